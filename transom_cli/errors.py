@@ -1,0 +1,94 @@
+"""Every error a person may see: what happened, why, what now, and the exit code.
+
+One class a kind, the exit code on the class. `EXIT_CODES` is the table that
+`transom --help` and the README print. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+
+class TransomError(Exception):
+    """A failure told in three parts. ``what`` is one line; ``why`` quotes the tool; ``hint`` is a command."""
+
+    exit_code = 1
+    kind = "failed"
+
+    def __init__(self, what: str, why: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.hint = hint
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        lines += [f"  {line}" for line in self.why.splitlines()]
+        if self.hint:
+            lines += ["", *(f"hint: {line}" if i == 0 else f"      {line}"
+                            for i, line in enumerate(self.hint.splitlines()))]
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "schema": 1,
+            "error": {"kind": self.kind, "what": self.what, "why": self.why, "hint": self.hint},
+            "exit_code": self.exit_code,
+        }
+
+
+class RunFailed(TransomError):
+    """The training ended in failure and will not be restarted."""
+
+
+class UsageError(TransomError):
+    exit_code = 2
+    kind = "usage"
+
+
+class NoSuchRun(TransomError):
+    exit_code = 10
+    kind = "no_such_run"
+
+
+class OperatorAlive(TransomError):
+    exit_code = 11
+    kind = "another_operator"
+
+
+class SlurmUnreachable(TransomError):
+    exit_code = 12
+    kind = "slurm_unreachable"
+
+
+class NotPermitted(TransomError):
+    exit_code = 13
+    kind = "not_permitted"
+
+
+class BadNodes(TransomError):
+    exit_code = 14
+    kind = "bad_nodes"
+
+
+class NoCheckpoint(TransomError):
+    """Checkpoints exist but none of them restores. Never answered by silently starting from step 0."""
+
+    exit_code = 15
+    kind = "no_checkpoint_restores"
+
+
+EXIT_CODES: dict[int, str] = {
+    0: "done",
+    1: "failed",
+    2: "usage",
+    10: "no such run",
+    11: "another operator is alive",
+    12: "Slurm unreachable or missing",
+    13: "not permitted",
+    14: "bad nodes (preflight, or a run directory they cannot see)",
+    15: "no checkpoint restores",
+    20: "degraded",
+    21: "held",
+    22: "unknown",
+    93: "a trainer's own `do not restart`",
+    130: "interrupted",
+}

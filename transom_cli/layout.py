@@ -1,0 +1,106 @@
+"""Where everything in a run directory lives. Pure path arithmetic; see docs/architecture.md, "The run directory".
+
+Every file has exactly one writer. What is keyed by a job id is keyed by
+attempt, since a requeued job keeps its job id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def attempt_name(job_id: int, restart: int) -> str:
+    """`<job id>.<restart count>`: one Slurm start of the job. The count is 0 where Slurm leaves it unset."""
+    return f"{job_id}.{restart}"
+
+
+def parse_attempt(name: str) -> tuple[int, int]:
+    job, _, restart = name.partition(".")
+    return int(job), int(restart)
+
+
+@dataclass(frozen=True)
+class AttemptDir:
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def launcher_journal(self) -> Path:
+        return self.path / "launcher.jsonl"
+
+    @property
+    def nodes(self) -> Path:
+        """`<node>.beats` (the node's beat table) and `<node>.jsonl` (the agent's findings)."""
+        return self.path / "nodes"
+
+    @property
+    def outcome(self) -> Path:
+        return self.path / "outcome.json"
+
+    def logs(self, launch: int) -> Path:
+        """Rank logs of one launch: `rank-<n>.log`."""
+        return self.path / "logs" / str(launch)
+
+    def exits(self, launch: int) -> Path:
+        """How each rank of one launch ended: `rank-<n>.json`, written by the rank's own wrapper."""
+        return self.path / "exits" / str(launch)
+
+    def evidence(self, incident: str) -> Path:
+        return self.path / "evidence" / incident
+
+
+@dataclass(frozen=True)
+class RunDir:
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def settings(self) -> Path:
+        """run.toml: what was asked for, frozen at submission."""
+        return self.path / "run.toml"
+
+    @property
+    def script(self) -> Path:
+        """The sbatch script exactly as it was submitted."""
+        return self.path / "job.sbatch"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "operator.jsonl"
+
+    @property
+    def lease(self) -> Path:
+        """The live operator's sign of life: host, pid, epoch; rewritten while it lives."""
+        return self.path / "operator.lease"
+
+    @property
+    def epochs(self) -> Path:
+        """One empty file an epoch, made with O_EXCL: who makes it is the operator of that epoch."""
+        return self.path / "epochs"
+
+    @property
+    def operator_log(self) -> Path:
+        return self.path / "operator.log"
+
+    @property
+    def requests(self) -> Path:
+        """What people ask of the operator (stop, resume), one file a request."""
+        return self.path / "requests"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def attempt(self, job_id: int, restart: int) -> AttemptDir:
+        return AttemptDir(self.attempts / attempt_name(job_id, restart))
