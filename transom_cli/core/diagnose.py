@@ -1,0 +1,126 @@
+"""From an incident's findings to a diagnosis: cause, suspects, confidence, and restart or stop. Pure.
+
+The default is restart; a stop needs evidence. A node is blamed for good (drained where that is allowed) only when its
+slurmd failed two probes; a mere repeat on the same node excludes it for a while.
+"""
+
+from __future__ import annotations
+
+from transom_cli.core.events import RankExit
+from transom_cli.core.state import Diagnosis, Incident, State
+
+DO_NOT_RESTART = 93  # a trainer's own word, as in NVIDIA's resiliency tools
+NO_CHECKPOINT = 15
+RUN_DIR_UNSEEN = 14
+UNKNOWN = 22
+
+_ENDINGS = {
+    "TIMEOUT": ("time_limit", "the job reached its time limit"),
+    "PREEMPTED": ("preempted", "the job was preempted"),
+    "OUT_OF_MEMORY": ("host_oom", "the job ran out of host memory"),
+    "BOOT_FAIL": ("boot_fail", "a node did not boot"),
+    "NODE_FAIL": ("node_fail", "Slurm reports a node failure"),
+}
+
+
+def first_bad(exits: tuple[RankExit, ...]) -> RankExit | None:
+    """The rank that died first. Ranks killed by the step's own end (TERM, KILL) come later in time."""
+    bad = [x for x in exits if x.bad]
+    return min(bad, key=lambda x: (x.wall, x.rank), default=None)
+
+
+def diagnose(incident: Incident, state: State) -> Diagnosis | None:
+    """None: there was nothing after all (the sign went away and everything answers)."""
+    exits = incident.outcome.exits if incident.outcome else ()
+    first = first_bad(exits)
+    return (
+        _node_lost(incident)
+        or _told_to_stop(exits, incident)
+        or _user_error(incident, state, first)
+        or _slurm_ended(incident)
+        or _rank_ended(incident, state, first)
+        or _hang(incident, state)
+    )
+
+
+def _node_lost(incident: Incident) -> Diagnosis | None:
+    dead = [look for look in incident.looks if look.dead]
+    if not dead:
+        return None
+    names = tuple(look.node for look in dead)
+    words = f"{', '.join(names)} lost: {dead[0].evidence}"
+    return Diagnosis("node_lost", words, names, sure=True, isolate="drain", restart=True)
+
+
+def _told_to_stop(exits: tuple[RankExit, ...], incident: Incident) -> Diagnosis | None:
+    codes = {x.code for x in exits} | {incident.exit_code}
+    told = (
+        (DO_NOT_RESTART, "do_not_restart", "the trainer ended with 93: do not restart", 1),
+        (NO_CHECKPOINT, "no_checkpoint", "checkpoints exist, but none of them restores", NO_CHECKPOINT),
+        (RUN_DIR_UNSEEN, "run_dir_unseen", "a node cannot see or write the run directory", RUN_DIR_UNSEEN),
+    )
+    for code, cause, words, exit_code in told:
+        if code in codes:
+            where = next((f" ({x.words})" for x in exits if x.code == code), "")
+            return Diagnosis(cause, words + where, (), sure=True, isolate="none", restart=False, exit_code=exit_code)
+    return None
+
+
+def _user_error(incident: Incident, state: State, first: RankExit | None) -> Diagnosis | None:
+    """A Python traceback or a usage error before the run's very first step: a restart would only say it again."""
+    if state.max_step >= 0 or state.durable >= 0 or state.step >= 0:
+        return None
+    code = first.code if first else incident.exit_code
+    usage = code == 2
+    if not usage and not (incident.log_category in ("user", "usage") and code):
+        return None
+    who = first.words if first else f"the job ended with exit code {code}"
+    line = incident.log_line or "a usage error (exit code 2)"
+    words = f"{line} ({who}, before the first step)"
+    return Diagnosis("user_error", words, (), sure=True, isolate="none", restart=False)
+
+
+def _slurm_ended(incident: Incident) -> Diagnosis | None:
+    if incident.ended in _ENDINGS:
+        cause, words = _ENDINGS[incident.ended]
+        return Diagnosis(cause, words, (), sure=True, isolate="none", restart=True)
+    return None
+
+
+def _rank_ended(incident: Incident, state: State, first: RankExit | None) -> Diagnosis | None:
+    if first is None:
+        if not incident.ended and incident.outcome is None:
+            return None
+        if incident.ended == "GONE" and not state.launched:
+            words = "Slurm has forgotten the job, and nothing tells how it ended"
+            return Diagnosis("unknown_end", words, (), False, "none", restart=False, exit_code=UNKNOWN)
+        why = incident.outcome.why if incident.outcome else ""
+        words = why or f"the job ended: {incident.ended} (exit code {incident.exit_code})"
+        line = f": {incident.log_line}" if incident.log_line else ""
+        return Diagnosis("job_failed", words + line, (), sure=False, isolate="none", restart=True)
+    cause = "rank_killed" if first.signal is not None else "rank_failed"
+    line = f": {incident.log_line}" if incident.log_line and first.signal is None else ""
+    again = _blamed_before(state, first.node)
+    return Diagnosis(
+        cause,
+        first.words + line + (f"; {first.node} for the {again + 1}. time" if again else ""),
+        (first.node,),
+        sure=False,
+        isolate="exclude" if again else "none",
+        restart=True,
+    )
+
+
+def _hang(incident: Incident, state: State) -> Diagnosis | None:
+    if not incident.quiet or incident.quiet_over:
+        return None
+    nodes = incident.quiet_nodes
+    where = f" ({', '.join(nodes)} stand out)" if nodes else ""
+    again = any(_blamed_before(state, node) for node in nodes) and len(nodes) == 1
+    words = f"no rank has stepped since step {incident.step}{where}"
+    return Diagnosis("hang", words, nodes, sure=False, isolate="exclude" if again else "none", restart=True)
+
+
+def _blamed_before(state: State, node: str) -> int:
+    """How many earlier incidents of this run blamed the node."""
+    return sum(1 for i in state.incidents if i.diagnosis is not None and node in i.diagnosis.nodes)

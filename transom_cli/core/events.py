@@ -1,0 +1,219 @@
+"""What the operator can see. Every event is a fact with the observer's own arrival time `at` (seconds, never falling).
+
+Events are the only way in: what the core would look up stands in the event. They are what the journal holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How one rank's process ended, as its own wrapper saw it. `wall` is that node's clock: for order, not for spans."""
+
+    rank: int
+    node: str
+    code: int | None
+    signal: int | None
+    wall: float = 0.0
+    step: int = -1
+
+    @property
+    def bad(self) -> bool:
+        return bool(self.code) or self.signal is not None
+
+    @property
+    def words(self) -> str:
+        how = f"signal {self.signal}" if self.signal is not None else f"exit code {self.code}"
+        return f"rank {self.rank} on {self.node} ended with {how}"
+
+
+@dataclass(frozen=True)
+class Event:
+    at: float
+
+
+@dataclass(frozen=True)
+class Started(Event):
+    """An operator began to listen: whatever was silent before is not evidence."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Tick(Event):
+    """Time passed. Kept in the journal only when it changed something."""
+
+
+@dataclass(frozen=True)
+class Submitted(Event):
+    key: str
+    job_id: int
+
+
+@dataclass(frozen=True)
+class JobSeen(Event):
+    """The job as Slurm told it. `state` is a JobState name; `reason` is Slurm's own word."""
+
+    job_id: int
+    restarts: int
+    state: str
+    completing: bool = False
+    held: bool = False
+    reason: str = ""
+    nodes: tuple[str, ...] = ()
+    batch_host: str = ""
+    exit_code: int | None = None
+    exit_signal: int | None = None
+    lost_nodes: tuple[str, ...] = ()  # nodes of this run's last attempt that Slurm itself calls down or draining
+
+    @property
+    def ended(self) -> bool:
+        return self.state not in ("PENDING", "RUNNING", "SUSPENDED", "UNKNOWN")
+
+
+@dataclass(frozen=True)
+class JobGone(Event):
+    """Slurm does not know the job any more (it forgets a finished one after MinJobAge)."""
+
+    job_id: int
+
+
+@dataclass(frozen=True)
+class SlurmLost(Event):
+    """Slurm did not answer. This says nothing about the job."""
+
+    error: str
+
+
+@dataclass(frozen=True)
+class SlurmBack(Event):
+    pass
+
+
+@dataclass(frozen=True)
+class LaunchSeen(Event):
+    """The launcher started the training step."""
+
+    attempt: str
+    launch: int
+    nodes: tuple[str, ...]
+    world_size: int
+
+
+@dataclass(frozen=True)
+class OutcomeSeen(Event):
+    """The launcher's account of how the attempt ended: status is done, failed or stopped."""
+
+    attempt: str
+    status: str
+    why: str
+    exits: tuple[RankExit, ...] = ()
+    missing: tuple[str, ...] = ()  # nodes with ranks of which nothing was heard
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeSilent(Event):
+    attempt: str
+    node: str
+    silent_for: float
+
+
+@dataclass(frozen=True)
+class NodeBack(Event):
+    attempt: str
+    node: str
+
+
+@dataclass(frozen=True)
+class RanksQuiet(Event):
+    """The training stopped stepping for longer than the learned limit."""
+
+    attempt: str
+    step: int
+    quiet_for: float
+    limit: float
+    culprits: tuple[int, ...]
+    nodes: tuple[str, ...]  # where the culprits are; empty when nobody stands out
+
+
+@dataclass(frozen=True)
+class RanksBack(Event):
+    attempt: str
+
+
+@dataclass(frozen=True)
+class StepSeen(Event):
+    """The highest step that every rank has reached: the first of an attempt, then one line a minute."""
+
+    attempt: str
+    step: int
+
+
+@dataclass(frozen=True)
+class CheckpointSeen(Event):
+    """A durable checkpoint was published (its manifest stands)."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Examined(Event):
+    """What the logs of an attempt say: category is user, peer, usage, oom, storage or unknown."""
+
+    key: str
+    category: str
+    line: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Probed(Event):
+    key: str
+    node: str
+    verdict: str  # PASS, MONITOR, SUSPECT, FAIL, UNKNOWN
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Isolated(Event):
+    """A node is kept away from the run: `how` is drained or excluded."""
+
+    key: str
+    node: str
+    how: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Restarted(Event):
+    """The job was given back to Slurm: requeued, succeeded by a new job, or found requeued already."""
+
+    key: str
+    job_id: int
+    restarts: int
+    how: str
+
+
+@dataclass(frozen=True)
+class Acted(Event):
+    """An action without a result of its own is done (cancel, release, patch)."""
+
+    key: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class ActionFailed(Event):
+    """An action was refused for good; what is merely unknown is tried again by the hands and does not come here."""
+
+    key: str
+    kind: str
+    error: str
+
+
+@dataclass(frozen=True)
+class StopAsked(Event):
+    who: str

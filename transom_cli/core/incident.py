@@ -1,0 +1,248 @@
+"""The life of an incident: examine, isolate, wait, restart, first new step. Pure: from state to (state, actions).
+
+An incident is opened by a sign (an outcome, a silent node, quiet ranks, a job that ended). Later signs are merged into
+the open one, so that a fault with many voices stays one incident with one isolation and one restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transom_cli.core.actions import Action, Cancel, Examine, Isolate, Probe, Restart
+from transom_cli.core.diagnose import diagnose, first_bad
+from transom_cli.core.state import Exclusion, Incident, Look, Mark, Phase, Stage, State
+
+Step = tuple[State, tuple[Action, ...]]
+HELD = 21
+SECOND_LOOK = 1.0  # seconds between the two failing probes that condemn a node
+UNKNOWN_LOOKS = 3  # probes that could not tell, before the node is left alone
+
+
+def order(state: State, *actions: Action) -> Step:
+    """Ask for actions that are not asked for already."""
+    known = {a.key for a in state.pending}
+    new = tuple(a for a in actions if a.key not in known)
+    return replace(state, pending=state.pending + new), new
+
+
+def done(state: State, key: str) -> State:
+    return replace(state, pending=tuple(a for a in state.pending if a.key != key))
+
+
+def both(first: Step, then: Step) -> Step:
+    """`then` was computed from the state of `first`."""
+    return then[0], first[1] + then[1]
+
+
+def mark(incident: Incident, at: float, what: str, words: str) -> Incident:
+    return replace(incident, marks=(*incident.marks, Mark(at, what, words)))
+
+
+def sign(state: State, at: float, words: str, **found: object) -> Step:
+    """A sign of trouble in the present attempt: open an incident, or add it to the open one."""
+    incident = state.incident
+    if incident is not None and incident.stage is Stage.STARTING:
+        state = close(state, at, "failed again")
+        incident = None
+    if incident is not None and incident.stage is not Stage.EXAMINING:
+        return state, ()  # the attempt is being replaced already
+    if incident is None:
+        name = f"i{len(state.incidents) + 1}"
+        incident = Incident(name, state.job_id, state.restarts, at, state.step)
+    incident = mark(replace(incident, **found), at, "seen", words)  # type: ignore[arg-type]
+    state = replace(state, incident=incident)
+    asked = order(state, *_questions(state, incident))
+    return both(asked, advance(asked[0], at))
+
+
+def _questions(state: State, incident: Incident) -> list[Action]:
+    asked: list[Action] = []
+    over = incident.outcome is not None or bool(incident.ended)
+    if over and not _examined(state, incident):
+        first = first_bad(incident.outcome.exits) if incident.outcome else None
+        asked.append(Examine(f"{incident.id}/examine", incident.attempt, first.rank if first else None))
+    seen = {look.node for look in incident.looks}
+    nodes = dict.fromkeys(incident.quiet_nodes)
+    if incident.outcome is not None:
+        nodes.update(dict.fromkeys(incident.outcome.missing))
+    elif incident.ended or (incident.quiet and not incident.quiet_nodes):
+        nodes.update(dict.fromkeys(state.nodes))  # nobody stands out: ask them all
+    asked += [Probe(f"{incident.id}/probe/{n}/1", n, state.job_id) for n in nodes if n not in seen]
+    return asked
+
+
+def _examined(state: State, incident: Incident) -> bool:
+    return bool(incident.log_category) or any(a.key == f"{incident.id}/examine" for a in state.pending)
+
+
+def probed(state: State, at: float, node: str, verdict: str, evidence: str) -> Step:
+    incident = state.incident
+    if incident is None or incident.stage is not Stage.EXAMINING:
+        return state, ()
+    look = next((x for x in incident.looks if x.node == node), Look(node))
+    if verdict == "FAIL":
+        look = replace(look, fails=look.fails + 1, evidence=evidence)
+    elif verdict == "UNKNOWN":
+        look = replace(look, unknowns=look.unknowns + 1, evidence=look.evidence or evidence)
+    else:
+        look = replace(look, passes=look.passes + 1, fails=0, evidence=evidence)
+    looks = (*(x for x in incident.looks if x.node != node), look)
+    incident = mark(replace(incident, looks=looks), at, "probed", f"{node}: {verdict.lower()}, {evidence}")
+    state = replace(state, incident=incident)
+    tries = look.fails + look.unknowns + look.passes
+    again = (verdict == "FAIL" and look.fails < 2) or (verdict == "UNKNOWN" and look.unknowns < UNKNOWN_LOOKS)
+    if again:
+        return order(state, Probe(f"{incident.id}/probe/{node}/{tries + 1}", node, incident.job_id, SECOND_LOOK))
+    return advance(state, at)
+
+
+def advance(state: State, at: float) -> Step:
+    """Go to the next stage when everything that was asked has been answered."""
+    incident = state.incident
+    if incident is None or any(a.key.startswith(f"{incident.id}/") for a in state.pending):
+        return state, ()
+    if incident.stage is Stage.EXAMINING:
+        return _judge(state, incident, at)
+    if incident.stage is Stage.ISOLATING:
+        return _budget(state, incident, at)
+    if incident.stage is Stage.WAITING and at >= incident.not_before:
+        return _restart(state, incident, at)
+    return state, ()
+
+
+def _judge(state: State, incident: Incident, at: float) -> Step:
+    diagnosis = diagnose(incident, state)
+    if diagnosis is None:
+        state = replace(state, incident=mark(incident, at, "nothing", "everything answers; no fault found"))
+        return close(state, at, "nothing"), ()
+    incident = mark(replace(incident, diagnosis=diagnosis), at, "diagnosed", diagnosis.words)
+    state = replace(state, incident=incident)
+    if not diagnosis.restart:
+        return stop(state, at, diagnosis.words, diagnosis.exit_code)
+    state = replace(state, phase=Phase.RECOVERING, since=at)
+    new = [n for n in diagnosis.nodes if n not in state.excluded] if diagnosis.isolate != "none" else []
+    if new and _capped(state, at, len(new)):
+        words = f"{diagnosis.words}; not isolated: that would be more than {_cap(state)} nodes in {_span(state)}"
+        if diagnosis.sure:
+            return stop(state, at, words, HELD)
+        incident = mark(incident, at, "capped", words)
+        new = []
+    state = replace(state, incident=replace(incident, stage=Stage.ISOLATING))
+    drain = state.policy.drain and diagnosis.isolate == "drain"
+    reason = f"{diagnosis.cause}: {diagnosis.words}"
+    asked = order(state, *(Isolate(f"{incident.id}/isolate/{n}", n, reason, drain) for n in new))
+    return both(asked, advance(asked[0], at))
+
+
+def _cap(state: State) -> int:
+    return max(state.policy.cap_nodes, int(state.policy.cap_fraction * state.num_nodes))
+
+
+def _span(state: State) -> str:
+    return f"{state.policy.cap_window / 60:g} minutes"
+
+
+def _capped(state: State, at: float, new: int) -> bool:
+    recent = sum(1 for x in state.exclusions if x.since > at - state.policy.cap_window)
+    return recent + new > _cap(state)
+
+
+def isolated(state: State, at: float, node: str, how: str, detail: str) -> Step:
+    incident = state.incident
+    if incident is None or node in state.excluded:
+        return advance(state, at)
+    diagnosis = incident.diagnosis
+    sure = diagnosis is not None and diagnosis.sure
+    until = None if sure else at + state.policy.expiry
+    words = diagnosis.words if diagnosis else ""
+    exclusion = Exclusion(node, at, until, how, incident.id, words)
+    incident = mark(incident, at, "isolated", f"{node} {how}" + (f" ({detail})" if detail else ""))
+    return advance(replace(state, exclusions=(*state.exclusions, exclusion), incident=incident), at)
+
+
+def _budget(state: State, incident: Incident, at: float) -> Step:
+    """Progress, not time, refills the budget: a newer durable step, or (without checkpoints) a newer step."""
+    progress = state.durable if state.durable >= 0 else state.max_step
+    stuck = 0 if progress > state.progress else state.no_progress + 1
+    state = replace(state, progress=max(progress, state.progress), no_progress=stuck)
+    if stuck > state.policy.max_without_progress:
+        last = incident.diagnosis.words if incident.diagnosis else ""
+        words = f"restarted {stuck - 1} times without progress beyond step {progress}; last: {last}"
+        return stop(state, at, words, HELD)
+    delay = min(state.policy.backoff * 2.0 ** (stuck - 1), state.policy.backoff_cap) if stuck else 0.0
+    incident = replace(incident, stage=Stage.WAITING, not_before=at + delay)
+    if delay:
+        incident = mark(incident, at, "waiting", f"{delay:g} s before restart {stuck} without progress")
+    return advance(replace(state, incident=incident), at)
+
+
+def _restart(state: State, incident: Incident, at: float, *, key: str = "restart") -> Step:
+    gone = tuple(x.node for x in state.exclusions if x.until is not None and x.until <= at)
+    state = replace(state, exclusions=tuple(x for x in state.exclusions if x.node not in gone))
+    state = replace(state, incident=replace(incident, stage=Stage.RESTARTING))
+    action = Restart(
+        f"{incident.id}/{key}", state.job_id, state.restarts, exclude=state.excluded, dead=incident.dead, drop=gone
+    )
+    return order(state, action)
+
+
+def restart_refused(state: State, at: float, error: str) -> Step:
+    """Slurm will not have the job without the excluded nodes: give up the merely suspected ones, once; else stop."""
+    incident = state.incident
+    if incident is None or incident.stage is not Stage.RESTARTING:
+        return state, ()
+    suspected = tuple(x for x in state.exclusions if x.until is not None)
+    if not suspected:
+        return stop(state, at, f"Slurm refused the restart: {error}", 1)
+    expired = tuple(replace(x, until=at) if x in suspected else x for x in state.exclusions)
+    incident = mark(incident, at, "refused", f"{error}; trying again with the suspected nodes")
+    return _restart(replace(state, exclusions=expired), incident, at, key="restart/2")
+
+
+def restarted(state: State, at: float, job_id: int, restarts: int, how: str) -> State:
+    incident = state.incident
+    if incident is not None:
+        words = {"requeued": "job requeued", "already": "the job was requeued already"}.get(how, f"new job {job_id}")
+        if state.excluded:
+            words += f" without {', '.join(state.excluded)}"
+        incident = mark(replace(incident, stage=Stage.STARTING), at, "requeued", words)
+    return new_attempt(replace(state, incident=incident), at, job_id, restarts)
+
+
+def new_attempt(state: State, at: float, job_id: int, restarts: int) -> State:
+    fresh = (job_id, restarts) != (state.job_id, state.restarts)
+    return replace(
+        state,
+        job_id=job_id,
+        restarts=restarts,
+        starts=state.starts + (1 if fresh else 0),
+        launched=False if fresh else state.launched,
+        step=-1 if fresh else state.step,
+        slurm_state="PENDING" if fresh else state.slurm_state,
+    )
+
+
+def close(state: State, at: float, result: str) -> State:
+    """The incident is over; what was still asked for on its behalf is no longer wanted."""
+    incident = state.incident
+    if incident is None:
+        return state
+    left = tuple(a for a in state.pending if not a.key.startswith(f"{incident.id}/"))
+    incident = replace(incident, stage=Stage.CLOSED, result=result, ended_at=at)
+    return replace(state, incident=None, incidents=(*state.incidents, incident), pending=left)
+
+
+def stop(state: State, at: float, why: str, exit_code: int) -> Step:
+    """Stop for good, with the evidence. The job is cancelled unless it has ended; then the run is over."""
+    ended = state.incident is not None and bool(state.incident.ended)
+    if state.incident is not None:
+        state = replace(state, incident=mark(state.incident, at, "stopped", why))
+    state = close(state, at, "stopped")
+    state = replace(state, verdict=why, exit_code=exit_code, since=at, pending=())
+    if ended or not state.job_id:
+        return replace(state, phase=final_phase(state)), ()
+    return order(replace(state, phase=Phase.STOPPING), Cancel(f"cancel/{state.job_id}", state.job_id))
+
+
+def final_phase(state: State) -> Phase:
+    return Phase.STOPPED if state.stop_asked else Phase.FAILED

@@ -1,0 +1,176 @@
+"""The operator's state: everything it knows of a run. Frozen; only `decide` makes a new one."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from transom_cli.core.actions import Action
+from transom_cli.core.events import OutcomeSeen
+from transom_cli.layout import attempt_name
+
+
+class Phase(enum.Enum):
+    """The word that answers "is my run all right?"; the same in journal, JSON and on the screen."""
+
+    SUBMITTING = "submitting"
+    PENDING = "pending"
+    STARTING = "starting"
+    TRAINING = "training"
+    RECOVERING = "recovering"
+    FINISHING = "finishing"
+    STOPPING = "stopping"
+    HELD = "held"
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def over(self) -> bool:
+        return self in (Phase.DONE, Phase.FAILED, Phase.STOPPED)
+
+
+class Stage(enum.Enum):
+    """Where an incident stands."""
+
+    EXAMINING = "examining"  # probes and logs are being read
+    ISOLATING = "isolating"
+    WAITING = "waiting"  # back-off
+    RESTARTING = "restarting"  # the job is being given back to Slurm
+    STARTING = "starting"  # waiting for the first new step
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The settings that decisions depend on. Times in seconds."""
+
+    max_without_progress: int = 3
+    backoff: float = 5.0
+    backoff_cap: float = 300.0
+    release_held: bool = False
+    drain: bool = True
+    cap_nodes: int = 2
+    cap_fraction: float = 0.10
+    cap_window: float = 3600.0
+    expiry: float = 3600.0
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Cause + suspects + confidence, from findings; and what the policy makes of it."""
+
+    cause: str  # node_lost, rank_killed, rank_failed, hang, user_error, ...
+    words: str  # one line for a person
+    nodes: tuple[str, ...]  # the nodes to blame; often none
+    sure: bool
+    isolate: str  # drain, exclude or none
+    restart: bool
+    exit_code: int = 1  # of the run, when it is not restarted
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the probes of one node said so far."""
+
+    node: str
+    fails: int = 0
+    passes: int = 0
+    unknowns: int = 0
+    evidence: str = ""
+
+    @property
+    def dead(self) -> bool:
+        return self.fails >= 2
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One line of an incident's story."""
+
+    at: float
+    what: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Incident:
+    id: str
+    job_id: int
+    restarts: int
+    began: float
+    step: int  # the last step seen before it
+    stage: Stage = Stage.EXAMINING
+    quiet_nodes: tuple[str, ...] = ()  # nodes that a detector points at
+    quiet: bool = False  # the ranks stopped stepping (a hang, or a death nobody reported)
+    quiet_over: bool = False  # ... and went on again by themselves
+    outcome: OutcomeSeen | None = None
+    ended: str = ""  # the Slurm state in which the job ended, if it did
+    exit_code: int | None = None
+    looks: tuple[Look, ...] = ()
+    log_category: str = ""
+    log_line: str = ""
+    diagnosis: Diagnosis | None = None
+    not_before: float = 0.0
+    marks: tuple[Mark, ...] = ()
+    result: str = ""  # recovered, stopped, nothing
+    ended_at: float | None = None
+
+    @property
+    def dead(self) -> tuple[str, ...]:
+        return tuple(look.node for look in self.looks if look.dead)
+
+    @property
+    def attempt(self) -> str:
+        return attempt_name(self.job_id, self.restarts)
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A node that this run keeps away from. `until` None: until a person lifts it."""
+
+    node: str
+    since: float
+    until: float | None
+    how: str  # drained or excluded
+    incident: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class State:
+    policy: Policy = field(default_factory=Policy)
+    num_nodes: int = 1
+    phase: Phase = Phase.SUBMITTING
+    since: float = 0.0  # of the phase
+    epoch: int = 0
+    job_id: int = 0
+    restarts: int = 0
+    slurm_state: str = ""
+    slurm_reason: str = ""
+    slurm_lost: str = ""  # the error, while Slurm does not answer
+    nodes: tuple[str, ...] = ()  # of the present (or, while pending, the last) attempt
+    batch_host: str = ""
+    launched: bool = False  # the training step of this attempt was started
+    step: int = -1  # of this attempt
+    max_step: int = -1  # of the run
+    durable: int = -1  # newest published checkpoint
+    progress: int = -1  # what the last restart could count on
+    no_progress: int = 0
+    starts: int = 0  # attempts that were given to Slurm by us or by itself, the first not counted
+    stop_asked: bool = False
+    incident: Incident | None = None
+    incidents: tuple[Incident, ...] = ()  # closed ones, oldest first
+    exclusions: tuple[Exclusion, ...] = ()
+    pending: tuple[Action, ...] = ()  # ordered, outcome not yet known
+    patches: int = 0
+    verdict: str = ""  # why the run is held, failed or stopped
+    exit_code: int | None = None  # of the run, when it is over
+
+    @property
+    def attempt(self) -> str:
+        return attempt_name(self.job_id, self.restarts) if self.job_id else ""
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        return tuple(x.node for x in self.exclusions)
