@@ -1,0 +1,109 @@
+"""`transom sandbox`: a real small Slurm on this machine, and real faults in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from transom_cli.errors import SlurmUnreachable, UsageError
+
+if TYPE_CHECKING:
+    from transom_cli.sandbox.cluster import Sandbox
+
+sandbox_app = typer.Typer(no_args_is_help=True, help="A real small Slurm on this machine, and real faults in it.")
+
+Dir = Annotated[
+    Optional[Path],  # noqa: UP045 - typer reads this at run time, also on Python 3.9-style unions
+    typer.Option("--dir", help="The sandbox's folder [default: $TRANSOM_SANDBOX_DIR, else ~/.transom/sandbox]."),
+]
+
+
+def folder(asked: Path | None) -> Path:
+    from transom_cli.sandbox.spec import default_dir
+
+    return asked or default_dir()
+
+
+def existing(asked: Path | None) -> Sandbox:
+    from transom_cli.sandbox.cluster import Sandbox
+
+    return Sandbox.at(folder(asked))
+
+
+def running(asked: Path | None) -> Sandbox:
+    sandbox = existing(asked)
+    status = sandbox.status()
+    if not status.up:
+        raise SlurmUnreachable(
+            f"The sandbox in {sandbox.dir} is not up", status.why, f"transom sandbox up --dir {sandbox.dir}"
+        )
+    return sandbox
+
+
+@sandbox_app.command()
+def up(
+    nodes: Annotated[int, typer.Option(help="How many nodes.")] = 4,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs that Slurm counts on each node.")] = 2,
+    accounting: Annotated[bool, typer.Option("--accounting", help="Add slurmdbd on a MariaDB (sacct).")] = False,
+    dir: Dir = None,
+) -> None:
+    """Start the cluster and wait until every node is idle."""
+    from transom_cli.sandbox.cluster import Sandbox
+    from transom_cli.sandbox.spec import SandboxSpec
+
+    sandbox = Sandbox.up(SandboxSpec(folder(dir), nodes, gpus_per_node, accounting))
+    print(f"up: {sandbox.spec} in {sandbox.dir}")
+    where = "" if dir is None else f" --dir {sandbox.dir}"
+    print(f"hint: transom sandbox exec{where} -- sinfo", file=sys.stderr)
+
+
+@sandbox_app.command()
+def down(dir: Dir = None) -> None:
+    """End every process of the cluster, jobs included."""
+    sandbox = existing(dir)
+    sandbox.down()
+    print(f"down: {sandbox.dir}")
+
+
+@sandbox_app.command()
+def status(json_: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False, dir: Dir = None) -> None:
+    """Which daemons run, and what Slurm says of the nodes. Exit code 12 when it is not up."""
+    from dataclasses import asdict
+
+    seen = existing(dir).status()
+    if json_:
+        print(json.dumps({"schema": 1, **asdict(seen)}, default=str))
+    else:
+        print(f"{'up' if seen.up else 'down'}: {seen.dir}" + (f"  ({seen.why})" if seen.why else ""))
+        for daemon in seen.daemons:
+            print(f"  {daemon.name:<10} {daemon.state:<8} pid {daemon.pid}")
+        for node in seen.nodes:
+            print(f"  {node.name:<10} {node.state:<8} {node.reason}".rstrip())
+    if not seen.up:
+        raise typer.Exit(SlurmUnreachable.exit_code)
+
+
+@sandbox_app.command("exec", context_settings={"allow_interspersed_args": False})
+def exec_(command: Annotated[list[str], typer.Argument(help="The command and its words.")], dir: Dir = None) -> None:
+    """Run a command with this cluster as its Slurm; its exit code is passed through."""
+    sandbox = running(dir)
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_"))}
+    try:
+        os.execvpe(command[0], command, {**env, **sandbox.env()})
+    except FileNotFoundError as error:
+        raise UsageError(f"There is no command {command[0]!r}", str(error)) from error
+    except PermissionError as error:
+        raise UsageError(f"Cannot run {command[0]!r}", str(error)) from error
+
+
+@sandbox_app.command()
+def env(dir: Dir = None) -> None:
+    """Print what to `eval` in a shell to use this cluster."""
+    for name, value in running(dir).env().items():
+        print(f"export {name}={shlex.quote(value)}")

@@ -1,0 +1,304 @@
+"""A real Slurm cluster on this machine, in one folder: up, down, status.
+
+munged, slurmctld and one slurmd per node name, all of the distribution's own,
+as the calling user, on loopback; see `conf` for its settings and `belonging`
+for how its processes are told from all others.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from transom_cli.errors import SlurmUnreachable, TransomError, UsageError
+from transom_cli.sandbox import accounting, belonging, conf, procs, state
+from transom_cli.sandbox.daemons import daemon_env, free_ports, log_tail, start_daemon
+from transom_cli.sandbox.procs import Ident
+from transom_cli.sandbox.spec import STATE_FILE, SandboxSpec, check_place, check_spec, node_names
+from transom_cli.sandbox.state import State
+from transom_cli.sandbox.tools import find_tools, run_tool
+
+__all__ = ["DaemonStatus", "NodeStatus", "Sandbox", "SandboxSpec", "Status"]
+
+_JOB_IDS_PER_START = 10_000
+_READY_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class DaemonStatus:
+    name: str
+    pid: int
+    state: str  # running, stopped, dead
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    name: str
+    state: str  # sinfo's own word: idle, mixed, allocated, down*, drained, ...
+    reason: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """``why`` quotes Slurm when the controller does not answer; ``nodes`` is empty then."""
+
+    dir: Path
+    up: bool
+    daemons: tuple[DaemonStatus, ...]
+    nodes: tuple[NodeStatus, ...]
+    why: str = ""
+
+
+class Sandbox:
+    """A sandbox that exists in a folder, running or not. Made by `up` and `at`."""
+
+    def __init__(self, where: Path, spec: SandboxSpec, cluster: str) -> None:
+        self.dir = where
+        self.spec = spec
+        self.cluster = cluster
+
+    @classmethod
+    def up(cls, spec: SandboxSpec) -> Sandbox:
+        """Start whatever of it is not running, and return when all of its nodes can be used.
+
+        Idempotent. Jobs, job ids and logs of an earlier start are not kept; job
+        ids go on above the earlier ones. On failure nothing is left running.
+        """
+        spec = replace(spec, dir=spec.dir.expanduser().absolute())
+        check_spec(spec)
+        find_tools(spec.accounting)
+        check_place(spec)
+        try:
+            with state.locked(spec.dir):
+                return cls._up_locked(spec)
+        except OSError as error:
+            raise TransomError(f"Cannot set up the sandbox in {spec.dir}", str(error)) from error
+
+    @classmethod
+    def _up_locked(cls, spec: SandboxSpec) -> Sandbox:
+        old = state.load(spec.dir)
+        if old is not None and old.of_this_boot and any(map(procs.alive, old.daemons.values())):
+            if old.spec.shape() != spec.shape():
+                raise UsageError(
+                    f"The sandbox in {spec.dir} is up already, as another one",
+                    f"it has {old.spec}\nasked for: {spec}",
+                    f"transom sandbox down --dir {spec.dir}",
+                )
+            known = old
+            fresh = False
+        else:
+            known = _prepare(spec, old)
+            fresh = True
+        sandbox = cls(spec.dir, spec, known.cluster)
+        try:
+            for name in sandbox.daemon_names:
+                sandbox._ensure_daemon(known, name)
+            sandbox.wait_nodes(sandbox.node_names, only_idle=fresh)
+        except BaseException:
+            if fresh:
+                sandbox._down_locked(known)
+            raise
+        return sandbox
+
+    @classmethod
+    def at(cls, where: Path) -> Sandbox:
+        """The sandbox that an earlier `up` made in this folder, running or not."""
+        where = where.expanduser().absolute()
+        known = state.load(where)
+        if known is None:
+            raise UsageError(f"There is no sandbox in {where}", hint=f"transom sandbox up --dir {where}")
+        return cls(where, known.spec, known.cluster)
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        return node_names(self.spec.nodes)
+
+    @property
+    def daemon_names(self) -> tuple[str, ...]:
+        """In the order in which they are started; a node's slurmd goes by the node's name."""
+        database = ("mariadbd", "slurmdbd") if self.spec.accounting else ()
+        return ("munged", *database, "slurmctld", *self.node_names)
+
+    def env(self) -> dict[str, str]:
+        """What any Slurm client needs in its environment to talk to this cluster, and to no other."""
+        return {"SLURM_CONF": str(self.dir / "slurm.conf")}
+
+    def slurm(self, *argv: str, timeout_s: float = 30.0) -> str:
+        """Run a Slurm command as this cluster's administrator; its stdout. Raises with Slurm's own words."""
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_"))}
+        return run_tool(argv, {**env, **self.env()}, cwd=self.dir, timeout_s=timeout_s)
+
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        rows = self.slurm("sinfo", "-h", "-N", "-o", "%N|%T|%E").splitlines()
+        split = (row.split("|", 2) for row in rows)
+        return tuple(NodeStatus(name, word, "" if reason == "none" else reason) for name, word, reason in split)
+
+    def status(self) -> Status:
+        """What runs and what Slurm says of its nodes. Never raises for a cluster that is down or broken."""
+        known = state.load(self.dir)
+        daemons = known.daemons if known and known.of_this_boot else {}
+        rows = tuple(DaemonStatus(name, ident.pid, _word(ident)) for name, ident in daemons.items())
+        if not any(row.state != "dead" for row in rows):
+            return Status(self.dir, False, rows, (), "it was taken down, or the machine was restarted")
+        try:
+            return Status(self.dir, True, rows, self.nodes())
+        except TransomError as error:
+            return Status(self.dir, True, rows, (), error.why or error.what)
+
+    def down(self) -> None:
+        """Leave no process of it: daemons, slurmstepds, jobs. Also after a crash half-way up. Idempotent."""
+        with state.locked(self.dir):
+            known = state.load(self.dir)
+            if known is not None:
+                self._down_locked(known)
+
+    def start(self, name: str) -> None:
+        """Start one daemon (`slurmctld`, or a node's slurmd by the node's name) if it is not running."""
+        with state.locked(self.dir):
+            known = state.load(self.dir)
+            if known is None or "munged" not in known.daemons:
+                raise SlurmUnreachable(
+                    f"The sandbox in {self.dir} is not up", hint=f"transom sandbox up --dir {self.dir}"
+                )
+            self._ensure_daemon(known, name)
+
+    def wait_nodes(self, names: Sequence[str], *, only_idle: bool = False) -> None:
+        """Wait until Slurm can use these nodes (drained ones: until they answer)."""
+        good = ("idle",) if only_idle else ("idle", "mixed", "allocated", "completing", "drained", "draining")
+        last = ""
+
+        def ready() -> bool:
+            nonlocal last
+            try:
+                seen = {node.name: node for node in self.nodes()}
+            except TransomError as error:  # a controller that just starts
+                last = error.why or error.what
+                return False
+            late = [seen[name] for name in names if name not in seen or seen[name].state not in good]
+            last = ", ".join(f"{node.name} is {node.state} {node.reason}".rstrip() for node in late)
+            return not late
+
+        if not wait_until(ready, _READY_TIMEOUT_S):
+            logs = [line for name in ("slurmctld", f"slurmd-{names[0]}") for line in log_tail(self._log(name), 3)]
+            raise SlurmUnreachable(
+                f"The sandbox's nodes did not become ready within {_READY_TIMEOUT_S:.0f} s",
+                "\n".join([last, *logs]),
+                f"less {self._log('slurmctld')}",
+            )
+
+    def _ensure_daemon(self, known: State, name: str) -> None:
+        ident = known.daemons.get(name)
+        if ident is None or not procs.alive(ident):
+            known.daemons[name] = self._start_daemon(known, name)
+            state.save(self.dir, known)
+
+    def _start_daemon(self, known: State, name: str) -> Ident:
+        tools = find_tools(self.spec.accounting)
+        is_node = name in self.node_names
+        env = daemon_env(self.dir, self.cluster, name if is_node else "")
+        run = self.dir / "run"
+        port: int | None = None
+        if name == "munged":
+            argv = [
+                str(tools["munged"]), "--force", f"--key-file={self.dir}/keys/munge.key",
+                f"--socket={self.dir}/munge.sock", f"--pid-file={run}/munged.pid",
+                f"--log-file={self._log('munged')}", f"--seed-file={self.dir}/keys/munge.seed",
+            ]  # fmt: skip
+        elif name in ("mariadbd", "slurmdbd"):
+            return accounting.start(name, self.dir, known.ports, tools, env)
+        elif name == "slurmctld":
+            if self.spec.accounting:
+                accounting.register_cluster(self.cluster, self.slurm)
+            argv, port = [str(tools["slurmctld"]), "-i"], known.ports.controller
+        else:
+            index = self.node_names.index(name)
+            argv, port = [str(tools["slurmd"]), "-N", name], known.ports.nodes + index
+            (self.dir / "spool" / name).mkdir(mode=0o755, exist_ok=True)
+        pid_name = f"slurmd-{name}" if is_node else name
+        return start_daemon(
+            name, argv, env=env, cwd=self.dir, pid_file=run / f"{pid_name}.pid", log=self._log(pid_name), port=port
+        )
+
+    def _log(self, name: str) -> Path:
+        return self.dir / "log" / f"{name}.log"
+
+    def _down_locked(self, known: State) -> None:
+        recorded = known.daemons.values() if known.of_this_boot else ()
+
+        def everything() -> list[procs.Proc]:
+            marked = belonging.of_sandbox(known.cluster)
+            ours = (procs.read(ident.pid) for ident in recorded if procs.alive(ident))
+            return list({proc.ident: proc for proc in [*marked, *filter(None, ours)]}.values())
+
+        procs.freeze_then_kill(everything)
+        for disk in known.disks:
+            subprocess.run(["umount", "--lazy", disk], check=False, capture_output=True)
+        known.daemons, known.disks = {}, []
+        state.save(self.dir, known)
+
+
+def wait_until(ready: Callable[[], bool], timeout_s: float, every_s: float = 0.1) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every_s)
+    return True
+
+
+def _prepare(spec: SandboxSpec, old: State | None) -> State:
+    """Clear what an earlier start left, processes and files, and write the new one's configuration."""
+    if old is not None:
+        procs.freeze_then_kill(lambda: belonging.of_sandbox(old.cluster))
+    for entry in spec.dir.iterdir():
+        if entry.name not in (STATE_FILE, "lock"):
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    known = State(
+        cluster=f"sandbox{secrets.token_hex(4)}",
+        generation=old.generation + 1 if old else 0,
+        spec=spec,
+        ports=free_ports(spec.nodes),
+        uid=os.geteuid(),
+        user=pwd.getpwuid(os.geteuid()).pw_name,
+        boot=procs.boot_id(),
+    )
+    state.save(spec.dir, known)
+    spec.dir.chmod(0o755)  # other users read slurm.conf and reach the munge socket; never the keys
+    for name, mode in (
+        ("keys", 0o700),
+        ("state", 0o700),
+        ("run", 0o755),
+        ("log", 0o755),
+        ("spool", 0o755),
+        ("dev", 0o755),
+    ):
+        (spec.dir / name).mkdir()
+        (spec.dir / name).chmod(mode)
+    for index in range(spec.gpus_per_node):
+        # any character device will do for Slurm to count it and to set CUDA_VISIBLE_DEVICES; nobody opens it
+        (spec.dir / "dev" / f"nvidia{index}").symlink_to("/dev/null")
+    state.write_private(spec.dir / "keys" / "munge.key", secrets.token_bytes(128))
+    text = conf.slurm_conf(
+        spec, cluster=known.cluster, user=known.user, ports=known.ports,
+        first_job=known.generation * _JOB_IDS_PER_START + 1,
+    )  # fmt: skip
+    for name, content in (("slurm.conf", text), ("gres.conf", conf.gres_conf(spec))):
+        (spec.dir / name).write_text(content)
+        (spec.dir / name).chmod(0o644)
+    if spec.accounting:
+        accounting.prepare(spec.dir, known.user, known.ports)
+    return known
+
+
+def _word(ident: Ident) -> str:
+    proc = procs.read(ident.pid)
+    if proc is None or proc.ident != ident:
+        return "dead"
+    return "stopped" if proc.state in "Tt" else "running"

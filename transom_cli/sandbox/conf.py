@@ -1,0 +1,107 @@
+"""The text of slurm.conf, gres.conf and slurmdbd.conf. Pure.
+
+What a real cluster's users would feel is left at Slurm's own defaults
+(SlurmdTimeout, KillWait, MinJobAge, requeue delay, scheduler intervals).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from transom_cli.sandbox.spec import SandboxSpec
+
+
+@dataclass(frozen=True)
+class Ports:
+    """TCP ports on 127.0.0.1. Node i listens on ``nodes + i`` (i from 0)."""
+
+    controller: int
+    database: int
+    dbd: int
+    nodes: int
+
+
+def slurm_conf(spec: SandboxSpec, *, cluster: str, user: str, ports: Ports, first_job: int) -> str:
+    """Slurm counts CPUs and memory that the machine need not have (config_overrides), so that neither limits a job."""
+    where = spec.dir
+    last = ports.nodes + spec.nodes - 1
+    gpus = spec.gpus_per_node
+    settings = {
+        "ClusterName": cluster,
+        "SlurmctldHost": "localhost(127.0.0.1)",
+        "SlurmctldPort": str(ports.controller),
+        "SlurmUser": user,
+        "SlurmdUser": user,
+        "AuthType": "auth/munge",
+        "AuthInfo": f"socket={where}/munge.sock",
+        "CredType": "cred/munge",
+        "CommunicationParameters": "NoCtldInAddrAny",  # the controller listens on loopback alone
+        "StateSaveLocation": f"{where}/state",
+        "SlurmdSpoolDir": f"{where}/spool/%n",
+        "SlurmctldPidFile": f"{where}/run/slurmctld.pid",
+        "SlurmdPidFile": f"{where}/run/slurmd-%n.pid",
+        "SlurmctldLogFile": f"{where}/log/slurmctld.log",
+        "SlurmdLogFile": f"{where}/log/slurmd-%n.log",
+        "ProctrackType": "proctrack/linuxproc",
+        "TaskPlugin": "task/none",
+        "SwitchType": "switch/none",
+        "MpiDefault": "none",
+        "JobAcctGatherType": "jobacct_gather/none",
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_Core_Memory",
+        "SlurmdParameters": "config_overrides",
+        "PropagateResourceLimitsExcept": "MEMLOCK",
+        "MailProg": "/bin/true",
+        "ReturnToService": "0",
+        "SlurmdTimeout": "300",
+        "DefMemPerCPU": "200",
+        "FirstJobId": str(first_job),
+    }
+    if gpus:
+        settings["GresTypes"] = "gpu"
+    if spec.accounting:
+        settings["AccountingStorageType"] = "accounting_storage/slurmdbd"
+        settings["AccountingStorageHost"] = "127.0.0.1"
+        settings["AccountingStoragePort"] = str(ports.dbd)
+        settings["AccountingStorageTRES"] = "gres/gpu"
+    settings.update(spec.extra)
+    node = (
+        f"NodeName={_span('node', 1, spec.nodes)} NodeHostname=localhost NodeAddr=127.0.0.1"
+        f" Port={_span('', ports.nodes, last)} CPUs={max(8, 4 * gpus)} RealMemory=16000"
+        + (f" Gres=gpu:{gpus}" if gpus else "")
+    )
+    lines = [f"{key}={value}" for key, value in settings.items()]
+    return "\n".join([*lines, node, "PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE", ""])
+
+
+def gres_conf(spec: SandboxSpec) -> str:
+    """GPUs as a counted gres on stand-in device files: without a File the nodes would go INVAL."""
+    if not spec.gpus_per_node:
+        return ""
+    devices = _span(f"{spec.dir}/dev/nvidia", 0, spec.gpus_per_node - 1)
+    return f"NodeName={_span('node', 1, spec.nodes)} Name=gpu File={devices}\n"
+
+
+def slurmdbd_conf(where: Path, *, user: str, ports: Ports, password: str) -> str:
+    settings = {
+        "AuthType": "auth/munge",
+        "AuthInfo": f"socket={where}/munge.sock",
+        "DbdHost": "localhost",
+        "DbdAddr": "127.0.0.1",
+        "DbdPort": str(ports.dbd),
+        "SlurmUser": user,
+        "PidFile": f"{where}/run/slurmdbd.pid",
+        "LogFile": f"{where}/log/slurmdbd.log",
+        "StorageType": "accounting_storage/mysql",
+        "StorageHost": "127.0.0.1",
+        "StoragePort": str(ports.database),
+        "StorageUser": "slurm",
+        "StoragePass": password,
+        "StorageLoc": "slurm_acct_db",
+    }
+    return "".join(f"{key}={value}\n" for key, value in settings.items())
+
+
+def _span(prefix: str, first: int, last: int) -> str:
+    return f"{prefix}{first}" if first == last else f"{prefix}[{first}-{last}]"

@@ -1,0 +1,67 @@
+"""The distribution's own programs that a sandbox is made of: where they are, and how one is run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from transom_cli.errors import SlurmUnreachable, TransomError
+
+# program -> Debian and Ubuntu package
+SLURM_PACKAGES = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "scontrol": "slurm-client",
+    "sinfo": "slurm-client",
+    "squeue": "slurm-client",
+    "scancel": "slurm-client",
+    "srun": "slurm-client",
+    "sbatch": "slurm-client",
+    "munged": "munge",
+}
+ACCOUNTING_PACKAGES = {
+    "slurmdbd": "slurmdbd",
+    "sacctmgr": "slurm-client",
+    "mariadbd": "mariadb-server",
+    "mariadb-install-db": "mariadb-server",
+}
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # sbin is not in a user's PATH
+
+
+def search_path() -> str:
+    return os.pathsep.join(filter(None, [os.environ.get("PATH", ""), _SYSTEM_PATH]))
+
+
+def find_tools(accounting: bool = False) -> dict[str, Path]:
+    """Every program that is needed, or `SlurmUnreachable` with the packages to install."""
+    wanted = {**SLURM_PACKAGES, **(ACCOUNTING_PACKAGES if accounting else {})}
+    found = {name: shutil.which(name, path=search_path()) for name in wanted}
+    missing = [name for name, path in found.items() if path is None]
+    if missing:
+        packages = sorted({wanted[name] for name in missing})
+        sudo = "" if os.geteuid() == 0 else "sudo "
+        raise SlurmUnreachable(
+            "Slurm is not installed on this machine" + (" with its accounting" if accounting else ""),
+            f"not found: {', '.join(missing)} (Debian and Ubuntu packages: {', '.join(packages)})",
+            f"{sudo}apt-get install --no-install-recommends {' '.join(packages)}",
+        )
+    return {name: Path(path) for name, path in found.items() if path is not None}
+
+
+def run_tool(argv: Sequence[str], env: Mapping[str, str], *, cwd: Path, timeout_s: float = 30.0) -> str:
+    """Run one program to its end; its stdout. Raises TransomError with the program's own words."""
+    name = Path(argv[0]).name
+    try:
+        done = subprocess.run(
+            list(argv), env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, errors="replace", timeout=timeout_s, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise SlurmUnreachable(f"`{name}` did not answer within {timeout_s:.0f} s") from error
+    if done.returncode != 0:
+        words = (done.stderr or done.stdout).strip()
+        raise TransomError(f"`{' '.join([name, *argv[1:]])}` failed (exit {done.returncode})", words)
+    return done.stdout
