@@ -44,7 +44,7 @@ class Sampler:
         self.rank = rank
         self.world = world
         self.position = 0
-        self._digest = hashlib.sha256(corpus.numpy()).hexdigest()[:16]
+        self._digest = hashlib.sha256(corpus.numpy().data).hexdigest()[:16]
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
 

@@ -28,7 +28,7 @@ def fingerprint(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -
             full = whole(tensor)
             raw = full.reshape(-1).view(torch.uint8).numpy()
             digest.update(f"{name} {key} {full.dtype} {tuple(full.shape)}\n".encode())
-            digest.update(raw)
+            digest.update(raw.data)
             count += 1
             size += raw.nbytes
     return {"schema": 1, "step": step, "sha256": digest.hexdigest(), "tensors": count, "bytes": size}

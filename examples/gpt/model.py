@@ -33,7 +33,8 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0
         )
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return out
 
 
 class Block(nn.Module):
@@ -51,7 +52,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.drop(self.attention(self.norm_attention(x)))
-        return x + self.drop(self.mlp(self.norm_mlp(x)))
+        x = x + self.drop(self.mlp(self.norm_mlp(x)))
+        return x
 
 
 class GPT(nn.Module):

@@ -41,7 +41,7 @@ def join(place: Place, *, group: bool) -> torch.device:
     if group:
         address = os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29500")
-        if address in ("127.0.0.1", "localhost"):
+        if address.startswith("127.") or address in ("localhost", "::1"):
             # gloo looks its own host name up otherwise, which on a small machine may lead nowhere.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         distributed.init_process_group(
@@ -64,7 +64,8 @@ def spread(model: nn.Module, *, fsdp: bool, device: torch.device) -> nn.Module:
         mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
         for block in model.get_submodule("blocks").children():
             fully_shard(block, mesh=mesh)
-        return fully_shard(model, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
     return nn.parallel.DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
 
 

@@ -1,0 +1,35 @@
+# `make` alone lists the targets. Each sets up what it needs, so any of them works in a fresh clone.
+
+PY := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-long check lint types demo clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## system packages (Debian, Ubuntu) and .venv/ with everything in it; quick when all is there
+	@scripts/setup.sh
+
+test: setup ## all tests but the long ones
+	$(PY) -m pytest -m "not long"
+
+test-long: setup ## the tests that take minutes each
+	$(PY) -m pytest -m long
+
+lint: setup ## ruff: rules and format
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: setup ## mypy, strict on the pure core
+	$(PY) -m mypy transom_cli
+	$(PY) -m mypy examples/gpt
+
+check: lint types test ## what CI runs: lint, types and tests
+
+demo: setup ## train on a sandbox cluster, kill a node, watch the run come back, compare the result bit for bit
+	$(PY) examples/demo/demo.py
+
+clean: ## remove caches and what the demo left; .venv/ stays
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo dist build
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# Everything that `make test` and `make demo` need: system packages, and .venv/ with transom in it.
+# Safe to repeat; does nothing, quickly, when all is there. Asks no questions.
+#
+#   PYTHON=/path/to/python3   the interpreter to make .venv/ from (default: the first good one found, 3.10 or newer)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# The sandbox runs these daemons by itself, as the calling user, on its own ports and folders. The packages' own
+# services are not needed and nothing here enables or starts one; on a machine with systemd the packages may start
+# theirs (munge, mariadb). They do not get in the sandbox's way, nor it in theirs.
+PACKAGES=(slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge slurmdbd mariadb-server python3-venv)
+PROGRAMS=(slurmctld slurmd sbatch scontrol munged slurmdbd mariadbd)
+STAMP=.venv/.transom-setup
+export PATH="$PATH:/usr/sbin:/sbin:/usr/local/sbin"
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+fail() { # fail WHAT [HINT...]
+    printf 'error: %s\n' "$1" >&2
+    shift
+    [ $# -eq 0 ] || printf '\nhint: %s\n' "$*" >&2
+    exit 1
+}
+
+apt_machine() {
+    command -v apt-get >/dev/null && command -v dpkg-query >/dev/null
+}
+
+missing_packages() { # by dpkg: a program alone does not tell that its plugins are there
+    local package
+    for package in "${PACKAGES[@]}"; do
+        [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || echo "$package"
+    done
+}
+
+missing_programs() {
+    local program
+    for program in "${PROGRAMS[@]}"; do
+        command -v "$program" >/dev/null || echo "$program"
+    done
+}
+
+install_packages() {
+    local missing as_root=()
+    if ! apt_machine; then
+        mapfile -t missing < <(missing_programs)
+        [ ${#missing[@]} -eq 0 ] || fail "Not found on this machine: ${missing[*]}" \
+            "only Debian and Ubuntu are set up automatically; install what provides them (there: ${PACKAGES[*]})"
+        return
+    fi
+    mapfile -t missing < <(missing_packages)
+    [ ${#missing[@]} -gt 0 ] || return 0
+    if [ "$(id -u)" -ne 0 ]; then
+        command -v sudo >/dev/null || fail "Packages are missing, and there is no sudo to install them: ${missing[*]}" \
+            "ask an admin to run \`apt-get install -y --no-install-recommends ${missing[*]}\`"
+        as_root=(sudo)
+    fi
+    say "installing ${missing[*]}"
+    as_root+=(env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l apt-get -q -y)
+    "${as_root[@]}" update >&2
+    "${as_root[@]}" install --no-install-recommends "${missing[@]}" >&2
+}
+
+find_python() { # 3.10 or newer, and able to make a virtual environment with pip in it
+    local candidate
+    for candidate in ${PYTHON:+"$PYTHON"} python3 /usr/bin/python3 python3.{14,13,12,11,10}; do
+        if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    fail "No Python 3.10 or newer with venv and ensurepip was found." "PYTHON=/path/to/python3 make setup"
+}
+
+make_venv() {
+    .venv/bin/python -c 'import pip' 2>/dev/null && return
+    local python
+    python=$(find_python)
+    say "making .venv with $python"
+    "$python" -m venv --clear .venv
+}
+
+has_torch() {
+    .venv/bin/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'
+}
+
+fill_venv() {
+    local pip=(.venv/bin/python -m pip --disable-pip-version-check -q)
+    # What is installed depends on pyproject.toml, on the interpreter, and on where this checkout lies.
+    local want
+    want="$(cksum <pyproject.toml) $PWD $(readlink -f .venv/bin/python)"
+    if [ -x .venv/bin/transom ] && [ "$(cat "$STAMP" 2>/dev/null)" = "$want" ] && has_torch; then
+        return
+    fi
+    if ! has_torch; then
+        # The release that transom is tested with, where this machine's index has it; any other that fits, else.
+        say "installing torch"
+        "${pip[@]}" install 'torch==2.13.0' || "${pip[@]}" install torch
+    fi
+    say "installing transom and what it needs"
+    "${pip[@]}" install -e '.[train,dev]'
+    printf '%s\n' "$want" >"$STAMP"
+}
+
+install_packages
+make_venv
+fill_venv
