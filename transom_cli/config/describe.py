@@ -1,0 +1,121 @@
+"""The settings as a table: what `docs/settings.md`, help texts and the loader's own hints are made from. Pure.
+
+`python -m transom_cli.config.describe > docs/settings.md` rewrites the page; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from transom_cli.config.model import Settings
+
+ENV_PREFIX = "TRANSOM_"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key. ``kind`` is one of text, path, int, float, bool, list, table; ``default`` is TOML text, "" for unset."""
+
+    path: tuple[str, ...]
+    kind: str
+    optional: bool
+    default: str
+    description: str
+    choices: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return ".".join(self.path)
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return ENV_PREFIX + "__".join(part.upper() for part in self.path)
+
+
+def section_of(info: FieldInfo) -> type[BaseModel] | None:
+    """The model of a section, or None for a plain setting."""
+    kind = info.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def settings_of(model: type[BaseModel] = Settings, above: tuple[str, ...] = ()) -> Iterator[Setting]:
+    """Every setting, in the order of the model."""
+    for name, info in model.model_fields.items():
+        section = section_of(info)
+        if section is not None:
+            yield from settings_of(section, (*above, name))
+        else:
+            yield _setting((*above, name), info)
+
+
+def _setting(path: tuple[str, ...], info: FieldInfo) -> Setting:
+    kind, optional, choices = _kind(info.annotation)
+    default = "" if info.default_factory is not None or info.default is None else _toml(info.default)
+    return Setting(path, kind, optional, default, info.description or "", choices)
+
+
+def _kind(annotation: Any) -> tuple[str, bool, tuple[str, ...]]:
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return _kind(typing.get_args(annotation)[0])
+    if origin in (typing.Union, types.UnionType):
+        inner = next(arg for arg in typing.get_args(annotation) if arg is not type(None))
+        kind, _, choices = _kind(inner)
+        return kind, True, choices
+    if origin is typing.Literal:
+        return "text", False, typing.get_args(annotation)
+    plain = {tuple: "list", dict: "table", Path: "path", str: "text", int: "int", float: "float", bool: "bool"}
+    return plain[origin or annotation], False, ()
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return "{}" if isinstance(value, dict) else str(value)
+
+
+_INTRO = """# Settings
+
+From weakest to strongest: the defaults below, the site's `/etc/transom.toml`, your `~/.config/transom/config.toml`
+(under `$XDG_CONFIG_HOME` where that is set), the run file given with `-f`, environment variables
+(`TRANSOM_<SECTION>__<KEY>`, as `TRANSOM_JOB__PARTITION`; `TRANSOM_ROOT`, `TRANSOM_NAME`, `TRANSOM_AUTO_BEAT`), flags.
+A later layer replaces single keys; lists are replaced whole, `job.env` is joined name by name. The empty text takes an
+optional setting back. Relative paths count from the file that holds them, or from the current directory.
+
+In a variable, a list is a TOML array or shell words (`TRANSOM_JOB__SBATCH='--switches=1 --exclusive'`), `job.setup` is
+one line a line, and a table is a TOML inline table or words (`TRANSOM_JOB__ENV='A=1 B=2'`). All that is wrong in all
+layers is reported at once. What a run was started with stands in its `run.toml`.
+"""
+
+
+def settings_markdown() -> str:
+    """The text of `docs/settings.md`."""
+    parts = [_INTRO]
+    section: tuple[str, ...] | None = None
+    for setting in settings_of():
+        if setting.path[:-1] != section:
+            section = setting.path[:-1]
+            title = f"`[{'.'.join(section)}]`" if section else "Above all sections"
+            parts.append(f"\n## {title}\n\n| key | kind | default | meaning |\n|---|---|---|---|\n")
+        kind = " or ".join(f'`"{c}"`' for c in setting.choices) or setting.kind
+        default = f"`{setting.default}`" if setting.default else "unset"
+        text = setting.description.replace("|", "\\|")
+        parts.append(f"| `{setting.path[-1]}` | {kind} | {default} | {text} |\n")
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    print(settings_markdown(), end="")

@@ -1,0 +1,177 @@
+"""Every setting of a run, with its default and one line on what it means.
+
+The descriptions are the one source of `docs/settings.md` and of help texts. Times are in seconds unless a line says
+otherwise. A settings object never changes; `load` makes it, `freeze` writes it into the run directory.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from transom_cli.config.values import (
+    Flags,
+    Line,
+    Lines,
+    OptionalLine,
+    OptionalMemory,
+    OptionalTime,
+    Text,
+    Texts,
+    Variables,
+    empty_as_unset,
+)
+
+OptionalPath = Annotated[Path | None, BeforeValidator(empty_as_unset)]
+
+
+def _runs_root() -> Path:
+    return Path.home() / ".transom" / "runs"
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Job(Section):
+    """What is asked of Slurm, and the batch script's surroundings."""
+
+    partition: OptionalLine = Field(None, description="Slurm partition (sbatch --partition)")
+    account: OptionalLine = Field(None, description="account to charge (sbatch --account)")
+    qos: OptionalLine = Field(None, description="quality of service (sbatch --qos)")
+    reservation: OptionalLine = Field(None, description="reservation to run in (sbatch --reservation)")
+    constraint: OptionalLine = Field(None, description="node features asked for (sbatch --constraint)")
+    time: OptionalTime = Field(None, description="time limit of one attempt, as sbatch --time takes it")
+    mem: OptionalMemory = Field(None, description="memory per node, as sbatch --mem takes it")
+    cpus_per_task: int | None = Field(None, ge=1, description="CPUs per task (under torchrun: per node)")
+    nodes: int = Field(1, ge=1, description="number of nodes")
+    gpus_per_node: int = Field(0, ge=0, description="GPUs per node (sbatch --gres=gpu:N)")
+    tasks_per_node: int | None = Field(
+        None, ge=1, description="ranks per node; unset: one per GPU, or one on nodes without GPUs"
+    )
+    exclude: Lines = Field((), description="nodes that the job must not use, as Slurm node lists")
+    chdir: OptionalPath = Field(None, description="working directory; unset: where transom run was called")
+    setup: Texts = Field((), description="shell lines run in the batch script first (module load, source ...)")
+    env: Variables = Field({}, description="environment variables of the job; layers are joined by name")
+    sbatch: Flags = Field((), description='further sbatch flags, each one whole, as "--switches=1"')
+    signal_before: int = Field(
+        120, ge=0, le=65535, description="seconds before the time limit at which the job is warned (USR2); 0: never"
+    )
+
+
+class Container(Section):
+    """A container by pyxis/enroot, for the training step only."""
+
+    image: Line = Field("", description="image, as srun --container-image takes it; empty: no container")
+    mounts: Lines = Field((), description="mounts, each as srun --container-mounts takes it (SRC:DST[:flags])")
+    args: Flags = Field((), description='further srun container flags, as "--no-container-mount-home"')
+
+    @model_validator(mode="after")
+    def _nothing_without_an_image(self) -> Container:
+        if not self.image and (self.mounts or self.args):
+            raise ValueError("mounts or args are given, but no image")
+        return self
+
+
+class Launch(Section):
+    """How the ranks are started on the nodes."""
+
+    kind: Literal["srun", "torchrun"] = Field(
+        "srun", description="srun: Slurm starts every rank; torchrun: Slurm starts one torchrun per node"
+    )
+    srun_args: Flags = Field((), description='further flags of the training step\'s srun, as "--cpu-bind=cores"')
+    torchrun_args: Flags = Field((), description='further flags of torchrun, as "--max-restarts=0"')
+    python: Text = Field(
+        default_factory=lambda: sys.executable,
+        min_length=1,
+        description="the interpreter on the nodes that has transom; unset: the one that transom run has",
+    )
+    container: Container = Field(default_factory=Container, description="container of the training step (pyxis)")
+
+
+class Detect(Section):
+    """When a rank or node counts as hung. All in seconds, but for the factor."""
+
+    factor: float = Field(8.0, gt=1, description="a step may last this many times the run's own median step")
+    floor: float = Field(5.0, gt=0, description="no rank is called hung before this many seconds")
+    ceiling: float = Field(1800.0, gt=0, description="every rank is called hung after this many seconds")
+    first_step: float = Field(1800.0, gt=0, description="time allowed from start to the end of the first step")
+    checkpoint: float = Field(900.0, gt=0, description="time allowed to a step that writes a checkpoint")
+    node_silent: float = Field(10.0, gt=0, description="a node whose agent is silent this long is suspected")
+
+    @model_validator(mode="after")
+    def _floor_below_ceiling(self) -> Detect:
+        if self.floor > self.ceiling:
+            raise ValueError(f"floor ({self.floor:g} s) is above ceiling ({self.ceiling:g} s)")
+        return self
+
+
+class Restart(Section):
+    """When a failed run is started again."""
+
+    max_without_progress: int = Field(3, ge=0, description="restarts in a row with no new step before the run stops")
+    backoff: float = Field(
+        5.0, ge=0, description="wait before the first restart without progress; doubles each time, 300 at most"
+    )
+    release_held: bool = Field(False, description="release the job when Slurm requeued it held")
+
+
+class Isolate(Section):
+    """What happens to a node that is to blame."""
+
+    drain: bool = Field(True, description="try to drain a bad node; without the right to, it is only excluded")
+    drain_command: Texts = Field(
+        (), description="the site's own drain command; node and reason are added as its last two arguments"
+    )
+    max_nodes: int = Field(2, ge=0, description="nodes isolated per window, at most (the larger cap counts)")
+    max_fraction: float = Field(
+        0.10, ge=0, le=1, description="share of the job's nodes isolated per window, at most (the larger cap counts)"
+    )
+    window: float = Field(3600.0, gt=0, description="length in seconds of the window of the caps")
+    expiry: float = Field(3600.0, gt=0, description="seconds after which an exclusion on suspicion alone ends")
+
+
+class SlurmCalls(Section):
+    """How Slurm's commands are called."""
+
+    timeout: float = Field(30.0, gt=0, description="seconds that one Slurm command may take")
+    poll: float = Field(2.0, gt=0, description="seconds between looks at the job's state while things change")
+    poll_max: float = Field(30.0, gt=0, description="seconds between looks while nothing changes, at most")
+
+    @model_validator(mode="after")
+    def _poll_below_max(self) -> SlurmCalls:
+        if self.poll > self.poll_max:
+            raise ValueError(f"poll ({self.poll:g} s) is above poll_max ({self.poll_max:g} s)")
+        return self
+
+
+class Checkpoint(Section):
+    """Where checkpoints live."""
+
+    directory: OptionalPath = Field(None, description="directory of the checkpoints; unset: <run>/checkpoints")
+
+
+class Settings(Section):
+    """All of it. Sections are tables in TOML files; the first three keys stand above them."""
+
+    name: Line = Field("run", min_length=1, max_length=200, description="name of the run, and of its Slurm job")
+    root: Path = Field(
+        default_factory=_runs_root,
+        description="where run directories live; login and compute nodes must see it; unset: ~/.transom/runs",
+    )
+    auto_beat: bool = Field(True, description="beats without a changed line, from PyTorch's optimizer steps")
+    job: Job = Field(default_factory=Job)
+    launch: Launch = Field(default_factory=Launch)
+    detect: Detect = Field(default_factory=Detect)
+    restart: Restart = Field(default_factory=Restart)
+    isolate: Isolate = Field(default_factory=Isolate)
+    slurm: SlurmCalls = Field(default_factory=SlurmCalls)
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """How many training processes each node runs."""
+        return self.job.tasks_per_node or self.job.gpus_per_node or 1
