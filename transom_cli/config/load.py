@@ -17,8 +17,13 @@ from pydantic import ValidationError
 from transom_cli.config.describe import ENV_PREFIX, Setting, settings_of
 from transom_cli.config.model import Settings
 from transom_cli.config.problems import Problem, refuse, unknown_key
-from transom_cli.config.text import from_text, tomllib
+from transom_cli.config.text import from_text
 from transom_cli.config.variables import RUNTIME_VARIABLES, TEST_VARIABLES
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
 
 SITE_FILE = Path("/etc/transom.toml")
 _ALL = tuple(settings_of())
@@ -76,7 +81,8 @@ def thaw(text: str, source: str) -> Settings:
 
 def freeze(settings: Settings) -> str:
     """TOML text that `thaw` (and `load`, as its run file) reads back to an equal object."""
-    return tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True), multiline_strings=False)
+    text: str = tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True))
+    return text
 
 
 def _file_layer(path: Path, must_exist: bool, problems: list[Problem]) -> Flat:
@@ -193,7 +199,7 @@ def _complaints(nested: dict[str, Any], *, strict: bool) -> list[tuple[tuple[str
 def _sentence(item: Any) -> str:
     if item["type"] == "value_error":
         return str(item["ctx"]["error"])
-    message = item["msg"][0].lower() + item["msg"][1:]
+    message: str = item["msg"][0].lower() + item["msg"][1:]
     return message.replace("input should", "should") + f", not {item['input']!r}"
 
 

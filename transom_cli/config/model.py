@@ -39,35 +39,38 @@ class Section(BaseModel):
 class Job(Section):
     """What is asked of Slurm, and the batch script's surroundings."""
 
-    partition: OptionalLine = Field(None, description="Slurm partition (sbatch --partition)")
-    account: OptionalLine = Field(None, description="account to charge (sbatch --account)")
-    qos: OptionalLine = Field(None, description="quality of service (sbatch --qos)")
-    reservation: OptionalLine = Field(None, description="reservation to run in (sbatch --reservation)")
-    constraint: OptionalLine = Field(None, description="node features asked for (sbatch --constraint)")
-    time: OptionalTime = Field(None, description="time limit of one attempt, as sbatch --time takes it")
-    mem: OptionalMemory = Field(None, description="memory per node, as sbatch --mem takes it")
-    cpus_per_task: int | None = Field(None, ge=1, description="CPUs per task (under torchrun: per node)")
-    nodes: int = Field(1, ge=1, description="number of nodes")
-    gpus_per_node: int = Field(0, ge=0, description="GPUs per node (sbatch --gres=gpu:N)")
+    partition: OptionalLine = Field(default=None, description="Slurm partition (sbatch --partition)")
+    account: OptionalLine = Field(default=None, description="account to charge (sbatch --account)")
+    qos: OptionalLine = Field(default=None, description="quality of service (sbatch --qos)")
+    reservation: OptionalLine = Field(default=None, description="reservation to run in (sbatch --reservation)")
+    constraint: OptionalLine = Field(default=None, description="node features asked for (sbatch --constraint)")
+    time: OptionalTime = Field(default=None, description="time limit of one attempt, as sbatch --time takes it")
+    mem: OptionalMemory = Field(default=None, description="memory per node, as sbatch --mem takes it")
+    cpus_per_task: int | None = Field(default=None, ge=1, description="CPUs per task (under torchrun: per node)")
+    nodes: int = Field(default=1, ge=1, description="number of nodes")
+    gpus_per_node: int = Field(default=0, ge=0, description="GPUs per node (sbatch --gres=gpu:N)")
     tasks_per_node: int | None = Field(
-        None, ge=1, description="ranks per node; unset: one per GPU, or one on nodes without GPUs"
+        default=None, ge=1, description="ranks per node; unset: one per GPU, or one on nodes without GPUs"
     )
-    exclude: Lines = Field((), description="nodes that the job must not use, as Slurm node lists")
-    chdir: OptionalPath = Field(None, description="working directory; unset: where transom run was called")
-    setup: Texts = Field((), description="shell lines run in the batch script first (module load, source ...)")
-    env: Variables = Field({}, description="environment variables of the job; layers are joined by name")
-    sbatch: Flags = Field((), description='further sbatch flags, each one whole, as "--switches=1"')
+    exclude: Lines = Field(default=(), description="nodes that the job must not use, as Slurm node lists")
+    chdir: OptionalPath = Field(default=None, description="working directory; unset: where transom run was called")
+    setup: Texts = Field(default=(), description="shell lines run in the batch script first (module load, source ...)")
+    env: Variables = Field(default={}, description="environment variables of the job; layers are joined by name")
+    sbatch: Flags = Field(default=(), description='further sbatch flags, each one whole, as "--switches=1"')
     signal_before: int = Field(
-        120, ge=0, le=65535, description="seconds before the time limit at which the job is warned (USR2); 0: never"
+        default=120,
+        ge=0,
+        le=65535,
+        description="seconds before the time limit at which the job is warned (USR2); 0: never",
     )
 
 
 class Container(Section):
     """A container by pyxis/enroot, for the training step only."""
 
-    image: Line = Field("", description="image, as srun --container-image takes it; empty: no container")
-    mounts: Lines = Field((), description="mounts, each as srun --container-mounts takes it (SRC:DST[:flags])")
-    args: Flags = Field((), description='further srun container flags, as "--no-container-mount-home"')
+    image: Line = Field(default="", description="image, as srun --container-image takes it; empty: no container")
+    mounts: Lines = Field(default=(), description="mounts, each as srun --container-mounts takes it (SRC:DST[:flags])")
+    args: Flags = Field(default=(), description='further srun container flags, as "--no-container-mount-home"')
 
     @model_validator(mode="after")
     def _nothing_without_an_image(self) -> Container:
@@ -80,10 +83,12 @@ class Launch(Section):
     """How the ranks are started on the nodes."""
 
     kind: Literal["srun", "torchrun"] = Field(
-        "srun", description="srun: Slurm starts every rank; torchrun: Slurm starts one torchrun per node"
+        default="srun", description="srun: Slurm starts every rank; torchrun: Slurm starts one torchrun per node"
     )
-    srun_args: Flags = Field((), description='further flags of the training step\'s srun, as "--cpu-bind=cores"')
-    torchrun_args: Flags = Field((), description='further flags of torchrun, as "--max-restarts=0"')
+    srun_args: Flags = Field(
+        default=(), description='further flags of the training step\'s srun, as "--cpu-bind=cores"'
+    )
+    torchrun_args: Flags = Field(default=(), description='further flags of torchrun, as "--max-restarts=0"')
     python: Text = Field(
         default_factory=lambda: sys.executable,
         min_length=1,
@@ -95,12 +100,12 @@ class Launch(Section):
 class Detect(Section):
     """When a rank or node counts as hung. All in seconds, but for the factor."""
 
-    factor: float = Field(8.0, gt=1, description="a step may last this many times the run's own median step")
-    floor: float = Field(5.0, gt=0, description="no rank is called hung before this many seconds")
-    ceiling: float = Field(1800.0, gt=0, description="every rank is called hung after this many seconds")
-    first_step: float = Field(1800.0, gt=0, description="time allowed from start to the end of the first step")
-    checkpoint: float = Field(900.0, gt=0, description="time allowed to a step that writes a checkpoint")
-    node_silent: float = Field(10.0, gt=0, description="a node whose agent is silent this long is suspected")
+    factor: float = Field(default=8.0, gt=1, description="a step may last this many times the run's own median step")
+    floor: float = Field(default=5.0, gt=0, description="no rank is called hung before this many seconds")
+    ceiling: float = Field(default=1800.0, gt=0, description="every rank is called hung after this many seconds")
+    first_step: float = Field(default=1800.0, gt=0, description="time allowed from start to the end of the first step")
+    checkpoint: float = Field(default=900.0, gt=0, description="time allowed to a step that writes a checkpoint")
+    node_silent: float = Field(default=10.0, gt=0, description="a node whose agent is silent this long is suspected")
 
     @model_validator(mode="after")
     def _floor_below_ceiling(self) -> Detect:
@@ -112,34 +117,39 @@ class Detect(Section):
 class Restart(Section):
     """When a failed run is started again."""
 
-    max_without_progress: int = Field(3, ge=0, description="restarts in a row with no new step before the run stops")
-    backoff: float = Field(
-        5.0, ge=0, description="wait before the first restart without progress; doubles each time, 300 at most"
+    max_without_progress: int = Field(
+        default=3, ge=0, description="restarts in a row with no new step before the run stops"
     )
-    release_held: bool = Field(False, description="release the job when Slurm requeued it held")
+    backoff: float = Field(
+        default=5.0, ge=0, description="wait before the first restart without progress; doubles each time, 300 at most"
+    )
+    release_held: bool = Field(default=False, description="release the job when Slurm requeued it held")
 
 
 class Isolate(Section):
     """What happens to a node that is to blame."""
 
-    drain: bool = Field(True, description="try to drain a bad node; without the right to, it is only excluded")
+    drain: bool = Field(default=True, description="try to drain a bad node; without the right to, it is only excluded")
     drain_command: Texts = Field(
-        (), description="the site's own drain command; node and reason are added as its last two arguments"
+        default=(), description="the site's own drain command; node and reason are added as its last two arguments"
     )
-    max_nodes: int = Field(2, ge=0, description="nodes isolated per window, at most (the larger cap counts)")
+    max_nodes: int = Field(default=2, ge=0, description="nodes isolated per window, at most (the larger cap counts)")
     max_fraction: float = Field(
-        0.10, ge=0, le=1, description="share of the job's nodes isolated per window, at most (the larger cap counts)"
+        default=0.10,
+        ge=0,
+        le=1,
+        description="share of the job's nodes isolated per window, at most (the larger cap counts)",
     )
-    window: float = Field(3600.0, gt=0, description="length in seconds of the window of the caps")
-    expiry: float = Field(3600.0, gt=0, description="seconds after which an exclusion on suspicion alone ends")
+    window: float = Field(default=3600.0, gt=0, description="length in seconds of the window of the caps")
+    expiry: float = Field(default=3600.0, gt=0, description="seconds after which an exclusion on suspicion alone ends")
 
 
 class SlurmCalls(Section):
     """How Slurm's commands are called."""
 
-    timeout: float = Field(30.0, gt=0, description="seconds that one Slurm command may take")
-    poll: float = Field(2.0, gt=0, description="seconds between looks at the job's state while things change")
-    poll_max: float = Field(30.0, gt=0, description="seconds between looks while nothing changes, at most")
+    timeout: float = Field(default=30.0, gt=0, description="seconds that one Slurm command may take")
+    poll: float = Field(default=2.0, gt=0, description="seconds between looks at the job's state while things change")
+    poll_max: float = Field(default=30.0, gt=0, description="seconds between looks while nothing changes, at most")
 
     @model_validator(mode="after")
     def _poll_below_max(self) -> SlurmCalls:
@@ -151,18 +161,18 @@ class SlurmCalls(Section):
 class Checkpoint(Section):
     """Where checkpoints live."""
 
-    directory: OptionalPath = Field(None, description="directory of the checkpoints; unset: <run>/checkpoints")
+    directory: OptionalPath = Field(default=None, description="directory of the checkpoints; unset: <run>/checkpoints")
 
 
 class Settings(Section):
     """All of it. Sections are tables in TOML files; the first three keys stand above them."""
 
-    name: Line = Field("run", min_length=1, max_length=200, description="name of the run, and of its Slurm job")
+    name: Line = Field(default="run", min_length=1, max_length=200, description="name of the run, and of its Slurm job")
     root: Path = Field(
         default_factory=_runs_root,
         description="where run directories live; login and compute nodes must see it; unset: ~/.transom/runs",
     )
-    auto_beat: bool = Field(True, description="beats without a changed line, from PyTorch's optimizer steps")
+    auto_beat: bool = Field(default=True, description="beats without a changed line, from PyTorch's optimizer steps")
     job: Job = Field(default_factory=Job)
     launch: Launch = Field(default_factory=Launch)
     detect: Detect = Field(default_factory=Detect)

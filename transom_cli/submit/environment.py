@@ -1,0 +1,53 @@
+"""What the job of a user's own script finds in its environment, and what it must not inherit. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import transom_cli
+from transom_cli.errors import UsageError
+
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+def script_environment(
+    run_dir: Path, auto_beat: bool, environ: Mapping[str, str], *, package: Path | None = None
+) -> dict[str, str]:
+    """Variables to add for a user's script. ``package`` is transom_cli's folder (default: this one).
+
+    With ``auto_beat`` the folder of the automatic hook stands first in PYTHONPATH, so that every Python of the job,
+    whichever it is, loads it. A source checkout's folder comes last, where it can hide nothing; a site-packages folder
+    is never added: it would press this environment's packages on another Python. The hook finds the beats by its path.
+    """
+    added = {"TRANSOM_RUN_DIR": str(run_dir)}
+    if auto_beat:
+        package = package or Path(transom_cli.__file__).resolve().parent
+        before = package / "beats" / "auto"
+        after = [] if package.parent.name in _INSTALLED else [str(package.parent)]
+        theirs = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        added["PYTHONPATH"] = os.pathsep.join(_join([str(before), *theirs, *after]))
+    return added
+
+
+def refuse_caller(environ: Mapping[str, str]) -> None:
+    """UsageError when a variable of sbatch's own makes a job array of whatever is submitted."""
+    if environ.get("SBATCH_ARRAY_INX"):
+        raise UsageError(
+            "job arrays are not supported",
+            why=f"SBATCH_ARRAY_INX={environ['SBATCH_ARRAY_INX']} is set, which makes one of every job",
+            hint="unset SBATCH_ARRAY_INX",
+        )
+
+
+def _join(entries: list[str]) -> list[str]:
+    ours = (entries[0], entries[-1])
+    broken = next((entry for entry in ours if os.pathsep in entry), None)
+    if broken is not None:
+        raise UsageError(
+            f"PYTHONPATH cannot carry {broken}",
+            why=f"the folder's name holds `{os.pathsep}`, which separates the entries there",
+            hint="install transom in another folder, or switch automatic beats off (TRANSOM_AUTO_BEAT=false)",
+        )
+    return list(dict.fromkeys(entries))
