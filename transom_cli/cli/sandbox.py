@@ -6,44 +6,16 @@ import json
 import os
 import shlex
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import Annotated
 
 import typer
 
+from transom_cli.cli.sandbox_fault import fault_app
+from transom_cli.cli.sandbox_folder import Dir, existing, folder, running
 from transom_cli.errors import SlurmUnreachable, UsageError
 
-if TYPE_CHECKING:
-    from transom_cli.sandbox.cluster import Sandbox
-
 sandbox_app = typer.Typer(no_args_is_help=True, help="A real small Slurm on this machine, and real faults in it.")
-
-Dir = Annotated[
-    Optional[Path],  # noqa: UP045 - typer reads this at run time, also on Python 3.9-style unions
-    typer.Option("--dir", help="The sandbox's folder [default: $TRANSOM_SANDBOX_DIR, else ~/.transom/sandbox]."),
-]
-
-
-def folder(asked: Path | None) -> Path:
-    from transom_cli.sandbox.spec import default_dir
-
-    return asked or default_dir()
-
-
-def existing(asked: Path | None) -> Sandbox:
-    from transom_cli.sandbox.cluster import Sandbox
-
-    return Sandbox.at(folder(asked))
-
-
-def running(asked: Path | None) -> Sandbox:
-    sandbox = existing(asked)
-    status = sandbox.status()
-    if not status.up:
-        raise SlurmUnreachable(
-            f"The sandbox in {sandbox.dir} is not up", status.why, f"transom sandbox up --dir {sandbox.dir}"
-        )
-    return sandbox
+sandbox_app.add_typer(fault_app, name="fault")
 
 
 @sandbox_app.command()

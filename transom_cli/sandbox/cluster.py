@@ -8,9 +8,6 @@ for how its processes are told from all others.
 from __future__ import annotations
 
 import os
-import pwd
-import secrets
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -18,16 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transom_cli.errors import SlurmUnreachable, TransomError, UsageError
-from transom_cli.sandbox import accounting, belonging, conf, procs, state
-from transom_cli.sandbox.daemons import daemon_env, free_ports, log_tail, start_daemon
+from transom_cli.sandbox import accounting, belonging, procs, state
+from transom_cli.sandbox.daemons import daemon_env, log_tail, start_daemon
+from transom_cli.sandbox.folder import prepare
 from transom_cli.sandbox.procs import Ident
-from transom_cli.sandbox.spec import STATE_FILE, SandboxSpec, check_place, check_spec, node_names
+from transom_cli.sandbox.spec import SandboxSpec, check_place, check_spec, node_names
 from transom_cli.sandbox.state import State
 from transom_cli.sandbox.tools import find_tools, run_tool
 
 __all__ = ["DaemonStatus", "NodeStatus", "Sandbox", "SandboxSpec", "Status"]
 
-_JOB_IDS_PER_START = 10_000
 _READY_TIMEOUT_S = 60.0
 
 
@@ -94,7 +91,7 @@ class Sandbox:
             known = old
             fresh = False
         else:
-            known = _prepare(spec, old)
+            known = prepare(spec, old)
             fresh = True
         sandbox = cls(spec.dir, spec, known.cluster)
         try:
@@ -140,11 +137,24 @@ class Sandbox:
         split = (row.split("|", 2) for row in rows)
         return tuple(NodeStatus(name, word, "" if reason == "none" else reason) for name, word, reason in split)
 
+    def daemons(self) -> tuple[DaemonStatus, ...]:
+        """Every daemon that was started, from its own process; Slurm is not asked."""
+        known = state.load(self.dir)
+        recorded = known.daemons if known and known.of_this_boot else {}
+        return tuple(DaemonStatus(name, ident.pid, _word(ident)) for name, ident in recorded.items())
+
+    def disks(self) -> tuple[str, ...]:
+        """The small file systems that `faults.fill_disk` mounted."""
+        known = state.load(self.dir)
+        return tuple(known.disks) if known and known.of_this_boot else ()
+
+    @property
+    def is_up(self) -> bool:
+        return any(row.state != "dead" for row in self.daemons())
+
     def status(self) -> Status:
         """What runs and what Slurm says of its nodes. Never raises for a cluster that is down or broken."""
-        known = state.load(self.dir)
-        daemons = known.daemons if known and known.of_this_boot else {}
-        rows = tuple(DaemonStatus(name, ident.pid, _word(ident)) for name, ident in daemons.items())
+        rows = self.daemons()
         if not any(row.state != "dead" for row in rows):
             return Status(self.dir, False, rows, (), "it was taken down, or the machine was restarted")
         try:
@@ -169,6 +179,10 @@ class Sandbox:
                 )
             self._ensure_daemon(known, name)
 
+    def wait_answer(self) -> None:
+        """Wait until the controller answers."""
+        self.wait_nodes(())
+
     def wait_nodes(self, names: Sequence[str], *, only_idle: bool = False) -> None:
         """Wait until Slurm can use these nodes (drained ones: until they answer)."""
         good = ("idle",) if only_idle else ("idle", "mixed", "allocated", "completing", "drained", "draining")
@@ -181,12 +195,16 @@ class Sandbox:
             except TransomError as error:  # a controller that just starts
                 last = error.why or error.what
                 return False
-            late = [seen[name] for name in names if name not in seen or seen[name].state not in good]
+            late = [seen[name] for name in names if seen[name].state not in good]
             last = ", ".join(f"{node.name} is {node.state} {node.reason}".rstrip() for node in late)
             return not late
 
         if not wait_until(ready, _READY_TIMEOUT_S):
-            logs = [line for name in ("slurmctld", f"slurmd-{names[0]}") for line in log_tail(self._log(name), 3)]
+            logs = [
+                line
+                for name in ("slurmctld", *(f"slurmd-{node}" for node in names[:1]))
+                for line in log_tail(self._log(name), 3)
+            ]
             raise SlurmUnreachable(
                 f"The sandbox's nodes did not become ready within {_READY_TIMEOUT_S:.0f} s",
                 "\n".join([last, *logs]),
@@ -198,6 +216,14 @@ class Sandbox:
         if ident is None or not procs.alive(ident):
             known.daemons[name] = self._start_daemon(known, name)
             state.save(self.dir, known)
+
+    def change(self, change: Callable[[State], None]) -> None:
+        """Change what is recorded, under the lock."""
+        with state.locked(self.dir):
+            known = state.load(self.dir)
+            if known is not None:
+                change(known)
+                state.save(self.dir, known)
 
     def _start_daemon(self, known: State, name: str) -> Ident:
         tools = find_tools(self.spec.accounting)
@@ -251,50 +277,6 @@ def wait_until(ready: Callable[[], bool], timeout_s: float, every_s: float = 0.1
             return False
         time.sleep(every_s)
     return True
-
-
-def _prepare(spec: SandboxSpec, old: State | None) -> State:
-    """Clear what an earlier start left, processes and files, and write the new one's configuration."""
-    if old is not None:
-        procs.freeze_then_kill(lambda: belonging.of_sandbox(old.cluster))
-    for entry in spec.dir.iterdir():
-        if entry.name not in (STATE_FILE, "lock"):
-            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-    known = State(
-        cluster=f"sandbox{secrets.token_hex(4)}",
-        generation=old.generation + 1 if old else 0,
-        spec=spec,
-        ports=free_ports(spec.nodes),
-        uid=os.geteuid(),
-        user=pwd.getpwuid(os.geteuid()).pw_name,
-        boot=procs.boot_id(),
-    )
-    state.save(spec.dir, known)
-    spec.dir.chmod(0o755)  # other users read slurm.conf and reach the munge socket; never the keys
-    for name, mode in (
-        ("keys", 0o700),
-        ("state", 0o700),
-        ("run", 0o755),
-        ("log", 0o755),
-        ("spool", 0o755),
-        ("dev", 0o755),
-    ):
-        (spec.dir / name).mkdir()
-        (spec.dir / name).chmod(mode)
-    for index in range(spec.gpus_per_node):
-        # any character device will do for Slurm to count it and to set CUDA_VISIBLE_DEVICES; nobody opens it
-        (spec.dir / "dev" / f"nvidia{index}").symlink_to("/dev/null")
-    state.write_private(spec.dir / "keys" / "munge.key", secrets.token_bytes(128))
-    text = conf.slurm_conf(
-        spec, cluster=known.cluster, user=known.user, ports=known.ports,
-        first_job=known.generation * _JOB_IDS_PER_START + 1,
-    )  # fmt: skip
-    for name, content in (("slurm.conf", text), ("gres.conf", conf.gres_conf(spec))):
-        (spec.dir / name).write_text(content)
-        (spec.dir / name).chmod(0o644)
-    if spec.accounting:
-        accounting.prepare(spec.dir, known.user, known.ports)
-    return known
 
 
 def _word(ident: Ident) -> str:

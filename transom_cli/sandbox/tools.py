@@ -54,9 +54,12 @@ def find_tools(accounting: bool = False) -> dict[str, Path]:
 def run_tool(argv: Sequence[str], env: Mapping[str, str], *, cwd: Path, timeout_s: float = 30.0) -> str:
     """Run one program to its end; its stdout. Raises TransomError with the program's own words."""
     name = Path(argv[0]).name
+    program = shutil.which(argv[0], path=search_path())
+    if program is None:
+        raise SlurmUnreachable(f"`{name}` is not installed on this machine", hint="transom doctor")
     try:
         done = subprocess.run(
-            list(argv), env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True,
+            [program, *argv[1:]], env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True,
             text=True, errors="replace", timeout=timeout_s, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
