@@ -1,0 +1,209 @@
+"""The five calls that a trainer makes. See `Checkpointer`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from transom_cli.beats.client import phase
+from transom_cli.ckpt import files
+from transom_cli.ckpt.engine import Writer, describe
+from transom_cli.ckpt.failures import NoCheckpointRestores, SaveFailed, WorldSizeChanged
+from transom_cli.ckpt.inventory import Candidate, candidates
+from transom_cli.ckpt.names import Here, abandoned, local_attempt, step_name, valid_attempt
+from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.restore import load, verify_together
+from transom_cli.ckpt.retention import Retention
+from transom_cli.ckpt.staging import Snapshot, Stager
+from transom_cli.ckpt.state import State
+from transom_cli.errors import UsageError
+
+
+class Checkpointer:
+    """Asynchronous checkpoints of a training, and the way back to the newest one that is good.
+
+        ck = Checkpointer({"model": model, "optim": optimizer, "data": loader}, every=100)
+        start = ck.restore() or 0
+        for step in range(start, steps):
+            ...
+            ck.save(step + 1)
+        ck.close()
+
+    `state`: modules, optimizers, objects with `state_dict`/`load_state_dict`, tensors, plain values; what is kept
+    once and what per rank is told in `ckpt.state`. Random numbers (torch, CUDA, numpy, Python) are kept by themselves.
+    `directory`: TRANSOM_CHECKPOINT_DIR (set by the launcher) when not given. `every`: steps between saves. `keep`: how
+    many good checkpoints to keep, at least 1. `reshard`: allow a restore with another number of ranks than saved;
+    model and optimizer are then resharded, while random numbers and per-rank objects start afresh.
+
+    With several ranks every rank makes one, after `init_process_group`, and all make the same calls in the same order.
+    After restore() the training continues bit for bit as if it had not been interrupted, provided that it is
+    deterministic by itself.
+    """
+
+    def __init__(
+        self, state: dict[str, Any], directory: str | os.PathLike[str] | None = None, *, every: int, keep: int = 2,
+        reshard: bool = False,
+    ) -> None:  # fmt: skip
+        if every < 1 or keep < 1:
+            raise UsageError(f"every={every} and keep={keep} must both be at least 1")
+        where = directory if directory is not None else os.environ.get("TRANSOM_CHECKPOINT_DIR")
+        if not where:
+            raise UsageError(
+                "The Checkpointer has no directory",
+                "TRANSOM_CHECKPOINT_DIR is not set: this trainer was not started by transom",
+                'give one: Checkpointer(state, "checkpoints", every=...)',
+            )
+        attempt = os.environ.get("TRANSOM_ATTEMPT") or local_attempt(socket.gethostname(), os.getpid())
+        if not valid_attempt(attempt):
+            raise UsageError(f"TRANSOM_ATTEMPT={attempt!r} cannot be part of a file name")
+        self.directory = Path(where).absolute()
+        self.every = every
+        self.last_error: SaveFailed | None = None
+        self._reshard = reshard
+        self._ranks = Ranks()
+        self._state = State(state, self._ranks.rank)
+        self._stager = Stager()
+        self._retention = Retention(self.directory, keep, attempt)
+        self._writer = Writer(self.directory, self._ranks, attempt, self._retention, self._say)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="transom-ckpt")
+        self._running: Future[None] | None = None
+        self._running_step = -1
+        self._saved: int | None = None  # the newest step that is safe
+        self._told_to_wait = False
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        if self._ranks.first:
+            self._clean(Here(attempt, socket.gethostname(), _alive))
+
+    def restore(self) -> int | None:
+        """Load the newest checkpoint that verifies and fits; return its step: the number of finished steps.
+
+        None when there is no checkpoint at all: start from the beginning. Checkpoints that are passed over are named on
+        stderr, with the reason, and left where they are. Raises NoCheckpointRestores (exit code 15) when there are
+        some and none restores, and WorldSizeChanged. Bytes are read twice: once for the checksum, then to load.
+        """
+        with phase("restore"):
+            self.wait()
+            found: list[Candidate] = self._ranks.from_first(candidates(self.directory) if self._ranks.first else None)
+            passed_over = []
+            for candidate in found:
+                verdict = verify_together(candidate, self._ranks)
+                reason = verdict.reason
+                if verdict.manifest is not None and verdict.good:
+                    per_rank = self._per_rank_fits(candidate.step, verdict.manifest.world_size)
+                    reason = load(candidate.path, self._state, self._ranks, per_rank=per_rank)
+                    if not reason:
+                        self._retention.trust(verdict.manifest)
+                        self._saved = candidate.step
+                        self._say(f"restored {candidate.path.name} (written by attempt {verdict.manifest.attempt})")
+                        return candidate.step
+                passed_over.append(f"{candidate.path.name}: {reason}")
+                self._say(f"passed over {passed_over[-1]}")
+        if not passed_over:
+            return None
+        raise self._nothing_restores(passed_over)
+
+    def save(self, step: int, force: bool = False) -> bool:
+        """Start a checkpoint of the state after `step` steps, when `step` is a multiple of `every`, or with `force`.
+
+        Returns whether one was started. Blocks for the copy of this rank's state into memory (the first time longer:
+        the memory is new); the state may be changed as soon as it returns. A save that is still being written is
+        waited for: there is one copy in memory, and a checkpoint asked for is not dropped. The wait is told once; a
+        larger `every` avoids it. A failure is told on stderr when it is known, kept in `last_error`, and training
+        goes on: the next save tries again. The step last restored or saved is not saved again.
+        """
+        if not force and step % self.every != 0:
+            return False
+        if step == self._saved:
+            return False
+        with phase("checkpoint"):
+            if self._running is not None and not self._running.done() and not self._told_to_wait:
+                self._told_to_wait = True
+                self._say(f"save({step}) waits for {step_name(self._running_step)}, which is still being written")
+            self.wait()
+            if step == self._saved:
+                return False
+            snapshot, trouble = None, ""
+            try:
+                snapshot = self._stager.take(*self._state.read())
+            except Exception as error:
+                trouble = f"the state could not be copied: {describe(error)}"
+            self._running_step = step
+            self._running = self._thread.submit(self._write, step, snapshot, trouble)
+        return True
+
+    def wait(self, strict: bool = False) -> None:
+        """Wait until nothing is being written. With `strict`, raise SaveFailed if the last save failed."""
+        if self._running is not None:
+            self._running.result()
+            self._running = None
+        if strict and self.last_error is not None:
+            raise self.last_error
+
+    def close(self, strict: bool = False) -> None:
+        """Wait, and end the background thread. Call it before `destroy_process_group`. May be called twice."""
+        try:
+            self.wait(strict)
+        finally:
+            self._thread.shutdown()
+
+    def _write(self, step: int, snapshot: Snapshot | None, trouble: str) -> None:
+        """In the background thread: nobody asks for its result before the next save, so it tells failures itself."""
+        trouble = self._writer.write(step, snapshot, trouble)
+        if not trouble:
+            self.last_error, self._saved = None, step
+            return
+        self.last_error = SaveFailed(
+            f"{step_name(step)} was not saved",
+            trouble,
+            f"df -h {self.directory}" if "space" in trouble else f"ls -la {self.directory}",
+        )
+        self._say(f"{step_name(step)} was not saved: {trouble}; training goes on, and the next save tries again")
+
+    def _per_rank_fits(self, step: int, world_size: int) -> bool:
+        if world_size == self._ranks.size:
+            return True
+        if not self._reshard:
+            raise WorldSizeChanged(
+                f"{step_name(step)} was written by {world_size} ranks, and this training has {self._ranks.size}",
+                "random numbers and data positions are kept per rank, and cannot be carried over",
+                "start with as many ranks, or pass reshard=True to the Checkpointer to start those afresh",
+            )
+        self._say(f"{world_size} ranks became {self._ranks.size}: random numbers and per-rank objects start afresh")
+        return False
+
+    def _nothing_restores(self, passed_over: list[str]) -> NoCheckpointRestores:
+        error = NoCheckpointRestores(
+            f"None of the {len(passed_over)} checkpoints in {self.directory} restores",
+            "\n".join(passed_over),
+            f"transom ckpt verify {self.directory}\nto start from the beginning, give another directory",
+        )
+        if self._ranks.first:
+            _to_stderr(f"error: {error}")
+        return error
+
+    def _clean(self, here: Here) -> None:
+        """Remove working directories of writers that are gone."""
+        try:
+            for child in self.directory.iterdir():
+                if abandoned(child.name, here):
+                    files.delete_tree(child)
+        except FileNotFoundError:
+            pass
+
+    def _say(self, line: str) -> None:
+        if self._ranks.first:
+            _to_stderr(f"transom: {line}")
+
+
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()

@@ -1,0 +1,129 @@
+"""Turning a snapshot into a checkpoint, in the background: write, make durable, publish, retire old ones.
+
+All ranks call `Writer.write` for the same step, and all get the same answer. Order on disk: data files, fsync,
+manifest, fsync, rename, fsync of the parent. A crash at any point leaves the checkpoints before it untouched, and a
+working directory that no reader looks at. A writer whose attempt was replaced cannot harm its successor: it
+writes under its own name, and a step that is there and good is never replaced.
+"""
+
+from __future__ import annotations
+
+import datetime
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from transom_cli.ckpt import files
+from transom_cli.ckpt.inventory import Candidate, verify
+from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
+from transom_cli.ckpt.names import DCP_METADATA, MANIFEST, step_name, tmp_name
+from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.retention import Retention
+from transom_cli.ckpt.staging import Snapshot, SnapshotPlanner
+
+
+class Writer:
+    def __init__(
+        self, directory: Path, ranks: Ranks, attempt: str, retention: Retention, say: Callable[[str], None]
+    ) -> None:
+        self._directory = directory
+        self._say = say
+        self._ranks = ranks
+        self._attempt = attempt
+        self._retention = retention
+
+    def write(self, step: int, snapshot: Snapshot | None, trouble: str = "") -> str:
+        """Publish `snapshot` as `step`. Returns "" or, on all ranks alike, why there is no such checkpoint.
+
+        `snapshot` is None, with the `trouble`, where a rank could not take its copy: the others must learn of it here,
+        or they would wait for it.
+        """
+        work = self._directory / tmp_name(step, self._attempt, secrets.token_hex(4))
+        try:
+            if self._ranks.first and not trouble:
+                trouble = _attempted(lambda: work.mkdir(parents=True, mode=0o700))
+            answers = self._ranks.gather((trouble, work.name))
+            work = self._directory / answers[0][1]
+            trouble = _first_trouble([answer[0] for answer in answers])
+            if not trouble and snapshot is not None:
+                trouble = self._write_all(step, snapshot, work)
+        except Exception as error:  # a collective failed: a peer is gone. Training will notice by itself
+            trouble = describe(error)
+        if trouble and self._ranks.first:
+            files.delete_tree(work)
+        return trouble
+
+    def _write_all(self, step: int, snapshot: Snapshot, work: Path) -> str:
+        mine: list[FileEntry] = []
+
+        def write_mine() -> None:
+            # per_thread_copy_ahead=0: otherwise DCP opens a CUDA context on device 0 in this thread, from every rank
+            writer = FileSystemWriter(work, sync_files=False, per_thread_copy_ahead=0)
+            planner = SnapshotPlanner(snapshot)
+            dcp_save(
+                snapshot.shapes,
+                storage_writer=writer,
+                planner=planner,
+                process_group=self._ranks.group,
+                no_dist=self._ranks.group is None,
+            )
+            names = sorted(work.glob(f"__{self._ranks.rank}_*"))
+            mine.extend(files.seal(path) for path in [*names, *([work / DCP_METADATA] if self._ranks.first else [])])
+
+        answers = self._ranks.gather((_attempted(write_mine), mine))
+        trouble = _first_trouble([answer[0] for answer in answers])
+        if not trouble and self._ranks.first:
+            entries = sorted((entry for answer in answers for entry in answer[1]), key=lambda entry: entry.name)
+            trouble = _attempted(lambda: self._publish(step, work, entries))
+        return str(self._ranks.from_first(trouble))
+
+    def _publish(self, step: int, work: Path, entries: list[FileEntry]) -> None:
+        manifest = Manifest(
+            step=step,
+            world_size=self._ranks.size,
+            attempt=self._attempt,
+            torch=str(torch.__version__),
+            created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            files=tuple(entries),
+        )
+        files.write_new(work / MANIFEST, encode(manifest))
+        final = self._directory / step_name(step)
+        if final.exists():
+            if verify(Candidate(step, final)).good:
+                files.delete_tree(work)  # an earlier attempt published this very step
+                return
+            files.set_aside(final)
+        files.publish(work, final)
+        self._retention.trust(manifest)
+        trouble = _attempted(lambda: self._retention.apply(step, secrets.token_hex(4)))
+        if trouble:  # the new checkpoint is there all the same
+            self._say(f"old checkpoints could not be removed: {trouble}")
+
+
+def describe(error: BaseException) -> str:
+    """One line for an exception; DCP's collective ones name the rank that failed."""
+    failures = getattr(error, "failures", None)
+    if isinstance(failures, dict) and failures:
+        rank, failure = min(failures.items())
+        return f"rank {rank}: {describe(failure[0])}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def _attempted(act: Any) -> str:
+    try:
+        act()
+    except Exception as error:
+        return describe(error)
+    return ""
+
+
+def _first_trouble(troubles: list[str]) -> str:
+    return next((trouble for trouble in troubles if trouble), "")

@@ -1,0 +1,41 @@
+"""What can go wrong with a checkpoint, as errors with words and an exit code."""
+
+from __future__ import annotations
+
+from transom_cli.errors import NoCheckpoint, TransomError, UsageError
+
+
+class BadManifest(TransomError):
+    """The manifest is missing, damaged, or of a schema that this version does not know."""
+
+    kind = "bad_manifest"
+
+
+class SaveFailed(TransomError):
+    """A save did not become a checkpoint. Training may go on: the checkpoint before it is untouched."""
+
+    kind = "save_failed"
+
+
+class StateMismatch(TransomError):
+    """The checkpoint's bytes are good, but they are not the state that this trainer holds."""
+
+    kind = "state_mismatch"
+
+
+class WorldSizeChanged(UsageError):
+    """The checkpoint has per-rank state (random numbers, data position) for another number of ranks."""
+
+    kind = "world_size_changed"
+
+
+class NoCheckpointRestores(NoCheckpoint, SystemExit):
+    """There are checkpoints, and none of them restores.
+
+    It is a SystemExit too, so that a trainer that does not catch it ends with exit code 15 and not with a
+    traceback and 1: the supervisor must see that restarting will not help. `except Exception` catches it.
+    """
+
+    def __init__(self, what: str, why: str = "", hint: str = "") -> None:
+        super().__init__(what, why, hint)
+        self.code = self.exit_code

@@ -1,0 +1,119 @@
+"""Which checkpoints are there, and whether their bytes are good. Standard library and xxhash only; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from transom_cli.ckpt import files
+from transom_cli.ckpt.failures import BadManifest
+from transom_cli.ckpt.manifest import FileEntry, Manifest, decode
+from transom_cli.ckpt.names import MANIFEST, parse_step
+
+_MANIFEST_LIMIT = 256 << 20  # bytes: a million files; more is damage, and is not read into memory
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A directory with a published checkpoint's name. Whether it is one, the manifest tells."""
+
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Verdict:
+    candidate: Candidate
+    manifest: Manifest | None  # None when there is no good one
+    reasons: tuple[str, ...] = ()  # what is wrong, one clause each; empty: good
+
+    @property
+    def good(self) -> bool:
+        return not self.reasons
+
+    @property
+    def reason(self) -> str:
+        more = len(self.reasons) - 1
+        return (self.reasons[0] if self.reasons else "") + (f" (and {more} more)" if more > 0 else "")
+
+
+def candidates(directory: Path) -> list[Candidate]:
+    """Newest first; empty when the directory does not exist."""
+    try:
+        children = list(directory.iterdir())
+    except FileNotFoundError:
+        return []
+    found = [(parse_step(child.name), child) for child in children]
+    steps = [Candidate(step, child) for step, child in found if step is not None and child.is_dir()]
+    return sorted(steps, key=lambda candidate: candidate.step, reverse=True)
+
+
+def read_manifest(candidate: Candidate) -> Manifest:
+    """The candidate's manifest. Raises BadManifest when it is missing, damaged, or of another step."""
+    path = candidate.path / MANIFEST
+    try:
+        if path.stat().st_size > _MANIFEST_LIMIT:
+            raise BadManifest(f"{MANIFEST} is damaged", "it is too large to be one")
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise BadManifest(f"{MANIFEST} is missing") from None
+    except OSError as error:
+        raise BadManifest(f"{MANIFEST} cannot be read", error.strerror or str(error)) from None
+    manifest = decode(data)
+    if manifest.step != candidate.step:
+        raise BadManifest(f"{MANIFEST} is of another checkpoint", f"it says step {manifest.step}")
+    return manifest
+
+
+def check_shape(path: Path, entries: Iterable[FileEntry]) -> list[str]:
+    """What `stat` alone tells: files that are missing or of another size. Cheap."""
+    return [reason for entry in entries if (reason := _shape(path, entry))]
+
+
+def check_bytes(path: Path, entries: Iterable[FileEntry]) -> list[str]:
+    """Read every byte and say what is wrong. The cost is that of reading (and about 17 GB/s for the checksum)."""
+    reasons = []
+    for entry in entries:
+        reason = _shape(path, entry)
+        if not reason:
+            try:
+                if files.measure(path / entry.name) != entry:
+                    reason = f"{entry.name} is damaged (its checksum differs)"
+            except OSError as error:
+                reason = f"{entry.name} cannot be read ({error.strerror or error})"
+        if reason:
+            reasons.append(reason)
+    return reasons
+
+
+def survey(candidate: Candidate) -> Verdict:
+    """Look at the manifest and the files' sizes only; no data is read."""
+    return _judge(candidate, check_shape)
+
+
+def verify(candidate: Candidate) -> Verdict:
+    """Verify a candidate in full, in this process."""
+    return _judge(candidate, check_bytes)
+
+
+def _judge(candidate: Candidate, check: Callable[[Path, Iterable[FileEntry]], list[str]]) -> Verdict:
+    try:
+        manifest = read_manifest(candidate)
+    except BadManifest as error:
+        return Verdict(candidate, None, (manifest_reason(error),))
+    return Verdict(candidate, manifest, tuple(check(candidate.path, manifest.files)))
+
+
+def manifest_reason(error: BadManifest) -> str:
+    return f"{error.what} ({error.why})" if error.why else error.what
+
+
+def _shape(path: Path, entry: FileEntry) -> str:
+    try:
+        size = (path / entry.name).stat().st_size
+    except FileNotFoundError:
+        return f"{entry.name} is missing"
+    except OSError as error:
+        return f"{entry.name} cannot be read ({error.strerror or error})"
+    return "" if size == entry.size else f"{entry.name} has {size} bytes, not {entry.size}"

@@ -1,0 +1,119 @@
+"""The manifest: what a checkpoint consists of, byte for byte. Pure.
+
+Written last, so a directory without a good one is not a checkpoint. Readers believe the manifest alone: a file that
+it does not name does not exist, and a file that differs from it makes the checkpoint bad. The manifest carries a
+seal over itself, and its encoding is unique (`decode` accepts only the very bytes that `encode` makes), so every
+flipped bit in it shows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import xxhash
+
+from transom_cli.ckpt.failures import BadManifest
+from transom_cli.ckpt.names import DCP_METADATA, MANIFEST
+
+SCHEMA = 1
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_KEYS = ("attempt", "created", "files", "schema", "seal", "step", "torch", "world_size")
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    name: str  # a plain name inside the checkpoint's directory
+    size: int  # bytes
+    xxh3_128: str  # 32 lower-case hex digits
+
+
+@dataclass(frozen=True)
+class Manifest:
+    step: int  # finished training steps
+    world_size: int  # ranks that wrote it
+    attempt: str  # who wrote it
+    torch: str  # torch's version
+    created: str  # UTC, ISO 8601; for people, nothing is decided by it
+    files: tuple[FileEntry, ...]  # sorted by name
+
+    @property
+    def size(self) -> int:
+        """Bytes in all files."""
+        return sum(entry.size for entry in self.files)
+
+
+def encode(manifest: Manifest) -> bytes:
+    body: dict[str, Any] = {"schema": SCHEMA, **asdict(manifest)}
+    body["files"] = sorted((asdict(entry) for entry in manifest.files), key=lambda entry: str(entry["name"]))
+    body["seal"] = _seal(body)
+    return (json.dumps(body, indent=1, sort_keys=True) + "\n").encode("ascii")
+
+
+def decode(data: bytes) -> Manifest:
+    """The manifest in `data`. Raises BadManifest, and nothing else, for bytes that `encode` did not make."""
+    try:
+        body = json.loads(data.decode("ascii"))
+    except (ValueError, RecursionError) as error:
+        raise BadManifest(f"{MANIFEST} is damaged", str(error)) from None
+    if not isinstance(body, dict):
+        raise BadManifest(f"{MANIFEST} is damaged", "it is not a JSON object")
+    schema = body.get("schema")
+    if type(schema) is int and schema > SCHEMA:
+        raise BadManifest(
+            f"{MANIFEST} has schema {schema}, and this transom knows {SCHEMA}",
+            hint="use the transom that wrote it, or a newer one",
+        )
+    if schema != SCHEMA or tuple(sorted(body)) != _KEYS:
+        raise BadManifest(f"{MANIFEST} is damaged", "its keys are not those of a manifest")
+    manifest = Manifest(
+        step=_count(body, "step"),
+        world_size=_count(body, "world_size", least=1),
+        attempt=_text(body, "attempt"),
+        torch=_text(body, "torch"),
+        created=_text(body, "created"),
+        files=_files(body["files"]),
+    )
+    if encode(manifest) != data:
+        raise BadManifest(f"{MANIFEST} is damaged", "its seal does not match its content")
+    return manifest
+
+
+def _seal(body: dict[str, Any]) -> str:
+    bare = {key: value for key, value in body.items() if key != "seal"}
+    return str(xxhash.xxh3_128_hexdigest(json.dumps(bare, sort_keys=True, separators=(",", ":")).encode("ascii")))
+
+
+def _count(body: dict[str, Any], key: str, least: int = 0) -> int:
+    value = body.get(key)
+    if type(value) is not int or value < least:
+        raise BadManifest(f"{MANIFEST} is damaged", f"`{key}` is not a number of at least {least}")
+    return value
+
+
+def _text(body: dict[str, Any], key: str) -> str:
+    value = body.get(key)
+    if not isinstance(value, str):
+        raise BadManifest(f"{MANIFEST} is damaged", f"`{key}` is not a text")
+    return value
+
+
+def _files(value: object) -> tuple[FileEntry, ...]:
+    if not isinstance(value, list):
+        raise BadManifest(f"{MANIFEST} is damaged", "`files` is not a list")
+    entries = []
+    for item in value:
+        if not isinstance(item, dict) or sorted(item) != ["name", "size", "xxh3_128"]:
+            raise BadManifest(f"{MANIFEST} is damaged", "an entry of `files` is not a name, a size and a checksum")
+        name, digest = _text(item, "name"), _text(item, "xxh3_128")
+        if not name or "/" in name or "\0" in name or name in (".", "..", MANIFEST):
+            raise BadManifest(f"{MANIFEST} is damaged", "an entry of `files` is not a plain file name")
+        if not _DIGEST.fullmatch(digest):
+            raise BadManifest(f"{MANIFEST} is damaged", "an entry of `files` has no checksum")
+        entries.append(FileEntry(name, _count(item, "size"), digest))
+    names = [entry.name for entry in entries]
+    if len(set(names)) != len(names) or DCP_METADATA not in names:
+        raise BadManifest(f"{MANIFEST} is damaged", "`files` repeats a name or lacks torch's own metadata")
+    return tuple(entries)

@@ -1,0 +1,80 @@
+"""Names inside a checkpoints directory. Pure.
+
+    step-<n>                                a published checkpoint
+    step-<n>.bad-<k>                        set aside: step-<n> was published again, and this one did not verify
+    .tmp-step-<n>-<attempt>-<nonce>         being written by that attempt
+    .trash-step-<n>-<attempt>-<nonce>       being deleted by that attempt
+
+`<attempt>` is `<job id>.<restart>` under transom, and `local-<host>-<pid>` for a trainer started by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MANIFEST = "manifest.json"
+DCP_METADATA = ".metadata"
+
+_STEP = re.compile(r"step-(0|[1-9][0-9]*)")
+_WORK = re.compile(r"\.(?:tmp|trash)-step-[0-9]+-(.+)-[0-9a-f]{8}")
+_SLURM_ATTEMPT = re.compile(r"([0-9]+)\.([0-9]+)")
+_LOCAL_ATTEMPT = re.compile(r"local-(.+)-([0-9]+)")
+_ATTEMPT = re.compile(r"[A-Za-z0-9_.-]{1,120}")
+
+
+def step_name(step: int) -> str:
+    return f"step-{step}"
+
+
+def parse_step(name: str) -> int | None:
+    """The step of a published checkpoint's directory name, else None."""
+    found = _STEP.fullmatch(name)
+    return int(found.group(1)) if found else None
+
+
+def tmp_name(step: int, attempt: str, nonce: str) -> str:
+    return f".tmp-step-{step}-{attempt}-{nonce}"
+
+
+def trash_name(step: int, attempt: str, nonce: str) -> str:
+    return f".trash-step-{step}-{attempt}-{nonce}"
+
+
+def valid_attempt(name: str) -> bool:
+    """Whether `name` may be part of a file's name."""
+    return _ATTEMPT.fullmatch(name) is not None
+
+
+def local_attempt(host: str, pid: int) -> str:
+    return f"local-{re.sub(r'[^A-Za-z0-9_.]', '_', host)[:64]}-{pid}"
+
+
+@dataclass(frozen=True)
+class Here:
+    """Who is asking: the attempt, and what it can tell about processes of this host."""
+
+    attempt: str
+    host: str
+    alive: Callable[[int], bool]
+
+
+def abandoned(name: str, here: Here) -> bool:
+    """Whether `name` is a working directory whose writer can no longer be at work.
+
+    True for an older attempt of this run (Slurm has ended it before ours started; a successor has a higher job
+    id) and for a process of this host that is gone. Everything else, our own attempt too, is left alone.
+    """
+    work = _WORK.fullmatch(name)
+    if work is None:
+        return False
+    owner = work.group(1)
+    theirs, ours = _SLURM_ATTEMPT.fullmatch(owner), _SLURM_ATTEMPT.fullmatch(here.attempt)
+    if theirs and ours:
+        return tuple(map(int, theirs.groups())) < tuple(map(int, ours.groups()))
+    local = _LOCAL_ATTEMPT.fullmatch(owner)
+    if local is None or owner == here.attempt:
+        return False
+    pid = int(local.group(2))
+    return owner == local_attempt(here.host, pid) and not here.alive(pid)

@@ -1,0 +1,71 @@
+"""An optimizer's state under the names of its parameters, and back.
+
+torch's own `get_optimizer_state_dict` is not used: for an optimizer that has not stepped yet it *makes* a step with
+zero gradients, which leaves step counters at 1 and so changes the training that it should only watch. And
+`Optimizer.load_state_dict` casts state to the parameter's dtype, which we undo: a restored state is the saved one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from transom_cli.ckpt.failures import StateMismatch
+
+
+def read(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> dict[str, Any]:
+    """`{"state": {name: {...}}, "param_groups": [{..., "params": [name, ...]}]}`: the layout of DCP's own helpers."""
+    order = parameter_names(optimizer, names)
+    packed = optimizer.state_dict()
+    return {
+        "state": {order[index]: dict(value) for index, value in packed["state"].items()},
+        "param_groups": [
+            {**group, "params": [order[index] for index in group["params"]]} for group in packed["param_groups"]
+        ],
+    }
+
+
+def write(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], tree: dict[str, Any]) -> None:
+    """Raises StateMismatch when the parameters or their groups are not those of the checkpoint."""
+    order = parameter_names(optimizer, names)
+    index = {name: i for i, name in enumerate(order)}
+    groups: list[dict[str, Any]] = []
+    saved_groups = tree["param_groups"]
+    if len(saved_groups) != len(optimizer.param_groups):
+        raise StateMismatch(
+            f"The optimizer has {len(optimizer.param_groups)} parameter groups, and the checkpoint {len(saved_groups)}"
+        )
+    start = 0
+    for saved, live in zip(saved_groups, optimizer.param_groups, strict=True):
+        mine = order[start : start + len(live["params"])]
+        if sorted(mine) != sorted(saved["params"]):
+            odd = sorted(set(mine) ^ set(saved["params"]))
+            raise StateMismatch("A parameter group is not that of the checkpoint", f"they differ in {', '.join(odd)}")
+        groups.append({**saved, "params": list(range(start, start + len(mine)))})
+        start += len(mine)
+    state = {index[name]: value for name, value in tree["state"].items()}
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    _undo_casts(optimizer, state)
+
+
+def parameter_names(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> list[str]:
+    """One name a parameter, in the optimizer's order. A parameter of no known module is named by its place."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [names.get(p, f"param-{i}") for i, p in enumerate(parameters)]
+
+
+def parameters(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> dict[str, torch.Tensor]:
+    live = [p for group in optimizer.param_groups for p in group["params"]]
+    return dict(zip(parameter_names(optimizer, names), live, strict=True))
+
+
+def _undo_casts(optimizer: torch.optim.Optimizer, saved: dict[int, Any]) -> None:
+    live = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, values in saved.items():
+        held = optimizer.state[live[index]]
+        for key, value in values.items():
+            now = held.get(key)
+            if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
+                held[key] = value.to(device=now.device)

@@ -1,0 +1,51 @@
+"""The ranks that checkpoint together, and a process group of their own.
+
+Its collectives run in the background thread of a save while training uses the default group from the main thread: one
+group used by two threads would pair the wrong messages. Everything is exchanged over gloo, on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch.distributed as dist
+
+from transom_cli.errors import UsageError
+
+
+class Ranks:
+    """Made once, by all ranks together (it makes a process group). Not thread-safe: one thread at a time."""
+
+    def __init__(self) -> None:
+        together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        self.size: int = dist.get_world_size() if together else 1
+        self.rank: int = dist.get_rank() if together else 0
+        self.group: Any = dist.new_group(backend="gloo") if together else None
+        asked = os.environ.get("WORLD_SIZE", "1")
+        if not together and asked.isdecimal() and int(asked) > 1:
+            raise UsageError(
+                f"The Checkpointer was made before the {asked} ranks found each other",
+                "WORLD_SIZE is " + asked + ", and torch.distributed is not initialized: each would write alone",
+                "call torch.distributed.init_process_group() first",
+            )
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, on every rank."""
+        if self.group is None:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def from_first(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        if self.group is None:
+            return value
+        box = [value if self.first else None]
+        dist.broadcast_object_list(box, src=0, group=self.group)
+        return box[0]

@@ -1,0 +1,144 @@
+"""Choosing the checkpoint to resume from, and loading it. All ranks together, all with the same result.
+
+Each candidate's files are read and checked by all ranks, each a share, before anything is loaded. DCP then reads
+`.metadata` and plain values with pickle, as it always does: whoever can write into the checkpoints directory can run
+code in the trainer. The checksums come first, so damaged bytes are never unpickled, but they are no signature.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.tensor import DTensor
+
+from transom_cli.ckpt.engine import describe
+from transom_cli.ckpt.failures import BadManifest, StateMismatch
+from transom_cli.ckpt.inventory import Candidate, Verdict, check_bytes, manifest_reason, read_manifest
+from transom_cli.ckpt.names import DCP_METADATA
+from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.state import RANKS, State
+from transom_cli.ckpt.tree import Flat, Paths
+from transom_cli.ckpt.tree import Path as TreePath
+
+
+def verify_together(candidate: Candidate, ranks: Ranks) -> Verdict:
+    """`inventory.verify`, with the files shared out among the ranks."""
+    manifest, reasons = None, []
+    if ranks.first:
+        try:
+            manifest = read_manifest(candidate)
+        except BadManifest as error:
+            reasons = [manifest_reason(error)]
+    manifest, reasons = ranks.from_first((manifest, reasons))
+    if manifest is None:
+        return Verdict(candidate, None, tuple(reasons))
+    by_size = sorted(manifest.files, key=lambda entry: entry.size, reverse=True)
+    found = ranks.gather(check_bytes(candidate.path, by_size[ranks.rank :: ranks.size]))
+    return Verdict(candidate, manifest, tuple(reason for share in found for reason in share))
+
+
+def load(path: Path, state: State, ranks: Ranks, *, per_rank: bool) -> str:
+    """Load a verified checkpoint into the live state. Returns "" or, on all ranks alike, why that failed.
+
+    After a failure the live state may be partly overwritten: another load must succeed before training goes on.
+    """
+    metadata = targets = None
+    trouble = ""
+    try:
+        metadata = _read_metadata(path)
+        targets = _targets(metadata, state, ranks.rank, per_rank=per_rank)
+    except Exception as error:
+        trouble = _told(error)
+    trouble = _agree(trouble, ranks)
+    if trouble or metadata is None or targets is None:
+        return trouble
+    try:
+        dcp_load(
+            targets,
+            storage_reader=FileSystemReader(path),
+            planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+            process_group=ranks.group,
+            no_dist=ranks.group is None,
+        )
+        state.write(targets, _paths(metadata), per_rank=per_rank)
+    except Exception as error:
+        trouble = _told(error)
+    return _agree(trouble, ranks)
+
+
+def _read_metadata(path: Path) -> Metadata:
+    with (path / DCP_METADATA).open("rb") as stream:
+        metadata = pickle.load(stream)
+    if not isinstance(metadata, Metadata) or not isinstance(metadata.planner_data, dict):
+        raise StateMismatch("torch's own metadata is not that of a checkpoint of ours")
+    return metadata
+
+
+def _paths(metadata: Metadata) -> Paths:
+    paths: Paths = metadata.planner_data
+    return paths
+
+
+def _targets(metadata: Metadata, state: State, rank: int, *, per_rank: bool) -> Flat:
+    """Where DCP is to put each value that this rank wants: live tensors, fresh tensors, or None for a plain value.
+
+    Raises StateMismatch, before anything is touched, when the state and the checkpoint do not fit.
+    """
+    stored = metadata.state_dict_metadata
+    live, live_paths = state.read()
+    wanted: set[TreePath] = {(name,) for name in state.shared_names}
+    if per_rank:
+        wanted |= {(RANKS, str(rank), name) for name in state.per_rank_names}
+    targets: Flat = {}
+    seen = set()
+    for key, path in _paths(metadata).items():
+        owner = path[:3] if path[0] == RANKS else path[:1]
+        if owner in wanted:
+            seen.add(owner)
+            targets[key] = _target(key, path, stored[key], live.get(key), state)
+    if wanted - seen:
+        missing = ", ".join(sorted(".".join(map(str, owner)) for owner in wanted - seen))
+        raise StateMismatch(f"the checkpoint has no {missing}")
+    for key, path in live_paths.items():
+        if path[0] in state.shared_names and state.loads_in_place(str(path[0])) and key not in targets:
+            raise StateMismatch(f"the checkpoint has no {key}")
+    return targets
+
+
+def _target(key: str, path: TreePath, stored: Any, live: Any, state: State) -> Any:
+    if not isinstance(stored, TensorStorageMetadata):
+        return None
+    size, dtype = stored.size, stored.properties.dtype
+    if path[0] != RANKS and state.loads_in_place(str(path[0])):
+        if not isinstance(live, torch.Tensor):
+            raise StateMismatch(f"the trainer has no {key}")
+        if live.shape != size or live.dtype != dtype:
+            raise StateMismatch(
+                f"{key} is {_shape(dtype, size)} in the checkpoint and {_shape(live.dtype, live.shape)} here"
+            )
+        return live
+    like = live if isinstance(live, DTensor) else None
+    if like is None and len(path) == 4 and path[1] == "state":
+        like = state.sharded_like(str(path[0]), str(path[2]))
+    if like is not None and like.shape == size:
+        return torch.empty_like(like, dtype=dtype, requires_grad=False)
+    return torch.empty(size, dtype=dtype)
+
+
+def _shape(dtype: torch.dtype, size: torch.Size) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(size)}"
+
+
+def _told(error: Exception) -> str:
+    return error.what if isinstance(error, StateMismatch) else describe(error)
+
+
+def _agree(trouble: str, ranks: Ranks) -> str:
+    return next((answer for answer in ranks.gather(trouble) if answer), "")
