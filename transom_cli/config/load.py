@@ -18,7 +18,7 @@ from transom_cli.config.describe import ENV_PREFIX, Setting, settings_of
 from transom_cli.config.model import Settings
 from transom_cli.config.problems import Problem, refuse, unknown_key
 from transom_cli.config.text import from_text
-from transom_cli.config.variables import RUNTIME_VARIABLES, TEST_VARIABLES
+from transom_cli.config.variables import is_setting
 
 try:
     import tomllib
@@ -130,7 +130,7 @@ def _flatten(table: Mapping[str, Any], above: tuple[str, ...], layer: str, flat:
 def _environment_layer(environ: Mapping[str, str], problems: list[Problem]) -> Flat:
     flat: Flat = {}
     for name in sorted(environ):
-        if not name.startswith(ENV_PREFIX) or name in RUNTIME_VARIABLES or name in TEST_VARIABLES:
+        if not is_setting(name):
             continue
         setting = _BY_VARIABLE.get(name)
         if setting is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-RUNTIME_VARIABLES: frozenset[str] = frozenset(
+RUN_VARIABLES: frozenset[str] = frozenset(
     {
         "TRANSOM_RUN_DIR",
         "TRANSOM_ATTEMPT",
@@ -13,21 +13,22 @@ RUNTIME_VARIABLES: frozenset[str] = frozenset(
         "TRANSOM_BEAT_DIR",
         "TRANSOM_CHECKPOINT_DIR",
         "TRANSOM_ROLE",
-        "TRANSOM_SANDBOX_DIR",
     }
 )
-"""What transom tells its own processes and the ranks. None of them is read as a setting."""
+"""What transom tells its own processes and the ranks of one run."""
 
-TEST_VARIABLES: frozenset[str] = frozenset({"TRANSOM_REQUIRE_SLURM"})
-"""Read by the test suite only."""
+_OTHERS = ("TRANSOM_SANDBOX", "TRANSOM_REQUIRE_SLURM")
+"""The sandbox's marks on its processes, and what the test suite reads; by their first letters."""
 
-_KEPT = frozenset({"TRANSOM_SANDBOX_DIR"})
+
+def is_setting(name: str) -> bool:
+    """Whether a variable is meant as a setting (perhaps a misspelt one)."""
+    return name.startswith("TRANSOM_") and name not in RUN_VARIABLES and not name.startswith(_OTHERS)
 
 
 def outer_run_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
     """What an outer run left in this environment, which a new run's job must not inherit.
 
     A run started from inside another one would else write its beats and checkpoints into the outer run's directory.
-    The sandbox's folder is kept: it tells which Slurm is meant, not which run.
     """
-    return tuple(sorted(name for name in environ if name in RUNTIME_VARIABLES - _KEPT))
+    return tuple(sorted(RUN_VARIABLES & environ.keys()))

@@ -8,20 +8,30 @@ from pathlib import Path
 
 import transom_cli
 from transom_cli.errors import UsageError
+from transom_cli.layout import RunDir
 
 _INSTALLED = ("site-packages", "dist-packages")
 
 
 def script_environment(
-    run_dir: Path, auto_beat: bool, environ: Mapping[str, str], *, package: Path | None = None
+    run_dir: Path,
+    auto_beat: bool,
+    environ: Mapping[str, str],
+    *,
+    checkpoints: Path | None = None,
+    package: Path | None = None,
 ) -> dict[str, str]:
-    """Variables to add for a user's script. ``package`` is transom_cli's folder (default: this one).
+    """Variables to add for a user's script. ``package`` is transom_cli's folder (default: this one), ``checkpoints``
+    the setting of that name (default: the run directory's own folder).
 
     With ``auto_beat`` the folder of the automatic hook stands first in PYTHONPATH, so that every Python of the job,
     whichever it is, loads it. A source checkout's folder comes last, where it can hide nothing; a site-packages folder
     is never added: it would press this environment's packages on another Python. The hook finds the beats by its path.
     """
-    added = {"TRANSOM_RUN_DIR": str(run_dir)}
+    added = {
+        "TRANSOM_RUN_DIR": str(run_dir),
+        "TRANSOM_CHECKPOINT_DIR": str(checkpoints or RunDir(run_dir).checkpoints),
+    }
     if auto_beat:
         package = package or Path(transom_cli.__file__).resolve().parent
         before = package / "beats" / "auto"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transom_cli.errors import UsageError
+from transom_cli.layout import RunDir
 from transom_cli.submit.options import read_options
 from transom_cli.submit.quoting import Quoted, code, directive, output_pattern, sh
 from transom_cli.submit.templates import template_folder
@@ -62,6 +63,7 @@ def render_script(settings: Settings, run_dir: Path, command: Sequence[str]) -> 
         slurm_tasks_per_node=1 if torchrun else settings.ranks_per_node,
         python=_interpreter(launch.python),
         run_dir=run_dir,
+        checkpoints=settings.checkpoint.directory or RunDir(run_dir).checkpoints,
         ranks_per_node=settings.ranks_per_node,
         auto_beat=settings.auto_beat,
         srun_args=_srun_args(settings),
