@@ -1,0 +1,109 @@
+"""Slurm through its own commands. Every line that Slurm is sent stands here; every answer is read in `parse`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from transom_cli.slurm import parse
+from transom_cli.slurm.port import Job, Node, NoSuchJob, SlurmRefused, Start, Submission
+from transom_cli.slurm.runner import Runner
+
+
+class CliSlurm:
+    """The `Slurm` protocol on squeue, scontrol, sbatch, scancel and sacct (22.05 and later).
+
+    `jobs` leaves `Job.excluded` empty, as squeue has no column for it; `job` fills it.
+    """
+
+    def __init__(self, runner: Runner | None = None) -> None:
+        self._runner = runner or Runner()
+
+    def submit(self, submission: Submission) -> int:
+        options = list(submission.options)
+        if submission.chdir is not None:
+            options.append(f"--chdir={submission.chdir}")
+        script = submission.script.absolute()  # an absolute path cannot be taken for an option
+        argv = ["sbatch", "--parsable", *options, str(script), *submission.args]
+        return parse.parse_submitted(self._runner.submit(argv, submission.env, None))
+
+    def jobs(self) -> list[Job]:
+        argv = ["squeue", "--me", "--all", "--noheader", "--states=all", f"--Format={parse.SQUEUE_FORMAT}"]
+        return parse.parse_squeue(self._runner.run(argv))
+
+    def job(self, job_id: int) -> Job:
+        return parse.parse_show_job(self._runner.run(["scontrol", "show", "job", "-o", str(job_id)]))
+
+    def nodes(self, names: Sequence[str] = ()) -> list[Node]:
+        only = [_hosts(names)] if names else []
+        return parse.parse_show_nodes(self._runner.run(["scontrol", "show", "node", "-o", *only]))
+
+    def requeue_hold(self, job_id: int) -> None:
+        self._order(["scontrol", "requeuehold", str(job_id)], done_already=r"Job is pending execution")
+
+    def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
+        self._runner.run(["scontrol", "update", f"jobid={job_id}", f"NodeList={_hosts(nodes)}"])
+
+    def update_pending(self, job_id: int, *, exclude: Sequence[str], num_nodes: int | None = None) -> None:
+        count = [f"NumNodes={num_nodes}"] if num_nodes is not None else []
+        excluded = _hosts(exclude) if exclude else ""
+        self._runner.run(["scontrol", "update", f"jobid={job_id}", *count, f"ExcNodeList={excluded}"])
+
+    def release(self, job_id: int) -> None:
+        self._runner.run(["scontrol", "release", str(job_id)])
+
+    def start_now(self, job_id: int) -> None:
+        argv = ["scontrol", "update", f"jobid={job_id}", "StartTime=now"]
+        self._order(argv, done_already=r"Job is no longer pending execution")
+
+    def cancel(self, job_id: int) -> None:
+        try:
+            self._order(["scancel", str(job_id)], done_already=r"already completing or completed")
+        except NoSuchJob:
+            return
+
+    def signal(self, job_id: int, name: str, *, step: str = "", batch: bool = False) -> None:
+        target = f"{job_id}.{step}" if step else str(job_id)
+        self._runner.run(["scancel", f"--signal={name}", *(["--batch"] if batch else []), target])
+
+    def drain(self, node: str, reason: str) -> None:
+        if not self._node(node).drain:
+            self._runner.run(["scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}"])
+
+    def undrain(self, node: str, *, reason: str) -> None:
+        now = self._node(node)
+        if not now.drain:
+            return
+        if now.reason != reason:
+            raise SlurmRefused(
+                f"Node {node} is drained for another reason, so it stays drained",
+                f"its reason is: {now.reason} (set by {now.reason_user or 'unknown'})",
+                f"scontrol show node {node}",
+            )
+        self._runner.run(["scontrol", "update", f"nodename={node}", "state=undrain"])
+
+    def history(self, job_id: int) -> list[Start]:
+        argv = ["sacct", "-D", "-X", "-P", "-n", "-o", parse.SACCT_FORMAT, "-j", str(job_id)]
+        return parse.parse_sacct(self._runner.run(argv), job_id)
+
+    def _node(self, name: str) -> Node:
+        found = [node for node in self.nodes((name,)) if node.name == name]
+        if not found:
+            raise parse.nonsense("(no such node in the answer)", f"scontrol show node -o {name}")
+        return found[0]
+
+    def _order(self, argv: Sequence[str], *, done_already: str) -> None:
+        """Run a command whose refusal in these words means that its work is done."""
+        try:
+            self._runner.run(argv)
+        except SlurmRefused as error:
+            if not re.search(done_already, error.why, re.IGNORECASE):
+                raise
+
+
+def _hosts(names: Sequence[str]) -> str:
+    """Names as one list for Slurm; a name can never carry a range, a second name or another key."""
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+            raise SlurmRefused(f"`{parse.clean(name)}` is not a node's name", "", "sinfo -N")
+    return ",".join(names)

@@ -1,0 +1,257 @@
+"""Slurm's text to the port's shapes. Pure: one function a text, no process, no clock.
+
+Free text (job names, comments, reasons) may hold spaces, equals signs and newlines, so nothing here
+splits on them: `squeue` is asked for control characters as separators, and in `scontrol show job` the free
+fields are found by the fixed fields around them. What does not fit raises SlurmUnknown with the line in it.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+from transom_cli.slurm.port import Job, JobState, Node, SlurmUnknown, Start
+
+FIELD, RECORD = "\x1f", "\x1e"
+_COLUMN_WORDS = (
+    "JobID State Reason RestartCnt Requeue NodeList BatchHost NumNodes exit_code PriorityLong "
+    "TimeUsed StartTime EndTime Partition UserName Name Comment"
+)
+_COLUMNS = tuple(_COLUMN_WORDS.split())
+SQUEUE_FORMAT = ",".join(f"{column}:{FIELD}" for column in _COLUMNS[:-1]) + f",{_COLUMNS[-1]}:{RECORD}"
+SACCT_FORMAT = "JobIDRaw,State,ExitCode,NodeList"
+
+_EMPTY = frozenset({"", "(null)", "N/A", "n/a", "None", "None assigned", "(none)"})
+_JOB = re.compile(
+    r"JobId=(?P<id>\d+) (?:\S+=\S+ )*?JobName=(?P<name>.*?) UserId=(?P<user>\S+)\(\d+\) GroupId=\S+ "
+    r"(?P<body>MCS_label=\S* Priority=\d+ .*?) Command=(?P<tail>.*)",
+    re.DOTALL,
+)
+_COMMENT = re.compile(r".* Comment=(.*?) (?:StdErr|StdIn|StdOut|Power)=", re.DOTALL)
+_NODE_REASON = re.compile(r" Reason=(.*?)(?: \[(\S+)@[^\]\s]+\])?(?: Comment=.*)?$", re.DOTALL)
+_SHORT_STATES = {
+    "PD": "PENDING", "R": "RUNNING", "S": "SUSPENDED", "CD": "COMPLETED", "CA": "CANCELLED", "F": "FAILED",
+    "TO": "TIMEOUT", "NF": "NODE_FAIL", "PR": "PREEMPTED", "BF": "BOOT_FAIL", "DL": "DEADLINE",
+    "OOM": "OUT_OF_MEMORY", "CG": "COMPLETING", "CF": "CONFIGURING",
+}  # fmt: skip
+# Slurm prints a flag in place of the base state; these flags say which base state they stand on.
+_FLAG_BASE = {
+    "CONFIGURING": JobState.RUNNING, "RESIZING": JobState.RUNNING, "SIGNALING": JobState.RUNNING,
+    "STOPPED": JobState.SUSPENDED, "REQUEUED": JobState.PENDING, "REQUEUE_FED": JobState.PENDING,
+    "REQUEUE_HOLD": JobState.PENDING, "SPECIAL_EXIT": JobState.PENDING,
+}  # fmt: skip
+_ENDED_BY_REASON = {
+    "NonZeroExitCode": JobState.FAILED, "TimeLimit": JobState.TIMEOUT, "NodeDown": JobState.NODE_FAIL,
+    "OutOfMemory": JobState.OUT_OF_MEMORY, "JobLaunchFailure": JobState.FAILED,
+}  # fmt: skip
+
+
+def nonsense(text: str, reading: str) -> SlurmUnknown:
+    """The error for an answer that does not fit what Slurm is documented to print."""
+    return SlurmUnknown(
+        f"Slurm's answer to `{reading}` makes no sense",
+        clean(text)[:400] or "(an empty answer)",
+        f"run `{reading}` by hand, and check that every Slurm command here is of one version",
+    )
+
+
+def clean(text: str) -> str:
+    """Slurm's words, safe to show: control characters (terminal escapes too) become spaces, lines stay."""
+    lines = ("".join(c if c.isprintable() else " " for c in line).rstrip() for line in text.splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+def parse_nodes(expression: str, reading: str = "a node list") -> tuple[str, ...]:
+    """`gpu[001-003,007]` to names, in Slurm's order of numbers; () for Slurm's several words for none."""
+    if expression.strip() in _EMPTY:
+        return ()
+    if re.search(r"[^\w\[\],.:-]", expression):
+        raise nonsense(expression, reading)
+    try:
+        return tuple(NodeSet(expression, resolver=RESOLVER_NOGROUP))
+    except NodeSetException as error:
+        raise nonsense(f"{expression}: {error}", reading) from error
+
+
+def parse_state(word: str) -> tuple[JobState, bool]:
+    """(base state, COMPLETING) of `RUNNING`, `R`, `CANCELLED by 1000`, `COMPLETING`, `REQUEUE_HOLD`...
+
+    COMPLETING alone hides its base state, which is UNKNOWN then; so is a state that is not known here.
+    """
+    flags = [_SHORT_STATES.get(flag, flag) for flag in word.split(" by ")[0].rstrip("+*").upper().split("+")]
+    completing = "COMPLETING" in flags
+    for flag in flags:
+        if flag in JobState.__members__:
+            return JobState[flag], completing
+    for flag in flags:
+        if flag in _FLAG_BASE:
+            return _FLAG_BASE[flag], completing
+    return JobState.UNKNOWN, completing
+
+
+def _base_under_completing(reason: str, priority: int, used: str, start: str, end: str) -> JobState:
+    """What a job printed as COMPLETING will be.
+
+    An ended job ran from its start to its end. For a requeued one Slurm has set the run time to 0 and the
+    times to the next start, with the time limit between them.
+    """
+    if priority == 0 or reason == "job_requeued_in_held_state":
+        return JobState.PENDING
+    if _seconds_used(used) == 0:
+        try:
+            length = datetime.fromisoformat(end) - datetime.fromisoformat(start)
+        except ValueError:  # Unknown, N/A, NONE: it has no end
+            return JobState.PENDING
+        if length.total_seconds() > 1:
+            return JobState.PENDING
+    return _ENDED_BY_REASON.get(reason, JobState.UNKNOWN)
+
+
+def _seconds_used(text: str) -> int:
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+)*", text):  # INVALID, when the clock was set back
+        return -1
+    days, _, clock = text.rpartition("-")
+    seconds = 0
+    for part in clock.split(":"):
+        seconds = seconds * 60 + int(part)
+    return seconds + 86400 * int(days or 0)
+
+
+def _exit(text: str) -> tuple[int, int]:
+    code, _, signal = text.partition(":")
+    return int(code), int(signal or 0)
+
+
+def _make_job(raw: dict[str, str], exit_pair: tuple[int, int], excluded: tuple[str, ...], reading: str) -> Job:
+    reason = "_".join(raw["Reason"].strip("()").split())
+    priority = int(raw["Priority"])
+    state, completing = parse_state(raw["State"])
+    if completing and state is JobState.UNKNOWN:
+        state = _base_under_completing(reason, priority, raw["Used"], raw["Start"], raw["End"])
+    return Job(
+        job_id=int(raw["Id"]),
+        state=state,
+        completing=completing,
+        held=state is JobState.PENDING and priority == 0,
+        reason="" if reason in _EMPTY else reason,
+        restarts=int(raw["Restarts"]),
+        requeue=raw["Requeue"] == "1",
+        nodes=parse_nodes(raw["Nodes"], reading),
+        batch_host=_value(raw.get("BatchHost", "")),
+        num_nodes=int(re.match(r"\d+", raw["NumNodes"]).group()),  # type: ignore[union-attr]
+        excluded=excluded,
+        exit_code=exit_pair[0] if state.ended else None,
+        exit_signal=exit_pair[1] if state.ended else None,
+        name=raw["Name"],
+        comment=_value(raw["Comment"].strip()),
+        partition=raw["Partition"],
+        user=raw["User"],
+    )
+
+
+def _value(text: str) -> str:
+    return "" if text in _EMPTY else text
+
+
+def parse_squeue(text: str) -> list[Job]:
+    """`squeue -h -O SQUEUE_FORMAT`. `Job.excluded` is empty here: squeue's -O has no such column."""
+    jobs = []
+    for record in text.split(RECORD + "\n"):
+        if not record:
+            continue
+        values = record.split(FIELD)
+        try:
+            raw = dict(zip(_COLUMNS, values, strict=True))
+            raw |= {"Id": raw["JobID"], "Restarts": raw["RestartCnt"], "Nodes": raw["NodeList"],
+                    "Priority": raw["PriorityLong"], "Used": raw["TimeUsed"], "Start": raw["StartTime"],
+                    "End": raw["EndTime"], "User": raw["UserName"]}  # fmt: skip
+            status = int(raw["exit_code"])  # squeue prints the wait status, scontrol code:signal
+            jobs.append(_make_job(raw, (status >> 8, status & 0x7F), (), "squeue"))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise nonsense(record, "squeue") from error
+    return jobs
+
+
+def parse_show_job(text: str) -> Job:
+    """`scontrol show job -o ID`: one job. A job's paths may hold newlines, so the whole text is its line."""
+    reading = "scontrol show job -o"
+    found = _JOB.match(text)
+    if not found:
+        raise nonsense(text, reading)
+    body = dict(re.findall(r"(\S+?)=(\S*)", found["body"]))
+    comment = _COMMENT.match(found["tail"])
+    try:
+        raw = {"Id": found["id"], "Name": found["name"], "User": found["user"], "State": body["JobState"],
+               "Comment": comment[1] if comment else "", "Reason": body["Reason"], "Priority": body["Priority"],
+               "Restarts": body["Restarts"], "Requeue": body["Requeue"], "Nodes": body.get("NodeList", ""),
+               "BatchHost": body.get("BatchHost", ""), "NumNodes": body["NumNodes"], "Used": body["RunTime"],
+               "Start": body["StartTime"], "End": body["EndTime"],
+               "Partition": body["Partition"]}  # fmt: skip
+        excluded = parse_nodes(body.get("ExcNodeList", ""), reading)
+        return _make_job(raw, _exit(body["ExitCode"]), excluded, reading)
+    except (ValueError, KeyError, AttributeError) as error:
+        raise nonsense(text, reading) from error
+
+
+def parse_show_nodes(text: str) -> list[Node]:
+    """`scontrol show node -o`: one node a line. `IDLE+DRAIN*` is idle, draining and not responding."""
+    return [_parse_node(line) for line in text.splitlines() if line.strip()]
+
+
+def _parse_node(line: str) -> Node:
+    # The operating system's name is free text, but holds no key that is read here.
+    body = dict(re.findall(r"(?:^| )(NodeName|State|NodeAddr|Port)=(\S+)", line))
+    if not {"NodeName", "State"} <= body.keys():
+        raise nonsense(line, "scontrol show node -o")
+    base, *flags = body["State"].upper().split("+")
+    marks = "".join(mark for part in (base, *flags) for mark in part[len(part.rstrip("*~#!%$@^-")) :])
+    flags = [flag.rstrip("*~#!%$@^-") for flag in flags]
+    reason = _NODE_REASON.search(line)
+    return Node(
+        name=body["NodeName"],
+        state={"ALLOC": "allocated"}.get(base.rstrip("*~#!%$@^-"), base.rstrip("*~#!%$@^-").lower()),
+        drain=bool({"DRAIN", "DRAINED", "DRAINING"} & {base.rstrip("*~#!%$@^-"), *flags}),
+        not_responding="*" in marks or "NOT_RESPONDING" in flags,
+        reason=_value(reason[1]) if reason else "",
+        reason_user=(reason[2] or "") if reason else "",
+        address=body.get("NodeAddr", ""),
+        port=int(body.get("Port", "6818")) if body.get("Port", "6818").isdigit() else 6818,
+    )
+
+
+def parse_sacct(text: str, job_id: int) -> list[Start]:
+    """`sacct -D -X -P -n -o SACCT_FORMAT -j ID`, oldest first.
+
+    Silence is SlurmUnknown: accounting hears of a job late, so an empty answer says nothing about it.
+    """
+    starts = []
+    for line in text.splitlines():
+        try:
+            job, state, exit_text, nodes = line.split("|")
+            base, _ = parse_state(state)
+            code, signal = _exit(exit_text)
+            starts.append(
+                Start(
+                    int(job),
+                    base,
+                    code if base.ended else None,
+                    signal if base.ended else None,
+                    parse_nodes(nodes, "sacct"),
+                )
+            )
+        except ValueError as error:
+            raise nonsense(line, "sacct") from error
+    if not starts:
+        raise SlurmUnknown(f"Accounting has no job {job_id} (yet)", "sacct printed nothing", f"sacct -D -j {job_id}")
+    return starts
+
+
+def parse_submitted(text: str) -> int:
+    """`sbatch --parsable`: `ID` or `ID;cluster`, on the last line (plugins may print before it)."""
+    lines = text.strip().splitlines()
+    found = re.fullmatch(r"(\d+)(?:;.*)?", lines[-1].strip()) if lines else None
+    if not found:
+        raise nonsense(text, "sbatch --parsable")
+    return int(found[1])

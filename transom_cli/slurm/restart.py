@@ -1,0 +1,195 @@
+"""Requeue a job with exclusions: one procedure, safe to do twice and after a crash at any point.
+
+The order is the only one that works (docs/architecture.md, "Requeue with exclusion"). Two facts behind the
+waiting: a job leaves COMPLETING only when all its nodes have answered, so a dead node is given up first; and a
+slurmd refuses a job's new start as long as it lies in the same second as the end of the old one ("Job credential
+revoked": the attempt ends FAILED at once), which is what Slurm's own delay of 121 s is for and SETTLE replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from transom_cli.slurm.port import (
+    Job,
+    JobState,
+    NoSuchJob,
+    Slurm,
+    SlurmDenied,
+    SlurmRefused,
+    Submission,
+)
+
+POLL = 0.15  # seconds between two looks at a job that is completing
+SETTLE = 1.5  # seconds between the end of the old start and the new one: 1 s, and room for clocks that differ
+_HELD_BY_US = "job_requeued_in_held_state"  # Slurm's reason after requeuehold; `scontrol hold` leaves another
+
+
+@dataclass(frozen=True)
+class RestartRequest:
+    """What a restart must lead to. The same request may be carried out any number of times.
+
+    job_id, expect_restarts: the attempt that failed. A higher count means that the job was requeued already.
+    exclude: nodes to add to the job's exclusion list, whose other entries are kept.
+    dead: nodes whose slurmd does not answer; the job is shrunk off them first.
+    num_nodes: how many nodes the job asks for (a shrink takes from it, so it is set again).
+    tag: the comment of a successor, without spaces, unique to the run and the action.
+    submission: how a successor is submitted; --exclude, --comment, --nodes and --hold are added.
+    drop: exclusions of ours that have expired, removed from the old list unless they are in `exclude`.
+    """
+
+    job_id: int
+    expect_restarts: int
+    exclude: tuple[str, ...]
+    dead: tuple[str, ...]
+    num_nodes: int
+    tag: str
+    submission: Submission
+    drop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RestartResult:
+    """The job that goes on and its restart count. how: "requeued", "successor" or "already" (by Slurm, or by us
+    before a crash; then exclusions are set if the job still waits, and are not if it runs)."""
+
+    job_id: int
+    restarts: int
+    how: str
+
+
+def restart_job(
+    slurm: Slurm,
+    request: RestartRequest,
+    *,
+    sleep: Callable[[float], None],
+    clock: Callable[[], float],
+    patience: float = 15.0,
+) -> RestartResult:
+    """Bring the job to its next start, without the excluded nodes, exactly once.
+
+    `patience` (seconds on `clock`) bounds the wait for COMPLETING to end; then a successor takes over. Raises the
+    port's errors. After SlurmUnknown do it again later, with the same request: it goes on where it was.
+    """
+    return _Restart(slurm, request, sleep, clock, patience).run()
+
+
+@dataclass(frozen=True)
+class _Restart:
+    slurm: Slurm
+    request: RestartRequest
+    sleep: Callable[[float], None]
+    clock: Callable[[], float]
+    patience: float
+
+    def run(self) -> RestartResult:
+        request = self.request
+        successors = self._successors()
+        try:
+            job = self.slurm.job(request.job_id)
+        except NoSuchJob:
+            return self._succeed(None, successors)
+        if job.restarts > request.expect_restarts:
+            return self._already(job, successors)
+        if successors or self._stuck(job):
+            return self._succeed(job, successors)
+        was_pending = job.state is JobState.PENDING
+        if not was_pending:
+            try:
+                self._shrink(job)
+                self.slurm.requeue_hold(job.job_id)
+            except SlurmDenied:
+                raise
+            except SlurmRefused:  # Requeue=0, not a batch job, or forgotten since
+                return self._succeed(job, ())
+        waiting = self._wait_pending()
+        if waiting is None:
+            return self._succeed(job, ())
+        return self._start(waiting, "already" if was_pending else "requeued")
+
+    def _stuck(self, job: Job) -> bool:
+        """Its batch host is dead: Slurm allows no shrink off that one, so a requeue would not end."""
+        return job.batch_host in self.request.dead and (job.completing or not job.state.ended)
+
+    def _shrink(self, job: Job) -> None:
+        living = tuple(node for node in job.nodes if node not in self.request.dead)
+        if job.state in (JobState.RUNNING, JobState.SUSPENDED) and living and living != job.nodes:
+            try:
+                self.slurm.shrink(job.job_id, living)
+            except SlurmDenied:
+                raise
+            except SlurmRefused:
+                return  # 22.05 without accounting allows one shrink a start; the wait's patience decides then
+
+    def _already(self, job: Job, successors: tuple[Job, ...]) -> RestartResult:
+        for extra in successors:  # from a try that was cut off before Slurm requeued the job by itself
+            self.slurm.cancel(extra.job_id)
+        if job.state is not JobState.PENDING:
+            return RestartResult(job.job_id, job.restarts, "already")
+        waiting = self._wait_pending()
+        if waiting is None:
+            return self._succeed(job, ())
+        return self._start(waiting, "already")
+
+    def _wait_pending(self) -> Job | None:
+        """The job once it waits with nothing left of its last start; None when it cannot get there."""
+        deadline = self.clock() + self.patience
+        while True:
+            try:
+                job = self.slurm.job(self.request.job_id)
+            except NoSuchJob:
+                return None
+            if not job.completing and job.state is not JobState.UNKNOWN:
+                return job
+            if self.clock() >= deadline:
+                return None
+            self.sleep(POLL)
+
+    def _start(self, job: Job, how: str) -> RestartResult:
+        if job.state is not JobState.PENDING:  # another hand released it, or ended it, since we looked
+            return RestartResult(job.job_id, job.restarts, "already")
+        exclude = self._exclusions(job)
+        if set(exclude) != set(job.excluded) or job.num_nodes != self.request.num_nodes:
+            count = self.request.num_nodes if job.num_nodes != self.request.num_nodes else None
+            self.slurm.update_pending(job.job_id, exclude=exclude, num_nodes=count)
+        if job.held and how == "already" and job.reason != _HELD_BY_US:
+            return RestartResult(job.job_id, job.restarts, how)  # held by a person or a prolog: theirs to release
+        self.sleep(SETTLE)
+        self.slurm.release(job.job_id)
+        self.slurm.start_now(job.job_id)
+        return RestartResult(job.job_id, job.restarts, how)
+
+    def _exclusions(self, job: Job | None) -> tuple[str, ...]:
+        old = job.excluded if job else ()
+        kept = [node for node in old if node not in self.request.drop]
+        return tuple(dict.fromkeys([*kept, *self.request.exclude]))
+
+    def _successors(self) -> tuple[Job, ...]:
+        """Jobs that an earlier try submitted, whose answer may have been lost; oldest first."""
+        found = [
+            job
+            for job in self.slurm.jobs()
+            if self.request.tag in job.comment.split() and job.job_id != self.request.job_id
+        ]
+        return tuple(sorted(found, key=lambda job: job.job_id))
+
+    def _succeed(self, old: Job | None, successors: tuple[Job, ...]) -> RestartResult:
+        """Submit a successor held, cancel the old job, release: at no moment can both of them start."""
+        successor = successors[0].job_id if successors else self._submit(old)
+        for extra in successors[1:]:  # a submission that we gave up waiting for and Slurm took after all
+            self.slurm.cancel(extra.job_id)
+        self.slurm.cancel(self.request.job_id)
+        job = self.slurm.job(successor)
+        if job.held:
+            self.slurm.release(successor)
+        return RestartResult(successor, job.restarts, "successor")
+
+    def _submit(self, old: Job | None) -> int:
+        request = self.request
+        exclude = self._exclusions(old)
+        added = [f"--comment={request.tag}", f"--nodes={request.num_nodes}", "--hold"]
+        if exclude:
+            added.append(f"--exclude={','.join(exclude)}")
+        options = (*request.submission.options, *added)
+        return self.slurm.submit(replace(request.submission, options=options))
