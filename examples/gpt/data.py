@@ -29,8 +29,7 @@ class Sampler:
     """Windows of the corpus in an order fixed by the seed, each used once an epoch.
 
     The position is one number for the whole run (windows taken by all ranks
-    since the start), so a resumed run takes up exactly where it was, on any
-    number of ranks, and every rank saves the same state.
+    since the start), from which each rank finds its own share of the next step.
     """
 
     def __init__(self, corpus: Tensor, *, context: int, batch: int, seed: int, rank: int = 0, world: int = 1) -> None:

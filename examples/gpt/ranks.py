@@ -66,7 +66,11 @@ def spread(model: nn.Module, *, fsdp: bool, device: torch.device) -> nn.Module:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model
-    return nn.parallel.DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+    # After its first step DDP lays out its gradient buckets anew, in the order in which gradients came. A resumed run
+    # has its first step later, and from three ranks on it would add in another order there: other bits. With
+    # find_unused_parameters the first layout stays (DDP warns once of its cost: a walk over the graph each step).
+    devices = [device.index] if device.type == "cuda" else None
+    return nn.parallel.DistributedDataParallel(model, device_ids=devices, find_unused_parameters=True)
 
 
 def leave() -> None:
@@ -75,14 +79,14 @@ def leave() -> None:
         distributed.destroy_process_group()
 
 
-def die() -> NoReturn:
-    """Print the current exception and end at once, with exit code 1.
+def die(error: Exception) -> NoReturn:
+    """Print the error and end at once, with its own exit code if it has one (transom's errors do), else 1.
 
     A normal exit would first wait for threads (gloo's, the checkpoint
     writer's) that may themselves wait for the peer whose loss brought us
     here, and this rank would seem to be alive.
     """
-    traceback.print_exc()
+    traceback.print_exception(error)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(getattr(error, "exit_code", 1))

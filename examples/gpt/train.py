@@ -106,8 +106,8 @@ def main() -> None:
                 write_json(args.final_hash, result)
                 print(f"final state: sha256 {result['sha256']}", flush=True)
         leave()
-    except Exception:
-        die()
+    except Exception as error:
+        die(error)
 
 
 if __name__ == "__main__":
