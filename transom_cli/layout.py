@@ -72,6 +72,11 @@ class RunDir:
         return self.path / "job.sbatch"
 
     @property
+    def submission(self) -> Path:
+        """How the script was submitted (options, arguments, folder), so that a successor is submitted alike."""
+        return self.path / "submission.json"
+
+    @property
     def journal(self) -> Path:
         return self.path / "operator.jsonl"
 

@@ -1,16 +1,23 @@
 """The `transom` command: its sub-commands, and how an error becomes words and an exit code.
 
-Modules here import only typer and transom's pure parts at the top; whatever is
-heavy is imported inside the command that needs it, so that `--help` stays fast.
+Modules here import only typer and transom's pure parts at the top; whatever is heavy is imported inside the command
+that needs it, so that `--help` stays fast.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 
 import typer
 
-from transom_cli.errors import TransomError
+from transom_cli.cli.launch import launch, operate
+from transom_cli.cli.run import attach, run
+from transom_cli.cli.sandbox import sandbox_app
+from transom_cli.cli.status import explain, list_, status, stop
+from transom_cli.errors import EXIT_CODES, TransomError
+
+_CODES = "Exit codes: " + " · ".join(f"{code} {words}" for code, words in EXIT_CODES.items())
 
 app = typer.Typer(
     name="transom",
@@ -19,12 +26,26 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Keep a training run alive on a Slurm cluster.",
+    epilog=_CODES,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(run)
+app.command()(attach)
+app.command()(status)
+app.command()(explain)
+app.command(name="list")(list_)
+app.command()(stop)
+app.add_typer(sandbox_app, name="sandbox")
+app.command(hidden=True)(launch)
+app.command(hidden=True)(operate)
 
 
 def run_app() -> None:
     try:
         app()
     except TransomError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if "--json" in sys.argv:
+            print(json.dumps(error.as_json()))
+        else:
+            print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -47,6 +47,7 @@ class Restart(Action):
 
     job_id: int
     expect_restarts: int
+    num_nodes: int
     exclude: tuple[str, ...]
     dead: tuple[str, ...]
     drop: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RankExit:
-    """How one rank's process ended, as its own wrapper saw it. `wall` is that node's clock: for order, not for spans."""
+    """How one rank's process ended, as its own wrapper saw it. `wall` is that node's clock: for order alone."""
 
     rank: int
     node: str

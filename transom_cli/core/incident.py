@@ -135,7 +135,7 @@ def _judge(state: State, incident: Incident, at: float) -> Step:
 
 
 def _cap(state: State) -> int:
-    return max(state.policy.cap_nodes, int(state.policy.cap_fraction * state.num_nodes))
+    return max(state.policy.cap_nodes, int(state.policy.cap_fraction * (state.num_nodes or len(state.nodes))))
 
 
 def _span(state: State) -> str:
@@ -181,7 +181,13 @@ def _restart(state: State, incident: Incident, at: float, *, key: str = "restart
     state = replace(state, exclusions=tuple(x for x in state.exclusions if x.node not in gone))
     state = replace(state, incident=replace(incident, stage=Stage.RESTARTING))
     action = Restart(
-        f"{incident.id}/{key}", state.job_id, state.restarts, exclude=state.excluded, dead=incident.dead, drop=gone
+        f"{incident.id}/{key}",
+        state.job_id,
+        state.restarts,
+        num_nodes=state.num_nodes or len(state.nodes),
+        exclude=state.excluded,
+        dead=incident.dead,
+        drop=gone,
     )
     return order(state, action)
 

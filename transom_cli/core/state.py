@@ -140,7 +140,7 @@ class Exclusion:
 @dataclass(frozen=True)
 class State:
     policy: Policy = field(default_factory=Policy)
-    num_nodes: int = 1
+    num_nodes: int = 0  # asked for; 0: an unmodified script that leaves it to Slurm
     phase: Phase = Phase.SUBMITTING
     since: float = 0.0  # of the phase
     epoch: int = 0

@@ -1,0 +1,49 @@
+"""`transom launch` and `transom operate`: the processes behind a run. The templates and `transom run` start them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from transom_cli.errors import UsageError
+
+
+def launch(
+    command: Annotated[list[str], typer.Argument(help="The training command, after `--`.")],
+    run_dir: Annotated[Path, typer.Option(help="The run directory.")],
+    kind: Annotated[str, typer.Option(help="srun: one task a rank; torchrun: one task a node.")] = "srun",
+    tasks_per_node: Annotated[int, typer.Option(min=1, help="Ranks on each node.")] = 1,
+    srun_arg: Annotated[list[str] | None, typer.Option(help="A flag for srun; repeatable.")] = None,
+    torchrun_arg: Annotated[list[str] | None, typer.Option(help="A flag for torchrun; repeatable.")] = None,
+    auto_beat: Annotated[bool, typer.Option(help="Beats without a changed line in the trainer.")] = True,
+) -> None:
+    """Start and watch one attempt's training step (used by the sbatch templates)."""
+    import sys
+
+    from transom_cli.layout import RunDir
+    from transom_cli.supervise.launcher import main
+    from transom_cli.supervise.launchplan import LaunchOptions
+
+    if kind not in ("srun", "torchrun"):
+        raise UsageError(f"`--kind {kind}` is unknown", hint="Use `srun` or `torchrun`.")
+    options = LaunchOptions(
+        run=RunDir(run_dir.absolute()),
+        kind=kind,
+        command=tuple(command),
+        python=sys.executable,
+        tasks_per_node=tasks_per_node,
+        srun_args=tuple(srun_arg or ()),
+        torchrun_args=tuple(torchrun_arg or ()),
+        auto_beat=auto_beat,
+    )
+    raise typer.Exit(main(options))
+
+
+def operate(run_dir: Annotated[Path, typer.Option(help="The run directory.")]) -> None:
+    """Operate a run in this process (used by `transom run` and `transom attach`)."""
+    from transom_cli.layout import RunDir
+    from transom_cli.supervise.background import operate_here
+
+    raise typer.Exit(operate_here(RunDir(run_dir.absolute())))

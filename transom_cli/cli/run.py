@@ -1,0 +1,126 @@
+"""`transom run` and `transom attach`: submit and supervise, or take up a run where its journal ends."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from transom_cli.errors import UsageError
+
+Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
+
+
+def run(
+    words: Annotated[
+        list[str], typer.Argument(metavar="SCRIPT | -- COMMAND...", help="An sbatch script, or a command.")
+    ],
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="Settings of this run (TOML).")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
+    root: Root = None,
+    partition: Annotated[str | None, typer.Option("-p", help="Slurm partition.")] = None,
+    account: Annotated[str | None, typer.Option("-A", help="Account to charge.")] = None,
+    qos: Annotated[str | None, typer.Option("-q", help="Quality of service.")] = None,
+    nodes: Annotated[int | None, typer.Option("-N", help="Number of nodes.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node.")] = None,
+    tasks_per_node: Annotated[int | None, typer.Option(help="Ranks per node.")] = None,
+    cpus_per_task: Annotated[int | None, typer.Option("-c", help="CPUs per task.")] = None,
+    mem: Annotated[str | None, typer.Option(help="Memory per node.")] = None,
+    time: Annotated[str | None, typer.Option("-t", help="Time limit of one attempt.")] = None,
+    exclude: Annotated[str | None, typer.Option("-x", help="Nodes not to use.")] = None,
+    torchrun: Annotated[bool, typer.Option("--torchrun", help="One torchrun per node starts the ranks.")] = False,
+    container_image: Annotated[str | None, typer.Option(help="Container of the training step (pyxis).")] = None,
+    auto_beat: Annotated[
+        bool | None, typer.Option("--auto-beat/--no-auto-beat", help="Beats without a changed line in the trainer.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; see docs/settings.md.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script that would be submitted.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit, start the operator, and return.")] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Operate in this process (tmux, systemd, cron).")
+    ] = False,
+) -> None:
+    """Submit a training run and keep it alive."""
+    flags: dict[str, Any] = {
+        "name": name,
+        "root": str(root) if root else None,
+        "auto_beat": auto_beat,
+        "job.partition": partition,
+        "job.account": account,
+        "job.qos": qos,
+        "job.nodes": nodes,
+        "job.gpus_per_node": gpus_per_node,
+        "job.tasks_per_node": tasks_per_node,
+        "job.cpus_per_task": cpus_per_task,
+        "job.mem": mem,
+        "job.time": time,
+        "job.exclude": exclude,
+        "launch.kind": "torchrun" if torchrun else None,
+        "launch.container.image": container_image,
+    }
+    flags |= dict(_assignment(text) for text in set_ or ())
+    if detach and foreground:
+        raise UsageError("`--detach` and `--foreground` exclude each other")
+    from transom_cli.cli.submitting import create, prepare
+    from transom_cli.submit.rundir import plan_run
+
+    prepared = prepare(tuple(words), file, {k: v for k, v in flags.items() if v is not None})
+    if dry_run:
+        from datetime import datetime
+
+        planned = plan_run(prepared.settings.root, prepared.settings.name, datetime.now())
+        _show(prepared.script(planned.path), prepared.plan(planned.path).options)
+        return
+    from transom_cli.wiring import slurm_client
+
+    slurm_client(prepared.settings.slurm.timeout).jobs()  # no Slurm, no run: said before anything is made
+    made = create(prepared)
+    print(f"run {made.run_id}", file=sys.stderr)
+    raise typer.Exit(operate_or_watch(made, detach=detach, foreground=foreground))
+
+
+def attach(
+    run: Annotated[str | None, typer.Argument(help="Run id, name or path [default: the newest].")] = None,
+    root: Root = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Make sure that an operator lives, and return.")] = False,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Operate in this process.")] = False,
+) -> None:
+    """Watch a run; start an operator if it has none."""
+    from transom_cli.submit.rundir import find_run
+    from transom_cli.wiring import runs_root
+
+    raise typer.Exit(operate_or_watch(find_run(runs_root(root), run), detach=detach, foreground=foreground))
+
+
+def operate_or_watch(made: Any, *, detach: bool, foreground: bool) -> int:
+    from transom_cli.supervise.background import operate_here, start_operator
+    from transom_cli.supervise.journal import fold
+    from transom_cli.supervise.lease import operator_alive
+    from transom_cli.ui.live import watch_run
+
+    if not fold(made.journal).state.phase.over:
+        if foreground:
+            return operate_here(made)
+        if operator_alive(made) is None:
+            start_operator(made)
+    if detach:
+        print(made.run_id)
+        return 0
+    return watch_run(made)
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"`--set {text}` is not KEY=VALUE", hint="For example `--set restart.backoff=10`.")
+    return key.strip(), value
+
+
+def _show(script: str, options: tuple[str, ...]) -> None:
+    sys.stdout.write(script if script.endswith("\n") else script + "\n")
+    if options:
+        print(f"note: sbatch is given {' '.join(options)} on its command line", file=sys.stderr)

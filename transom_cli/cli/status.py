@@ -1,0 +1,132 @@
+"""`transom status`, `list`, `explain`, `stop`: what a person asks about a run, and the one thing they tell it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from transom_cli.errors import UsageError
+
+Run = Annotated[str | None, typer.Argument(help="Run id, name or path [default: the newest].")]
+Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+_BY_PHASE = {"held": 21, "recovering": 20, "failed": 1, "stopped": 1}
+
+
+def status(
+    run: Run = None,
+    root: Root = None,
+    json_: Json = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="0 healthy, 20 degraded, 21 held, 22 unknown, 1 failed.")
+    ] = False,
+) -> None:
+    """How is my run? One screen, once."""
+    import json
+    import shutil
+
+    from transom_cli.submit.rundir import find_run
+    from transom_cli.ui.read import read_view
+    from transom_cli.ui.render import status_lines
+    from transom_cli.wiring import runs_root
+
+    view = read_view(find_run(runs_root(root), run), patience=3.0)
+    if json_:
+        print(json.dumps({"schema": 1, **asdict(view)}))
+    else:
+        width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
+        print("\n".join(status_lines(view, width)))
+    if exit_code:
+        over = view.exit_code is not None
+        unknown = not over and (not view.operator or bool(view.slurm_lost))
+        raise typer.Exit(22 if unknown else _BY_PHASE.get(view.phase, 0))
+
+
+def list_(root: Root = None, json_: Json = False) -> None:
+    """All my runs, newest first."""
+    import json
+
+    from transom_cli.errors import TransomError
+    from transom_cli.submit.rundir import list_runs
+    from transom_cli.ui.read import read_view
+    from transom_cli.ui.render import headline
+    from transom_cli.wiring import runs_root
+
+    rows = []
+    for run in list_runs(runs_root(root)):
+        try:
+            view = read_view(run)
+        except TransomError as error:
+            print(f"warning: {run.run_id}: {error.what}", file=sys.stderr)
+            continue
+        rows.append({"run_id": view.run_id, "phase": view.phase, "job_id": view.job_id, "step": view.step})
+        if not json_:
+            print(headline(view))
+    if json_:
+        print(json.dumps({"schema": 1, "runs": rows}))
+
+
+def explain(
+    run: Run = None,
+    incident: Annotated[str | None, typer.Option("--incident", "-i", help="Only this one, as i2.")] = None,
+    root: Root = None,
+    json_: Json = False,
+) -> None:
+    """What happened: the story of each incident, from the journal."""
+    import json
+
+    from transom_cli.submit.rundir import find_run
+    from transom_cli.ui.read import read_view
+    from transom_cli.ui.render import incident_lines
+    from transom_cli.wiring import runs_root
+
+    view = read_view(find_run(runs_root(root), run))
+    chosen = [i for i in reversed(view.incidents) if incident in (None, i.id)]
+    if incident is not None and not chosen:
+        known = ", ".join(i.id for i in reversed(view.incidents)) or "none"
+        raise UsageError(f"Run `{view.run_id}` has no incident `{incident}`", f"it has: {known}")
+    if json_:
+        print(json.dumps({"schema": 1, "run_id": view.run_id, "incidents": [asdict(i) for i in chosen]}))
+    elif chosen:
+        print("\n\n".join("\n".join(incident_lines(i, 10_000)) for i in chosen))
+    else:
+        print(f"{view.run_id}: no incident so far")
+
+
+def stop(run: Run = None, root: Root = None) -> None:
+    """Cancel the run's job and end the run."""
+    import getpass
+    import json
+    import os
+    import socket
+    import time
+
+    from transom_cli.files import publish_text
+    from transom_cli.submit.rundir import find_run
+    from transom_cli.supervise.background import start_operator
+    from transom_cli.supervise.journal import fold
+    from transom_cli.supervise.lease import operator_alive
+    from transom_cli.wiring import runs_root
+
+    found = find_run(runs_root(root), run)
+    if fold(found.journal).state.phase.over:
+        print(f"run {found.run_id} is over already", file=sys.stderr)
+        return
+    who = f"{getpass.getuser()} on {socket.gethostname()}"
+    found.requests.mkdir(mode=0o700, exist_ok=True)
+    publish_text(found.requests / f"stop-{time.time_ns()}-{os.getpid()}.json", json.dumps({"ask": "stop", "who": who}))
+    if operator_alive(found) is None:
+        start_operator(found)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        state = fold(found.journal).state
+        if state.phase.over:
+            print(f"run {found.run_id} {state.phase.value}", file=sys.stderr)
+            return
+        time.sleep(0.2)
+    print(f"run {found.run_id} is stopping; see `transom status {found.run_id}`", file=sys.stderr)

@@ -1,0 +1,103 @@
+"""From a command line to a run directory that is ready to be operated. Shared by `run` and its `--dry-run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transom_cli.errors import UsageError
+from transom_cli.layout import RunDir
+
+if TYPE_CHECKING:
+    from transom_cli.config.model import Settings
+    from transom_cli.wiring import Plan
+
+_SCRIPT_ENDINGS = (".sbatch", ".slurm")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What would be submitted: the settings, the script for a run directory, and what sbatch gets beside it."""
+
+    settings: Settings
+    words: tuple[str, ...]
+    script_text: str = ""  # of a user's own script; empty when it is rendered
+    num_nodes: int = 0
+
+    def script(self, run_dir: Path) -> str:
+        from transom_cli.submit.render import render_script
+
+        return self.script_text or render_script(self.settings, run_dir, self.words)
+
+    def plan(self, run_dir: Path) -> Plan:
+        from transom_cli.wiring import Plan
+
+        chdir = str(self.settings.job.chdir or Path.cwd())
+        if not self.script_text:
+            return Plan(chdir=chdir, env=(("TRANSOM_RUN_DIR", str(run_dir)),))
+        from transom_cli.submit.environment import script_environment
+        from transom_cli.submit.script import completing_options, inspect_script
+
+        facts = inspect_script(self.script_text)
+        env = script_environment(run_dir, self.settings.auto_beat, os.environ)
+        options = completing_options(facts, job_name=Path(self.words[0]).name, exported=tuple(env), environ=os.environ)
+        folder = "" if facts.chdir else chdir
+        return Plan(options, tuple(self.words[1:]), folder, tuple(env.items()))
+
+
+def is_script(words: tuple[str, ...]) -> bool:
+    """`transom run train.sbatch`: a user's own script, by its name or by its #SBATCH lines; else a command."""
+    path = Path(words[0])
+    if path.suffix in _SCRIPT_ENDINGS:
+        return True
+    try:
+        with path.open("rb") as f:
+            return b"\n#SBATCH" in f.read(65536)
+    except OSError:
+        return False
+
+
+def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]) -> Prepared:
+    from transom_cli.config.load import load
+    from transom_cli.submit.environment import refuse_caller
+    from transom_cli.submit.script import completing_notes, inspect_script
+    from transom_cli.submit.script_file import read_script
+
+    refuse_caller(os.environ)
+    if is_script(words):
+        text = read_script(Path(words[0]))
+        job_flags = sorted(key for key, value in flags.items() if key.startswith(("job.", "launch.")) and value)
+        if job_flags:
+            raise UsageError(
+                "A script of your own says itself what it asks of Slurm",
+                f"given beside it: {', '.join(job_flags)}",
+                f"Put these into `{words[0]}` as #SBATCH lines, or give a command after `--`.",
+            )
+        facts = inspect_script(text)
+        for note in completing_notes(facts):
+            print(f"note: {words[0]}, {note}", file=sys.stderr)
+        named = {**flags, "name": flags.get("name") or facts.job_name or Path(words[0]).stem}
+        return Prepared(load(run_file, named, os.environ), words, text, facts.nodes or 0)
+    settings = load(run_file, flags, os.environ)
+    return Prepared(settings, words, num_nodes=settings.job.nodes)
+
+
+def create(prepared: Prepared) -> RunDir:
+    """Make the run directory: settings, script, how to submit it, and an empty journal."""
+    from transom_cli.submit.rundir import new_run
+    from transom_cli.submit.shared import shared_enough
+    from transom_cli.supervise.journal import write_header
+    from transom_cli.wiring import policy_of
+
+    root = prepared.settings.root
+    warning = shared_enough(root)
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
+    run = new_run(root, prepared.settings.name, datetime.now(), prepared.settings, prepared.script)
+    prepared.plan(run.path).save(run)
+    write_header(run.journal, policy_of(prepared.settings), prepared.num_nodes)
+    return run

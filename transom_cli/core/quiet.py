@@ -1,0 +1,270 @@
+"""Detector of silence: nodes whose beat table no longer comes, and ranks that make no step. Pure.
+
+Everything is counted on the observer's clock, from when the observer saw a change: a table counts as new when its
+`seq` has changed. Nothing is judged before a full limit of listening, and time in which the observer itself did not
+look (suspended, or stuck on a file system) does not count as silence: the detector's own clock, `QuietState.clock`,
+advances by no more than half of `node_silent` from one look to the next. So look at least that often.
+
+A synchronous job stalls as a whole, so a stall is one finding, not one a rank. Which limit holds, in this order:
+
+1. a process of the job has been stopped, dead or gone for `floor` seconds:            tight  (see core.step_times)
+2. no rank has made a step in this launch yet:                                         first_step
+3. a rank is in phase "checkpoint" or "restore":                                       checkpoint, or patient if longer
+4. too few steps have been seen to know:                                               first_step
+5. a table has not come for half of `node_silent`, and another has:                    tight
+6. nothing but the silence:                                                            patient
+
+Ranks that have finished, and those whose agent said goodbye, are not judged. Neither are ranks that never beat while
+others do: in many trainers rank 0 alone beats. A beat with an old step number is a sign of life too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from transom_cli.beats.table import NodeTable, RankBeat
+from transom_cli.core.quiet_shapes import (
+    FirstStep,
+    NodeBack,
+    NodeSilent,
+    Pulse,
+    QuietFinding,
+    QuietLimits,
+    QuietState,
+    RanksBack,
+    RanksQuiet,
+    Source,
+)
+
+__all__ = [
+    "FirstStep",
+    "NodeBack",
+    "NodeSilent",
+    "QuietFinding",
+    "QuietLimits",
+    "QuietState",
+    "RanksBack",
+    "RanksQuiet",
+    "expect",
+    "start",
+    "watch",
+]
+
+_DEAD = "TXZ"
+_SLOW = ("checkpoint", "restore")
+
+
+def start(expected: Iterable[str] = ()) -> QuietState:
+    """A fresh state. `expected`: nodes of the job; one of them that never sends a table is found silent too."""
+    return QuietState(expected=tuple(expected))
+
+
+def expect(state: QuietState, nodes: Iterable[str]) -> QuietState:
+    """The same state, for an attempt on these nodes."""
+    return replace(state, expected=tuple(nodes))
+
+
+def watch(
+    state: QuietState, readings: Mapping[str, NodeTable], now: float, limits: QuietLimits
+) -> tuple[QuietState, tuple[QuietFinding, ...]]:
+    """One look at the tables of one attempt, by any key that is steady (the file's name). Findings are edges.
+
+    What was learned of the step times is kept when a launch or attempt follows another in the same state.
+    """
+    gone_by = 0.0 if state.looked is None else min(max(0.0, now - state.looked), limits.node_silent / 2)
+    state = replace(state, looked=now, clock=state.clock + gone_by)
+    state = _newest_launch(state, readings)
+    fresh = [k for k, t in readings.items() if k not in state.sources or state.sources[k].seq != t.seq]
+    state, first = _listen(state, readings, fresh, limits)
+    state, nodes = _judge_nodes(state, limits)
+    state = replace(state, limit=_limit(state, limits))
+    state, ranks = _judge_ranks(state, limits.node_silent)
+    return state, (*first, *nodes, *ranks)
+
+
+def _newest_launch(state: QuietState, readings: Mapping[str, NodeTable]) -> QuietState:
+    """Forget the ranks of a former launch, and the tables of a former attempt."""
+    if not readings:
+        return state
+    attempt = max((t.attempt for t in readings.values()), key=_attempt_order)
+    known = state.launch[1] if state.launch is not None and state.launch[0] == attempt else -1
+    seen = (r.launch for t in readings.values() if t.attempt == attempt for r in t.ranks)
+    launch = max([known, *seen])
+    if (attempt, launch) == state.launch:
+        return state
+    fresh = replace(
+        state, launch=(attempt, launch), pulses={}, step=-1, stepping_since=None, aside=False, suspect=-1.0, quiet=()
+    )
+    if state.launch is None or state.launch[0] == attempt:
+        return fresh
+    return replace(fresh, sources={}, silent=frozenset(), heard_since=None)
+
+
+def _attempt_order(name: str) -> tuple[tuple[int, ...], str]:
+    return tuple(int(part) for part in name.split(".") if part.isdecimal()), name
+
+
+def _listen(
+    state: QuietState, readings: Mapping[str, NodeTable], fresh: list[str], limits: QuietLimits
+) -> tuple[QuietState, tuple[FirstStep, ...]]:
+    """Take in the tables that are new, and learn from them."""
+    attempt, launch = state.launch or ("", -1)
+    clock, times = state.clock, state.times
+    sources, pulses = dict(state.sources), dict(state.pulses)
+    for key in fresh:
+        table = readings[key]
+        if table.attempt != attempt:
+            continue
+        finished = bool(table.ranks) and all(r.phase == "done" for r in table.ranks)
+        sources[key] = Source(table.node, table.seq, clock, table.closed, finished)
+        for beat in table.ranks:
+            if beat.launch != launch:
+                continue
+            before = pulses.get(beat.rank)
+            moved, gap = _moved(before, beat, clock)
+            if before is not None and gap and before.moved > state.suspect and not _slow(before.beat, beat):
+                times = times.with_silence(gap)
+            dead = beat.proc in _DEAD and beat.phase != "done"
+            since = (
+                (before.dead_since if before is not None and before.dead_since is not None else clock) if dead else None
+            )
+            pulses[beat.rank] = Pulse(beat, table.node, key, moved, since)
+    state = replace(
+        state,
+        sources=sources,
+        pulses=pulses,
+        times=times,
+        heard_since=clock if state.heard_since is None and sources else state.heard_since,
+        aside=state.aside or any(p.beat.phase in _SLOW for p in pulses.values() if p.judged),
+    )
+    if _overdue(state, limits.node_silent) or any(p.dead_since is not None for p in pulses.values()):
+        state = replace(state, suspect=clock)
+    return _advance(state)
+
+
+def _moved(before: Pulse | None, beat: RankBeat, clock: float) -> tuple[float, float]:
+    """When the rank last moved, and how long it had been silent if it has moved just now."""
+    if before is None:
+        return clock, 0.0
+    b = before.beat
+    if (b.step, b.count, b.phase, b.pid) == (beat.step, beat.count, beat.phase, beat.pid):
+        return before.moved, 0.0
+    return clock, clock - before.moved
+
+
+def _slow(before: RankBeat, beat: RankBeat) -> bool:
+    """A silence that ended like this is not one between two steps."""
+    return before.phase != "step" or beat.phase != "step"
+
+
+def _advance(state: QuietState) -> tuple[QuietState, tuple[FirstStep, ...]]:
+    steps = [p.beat.step for p in state.pulses.values() if p.beat.step >= 0]
+    if not steps or min(steps) <= state.step:
+        return state, ()
+    step, clock = min(steps), state.clock
+    in_phase = any(p.beat.phase in _SLOW for p in state.pulses.values() if p.judged)
+    after = replace(state, step=step, stepped=clock, aside=in_phase)
+    if state.stepping_since is None:
+        return replace(after, stepping_since=clock), (FirstStep(max(steps)),)
+    if state.aside or state.suspect >= state.stepped or clock <= state.stepped:
+        return after, ()
+    return replace(after, times=state.times.with_step((clock - state.stepped) / (step - state.step))), ()
+
+
+def _judge_nodes(state: QuietState, limits: QuietLimits) -> tuple[QuietState, list[QuietFinding]]:
+    """A node is silent when all its tables are: one rank's own table (beats.own_table) may stop with its process."""
+    last: dict[str, float] = {}
+    resting: dict[str, bool] = {}
+    for source in state.sources.values():
+        last[source.node] = max(source.arrived, last.get(source.node, source.arrived))
+        resting[source.node] = (source.closed or source.finished) and resting.get(source.node, True)
+    findings: list[QuietFinding] = []
+    silent = set(state.silent)
+    for node, arrived in last.items():
+        silent_for = state.clock - arrived
+        if node in silent and silent_for == 0.0:
+            silent.discard(node)
+            findings.append(NodeBack(node))
+        elif node not in silent and not resting[node] and silent_for >= limits.node_silent:
+            silent.add(node)
+            findings.append(NodeSilent(node, silent_for, limits.node_silent))
+    if state.heard_since is not None and state.clock - state.heard_since >= limits.missing:
+        for node in state.expected:
+            if node not in last and node not in silent:
+                silent.add(node)
+                findings.append(NodeSilent(node, state.clock - state.heard_since, limits.missing))
+    return replace(state, silent=frozenset(silent)), findings
+
+
+def _overdue(state: QuietState, node_silent: float) -> list[int]:
+    """Ranks whose table has not come for half of what makes a node silent, while another's has: else it may be us."""
+    late = {key for key, source in state.sources.items() if state.clock - source.arrived >= node_silent / 2}
+    if len(late) == len(state.sources):
+        return []
+    return [rank for rank, p in state.pulses.items() if p.source in late and _is_judged(state, p)]
+
+
+def _is_judged(state: QuietState, pulse: Pulse) -> bool:
+    return pulse.judged and not state.sources[pulse.source].closed
+
+
+def _limit(state: QuietState, limits: QuietLimits) -> float:
+    """The order of the module's docstring."""
+    tight = state.times.tight(limits.factor, limits.floor, limits.ceiling)
+    if any(p.dead_since is not None and state.clock - p.dead_since >= limits.floor for p in state.pulses.values()):
+        return tight
+    if state.stepping_since is None:
+        return limits.first_step
+    patient = state.times.patient(limits.factor, limits.patience, limits.floor, limits.ceiling)
+    if state.clock - state.stepping_since < limits.settle:
+        patient = max(patient, limits.settle)
+    if any(p.beat.phase in _SLOW for p in state.pulses.values() if p.judged):
+        return max(limits.checkpoint, patient)
+    if not state.times.known:
+        return limits.first_step
+    return tight if _overdue(state, limits.node_silent) else patient
+
+
+def _judge_ranks(state: QuietState, node_silent: float) -> tuple[QuietState, list[QuietFinding]]:
+    stepping = state.stepping_since is not None
+    judged = {r: p for r, p in state.pulses.items() if _is_judged(state, p) and (p.beat.count > 0 or not stepping)}
+    if state.quiet:
+        known = [state.pulses[r] for r in state.quiet if r in state.pulses]
+        back_again = [p for p in known if p.moved > state.quiet_at or p.beat.phase == "done"]
+        still = [p for p in known if p.judged and p not in back_again]
+        if still or not back_again:  # the death of all of them is no return
+            return state, []
+        back = RanksBack(state.quiet, state.step, state.clock - state.quiet_at)
+        return replace(state, quiet=(), quiet_at=0.0), [back]
+    if not any(state.clock - p.moved >= state.limit for p in judged.values()):
+        return state, []
+    # the others of a synchronous job stopped a moment later: by a step's skew, and by when their table came
+    quiet = {r: p for r, p in judged.items() if state.clock - p.moved >= state.limit / 2}
+    ranks = tuple(sorted(quiet))
+    found = RanksQuiet(
+        ranks=ranks,
+        nodes=tuple(sorted({p.node for p in quiet.values()})),
+        step=state.step,
+        quiet_for=max(state.clock - p.moved for p in quiet.values()),
+        limit=state.limit,
+        culprits=_culprits(state, quiet, node_silent),
+    )
+    return replace(state, quiet=ranks, quiet_at=state.clock), [found]
+
+
+def _culprits(state: QuietState, quiet: Mapping[int, Pulse], node_silent: float) -> tuple[int, ...]:
+    """Who stands out: the stopped and dead; else those of whom nothing comes; else those asleep in the kernel (D);
+    else those behind the others in step. The last three name nobody when they would name everybody."""
+    dead = tuple(sorted(r for r, p in state.pulses.items() if p.dead_since is not None))
+    if dead:
+        return dead
+    furthest = max(p.beat.step for p in quiet.values())
+    for group in (
+        [r for r in _overdue(state, node_silent) if r in quiet],
+        [r for r, p in quiet.items() if p.beat.proc == "D"],
+        [r for r, p in quiet.items() if p.beat.step < furthest],
+    ):
+        if group and len(group) < len(quiet):
+            return tuple(sorted(group))
+    return ()

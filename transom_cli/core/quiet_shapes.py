@@ -1,0 +1,116 @@
+"""Shapes of the detector of silence (`core.quiet`): its limits, its findings, its state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from transom_cli.beats.table import RankBeat
+from transom_cli.core.step_times import StepTimes
+
+
+@dataclass(frozen=True)
+class QuietLimits:
+    """Seconds, but for the two factors, which multiply the learned step time."""
+
+    factor: float = 8.0
+    floor: float = 5.0
+    ceiling: float = 1800.0
+    first_step: float = 1800.0  # from the launch's first sign to its first step
+    checkpoint: float = 900.0
+    node_silent: float = 10.0
+    patience: float = 3.0  # times `factor`, while nothing but silence speaks against a rank
+    settle: float = 120.0  # the least patience in the first seconds of stepping
+    missing: float = 60.0  # for the first table of an expected node, after the first of any node
+
+
+@dataclass(frozen=True)
+class NodeSilent:
+    node: str
+    silent_for: float
+    limit: float
+
+
+@dataclass(frozen=True)
+class NodeBack:
+    node: str
+
+
+@dataclass(frozen=True)
+class RanksQuiet:
+    """`ranks` make no steps any more; `step` was the last of all. `culprits`: who stands out, see `core.quiet`."""
+
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    step: int
+    quiet_for: float
+    limit: float
+    culprits: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RanksBack:
+    """Every rank of the last `RanksQuiet` has moved again, or has finished."""
+
+    ranks: tuple[int, ...]
+    step: int
+    quiet_for: float
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    """The first step seen of a launch: after a restart of the job it is the end of the incident."""
+
+    step: int
+
+
+QuietFinding = NodeSilent | NodeBack | RanksQuiet | RanksBack | FirstStep
+
+
+@dataclass(frozen=True)
+class Source:
+    """One table: when the observer last saw a new one, on the detector's clock."""
+
+    node: str
+    seq: int
+    arrived: float
+    closed: bool
+    finished: bool  # all its ranks are done
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """One rank: its last row, when it last moved, and since when its process is stopped or gone (detector's clock)."""
+
+    beat: RankBeat
+    node: str
+    source: str
+    moved: float
+    dead_since: float | None
+
+    @property
+    def judged(self) -> bool:
+        return self.beat.phase != "done" and self.beat.proc != "X"
+
+
+@dataclass(frozen=True)
+class QuietState:
+    """`step`: the highest step that every beating rank has reached, -1: none. `limit`: the silence allowed now, s."""
+
+    step: int = -1
+    limit: float = 0.0
+    expected: tuple[str, ...] = ()
+    clock: float = 0.0
+    looked: float | None = None  # the observer's clock at the last look
+    launch: tuple[str, int] | None = None  # attempt, launch
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    pulses: Mapping[int, Pulse] = field(default_factory=dict)
+    silent: frozenset[str] = frozenset()
+    heard_since: float | None = None  # when the first table came
+    stepping_since: float | None = None  # when the launch's first step was seen
+    stepped: float = 0.0  # when `step` last grew
+    aside: bool = False  # a checkpoint or restore since `step` last grew: no sample of a step
+    suspect: float = -1.0  # when something besides silence was last wrong: a gap around it is no lesson
+    quiet: tuple[int, ...] = ()
+    quiet_at: float = 0.0
+    times: StepTimes = field(default_factory=StepTimes)

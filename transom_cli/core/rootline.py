@@ -1,0 +1,58 @@
+"""The first cause in the tail of one rank's log: a category and a line. Pure.
+
+This knows just enough to tell a user's own error (which a restart would repeat) from a peer's death (which made this rank fail).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# An exception's last line: "ValueError: bad", "torch.OutOfMemoryError: ..."; behind optional rank labels.
+_EXCEPTION = re.compile(r"^(?:\[?[\w ]*\d+\]?:\s*)*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b.*)")
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
+_USAGE = re.compile(r"^usage: .+|^\S+: error: .+", re.MULTILINE)
+
+# A rank that says one of these is a victim of another one's death.
+_PEER = re.compile(
+    r"connection closed by peer|connection reset by peer|broken pipe|DistNetworkError|DistBackendError|NCCL error"
+    r"|connection refused|gloo|socket timeout|timed out after|watchdog|remote peer|process group has not been initialized",
+    re.IGNORECASE,
+)
+_OOM = re.compile(r"out of memory|OutOfMemoryError|Cannot allocate memory|MemoryError", re.IGNORECASE)
+_STORAGE = re.compile(
+    r"No space left on device|Disk quota exceeded|Stale file handle|Read-only file system|Input/output"
+)
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LINE_LIMIT = 300
+
+
+@dataclass(frozen=True)
+class RootLine:
+    category: str  # user, peer, usage, oom, storage or unknown
+    line: str
+
+
+def clean(line: str) -> str:
+    """A log line that may meet a terminal: no control characters, one line, not endless."""
+    return _CONTROL.sub("", line.replace("\t", " ").rpartition("\r")[2]).strip()[:_LINE_LIMIT]
+
+
+def root_line(text: str) -> RootLine:
+    """Read the tail of a log. The last exception is the outermost, the one that ended the process."""
+    lines = [clean(x) for x in text.splitlines()]
+    found = [m.group(1) for m in map(_EXCEPTION.match, lines) if m]
+    if found and _TRACEBACK.search(text):
+        return RootLine(_category(found[-1]), found[-1])
+    usage = _USAGE.findall(text)
+    if usage:
+        return RootLine("usage", clean(usage[-1]))
+    last = next((x for x in reversed(lines) if x), "")
+    return RootLine("unknown", last)
+
+
+def _category(line: str) -> str:
+    for category, pattern in (("oom", _OOM), ("storage", _STORAGE), ("peer", _PEER)):
+        if pattern.search(line):
+            return category
+    return "user"

@@ -1,0 +1,203 @@
+"""Reads the run directory for the operator: launcher's journal, outcome, beats, checkpoints, requests. By polling.
+
+Only the present attempt is read, and any newer one of the same job. Whatever is not there yet is simply not there yet: on a
+network file system a file may show seconds late.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from transom_cli.beats.table import BadTable, NodeTable, decode
+from transom_cli.core import events as ev
+from transom_cli.core import quiet
+from transom_cli.core.codec import BadRecord, build
+from transom_cli.core.state import State
+from transom_cli.layout import AttemptDir, RunDir, parse_attempt
+
+PROGRESS_EVERY = 60.0  # one progress line a minute in the journal
+LOOK_EVERY = 1.0  # for what changes slowly: new attempts, checkpoints, requests
+
+
+class Tail:
+    """New whole lines of a growing JSON-lines file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def records(self) -> Iterator[dict[str, object]]:
+        try:
+            with self._path.open("rb") as f:
+                f.seek(self._offset)
+                data = f.read()
+        except OSError:
+            return
+        whole, newline, _ = data.rpartition(b"\n")
+        self._offset += len(whole) + len(newline)
+        for line in whole.splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue  # a launcher that died in the middle of a line
+            if isinstance(record, dict):
+                yield record
+
+
+class AttemptFollower:
+    """What one attempt's files tell."""
+
+    def __init__(self, attempt: AttemptDir, limits: quiet.QuietLimits) -> None:
+        self._dir = attempt
+        self._limits = limits
+        self._tail = Tail(attempt.launcher_journal)
+        self._quiet = quiet.start()
+        self._outcome = False
+        self._step = -1
+        self._told = (-1, 0.0)  # the step last put in an event, and when
+        self.tables: dict[str, NodeTable] = {}
+
+    @property
+    def name(self) -> str:
+        return self._dir.name
+
+    def poll(self, now: float) -> Iterator[ev.Event]:
+        for record in self._tail.records():
+            if record.get("type") == "launch":
+                yield _launch(now, self.name, record)
+        yield from self._beats(now)
+        if not self._outcome:
+            outcome = read_outcome(self._dir, now)
+            if outcome is not None:
+                self._outcome = True
+                yield from self._tell_step(now)
+                yield outcome
+
+    def _beats(self, now: float) -> Iterator[ev.Event]:
+        for path in _listed(self._dir.nodes):
+            if path.suffix != ".beats":
+                continue
+            try:
+                self.tables[path.stem] = decode(path.read_bytes())
+            except (OSError, BadTable):
+                continue  # gone, or caught while it was replaced on a file system without atomic rename
+        self._quiet, findings = quiet.watch(self._quiet, self.tables, now, self._limits)
+        self._step = max(self._step, self._quiet.step)
+        if self._step > self._told[0] and (self._told[0] < 0 or now - self._told[1] >= PROGRESS_EVERY):
+            yield from self._tell_step(now)
+        for finding in findings:
+            event = self._event(finding, now)
+            if event is not None:
+                yield from self._tell_step(now)
+                yield event
+
+    def _tell_step(self, now: float) -> Iterator[ev.Event]:
+        if self._step > self._told[0]:
+            self._told = (self._step, now)
+            yield ev.StepSeen(now, self.name, self._step)
+
+    def _event(self, finding: quiet.QuietFinding, now: float) -> ev.Event | None:
+        if isinstance(finding, quiet.NodeSilent):
+            return ev.NodeSilent(now, self.name, finding.node, finding.silent_for)
+        if isinstance(finding, quiet.NodeBack):
+            return ev.NodeBack(now, self.name, finding.node)
+        if isinstance(finding, quiet.RanksQuiet):
+            where = {r.rank: t.node for t in self.tables.values() for r in t.ranks}
+            nodes = tuple(dict.fromkeys(where[r] for r in finding.culprits if r in where))
+            return ev.RanksQuiet(
+                now, self.name, finding.step, finding.quiet_for, finding.limit, tuple(finding.culprits), nodes
+            )
+        if isinstance(finding, quiet.RanksBack):
+            return ev.RanksBack(now, self.name)
+        return None  # the first step is told by `_tell_step`
+
+
+class Follower:
+    """Everything the operator reads from files, as events."""
+
+    def __init__(self, run: RunDir, checkpoints: Path, limits: quiet.QuietLimits) -> None:
+        self._run = run
+        self._checkpoints = checkpoints
+        self._limits = limits
+        self._attempt: AttemptFollower | None = None
+        self._looked = float("-inf")
+        self._durable = -1
+        self._requests: set[str] = set()
+
+    @property
+    def tables(self) -> dict[str, NodeTable]:
+        return self._attempt.tables if self._attempt else {}
+
+    def poll(self, state: State, now: float) -> Iterator[ev.Event]:
+        slow = now - self._looked >= LOOK_EVERY
+        if slow:
+            self._looked = now
+            yield from self._slow(now)
+        name = self._newest_attempt(state) if slow or self._attempt is None else self._attempt.name
+        if name and (self._attempt is None or self._attempt.name != name):
+            self._attempt = AttemptFollower(AttemptDir(self._run.attempts / name), self._limits)
+        if self._attempt is not None:
+            yield from self._attempt.poll(now)
+
+    def _newest_attempt(self, state: State) -> str:
+        """The attempt that the state knows, or a newer start of the same job that Slurm has not told us of yet."""
+        newest = state.restarts
+        for path in _listed(self._run.attempts):
+            try:
+                job_id, restarts = parse_attempt(path.name)
+            except ValueError:
+                continue
+            if job_id == state.job_id:
+                newest = max(newest, restarts)
+        return self._run.attempt(state.job_id, newest).name if state.job_id else ""
+
+    def _slow(self, now: float) -> Iterator[ev.Event]:
+        step = newest_checkpoint(self._checkpoints)
+        if step > self._durable:
+            self._durable = step
+            yield ev.CheckpointSeen(now, step)
+        for path in _listed(self._run.requests):
+            if path.name in self._requests or not path.name.endswith(".json"):
+                continue
+            self._requests.add(path.name)
+            request = _read_json(path)
+            if request.get("ask") == "stop":
+                yield ev.StopAsked(now, str(request.get("who", "somebody")))
+
+
+def newest_checkpoint(directory: Path) -> int:
+    """The step of the newest published checkpoint (its manifest stands), or -1. Its bytes are not read here."""
+    steps = (p for p in _listed(directory) if p.name.startswith("step-") and p.name[5:].isdigit())
+    return max((int(p.name[5:]) for p in steps if (p / "manifest.json").exists()), default=-1)
+
+
+def read_outcome(attempt: AttemptDir, now: float) -> ev.OutcomeSeen | None:
+    data = _read_json(attempt.outcome)
+    if not data:
+        return None
+    try:
+        return replace(build(ev.OutcomeSeen, {**data, "at": now}), attempt=attempt.name)
+    except BadRecord:
+        return None
+
+
+def _launch(now: float, attempt: str, record: dict[str, object]) -> ev.LaunchSeen:
+    return build(ev.LaunchSeen, {"at": now, "attempt": attempt, "launch": 0, "nodes": [], "world_size": 0, **record})
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _listed(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except OSError:
+        return []

@@ -1,0 +1,181 @@
+"""Does what the core orders, a thread an action, and answers with events. Every action here is safe to do twice.
+
+What Slurm does not answer is tried again with back-off until it does; what Slurm refuses is told to the core as ActionFailed.
+"""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from transom_cli.core import actions as act
+from transom_cli.core import events as ev
+from transom_cli.errors import TransomError
+from transom_cli.health.finding import Finding
+from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.slurm.port import NoSuchJob, Slurm, SlurmDenied, SlurmRefused, SlurmUnknown, Submission
+from transom_cli.slurm.restart import RestartRequest, restart_job
+from transom_cli.slurm.retry import backoff
+from transom_cli.supervise.clock import Clock
+from transom_cli.supervise.examine import examine
+
+Reach = Callable[[str, str, int, int | None], Finding]
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What the hands need to know of a run, beyond what stands in the actions."""
+
+    run: RunDir
+    submission: Submission
+    drain_command: tuple[str, ...] = ()
+
+    @property
+    def tag(self) -> str:
+        """The comment by which our jobs are found again when an answer of sbatch was lost."""
+        return f"transom:{self.run.run_id}"
+
+
+class Hands:
+    def __init__(
+        self, orders: Orders, slurm: Slurm, reach: Reach, clock: Clock, out: queue.SimpleQueue[ev.Event]
+    ) -> None:
+        self._orders = orders
+        self._slurm = slurm
+        self._reach = reach
+        self._clock = clock
+        self._out = out
+        self._end = threading.Event()
+        self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="hand")
+        self._busy: set[str] = set()
+
+    def do(self, action: act.Action) -> None:
+        if action.key in self._busy:
+            return
+        self._busy.add(action.key)
+        self._pool.submit(self._do, action)
+
+    def stop(self) -> None:
+        """Begin no new try; what is under way may end by itself."""
+        self._end.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _do(self, action: act.Action) -> None:
+        tries = 0
+        while not self._end.is_set():
+            try:
+                self._out.put(self._perform(action))
+                break
+            except SlurmUnknown as error:
+                tries += 1
+                self._out.put(ev.SlurmLost(self._clock.now(), error.why or error.what))
+                self._end.wait(backoff(tries))
+            except TransomError as error:
+                told = f"{error.what}: {error.why}" if error.why else error.what
+                self._out.put(ev.ActionFailed(self._clock.now(), action.key, error.kind, told))
+                break
+            except Exception as error:
+                # A fault of ours must reach the journal, or the incident would wait for ever.
+                self._out.put(ev.ActionFailed(self._clock.now(), action.key, "internal", repr(error)))
+                break
+        self._busy.discard(action.key)
+
+    def _perform(self, action: act.Action) -> ev.Event:
+        if isinstance(action, act.Submit):
+            return self._submit(action)
+        if isinstance(action, act.Probe):
+            return self._probe(action)
+        if isinstance(action, act.Examine):
+            attempt = AttemptDir(self._orders.run.attempts / action.attempt)
+            return replace(examine(action.key, self._orders.run, attempt, action.rank, 0.0), at=self._clock.now())
+        if isinstance(action, act.Isolate):
+            return self._isolate(action)
+        if isinstance(action, act.Restart):
+            return self._restart(action)
+        if isinstance(action, act.Patch):
+            return self._patch(action)
+        if isinstance(action, act.Release):
+            self._slurm.release(action.job_id)
+            return ev.Acted(self._clock.now(), action.key, "released")
+        if isinstance(action, act.Cancel):
+            self._slurm.cancel(action.job_id)
+            return ev.Acted(self._clock.now(), action.key, "cancelled")
+        raise TypeError(f"no hand for {type(action).__name__}")
+
+    def _submit(self, action: act.Submit) -> ev.Event:
+        """A lost answer of sbatch, or a crash before it was remembered, must not make a second job."""
+        tag = self._orders.tag
+        known = [j for j in self._slurm.jobs() if j.comment == tag]
+        if known:
+            return ev.Submitted(self._clock.now(), action.key, known[0].job_id)
+        submission = self._orders.submission
+        job_id = self._slurm.submit(replace(submission, options=(*submission.options, f"--comment={tag}")))
+        return ev.Submitted(self._clock.now(), action.key, job_id)
+
+    def _probe(self, action: act.Probe) -> ev.Event:
+        self._end.wait(action.delay)
+        node = next(iter(self._slurm.nodes([action.node])))
+        finding = self._reach(node.name, node.address, node.port, action.job_id)
+        return ev.Probed(self._clock.now(), action.key, action.node, finding.verdict.name, finding.evidence)
+
+    def _isolate(self, action: act.Isolate) -> ev.Event:
+        how, detail = "excluded", ""
+        if action.drain:
+            reason = f"transom: {action.reason} ({self._orders.run.run_id})"[:200]
+            how, detail = self._drain(action.node, reason)
+        return ev.Isolated(self._clock.now(), action.key, action.node, how, detail)
+
+    def _drain(self, node: str, reason: str) -> tuple[str, str]:
+        """The ladder: scontrol, then the site's own command, else exclusion with the command an admin would run."""
+        try:
+            self._slurm.drain(node, reason)
+            return "drained", ""
+        except (SlurmDenied, SlurmRefused) as error:
+            why = error.why or error.what
+        if self._orders.drain_command:
+            try:
+                done = subprocess.run(
+                    [*self._orders.drain_command, node, reason],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    timeout=30,
+                    check=False,
+                )
+                if done.returncode == 0:
+                    return "drained", f"by {self._orders.drain_command[0]}"
+                why = (
+                    f"{why}; {self._orders.drain_command[0]} ended with {done.returncode}: {done.stderr.strip()[:200]}"
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                why = f"{why}; {error}"
+        return "excluded", f"drain refused by Slurm: {why}"
+
+    def _restart(self, action: act.Restart) -> ev.Event:
+        request = RestartRequest(
+            job_id=action.job_id,
+            expect_restarts=action.expect_restarts,
+            exclude=action.exclude,
+            dead=action.dead,
+            num_nodes=action.num_nodes,
+            tag=f"{self._orders.tag}:{action.key}",
+            submission=self._orders.submission,
+            drop=action.drop,
+        )
+        result = restart_job(self._slurm, request, sleep=self._end.wait, clock=self._clock.now)
+        return ev.Restarted(self._clock.now(), action.key, result.job_id, result.restarts, result.how)
+
+    def _patch(self, action: act.Patch) -> ev.Event:
+        """Only while the job is pending: once it runs, the exclusions are for the next time."""
+        try:
+            job = self._slurm.job(action.job_id)
+            keep = [n for n in job.excluded if n not in action.drop]
+            self._slurm.update_pending(action.job_id, exclude=tuple(dict.fromkeys((*keep, *action.exclude))))
+            detail = f"excluded: {', '.join(action.exclude) or 'none'}"
+        except (SlurmRefused, NoSuchJob) as error:
+            detail = f"too late: {error.why or error.what}"
+        return ev.Acted(self._clock.now(), action.key, detail)

@@ -1,0 +1,139 @@
+"""The command lines of one launch: the agents' step and the training step. Pure: from an allocation and options to argv.
+
+Lists of words all the way; nothing here meets a shell.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transom_cli.layout import AttemptDir, RunDir
+
+PORTS = range(20000, 60000)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What Slurm gave this attempt, from the batch script's environment."""
+
+    job_id: int
+    restart: int
+    nodes: tuple[str, ...]
+    cpus_per_task: str = ""
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    run: RunDir
+    kind: str  # srun or torchrun
+    command: tuple[str, ...]
+    python: str
+    tasks_per_node: int = 1
+    srun_args: tuple[str, ...] = ()
+    torchrun_args: tuple[str, ...] = ()
+    auto_beat: bool = True
+
+
+def port_for(allocation: Allocation, launch: int, taken: Sequence[int] = ()) -> int:
+    """A rendezvous port that differs from launch to launch, so that a stale rank of an old one cannot join."""
+    seed = zlib.crc32(f"{allocation.job_id}.{allocation.restart}.{launch}".encode())
+    port = PORTS[seed % len(PORTS)]
+    while port in taken:
+        port = PORTS[(port + 1) % len(PORTS)]
+    return port
+
+
+def pattern(path: Path) -> str:
+    """A path as srun's --output wants it: a percent sign of its own is doubled."""
+    return str(path).replace("%", "%%")
+
+
+def agent_argv(allocation: Allocation, options: LaunchOptions, attempt: AttemptDir) -> list[str]:
+    """One agent a node, beside the training (`--overlap`), without devices, and not killed by another node's loss."""
+    count = str(len(allocation.nodes))
+    return [
+        "srun",
+        "--overlap",
+        "--no-kill",
+        "--kill-on-bad-exit=0",
+        f"--nodes={count}",
+        f"--ntasks={count}",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=1",
+        "--mem=0",
+        "--gres=none",
+        "--job-name=transom-agent",
+        f"--output={pattern(attempt.path / 'agents.log')}",
+        "--open-mode=append",
+        options.python,
+        "-m",
+        "transom_cli.agent.agent",
+        "--attempt-dir",
+        str(attempt.path),
+    ]
+
+
+def training_argv(
+    allocation: Allocation,
+    options: LaunchOptions,
+    attempt: AttemptDir,
+    launch: int,
+    *,
+    wrapper: Path,
+    master: str,
+    port: int,
+) -> list[str]:
+    """The training step: one wrapper a task, which starts the user's command and records how it ended."""
+    tasks = 1 if options.kind == "torchrun" else options.tasks_per_node
+    count = len(allocation.nodes)
+    name = "node-%n.log" if options.kind == "torchrun" else "rank-%t.log"
+    argv = [
+        "srun",
+        "--kill-on-bad-exit=1",
+        f"--nodes={count}",
+        f"--ntasks={count * tasks}",
+        f"--ntasks-per-node={tasks}",
+        "--job-name=training",
+        f"--output={pattern(attempt.logs(launch))}/{name}",
+        "--open-mode=append",
+    ]
+    if allocation.cpus_per_task:
+        argv.append(f"--cpus-per-task={allocation.cpus_per_task}")  # srun no longer inherits it from sbatch
+    argv += options.srun_args
+    argv += [options.python, "-I", "-S", str(wrapper), "--attempt-dir", str(attempt.path), "--launch", str(launch)]
+    argv += ["--torchrun"] if options.kind == "torchrun" else []
+    argv += ["--auto-beat"] if options.auto_beat else []
+    argv += ["--", *command(allocation, options, master, port)]
+    return argv
+
+
+def command(allocation: Allocation, options: LaunchOptions, master: str, port: int) -> list[str]:
+    """The user's command; torchrun's node rank comes from the wrapper (PET_NODE_RANK), so that ranks keep their nodes."""
+    if options.kind != "torchrun":
+        return list(options.command)
+    return [
+        options.python,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={len(allocation.nodes)}",
+        f"--nproc-per-node={options.tasks_per_node}",
+        "--rdzv-backend=static",
+        f"--master-addr={master}",
+        f"--master-port={port}",
+        "--max-restarts=0",
+        *options.torchrun_args,
+        *options.command,
+    ]
+
+
+def training_env(base: Mapping[str, str], master: str, port: int, run: RunDir) -> dict[str, str]:
+    """What the ranks need to find each other. What the user has set stays."""
+    env = dict(base)
+    env.setdefault("MASTER_ADDR", master)
+    env.setdefault("MASTER_PORT", str(port))
+    env["TRANSOM_RUN_DIR"] = str(run.path)
+    env.setdefault("TRANSOM_CHECKPOINT_DIR", str(run.checkpoints))
+    return env

@@ -1,0 +1,145 @@
+"""Who is the operator of a run: a lease that is renewed while it lives, and an epoch that fences the one before.
+
+Epoch n is taken by making the file `epochs/<n>` with O_EXCL, which only one can do, also on NFS. An operator that finds
+a higher epoch than its own has been replaced and must stop at once. The lease tells the living from the dead: on the
+same boot of the same host by the process itself, from elsewhere by its renewals, watched on the watcher's own clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from transom_cli.errors import OperatorAlive
+from transom_cli.files import publish_text
+from transom_cli.layout import RunDir
+
+RENEW = 2.0  # seconds between renewals
+STALE = 15.0  # seconds without one, seen from another host, before the operator counts as gone
+
+
+@dataclass(frozen=True)
+class Holder:
+    epoch: int
+    host: str
+    boot: str
+    pid: int
+    start: int  # start time of the process in clock ticks since boot: a recycled pid is somebody else
+    renewals: int = 0
+    released: bool = False
+
+    def here(self) -> bool:
+        return self.boot == _boot_id()
+
+    def alive_here(self) -> bool:
+        return _start_ticks(self.pid) == self.start
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _start_ticks(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def read_holder(run: RunDir) -> Holder | None:
+    try:
+        return Holder(**json.loads(run.lease.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def highest_epoch(run: RunDir) -> int:
+    try:
+        return max((int(p.name) for p in run.epochs.iterdir() if p.name.isdigit()), default=0)
+    except OSError:
+        return 0
+
+
+def operator_alive(run: RunDir, sleep: Callable[[float], None] = time.sleep, patience: float = STALE) -> Holder | None:
+    """The living operator, or None. Takes up to `patience` seconds when the lease is from another host."""
+    deadline = time.monotonic() + patience
+    seen = read_holder(run)
+    while True:
+        now = read_holder(run)
+        newest = highest_epoch(run)
+        if now is not None and now.epoch == newest and now.released:
+            return None
+        if now is not None and now.epoch == newest and now.here():
+            return now if now.alive_here() else None
+        if newest == 0:
+            return None
+        if now is not None and seen is not None and now.epoch == newest and now.renewals != seen.renewals:
+            return now
+        if time.monotonic() >= deadline:
+            return None  # an epoch whose operator never wrote its lease, or one that stopped renewing it
+        sleep(0.2)
+
+
+class Lease:
+    """Held by the operator of one epoch."""
+
+    def __init__(self, run: RunDir, holder: Holder) -> None:
+        self._run = run
+        self._holder = holder
+        self._next = run.epochs / str(holder.epoch + 1)
+        self._renewed = time.monotonic()
+
+    @property
+    def epoch(self) -> int:
+        return self._holder.epoch
+
+    @classmethod
+    def take(cls, run: RunDir) -> Lease:
+        """Become the operator. OperatorAlive when there is one."""
+        alive = operator_alive(run)
+        if alive is not None:
+            raise OperatorAlive(
+                f"Run `{run.run_id}` has a live operator",
+                f"process {alive.pid} on {alive.host}, epoch {alive.epoch}",
+                f"Watch it with `transom attach {run.run_id}`.",
+            )
+        run.epochs.mkdir(mode=0o700, exist_ok=True)
+        epoch = highest_epoch(run) + 1
+        try:
+            os.close(os.open(run.epochs / str(epoch), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError as error:
+            raise OperatorAlive(
+                f"Another operator of run `{run.run_id}` has just started",
+                hint=f"Watch it with `transom attach {run.run_id}`.",
+            ) from error
+        pid = os.getpid()
+        lease = cls(run, Holder(epoch, socket.gethostname(), _boot_id(), pid, _start_ticks(pid) or 0))
+        lease._write()
+        return lease
+
+    def _write(self) -> None:
+        publish_text(self._run.lease, json.dumps(asdict(self._holder)) + "\n")
+
+    def fenced(self) -> bool:
+        """A newer operator exists: stop, and touch nothing more."""
+        return self._next.exists()
+
+    def renew(self) -> None:
+        if time.monotonic() - self._renewed < RENEW:
+            return
+        self._holder = Holder(**{**asdict(self._holder), "renewals": self._holder.renewals + 1})
+        self._renewed = time.monotonic()
+        self._write()
+
+    def give_up(self) -> None:
+        """The run is over, or the operator was told to go: the next one need not wait."""
+        if not self.fenced():
+            self._holder = Holder(**{**asdict(self._holder), "released": True})
+            self._write()

@@ -1,0 +1,96 @@
+"""Asks Slurm about our job, in a thread of its own so that a slow controller never stops the operator's other senses."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from transom_cli.core import events as ev
+from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm, SlurmUnknown
+from transom_cli.slurm.retry import backoff
+from transom_cli.supervise.clock import Clock
+
+FORGOTTEN_AFTER = 3  # answers of "no such job" in a row before it counts as forgotten
+
+
+class SlurmWatch:
+    """Puts JobSeen, JobGone, SlurmLost and SlurmBack on the queue, changed or not: the core is calm.
+
+    `pace()` says how many seconds to the next look; while Slurm does not answer, the pace backs off by itself.
+    """
+
+    def __init__(self, slurm: Slurm, clock: Clock, out: queue.SimpleQueue[ev.Event], pace: Callable[[], float]) -> None:
+        self._slurm = slurm
+        self._clock = clock
+        self._out = out
+        self._pace = pace
+        self._job_id = 0
+        self._restarts = 0
+        self._nodes: tuple[str, ...] = ()
+        self._wake = threading.Event()
+        self._end = False
+        self._thread = threading.Thread(target=self._loop, name="slurm-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def follow(self, job_id: int, restarts: int, nodes: tuple[str, ...]) -> None:
+        """Which job to ask about, and what is known of it. A change of job is looked at at once."""
+        changed = (job_id, restarts) != (self._job_id, self._restarts)
+        self._job_id, self._restarts, self._nodes = job_id, restarts, nodes or self._nodes
+        if changed:
+            self._wake.set()
+
+    def stop(self) -> None:
+        self._end = True
+        self._wake.set()
+
+    def _loop(self) -> None:
+        lost, forgotten = 0, 0
+        while not self._end:
+            self._wake.clear()
+            pace = self._pace()
+            job_id = self._job_id
+            if job_id:
+                try:
+                    job = self._slurm.job(job_id)
+                    self._out.put(self._seen(job))
+                    if lost:
+                        self._out.put(ev.SlurmBack(self._clock.now()))
+                    lost = forgotten = 0
+                except NoSuchJob:
+                    forgotten += 1
+                    if forgotten >= FORGOTTEN_AFTER:
+                        self._out.put(ev.JobGone(self._clock.now(), job_id))
+                except SlurmUnknown as error:
+                    self._out.put(ev.SlurmLost(self._clock.now(), error.why or error.what))
+                    lost += 1
+                    pace = max(pace, backoff(lost))
+            self._wake.wait(pace)
+
+    def _seen(self, job: Job) -> ev.JobSeen:
+        lost: tuple[str, ...] = ()
+        if job.restarts > self._restarts and job.state is JobState.PENDING and self._nodes:
+            try:
+                lost = tuple(n.name for n in self._slurm.nodes(self._nodes) if not n.usable)
+            except SlurmUnknown:
+                lost = ()
+        return job_seen(self._clock.now(), job, lost)
+
+
+def job_seen(now: float, job: Job, lost: tuple[str, ...] = ()) -> ev.JobSeen:
+    return ev.JobSeen(
+        now,
+        job.job_id,
+        job.restarts,
+        job.state.value,
+        completing=job.completing,
+        held=job.held and job.state is JobState.PENDING,
+        reason=job.reason,
+        nodes=job.nodes,
+        batch_host=job.batch_host,
+        exit_code=job.exit_code if job.state.ended else None,
+        exit_signal=job.exit_signal if job.state.ended else None,
+        lost_nodes=lost,
+    )

@@ -1,0 +1,87 @@
+"""The live view of a run: redrawn on a terminal, one line a change elsewhere. Ctrl-C leaves the view, not the run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from transom_cli.layout import RunDir
+from transom_cli.supervise.lease import STALE, operator_alive
+from transom_cli.ui.read import read_view
+from transom_cli.ui.render import incident_lines, status_lines
+from transom_cli.ui.view import RunView
+from transom_cli.ui.words import clock_time
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+TURN = 0.5
+INTERRUPTED = 130
+NO_OPERATOR = 22
+
+
+def watch_run(run: RunDir) -> int:
+    """Show the run until it is over; its exit code. 130 when the view was left, 22 when the run lost its operator."""
+    try:
+        view = _on_terminal(run) if sys.stdout.isatty() else _line_by_line(run)
+    except KeyboardInterrupt:
+        print(
+            f"\nleft the view; the run goes on. Come back with `transom attach {run.run_id}`, "
+            f"end it with `transom stop {run.run_id}`.",
+            file=sys.stderr,
+        )
+        return INTERRUPTED
+    if view.exit_code is None:
+        print(f"warning: the operator is gone; start one with `transom attach {run.run_id}`", file=sys.stderr)
+        return NO_OPERATOR
+    if view.exit_code and view.verdict:
+        print(
+            f"error: Run `{view.run_id}` {view.phase}\n  {view.verdict}\n\nhint: The story is in "
+            f"`transom explain {view.run_id}`; the logs are in `{run.path}`.",
+            file=sys.stderr,
+        )
+    return view.exit_code
+
+
+def _over(run: RunDir, view: RunView) -> bool:
+    return view.exit_code is not None or (not view.operator and operator_alive(run, patience=STALE) is None)
+
+
+def _on_terminal(run: RunDir) -> RunView:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console: Console = Console()
+    with Live(console=console, auto_refresh=False, transient=False) as live:
+        while True:
+            view = read_view(run, patience=STALE)
+            lines = status_lines(view, console.width)
+            if view.incidents and view.incidents[0].lasted is None:
+                lines += ["", *incident_lines(view.incidents[0], console.width)]
+            live.update(Text("\n".join(lines)), refresh=True)
+            if _over(run, view):
+                return view
+            time.sleep(TURN)
+
+
+def _line_by_line(run: RunDir) -> RunView:
+    """For pipes and logs: the phase when it changes, and each new line of an incident's story."""
+    told: set[tuple[float, str]] = set()
+    phase = ""
+    while True:
+        view = read_view(run, patience=STALE)
+        if view.phase != phase:
+            phase = view.phase
+            where = f"job {view.job_id}" if view.job_id else "no job yet"
+            step = f", step {view.step}" if view.step >= 0 else ""
+            print(f"{clock_time(view.since or view.now)} {phase}: {where}{step}", flush=True)
+        for incident in reversed(view.incidents):
+            for at, what, words in incident.marks:
+                if (at, what + words) not in told:
+                    told.add((at, what + words))
+                    print(f"{clock_time(at)} {incident.id} {what}: {words}", flush=True)
+        if _over(run, view):
+            return view
+        time.sleep(TURN)

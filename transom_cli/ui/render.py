@@ -1,0 +1,63 @@
+"""A run's view as lines of text. Pure: the same view and width give the same lines, and no line is wider than asked."""
+
+from __future__ import annotations
+
+from transom_cli.ui.view import IncidentView, RunView
+from transom_cli.ui.words import clock_time, count, fit, span
+
+LABEL = 12
+SHOWN = 3  # incidents on the status screen
+
+
+def headline(view: RunView) -> str:
+    parts = [view.run_id, f"{view.phase.upper()} {span(view.now - view.since)}" if view.since else view.phase.upper()]
+    if view.job_id:
+        parts.append(f"job {view.job_id}")
+    if view.starts:
+        parts.append(f"restart {view.starts}")
+    return "  ".join(parts)
+
+
+def status_lines(view: RunView, width: int = 80) -> list[str]:
+    lines = [headline(view)]
+    if view.verdict:
+        lines.append(_row("because", view.verdict))
+    if view.step >= 0:
+        loss = f"  loss {view.loss:.4f}" if view.loss is not None else ""
+        lines.append(_row("step", count(view.step) + loss))
+    if view.durable >= 0:
+        behind = f" ({view.step - view.durable} behind)" if view.step > view.durable else ""
+        lines.append(_row("checkpoint", f"disk {count(view.durable)}{behind}"))
+    if view.nodes:
+        lines.append(_row("nodes", f"{len(view.nodes)}: {', '.join(view.nodes)}"))
+    for node, how, reason in view.excluded:
+        lines.append(_row("kept off", f"{node} ({how}): {reason}"))
+    if view.slurm_state and view.phase not in ("done", "failed", "stopped"):
+        reason = f" ({view.slurm_reason})" if view.slurm_state == "PENDING" and view.slurm_reason else ""
+        lines.append(_row("slurm", f"job {view.job_id} {view.slurm_state}{reason}"))
+    if view.slurm_lost:
+        lines.append(f"warning: Slurm does not answer, the job's state is not known: {view.slurm_lost}")
+    if not view.operator and view.phase not in ("done", "failed", "stopped"):
+        lines.append(f"warning: no operator is alive; start one with `transom attach {view.run_id}`")
+    if view.incidents:
+        lines += ["", "incidents", *(_incident_line(i) for i in view.incidents[:SHOWN])]
+        if len(view.incidents) > SHOWN:
+            lines.append(f"{len(view.incidents) - SHOWN} earlier ones: `transom explain {view.run_id}`")
+    return [fit(line, width) for line in lines]
+
+
+def _row(label: str, text: str) -> str:
+    return f"{label:<{LABEL}}{text}"
+
+
+def _incident_line(incident: IncidentView) -> str:
+    after = f" in {span(incident.lasted)}" if incident.lasted is not None else ""
+    return f"{incident.id:<4}{clock_time(incident.began)}  {incident.result}{after}  {incident.words}"
+
+
+def incident_lines(incident: IncidentView, width: int = 100) -> list[str]:
+    """The story of one incident: when, what, how long after its first sign."""
+    lines = [_incident_line(incident)]
+    for at, what, words in incident.marks:
+        lines.append(f"    {clock_time(at)}  +{at - incident.began:6.2f} s  {what:<10} {words}")
+    return [fit(line, width) for line in lines]

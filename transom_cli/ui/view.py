@@ -1,0 +1,79 @@
+"""One pure view of a run, for every way of showing it. From the operator's state and the nodes' beats to plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from transom_cli.beats.table import NodeTable
+from transom_cli.core.state import Incident, State
+
+
+@dataclass(frozen=True)
+class IncidentView:
+    id: str
+    began: float
+    words: str
+    result: str  # open, recovered, stopped, ...
+    lasted: float | None  # seconds to the first new step, or to its end
+    marks: tuple[tuple[float, str, str], ...]  # at, what, words
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What a person wants to know. Times are seconds; `now` is when the view was made."""
+
+    run_id: str
+    now: float
+    phase: str
+    since: float
+    job_id: int
+    restarts: int
+    starts: int
+    step: int
+    durable: int
+    loss: float | None
+    nodes: tuple[str, ...]
+    excluded: tuple[tuple[str, str, str], ...]  # node, how, reason
+    slurm_state: str
+    slurm_reason: str
+    slurm_lost: str
+    operator: bool  # a live one holds the lease
+    verdict: str
+    exit_code: int | None
+    incidents: tuple[IncidentView, ...]  # newest first
+
+
+def incident_view(incident: Incident) -> IncidentView:
+    words = incident.diagnosis.words if incident.diagnosis else (incident.marks[0].words if incident.marks else "")
+    lasted = incident.ended_at - incident.began if incident.ended_at is not None else None
+    marks = tuple((m.at, m.what, m.words) for m in incident.marks)
+    return IncidentView(incident.id, incident.began, words, incident.result or incident.stage.value, lasted, marks)
+
+
+def view_of(run_id: str, state: State, tables: Mapping[str, NodeTable], now: float, *, operator: bool) -> RunView:
+    ranks = [r for table in tables.values() for r in table.ranks]
+    step = max(state.step, min((r.step for r in ranks), default=-1))
+    loss = next((r.loss for r in sorted(ranks, key=lambda r: r.rank) if r.loss is not None), None)
+    open_ones = (state.incident,) if state.incident is not None else ()
+    return RunView(
+        run_id=run_id,
+        now=now,
+        phase=state.phase.value,
+        since=state.since,
+        job_id=state.job_id,
+        restarts=state.restarts,
+        starts=state.starts,
+        step=step,
+        durable=state.durable,
+        loss=loss,
+        nodes=state.nodes,
+        excluded=tuple((x.node, x.how, x.reason) for x in state.exclusions),
+        slurm_state=state.slurm_state,
+        slurm_reason=state.slurm_reason,
+        slurm_lost=state.slurm_lost,
+        operator=operator,
+        verdict=state.verdict,
+        exit_code=state.exit_code,
+        incidents=tuple(incident_view(i) for i in (*open_ones, *reversed(state.incidents))),
+    )

@@ -1,0 +1,119 @@
+"""The one place that picks real parts: which Slurm, which probe, which files, for which settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transom_cli.core.state import Policy
+from transom_cli.errors import TransomError
+from transom_cli.files import publish_text
+from transom_cli.layout import RunDir
+from transom_cli.slurm.cli import CliSlurm
+from transom_cli.slurm.port import Slurm, Submission
+from transom_cli.slurm.runner import Runner
+from transom_cli.supervise.clock import Clock
+
+if TYPE_CHECKING:
+    from transom_cli.config.model import Settings
+    from transom_cli.core.events import Event
+    from transom_cli.health.finding import Finding
+    from transom_cli.supervise.follow import Follower
+    from transom_cli.supervise.hands import Hands
+    from transom_cli.supervise.operator import Operator, Pace
+    from transom_cli.supervise.slurmwatch import SlurmWatch
+
+
+def slurm_client(timeout: float = 30.0) -> Slurm:
+    return CliSlurm(Runner(timeout=timeout))
+
+
+def read_settings(run: RunDir) -> Settings:
+    """What was asked for, as it was frozen at submission."""
+    from transom_cli.config.load import thaw
+
+    try:
+        text = run.settings.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TransomError(f"Cannot read `{run.settings}`", error.strerror or str(error)) from error
+    return thaw(text, str(run.settings))
+
+
+def policy_of(settings: Settings) -> Policy:
+    return Policy(
+        max_without_progress=settings.restart.max_without_progress,
+        backoff=settings.restart.backoff,
+        release_held=settings.restart.release_held,
+        drain=settings.isolate.drain,
+        cap_nodes=settings.isolate.max_nodes,
+        cap_fraction=settings.isolate.max_fraction,
+        cap_window=settings.isolate.window,
+        expiry=settings.isolate.expiry,
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run's job is submitted: what sbatch gets beside the script that stands in the run directory."""
+
+    options: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    chdir: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+
+    def save(self, run: RunDir) -> None:
+        data = {"options": self.options, "args": self.args, "chdir": self.chdir, "env": dict(self.env)}
+        publish_text(run.submission, json.dumps(data, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, run: RunDir) -> Plan:
+        data = json.loads(run.submission.read_text(encoding="utf-8"))
+        return cls(tuple(data["options"]), tuple(data["args"]), data["chdir"], tuple(data["env"].items()))
+
+    def submission(self, run: RunDir) -> Submission:
+        chdir = Path(self.chdir) if self.chdir else None
+        return Submission(run.script, self.options, self.args, dict(self.env), chdir)
+
+
+def checkpoints_of(run: RunDir, settings: Settings) -> Path:
+    return settings.checkpoint.directory or run.checkpoints
+
+
+def operator_for(run: RunDir) -> Operator:
+    """Take the run's lease and build its operator. OperatorAlive when another one lives."""
+    from transom_cli.core.quiet import QuietLimits
+    from transom_cli.health.reach import judge_reach, read_reach
+    from transom_cli.supervise.follow import Follower
+    from transom_cli.supervise.hands import Hands, Orders
+    from transom_cli.supervise.lease import Lease
+    from transom_cli.supervise.operator import Operator, Pace
+    from transom_cli.supervise.slurmwatch import SlurmWatch
+
+    settings = read_settings(run)
+    slurm = slurm_client(settings.slurm.timeout)
+    orders = Orders(run, Plan.load(run).submission(run), tuple(settings.isolate.drain_command))
+    limits = QuietLimits(**settings.detect.model_dump())
+    lease = Lease.take(run)
+
+    def reach(node: str, address: str, port: int, job_id: int | None) -> Finding:
+        return judge_reach(read_reach(node, address, port, job_id))
+
+    def parts(clock: Clock, inbox: queue.SimpleQueue[Event], pace: Pace) -> tuple[Follower, SlurmWatch, Hands]:
+        follower = Follower(run, checkpoints_of(run, settings), limits)
+        watch = SlurmWatch(slurm, clock, inbox, pace)
+        return follower, watch, Hands(orders, slurm, reach, clock, inbox)
+
+    return Operator(run, lease, Clock, parts, Pace(settings.slurm.poll, settings.slurm.poll_max))
+
+
+def runs_root(explicit: Path | None = None) -> Path:
+    """Where run directories live: as asked, else as the settings' layers say."""
+    if explicit is not None:
+        return explicit
+    from transom_cli.config.load import load
+
+    return load(None, {}, os.environ).root
