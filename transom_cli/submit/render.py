@@ -51,6 +51,7 @@ def render_script(settings: Settings, run_dir: Path, command: Sequence[str]) -> 
         finalize=_only_quoted,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.filters.update(sh=sh, code=code, directive=directive)
     launch = settings.launch
