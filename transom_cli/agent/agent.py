@@ -1,0 +1,164 @@
+"""The node's agent: reads the ranks' records in node memory, writes the node's beat table into the run directory.
+
+    python -m transom_cli.agent.agent --attempt-dir D [--beats-dir B] [--node N]
+
+One per node and attempt, a step of its own beside the training step, so that the table goes on when the training
+step dies. It looks four times a second and writes at most once a second, sooner only when something has happened
+that should not wait: a process stopped or gone, a first step. It ends when it is told to (TERM), when its parent (the
+Slurm step) dies, or when the run directory has vanished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from transom_cli.beats import places, record
+from transom_cli.beats.reading import GONE, process, publish, row
+from transom_cli.beats.table import BadTable, NodeTable, RankBeat, decode
+from transom_cli.errors import BadNodes
+from transom_cli.layout import AttemptDir
+
+LOOK = 0.25  # seconds between two looks at the ranks
+EVERY = 1.0  # seconds between two tables while nothing happens
+VANISHED = 3.0  # seconds that the run directory must be missing: a network file system may lose it for a moment
+_TOLD = (signal.SIGTERM, signal.SIGINT)
+_NOT_FOR_US = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)  # Slurm signals every step of a job
+
+
+class Ranks:
+    """Reads the records and the process table. Keeps what a spoilt record said last, and which process it meant."""
+
+    def __init__(self, beats_dir: str) -> None:
+        self._folder = beats_dir
+        self._namespace = record.pid_namespace()
+        self._last: dict[str, record.Record] = {}
+        self._born: dict[int, int] = {}  # pid -> start time
+
+    def look(self) -> tuple[RankBeat, ...]:
+        """One row a rank, by rank. A table is of one launch: records of an earlier one are left out."""
+        try:
+            found_names = os.listdir(self._folder)  # noqa: PTH208 - four times a second: names, not Path objects
+        except OSError:
+            found_names = []
+        names = [n for n in found_names if n.startswith("rank-") and not n.endswith(".tmp")]
+        for name in names:
+            found = self._read(name)
+            if found is not None:
+                self._last[name] = found
+        known = [self._last[name] for name in names if name in self._last]
+        launch = max((r.launch for r in known), default=0)
+        now = time.monotonic_ns()
+        rows = []
+        for found in known:
+            if found.launch == launch:
+                pid = found.pid if found.pid and found.pidns == self._namespace else found.child
+                rows.append(row(found, now, pid, self._state(pid)))
+        return tuple(sorted(rows, key=lambda r: r.rank))
+
+    def _read(self, name: str) -> record.Record | None:
+        try:
+            fd = os.open(f"{self._folder}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            return record.read(fd)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def _state(self, pid: int) -> str:
+        if not pid:
+            return "?"
+        letter, born = process(pid)
+        if (letter, born) != GONE and born and self._born.setdefault(pid, born) != born:
+            return "X"  # another process has its number by now
+        return letter
+
+
+class Agent:
+    def __init__(self, attempt: AttemptDir, beats_dir: str, node: str) -> None:
+        self._attempt = attempt
+        self._path = attempt.nodes / f"{node}.beats"
+        self._node = node
+        self._ranks = Ranks(beats_dir)
+        self._seq = _former_seq(self._path)
+        self._edges: tuple[object, ...] | None = None
+        self._due = 0.0
+
+    def look(self, now: float) -> None:
+        rows = self._ranks.look()
+        edges = tuple((r.rank, r.launch, r.count > 0, r.phase == "done", r.proc in "TXZ") for r in rows)
+        if now >= self._due or edges != self._edges:
+            self._write(rows, closed=False)
+            self._edges, self._due = edges, now + EVERY
+
+    def close(self) -> None:
+        self._write(self._ranks.look(), closed=True)
+
+    def _write(self, rows: tuple[RankBeat, ...], closed: bool) -> None:
+        self._seq += 1
+        try:
+            publish(self._path, NodeTable(self._node, self._attempt.name, self._seq, rows, closed))
+        except OSError:
+            return  # the table's silence tells it; the next look tries again
+
+
+def keep(agent: Agent, attempt: AttemptDir) -> bool:
+    """Look until told to stop (True), or until nobody is left to look for (False). Signals must be blocked."""
+    parent = os.getppid()
+    seen = time.monotonic()
+    while os.getppid() == parent:
+        now = time.monotonic()
+        agent.look(now)
+        if attempt.path.is_dir():
+            seen = now
+        elif now - seen > VANISHED:
+            return False
+        if signal.sigtimedwait(_TOLD, LOOK) is not None:
+            return True
+    return False
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="transom agent", description="Write the node's beat table.")
+    parser.add_argument("--attempt-dir", required=True, type=Path)
+    parser.add_argument("--beats-dir", default="", help="default: where the ranks' wrappers put their records")
+    parser.add_argument("--node", default=places.node_name())
+    options = parser.parse_args(argv)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)
+    for number in _NOT_FOR_US:
+        signal.signal(number, signal.SIG_IGN)
+    attempt = AttemptDir(options.attempt_dir.absolute())
+    try:
+        attempt.nodes.mkdir(exist_ok=True)
+    except OSError as error:
+        message = f"transom: run directory {attempt.path} is not visible on node {options.node}: {error.strerror}"
+        print(message, file=sys.stderr)
+        return BadNodes.exit_code
+    beats_dir = options.beats_dir or places.beats_dir(attempt.name, options.node)
+    held = places.enter(beats_dir)
+    places.sweep(options.node, keep=beats_dir)
+    agent = Agent(attempt, beats_dir, options.node)
+    if keep(agent, attempt):
+        agent.close()
+    os.close(held)
+    places.discard(beats_dir)  # stays while a rank's wrapper holds it; then the next agent on this node sweeps it
+    return 0
+
+
+def _former_seq(path: Path) -> int:
+    """An agent that is started again goes on counting, so that its first table is seen to be new."""
+    try:
+        return decode(path.read_bytes()).seq
+    except (OSError, BadTable):
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

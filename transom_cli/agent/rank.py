@@ -1,0 +1,238 @@
+r"""The wrapper around one rank: environment, beat record, and how the rank ended.
+
+    python -I -S .../agent/rank.py --attempt-dir D [--launch L] [--node-beats-dir B] [--torchrun] [--auto-beat] \
+        -- COMMAND...
+
+It is run by its path, in isolated mode and without `site`, because every rank of a large job pays for its start-up:
+only light modules are imported here. The command becomes a child (no shell; same stdio, folder, process group) that
+is killed when the wrapper is. The wrapper ignores the signals that Slurm sends to every process of the step: the
+child has its own copy of them, and who ends first must be the trainer, or its end would never be recorded. It ends as
+the child ended: same exit code, or the same signal.
+
+With --torchrun the command is a launcher of ranks of its own: the ranks' variables and records are left to it.
+"""
+# pathlib would double the start-up time
+# ruff: noqa: PTH100, PTH103, PTH104, PTH118, PTH119, PTH120, PTH123, PTH208
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from transom_cli.beats import places, record
+
+NOT_VISIBLE = 14  # errors.BadNodes.exit_code
+USAGE = 2
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_STEP_WIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+class Options:
+    """The wrapper's own arguments. argparse would cost as much time as all the rest."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self.attempt_dir, self.launch, self.beats_dir = "", 0, ""
+        self.torchrun = self.auto_beat = False
+        words = iter(argv)
+        for word in words:
+            if word == "--":
+                break
+            if word == "--torchrun":
+                self.torchrun = True
+            elif word == "--auto-beat":
+                self.auto_beat = True
+            elif word == "--attempt-dir":
+                self.attempt_dir = os.path.abspath(next(words, ""))
+            elif word == "--launch":
+                self.launch = int(next(words, ""))
+            elif word == "--node-beats-dir":
+                self.beats_dir = next(words, "")
+            else:
+                raise ValueError(f"unknown argument {word}")
+        self.command = list(words)
+        if not self.attempt_dir or not self.command:
+            raise ValueError("--attempt-dir and a command after -- are needed")
+        self.node = places.node_name()
+        self.attempt = os.path.basename(self.attempt_dir)
+
+
+def main(argv: list[str]) -> int:
+    try:
+        options = Options(argv)
+    except ValueError as error:
+        return _complain(f"rank wrapper: {error}", USAGE)
+    if not os.access(options.attempt_dir, os.R_OK | os.W_OK | os.X_OK):
+        return _complain(f"run directory {options.attempt_dir} is not visible on node {options.node}", NOT_VISIBLE)
+    env = rank_environment(dict(os.environ), options)
+    beats, held = _beats(options, env)
+    started = time.time()
+    pid = _start(options.command, env, beats)
+    _, status = os.waitpid(pid, 0)
+    code, killed_by = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
+    exit_record: dict[str, object] = {
+        "schema": 1,
+        "rank": None if options.torchrun else int(env["RANK"]),
+        "node": options.node,
+        "pid": pid,
+        "code": code,
+        "signal": killed_by,
+        "wall": time.time(),
+        "started": started,
+        "steps": _last_step(beats, held, code, options),
+    }
+    name = f"node-{env.get('SLURM_NODEID', '0')}.json" if options.torchrun else f"rank-{env['RANK']}.json"
+    try:
+        _publish(os.path.join(options.attempt_dir, "exits", str(options.launch)), name, exit_record)
+    except OSError as error:
+        _complain(f"cannot record the end of {name[:-5]} in {options.attempt_dir}: {error.strerror}", 0)
+    if killed_by is not None:
+        _die_by(killed_by)
+        return 128 + killed_by
+    return code or 0
+
+
+def rank_environment(env: dict[str, str], options: Options) -> dict[str, str]:
+    """The trainer's environment. What the user or the site has set of RANK and its kind is kept."""
+    run = os.path.dirname(os.path.dirname(options.attempt_dir))  # as in layout.RunDir
+    if not options.torchrun:
+        tasks = env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS") or "1"
+        env.setdefault("RANK", env.get("SLURM_PROCID", "0"))
+        env.setdefault("WORLD_SIZE", tasks)
+        env.setdefault("LOCAL_RANK", env.get("SLURM_LOCALID", "0"))
+        layout = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or tasks
+        env.setdefault("LOCAL_WORLD_SIZE", str(tasks_on_node(layout, int(env.get("SLURM_NODEID", "0")))))
+    env[places.RUN_DIR] = run
+    env[places.ATTEMPT] = options.attempt
+    env[places.ATTEMPT_DIR] = options.attempt_dir
+    env[places.LAUNCH] = str(options.launch)
+    env[places.CHECKPOINT_DIR] = os.path.join(run, "checkpoints")
+    env[places.ROLE] = "rank"
+    if options.auto_beat:
+        rest = env.get("PYTHONPATH")
+        env["PYTHONPATH"] = f"{places.AUTO_BEAT_PATH}:{rest}" if rest else places.AUTO_BEAT_PATH
+    return env
+
+
+def tasks_on_node(layout: str, node: int) -> int:
+    """Tasks on the node-th node of Slurm's `SLURM_TASKS_PER_NODE`, such as "2(x3),1"."""
+    for part in layout.split(","):
+        tasks, _, times = part.partition("(x")
+        node -= int(times.rstrip(")")) if times else 1
+        if node < 0:
+            return int(tasks)
+    raise ValueError(f"node {node} is not in SLURM_TASKS_PER_NODE={layout}")
+
+
+def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | None]:
+    """The rank's beat file and the hold on its folder, as descriptors. A run without beats is better than no run."""
+    env.pop(places.BEAT_DIR, None)
+    try:
+        path = options.beats_dir or places.beats_dir(options.attempt, options.node)
+        held = places.enter(path)
+        env[places.BEAT_DIR] = path
+        if options.torchrun:
+            return None, held
+        fresh = record.Record(int(env["RANK"]), options.launch, time.monotonic_ns())
+        return record.create(f"{path}/rank-{fresh.rank}", fresh), held
+    except OSError as error:
+        _complain(f"no beats from this rank on {options.node}: {error}", 0)
+        return None, None
+
+
+def _start(command: list[str], env: dict[str, str], beats: int | None) -> int:
+    """Fork and exec. Signals wait from before the fork until the child has its own dispositions, so none is lost."""
+    wrapper = os.getpid()
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, _STEP_WIDE)
+    pid = os.fork()
+    if pid:
+        for number in _STEP_WIDE:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        return pid
+    try:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != wrapper:  # it died before the line above
+            os._exit(128 + signal.SIGKILL)
+        if beats is not None:
+            mine = record.read(beats)
+            if mine is not None:
+                mine.child, mine.seq = os.getpid(), mine.seq + 1
+                record.write(beats, mine)
+        for number in _STEP_WIDE + _IGNORED_BY_PYTHON:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        os.execvpe(command[0], command, env)
+    except OSError as error:
+        _complain(f"cannot run {command[0]}: {error.strerror}", 0)
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+    except BaseException:
+        os._exit(126)
+
+
+def _last_step(beats: int | None, held: int | None, code: int | None, options: Options) -> int:
+    """The last step of the rank (with torchrun: the furthest of the node's ranks); -1: none. Settles the phase too."""
+    try:
+        if beats is not None:
+            last = record.read(beats)
+            if last is None:
+                return -1
+            if code == 0:
+                last.phase = record.DONE
+            elif last.phase == record.DONE:  # the interpreter ended in order, and yet not with success
+                last.phase = record.STEP
+            last.seq += 1
+            record.write(beats, last)
+            return last.step
+        steps = [-1]
+        for name in os.listdir(held) if held is not None else ():
+            if name.startswith("rank-") and not name.endswith(".tmp"):
+                fd = os.open(name, os.O_RDONLY, dir_fd=held)
+                last = record.read(fd)
+                os.close(fd)
+                if last is not None and last.launch == options.launch:
+                    steps.append(last.step)
+        return max(steps)
+    except OSError:
+        return -1
+
+
+def _publish(folder: str, name: str, content: dict[str, object]) -> None:
+    import json  # the child has long been running: not part of the start-up
+
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    temporary = os.path.join(folder, f".{name}.tmp")
+    with open(temporary, "w") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, os.path.join(folder, name))
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _die_by(number: int) -> None:
+    """End by the child's signal, so that Slurm sees it too, but without a second core dump."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
+    os.kill(os.getpid(), number)
+
+
+def _complain(what: str, code: int) -> int:
+    os.write(2, f"transom: {what}\n".encode())
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,250 @@
+"""The trainer's side of beats: `beat()` and `phase()`. Standard library only; nothing here ever raises into a trainer.
+
+Where the record goes is found at the first beat:
+
+- `TRANSOM_BEAT_DIR` is set (by the rank's wrapper): into the mapped file `rank-<RANK>` there, for the node's agent;
+- only `TRANSOM_RUN_DIR` is set (an unmodified sbatch script: no wrapper and no agent): a daemon thread writes
+  the rank's own table into the run directory, at most once a second;
+- neither: nowhere, and a call costs what an empty function costs.
+
+One process beats for a rank. A forked child (a DataLoader worker) never beats for its parent, and a process that finds
+the record in the hands of another living process leaves it alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from time import monotonic_ns
+from zlib import crc32
+
+from transom_cli.beats import places
+from transom_cli.beats import record as rec
+
+TYPE_CHECKING = False  # as typing has it, without 7 ms for its import in every rank's wrapper
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+LOSS_EVERY_NS = 10_000_000_000
+"""A loss that lives on an accelerator is fetched at most this often: fetching waits for the device."""
+
+
+Opened = tuple["Writer", Callable[[], None]]
+"""A writer, and what is to be called when the interpreter exits."""
+
+
+class Sink:
+    """Where beats go; as it stands, nowhere: outside transom, in a forked child, or without a record."""
+
+    def beat(self, step: int, loss: Any) -> None:
+        pass
+
+    def enter(self, phase: int) -> None:
+        pass
+
+    def leave(self, phase: int) -> None:
+        pass
+
+
+class Writer(Sink):
+    """Writes one rank's record into a buffer (a mapping of the beat file, or plain memory)."""
+
+    def __init__(self, buffer: Any, record: rec.Record) -> None:
+        self._buffer = buffer
+        self._r = record
+        self._phases: list[int] = []  # open phase() blocks, of any thread, oldest first
+        self._loss_due = 0
+        self._write()
+
+    def beat(self, step: int, loss: Any) -> None:
+        r = self._r
+        now = monotonic_ns()
+        if loss is not None:
+            r.loss = loss if type(loss) is float else self._number(loss, now)
+        if step != r.step:
+            r.step, r.changed = int(step), now
+        r.count += 1
+        if r.phase == rec.START and not self._phases:
+            r.phase = rec.STEP
+        self._write()
+
+    def enter(self, phase: int) -> None:
+        self._phases.append(phase)
+        self._r.phase = phase
+        self._write()
+
+    def leave(self, phase: int) -> None:
+        self._phases.remove(phase)
+        base = rec.STEP if self._r.count else rec.START
+        self._r.phase = self._phases[-1] if self._phases else base
+        self._write()
+
+    def finish(self) -> None:
+        """At interpreter exit. After an uncaught exception the phase stays what it was: that rank is not done."""
+        if not hasattr(sys, "last_type"):
+            self._r.phase = rec.DONE
+            self._write()
+
+    def disconnect(self) -> None:
+        """In a forked child: what is still open here (an atexit call, a phase() block) must not reach the record."""
+        self._buffer = bytearray(rec.SIZE)
+
+    def _number(self, loss: Any, now: int) -> float:
+        """A number or a one-element tensor as a float; the former loss when it is not fetched this time."""
+        if getattr(getattr(loss, "device", None), "type", "cpu") != "cpu":
+            if now < self._loss_due:
+                return self._r.loss
+            self._loss_due = now + LOSS_EVERY_NS
+        try:
+            return float(loss.item() if hasattr(loss, "item") else loss)
+        except Exception:
+            return math.nan
+
+    def _write(self) -> None:
+        # record.slot() without its calls: this line is the cost of a beat
+        r = self._r
+        r.seq = seq = r.seq + 1
+        body = rec.BODY.pack(
+            rec.MAGIC, r.rank, r.launch, seq, r.step, r.count, r.changed, r.loss, r.phase, r.pid, r.child, r.pidns
+        )
+        at = (seq & 1) * rec.SLOT
+        self._buffer[at : at + _WHOLE] = body + rec.CHECK.pack(crc32(body))
+
+
+_WHOLE = rec.BODY.size + rec.CHECK.size
+_NOWHERE = Sink()
+_sink: Sink | None = None  # None: not looked for yet
+_explicit = False
+
+
+def beat(step: int, loss: float | None = None) -> None:
+    """Tell that training step `step` is done. About a microsecond; does nothing outside transom; never raises.
+
+    `loss` may be a float or a one-element tensor. A tensor on the CPU is read at once. Reading one on an accelerator
+    waits until the device has computed it, so this is done at most once in 10 s; the steps between show the last value
+    read. Pass nothing to never wait. The first call ends automatic beats in this process.
+    """
+    global _explicit
+    _explicit = True
+    try:
+        (_sink or _open()).beat(step, loss)
+    except Exception:
+        return
+
+
+def automatic_beat(step: int) -> None:
+    """A beat on the trainer's behalf (beats/auto); ignored once the trainer has called `beat` itself."""
+    if _explicit:
+        return
+    try:
+        (_sink or _open()).beat(step, None)
+    except Exception:
+        return
+
+
+class phase:
+    """Tell that this rank is busy with "checkpoint" or "restore" while the block runs; may be nested; never raises.
+
+    A phase has its own, longer limit of silence. Any other name changes nothing.
+    """
+
+    _CODES = {"checkpoint": rec.CHECKPOINT, "restore": rec.RESTORE}  # noqa: RUF012
+
+    def __init__(self, name: str) -> None:
+        self._code = self._CODES.get(name)
+        self._entered: Sink | None = None
+
+    def __enter__(self) -> None:
+        if self._code is not None:
+            try:
+                sink = _sink or _open()
+                sink.enter(self._code)
+                self._entered = sink
+            except Exception:
+                return
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._entered is not None and self._code is not None:
+            try:
+                self._entered.leave(self._code)
+            except Exception:
+                return
+
+
+def _open() -> Sink:
+    """Find where beats go, once in the life of this process."""
+    global _sink
+    _sink = _NOWHERE
+    try:
+        found: tuple[Writer, Callable[[], None]] | None = None
+        if os.environ.get(places.BEAT_DIR):
+            found = _mapped(os.environ[places.BEAT_DIR])
+        elif os.environ.get(places.RUN_DIR) or os.environ.get(places.ATTEMPT_DIR):
+            from transom_cli.beats import own_table  # a thread and pathlib: only for those who need them
+
+            found = own_table.start(_fresh(0))
+        if found is not None:
+            writer, at_exit = found
+            atexit.register(at_exit)
+            os.register_at_fork(after_in_child=_forget(writer, at_exit))
+            _sink = writer
+    except Exception:
+        _sink = _NOWHERE
+    return _sink
+
+
+def _forget(writer: Writer, at_exit: Callable[[], None]) -> Callable[[], None]:
+    """What a forked child does first: the record belongs to its parent."""
+
+    def forget() -> None:
+        global _sink
+        _sink = _NOWHERE
+        writer.disconnect()
+        atexit.unregister(at_exit)
+
+    return forget
+
+
+def _mapped(folder: str) -> Opened | None:
+    record = _fresh(int(os.environ.get(places.LAUNCH) or 0))
+    path = f"{folder}/rank-{record.rank}"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:  # torchrun: the wrapper is around it, and does not know its ranks
+        fd = rec.create(path, record)
+    try:
+        before = rec.read(fd)
+        if before is not None and before.launch == record.launch:
+            if _in_other_hands(before, record.pidns):
+                return None
+            record.seq, record.child = before.seq, before.child
+            if not before.pid:  # the wrapper's own entry: the rank started when it did
+                record.changed = before.changed
+        writer = Writer(mmap.mmap(fd, rec.SIZE), record)
+    finally:
+        os.close(fd)
+    return writer, writer.finish
+
+
+def _fresh(launch: int) -> rec.Record:
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    record = rec.Record(int(rank), launch, monotonic_ns())
+    record.pid, record.pidns = os.getpid(), rec.pid_namespace()
+    return record
+
+
+def _in_other_hands(before: rec.Record, namespace: int) -> bool:
+    if before.pid in (0, os.getpid()) or before.pidns != namespace:
+        return False
+    try:
+        os.kill(before.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

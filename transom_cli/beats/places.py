@@ -1,0 +1,123 @@
+"""Where beats live on a node, and the names of the environment variables by which a trainer finds them.
+
+Launcher, agent, wrapper and trainer must agree without talking to each other, so that they all ask here. The folder
+is node memory (`/dev/shm`): a beat costs no disk and no network, and dies with the node, as it should.
+
+Everyone who uses the folder holds a shared `flock` on it. A folder on which an exclusive lock can be had is used by
+nobody, so what an earlier attempt left behind is told from a living one without a pid file or a guess.
+
+Imports stay few: the wrapper of every rank pays for them at its start.
+"""
+# pathlib and contextlib would double the start-up time of every rank's wrapper
+# ruff: noqa: PTH100, PTH102, PTH106, PTH112, PTH116, PTH118, PTH120, PTH208, SIM105
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+
+RUN_DIR = "TRANSOM_RUN_DIR"
+ATTEMPT = "TRANSOM_ATTEMPT"
+ATTEMPT_DIR = "TRANSOM_ATTEMPT_DIR"
+LAUNCH = "TRANSOM_LAUNCH"
+BEAT_DIR = "TRANSOM_BEAT_DIR"
+CHECKPOINT_DIR = "TRANSOM_CHECKPOINT_DIR"
+ROLE = "TRANSOM_ROLE"
+
+AUTO_BEAT_PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "auto")
+"""Put in front of PYTHONPATH, this folder makes an unchanged trainer beat."""
+
+
+def node_name() -> str:
+    """This node as Slurm calls it (SLURMD_NODENAME), else the host's short name."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+
+
+def beats_dir(attempt: str, node: str) -> str:
+    """Path of the node's beats folder for one attempt; it is not made here.
+
+    The first base that is a writable folder and where the name is free or already ours: a name in a world-writable
+    folder may have been taken by somebody else, whose folder must not be used. Raises OSError when there is none.
+    """
+    name = f"transom-{os.getuid()}-{attempt}-{node}"
+    for base in _bases():
+        path = f"{base}/{name}"
+        if os.access(base, os.W_OK | os.X_OK) and (_is_private(path) or not os.path.lexists(path)):
+            return path
+    raise OSError(f"no folder for beats: tried {name} in {', '.join(_bases())}")
+
+
+def enter(path: str) -> int:
+    """Make the beats folder if need be (0700) and hold it: a descriptor with a shared lock, to be kept open.
+
+    Raises OSError when the folder is not ours alone.
+    """
+    while True:
+        if not os.path.isdir(path):
+            try:
+                os.mkdir(path, 0o700)
+            except FileExistsError:
+                pass
+        if not _is_private(path):
+            raise PermissionError(f"{path} is not a private folder of this user")
+        try:
+            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(held, fcntl.LOCK_SH)
+        try:
+            if os.path.samestat(os.stat(path), os.fstat(held)):
+                return held
+        except FileNotFoundError:
+            pass
+        os.close(held)  # swept away between mkdir and lock
+
+
+def sweep(node: str, keep: str) -> list[str]:
+    """Remove what this user's dead attempts left on this node; `keep` and everything still held stay. Returns paths."""
+    prefix, suffix = f"transom-{os.getuid()}-", f"-{node}"
+    removed = []
+    for base in _bases():
+        try:
+            names = os.listdir(base)
+        except OSError:
+            continue
+        for name in names:
+            path = f"{base}/{name}"
+            if name.startswith(prefix) and name.endswith(suffix) and path != keep and discard(path):
+                removed.append(path)
+    return removed
+
+
+def discard(path: str) -> bool:
+    """Remove a beats folder that nobody holds; False when it is held, is not ours, or is gone."""
+    if not _is_private(path):
+        return False
+    try:
+        held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for name in os.listdir(held):
+            os.unlink(name, dir_fd=held)
+        os.rmdir(path)
+    except OSError:
+        return False
+    finally:
+        os.close(held)
+    return True
+
+
+def _bases() -> list[str]:
+    bases = ["/dev/shm", os.environ.get("TMPDIR") or "/tmp", "/tmp"]
+    return list(dict.fromkeys(base.rstrip("/") or "/" for base in bases))
+
+
+def _is_private(path: str) -> bool:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077

@@ -1,0 +1,94 @@
+"""The node's beat table as bytes: what the agent writes into the run directory, and everybody else reads. Pure.
+
+Fixed records and a CRC-32 over everything before it, little-endian. The table is replaced by rename, so a reader sees
+a whole one; the checksum is for file systems that do not keep that promise.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from zlib import crc32
+
+from transom_cli.beats.record import PHASES
+
+PROCS = "RSDTZX?"
+_HEAD = struct.Struct("<4sQBHHI")  # magic, seq, closed, bytes of the node's name, bytes of the attempt's, ranks
+_RANK = struct.Struct("<iiqQddBic")
+_CRC = struct.Struct("<I")
+_MAGIC = b"TBT1"
+
+
+class BadTable(ValueError):
+    """These bytes are not a whole beat table: damaged, cut short, or something else altogether."""
+
+
+@dataclass(frozen=True)
+class RankBeat:
+    rank: int
+    launch: int  # launch number within the attempt (0, 1, ...)
+    step: int  # last step reported; -1: none yet
+    count: int  # number of beats so far
+    age: float  # seconds since the last step change (or the rank's start), node's monotonic clock, as of the table
+    loss: float | None  # the last one told; on an accelerator it may be of an earlier step, see beats.client
+    phase: str  # "start" | "step" | "checkpoint" | "restore" | "done"
+    pid: int
+    proc: str  # /proc state letter of the trainer: R S D T Z; "X" gone; "?" unknown
+
+
+@dataclass(frozen=True)
+class NodeTable:
+    """`seq` grows with every rewrite: the agent's own sign of life. `closed`: its last table, it ended as told."""
+
+    node: str
+    attempt: str
+    seq: int
+    ranks: tuple[RankBeat, ...]
+    closed: bool = False
+
+
+def encode(table: NodeTable) -> bytes:
+    """Raises ValueError for what a table cannot hold (an unknown phase or letter, a name too long)."""
+    node, attempt = table.node.encode(), table.attempt.encode()
+    try:
+        parts = [_HEAD.pack(_MAGIC, table.seq, table.closed, len(node), len(attempt), len(table.ranks)), node, attempt]
+        for r in table.ranks:
+            loss = math.nan if r.loss is None else r.loss
+            phase, proc = PHASES.index(r.phase), PROCS[PROCS.index(r.proc)].encode()
+            parts.append(_RANK.pack(r.rank, r.launch, r.step, r.count, r.age, loss, phase, r.pid, proc))
+    except struct.error as error:
+        raise ValueError(f"not a beat table: {error}") from None
+    data = b"".join(parts)
+    return data + _CRC.pack(crc32(data))
+
+
+def decode(data: bytes) -> NodeTable:
+    """A loss of NaN comes back as None: "no loss" and "not a number" are one to whoever watches progress.
+
+    Raises BadTable for anything that `encode` has not made.
+    """
+    if len(data) < _HEAD.size + _CRC.size:
+        raise BadTable(f"{len(data)} bytes: shorter than an empty beat table")
+    body, check = data[: -_CRC.size], data[-_CRC.size :]
+    if _CRC.unpack(check)[0] != crc32(body):
+        raise BadTable("checksum does not match")
+    magic, seq, closed, node_len, attempt_len, count = _HEAD.unpack_from(body)
+    names = _HEAD.size + node_len + attempt_len
+    if magic != _MAGIC or closed > 1 or len(body) != names + count * _RANK.size:
+        raise BadTable("not a beat table of this version")
+    try:
+        node = body[_HEAD.size : _HEAD.size + node_len].decode()
+        attempt = body[_HEAD.size + node_len : names].decode()
+        ranks = tuple(_rank(body, names + i * _RANK.size) for i in range(count))
+    except (UnicodeDecodeError, IndexError) as error:
+        raise BadTable(f"nonsense in a beat table: {error}") from None
+    return NodeTable(node, attempt, seq, ranks, bool(closed))
+
+
+def _rank(body: bytes, at: int) -> RankBeat:
+    rank, launch, step, count, age, loss, phase, pid, proc = _RANK.unpack_from(body, at)
+    letter = proc.decode()
+    if letter not in PROCS:
+        raise BadTable(f"unknown process state {letter!r}")
+    return RankBeat(rank, launch, step, count, age, None if math.isnan(loss) else loss, PHASES[phase], pid, letter)
