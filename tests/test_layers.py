@@ -1,0 +1,174 @@
+"""The layers of docs/architecture.md, held by the import graph: who may import what."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import json
+import subprocess
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+from import_graph import Graph
+
+ROOT = Path(__file__).resolve().parent.parent
+GRAPH = Graph.of(ROOT / "transom_cli")
+STANDARD = set(sys.stdlib_module_names)
+
+PURE = (
+    "errors",
+    "layout",
+    "core",
+    "core.*",
+    "slurm.parse",
+    "slurm.port",
+    "beats.table",
+    "ckpt.manifest",
+    "ckpt.names",
+    "ckpt.failures",
+    "health.finding",
+    "submit.options",
+    "submit.quoting",
+    "submit.render",
+)
+# Values and text only. Not here: os, subprocess, time, socket, random, and all else that looks around.
+PURE_STANDARD = {
+    "__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "difflib", "enum", "fnmatch",
+    "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "pathlib", "re", "shlex", "statistics",
+    "string", "struct", "textwrap", "types", "typing", "unicodedata", "zlib",
+}  # fmt: skip
+PURE_OTHERS = {
+    "ckpt.manifest": {"xxhash"},
+    "slurm.parse": {"ClusterShell", "datetime"},  # node lists as text; the length between two printed times
+    "submit.render": {"jinja2", "sys"},  # which interpreter this is
+}
+PURE_EXCEPTIONS = {
+    ("beats.table", "beats.record"),  # for the names of the phases, which both formats share
+    ("submit.render", "submit.templates"),  # reads the package's own templates
+}
+# Paths and times are values there: these would touch the disk or read a clock.
+TOUCHES = {
+    "absolute", "chmod", "cwd", "exists", "expanduser", "glob", "home", "is_dir", "is_file", "is_mount", "is_symlink",
+    "iterdir", "link_to", "lstat", "mkdir", "now", "open", "owner", "read_bytes", "read_text", "resolve", "rglob",
+    "rmdir", "samefile", "stat", "symlink_to", "today", "touch", "unlink", "utcnow", "walk", "write_bytes",
+    "write_text",
+}  # fmt: skip
+ADAPTERS = {"slurm.cli": ("wiring", "cli.*", "sandbox.*"), "slurm.pyslurm": ("wiring",), "slurm.fake": ()}
+
+
+def short(name: str) -> str:
+    return name.removeprefix("transom_cli").removeprefix(".") or "transom_cli"
+
+
+def matching(*patterns: str) -> list[str]:
+    return [name for name in GRAPH.paths if any(fnmatchcase(short(name), p) for p in patterns)]
+
+
+def is_pure(name: str) -> bool:
+    return name in matching(*PURE)
+
+
+def test_no_import_cycles() -> None:
+    edges = {name: GRAPH.inside(name, late=False) for name in GRAPH.paths}
+    try:
+        graphlib.TopologicalSorter(edges).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail("import cycle: " + " -> ".join(reversed(error.args[1])))
+
+
+@pytest.mark.parametrize("name", matching(*PURE), ids=short)
+def test_pure_modules_import_only_pure_ones(name: str) -> None:
+    allowed = PURE_STANDARD | PURE_OTHERS.get(short(name), set())
+    assert GRAPH.outside(name, late=True) <= allowed
+    impure = {short(other) for other in GRAPH.inside(name, late=True) if not is_pure(other)}
+    assert {other for other in impure if (short(name), other) not in PURE_EXCEPTIONS} == set()
+
+
+@pytest.mark.parametrize("name", matching(*PURE), ids=short)
+def test_pure_modules_call_nothing_that_touches_the_machine(name: str) -> None:
+    calls = [n.func for n in ast.walk(ast.parse(GRAPH.paths[name].read_text())) if isinstance(n, ast.Call)]
+    by_name = {c.id for c in calls if isinstance(c, ast.Name)} & {"open", "print", "input", "exec", "eval"}
+    by_method = {c.attr for c in calls if isinstance(c, ast.Attribute)} & TOUCHES
+    assert by_name | by_method == set()
+
+
+def test_every_pure_pattern_names_a_module() -> None:
+    """A renamed module must not slip out of the rules above."""
+    assert [pattern for pattern in PURE if not matching(pattern)] == []
+
+
+def test_adapters_are_imported_only_where_parts_are_picked() -> None:
+    for adapter, importers in ADAPTERS.items():
+        users = [n for n in GRAPH.paths if f"transom_cli.{adapter}" in GRAPH.inside(n, late=True)]
+        strangers = [short(n) for n in users if not any(fnmatchcase(short(n), p) for p in importers)]
+        assert strangers == [], f"{adapter} is imported outside {importers}"
+
+
+@pytest.mark.parametrize("name", matching("beats", "beats.*", "agent", "agent.*"), ids=short)
+def test_beats_and_agent_run_on_the_standard_library_alone(name: str) -> None:
+    """They run in other people's trainers and containers, where nothing of ours is installed."""
+    for module in GRAPH.reached(name, late=True):
+        assert GRAPH.outside(module, late=True) <= STANDARD, f"through {short(module)}"
+
+
+@pytest.mark.parametrize("name", matching("ckpt", "ckpt.*"), ids=short)
+def test_checkpoints_bring_no_command_line_into_the_trainer(name: str) -> None:
+    for module in GRAPH.reached(name, late=True):
+        unwanted = GRAPH.outside(module, late=True) & {"typer", "click", "rich", "pyslurm", "pydantic", "jinja2"}
+        assert unwanted == set(), f"through {short(module)}"
+
+
+def test_torch_is_imported_only_by_checkpoints() -> None:
+    users = [n for n in GRAPH.paths if "torch" in GRAPH.outside(n, late=True)]
+    assert [short(n) for n in users if n not in matching("ckpt.*", "cli.ckpt")] == []
+    assert "torch" not in GRAPH.outside("transom_cli.cli.ckpt", late=False)  # there for `export` alone
+    assert "transom_cli.ckpt.engine" in users, "this test looks for the wrong name"
+
+
+@pytest.mark.parametrize("name", matching("cli", "cli.*"), ids=short)
+def test_commands_import_what_is_heavy_late(name: str) -> None:
+    assert GRAPH.outside(name, late=False) <= STANDARD | {"typer"}
+    heavy = [m for m in GRAPH.inside(name, late=False) if not is_pure(m) and m not in matching("cli", "cli.*")]
+    assert [short(m) for m in heavy if m != "transom_cli"] == []  # the root gives the version
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = (
+        "import json, sys\n"
+        "from transom_cli.__main__ import main\n"
+        "sys.argv = ['transom', '--help']\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as end:\n"
+        "    code = end.code\n"
+        "print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    code, modules = json.loads(done.stderr.splitlines()[-1])
+    assert code == 0
+    assert "run" in done.stdout
+    assert {"torch", "rich", "pydantic", "jinja2", "numpy", "psutil", "ClusterShell"} & set(modules) == set()
+
+
+def test_the_graph_sees_every_form_of_import(tmp_path: Path) -> None:
+    package = tmp_path / "house"
+    (package / "room").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "door.py").write_text("import os\nfrom house.room import chair\n")
+    (package / "room" / "__init__.py").write_text("from . import chair\n")
+    (package / "room" / "chair.py").write_text(
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    import torch\n"
+        "try:\n    import json.decoder\nexcept ImportError:\n    pass\n"
+        "def sit():\n    from .. import door\n    import numpy\n"
+    )
+    graph = Graph.of(package)
+    assert graph.inside("house.door", late=False) == {"house.room.chair"}
+    assert graph.inside("house.room", late=False) == {"house.room.chair"}
+    assert graph.inside("house.room.chair", late=False) == set()
+    assert graph.inside("house.room.chair", late=True) == {"house.door"}
+    assert graph.outside("house.room.chair", late=False) == {"typing", "json"}
+    assert graph.outside("house.room.chair", late=True) == {"typing", "json", "numpy"}
+    assert graph.reached("house.room", late=True) == {"house.room", "house.room.chair", "house.door"}
