@@ -1,8 +1,9 @@
 """The #SBATCH lines of a script, read as sbatch reads them. Pure; every rule was tried on Slurm 22.05.
 
 A line counts when it starts with `#SBATCH` in its first column, up to the first line that is neither blank nor a
-comment. Quotes of both kinds group, a backslash takes the next character as it is (inside quotes too), an unquoted `#`
-ends the line. `#PBS` lines count wherever they stand, unless `--ignore-pbs` is given.
+comment. Quotes of both kinds group; a backslash takes the next character as it is, inside quotes too, but for a blank
+outside of them; an unquoted `#` and an empty word end the line. `#PBS` lines count wherever they stand, unless
+`--ignore-pbs` is given.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from transom_cli.errors import UsageError
 from transom_cli.submit.options import Option, read_options
 
+_BLANKS = " \t\n\v\f\r"  # those of C's isspace: a script may hold others
 _HET_WORDS = ("hetjob", "packjob")
 
 
@@ -43,7 +45,7 @@ def _sbatch_lines(text: str) -> Iterator[tuple[int, list[str]]]:
             if het:
                 raise _het(number, f"`{het}`")
             yield number, words
-        elif line.strip() and not line.lstrip().startswith("#"):
+        elif line.strip(_BLANKS) and not line.lstrip(_BLANKS).startswith("#"):
             return
 
 
@@ -63,36 +65,45 @@ def _pbs_options(words: list[str]) -> Iterator[tuple[str, str | None]]:
 def _words(text: str, line: int) -> list[str]:
     """One line's words. sbatch's quoting is not the shell's: see the head of this module."""
     words: list[str] = []
-    word: str | None = None
-    quote = ""
-    characters = iter(text)
-    for c in characters:
-        if c == "\\":
-            word = (word or "") + next(characters, "")
+    at = 0
+    while True:
+        while at < len(text) and text[at] in _BLANKS:
+            at += 1
+        if text[at : at + 1] == ":":
+            raise _het(line, "`:`")
+        word, at, quote = _word(text, at)
+        if quote:
+            raise UsageError(
+                f"line {line} of the script has an unclosed quote",
+                why=f"sbatch refuses an unmatched {quote} in [{text.strip()}]",
+                hint=f"close the quote on line {line}",
+            )
+        if not word:  # the line's end, a comment, or an empty word, after which sbatch reads no further either
+            return words
+        words.append(word)
+
+
+def _word(text: str, at: int) -> tuple[str, int, str]:
+    """The word at ``at``, where it ends, and the quote that is still open there."""
+    word, quote, escaped = "", "", False
+    while at < len(text):
+        c = text[at]
+        if not quote and c in _BLANKS:  # also after a backslash: outside quotes none protects a blank
+            break
+        if escaped:
+            word, escaped = word + c, False
+        elif c == "\\":
+            escaped = True
         elif quote:
-            if c == quote:
-                quote = ""
-            else:
-                word = (word or "") + c
+            word, quote = (word, "") if c == quote else (word + c, quote)
         elif c in "\"'":
-            quote, word = c, word or ""
+            quote = c
         elif c == "#":
             break
-        elif c.isspace():
-            if word is not None:
-                words.append(word)
-            word = None
-        elif c == ":" and word is None:
-            raise _het(line, "`:`")
         else:
-            word = (word or "") + c
-    if quote:
-        raise UsageError(
-            f"line {line} of the script has an unclosed quote",
-            why=f"sbatch refuses an unmatched {quote} in [{text.strip()}]",
-            hint=f"close the quote on line {line}",
-        )
-    return words if word is None else [*words, word]
+            word += c
+        at += 1
+    return word, at, quote
 
 
 def _het(line: int, mark: str) -> UsageError:

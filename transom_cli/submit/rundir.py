@@ -56,7 +56,11 @@ def create_run(run: RunDir, settings: Settings, script_text: str) -> RunDir:
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        fsync_dir(root)
+        try:
+            fsync_dir(root)
+        except BaseException:
+            shutil.rmtree(run.path, ignore_errors=True)
+            raise
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and run.path.exists():
             raise FileExistsError(error.errno, "the run id is taken", str(run.path)) from error

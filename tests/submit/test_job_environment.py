@@ -1,0 +1,103 @@
+"""What a user's script gets in its environment, and whether nodes can see the run's folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path, PurePath
+
+import pytest
+
+import transom_cli
+from transom_cli.errors import UsageError
+from transom_cli.submit.environment import refuse_caller, script_environment
+from transom_cli.submit.shared import mount_of, shared_enough
+
+MOUNTS = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+30 22 0:26 / /dev/shm rw shared:5 - tmpfs tmpfs rw
+31 22 0:27 / /home rw - nfs4 server:/home rw
+32 31 0:28 / /home/my\\040scratch rw - tmpfs tmpfs rw
+33 22 0:29 / /var/lib rw - overlay overlay rw
+34 22 0:30 / /dev/shm rw - ext4 /dev/sdb rw
+garbage
+"""
+
+
+def test_only_the_run_without_automatic_beats() -> None:
+    environ = {"PYTHONPATH": "/x"}
+    assert script_environment(Path("/r"), False, environ) == {
+        "TRANSOM_RUN_DIR": "/r",
+        "TRANSOM_CHECKPOINT_DIR": "/r/checkpoints",
+    }
+    assert script_environment(Path("/r"), False, {}, checkpoints=Path("/c"))["TRANSOM_CHECKPOINT_DIR"] == "/c"
+
+
+def test_the_hook_comes_first_and_a_checkout_last() -> None:
+    made = script_environment(Path("/r"), True, {"PYTHONPATH": "/a::/b:/a"}, package=Path("/src/transom_cli"))
+    assert made["PYTHONPATH"] == "/src/transom_cli/beats/auto:/a:/b:/src"
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_an_environments_packages_are_not_pressed_on_another_python(folder: str) -> None:
+    package = Path(f"/venv/lib/{folder}/transom_cli")
+    assert script_environment(Path("/r"), True, {}, package=package)["PYTHONPATH"] == f"{package}/beats/auto"
+
+
+def test_a_colon_in_the_folder_is_refused() -> None:
+    with pytest.raises(UsageError, match="PYTHONPATH cannot carry"):
+        script_environment(Path("/r"), True, {}, package=Path("/a:b/transom_cli"))
+
+
+def test_another_python_of_the_job_finds_the_beats(tmp_path: Path) -> None:
+    """An isolated environment without transom, as a user's own would be."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    added = script_environment(tmp_path / "run", True, {})
+    program = "import transom_cli.beats.client as c; print(c.__file__)"
+    done = subprocess.run(
+        [tmp_path / "venv/bin/python", "-c", program],
+        env={"PATH": os.environ["PATH"], **added},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == str(Path(transom_cli.__file__).resolve().parent / "beats" / "client.py"), done.stderr
+
+
+def test_an_array_by_variable_is_refused() -> None:
+    refuse_caller({"SBATCH_ARRAY_INX": ""})
+    with pytest.raises(UsageError, match="arrays") as caught:
+        refuse_caller({"SBATCH_ARRAY_INX": "1-3"})
+    assert "unset SBATCH_ARRAY_INX" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/etc", ("/", "ext4")),
+        ("/home/me/runs", ("/home", "nfs4")),
+        ("/home/my scratch/x", ("/home/my scratch", "tmpfs")),
+        ("/home/my scratchy", ("/home", "nfs4")),
+        ("/dev/shm/x", ("/dev/shm", "ext4")),
+        ("/var/lib", ("/var/lib", "overlay")),
+    ],
+)
+def test_the_mount_that_holds_a_path(path: str, expected: tuple[str, str]) -> None:
+    assert mount_of(PurePath(path), MOUNTS) == expected
+
+
+def test_a_node_local_folder_is_warned_of(tmp_path: Path) -> None:
+    def table(kind: str) -> str:
+        return f"1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:9 / {tmp_path} rw - {kind} none rw\n"
+
+    root = tmp_path / "not" / "there" / "yet"
+    warning = shared_enough(root, table("tmpfs"))
+    assert warning and str(root) in warning and "tmpfs" in warning and "--root" in warning
+    assert shared_enough(root, table("overlay")) and shared_enough(root, table("ramfs"))
+    assert shared_enough(root, table("nfs4")) is None and shared_enough(root, "") is None
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm here")
+def test_this_machines_own_memory_folder() -> None:
+    assert "/dev/shm" in (shared_enough(Path("/dev/shm/x/y")) or "")

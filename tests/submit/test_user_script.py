@@ -1,0 +1,202 @@
+"""A user's own sbatch script: read as sbatch reads it, completed, or refused with a clear word."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from transom_cli.errors import NotPermitted, TransomError, UsageError
+from transom_cli.submit.options import Option, full_name, read_options
+from transom_cli.submit.script import completing_notes, completing_options, export_options, inspect_script
+from transom_cli.submit.script_file import read_script
+
+SCRIPT = """#!/bin/bash
+# a comment: --array=1-3
+#SBATCH -N 2-4 --ntasks=8 -J "my job"  # trailing words -a 1-3
+
+#SBATCH --output='logs/%x-%j.out' --comment="it's \\"mine\\""
+ #SBATCH --array=1-2
+#SBATCH --exclude node1,node2 -D "/work dir"
+##SBATCH --array=3
+#SBATCH --sig=B:USR1@60
+\t # still comments
+srun python train.py
+#SBATCH --array=4 --nodes=9
+"""
+
+
+def test_slurms_own_rules_of_reading() -> None:
+    facts = inspect_script(SCRIPT)
+    assert (facts.nodes, facts.nodes_max, facts.ntasks) == (2, 4, 8)
+    assert facts.job_name == "my job" and facts.comment == 'it\'s "mine"'
+    assert facts.output == "logs/%x-%j.out" and facts.exclude == "node1,node2" and facts.chdir == "/work dir"
+    assert facts.signal == "B:USR1@60"
+    assert facts.requeue is None and facts.open_mode is None and facts.export is None
+    assert facts.lines["exclude"] == 7 and facts.lines["nodes"] == 3
+
+
+def test_the_last_word_counts() -> None:
+    head = "#!/bin/sh\n#SBATCH --no-requeue -N1\n#SBATCH -N1k\n#SBATCH --requeue\n"
+    facts = inspect_script(head)
+    assert facts.requeue is True and facts.nodes == 1024
+    assert inspect_script(head + "#SBATCH --no-req\n").requeue is False
+    assert inspect_script("#!/bin/sh\n#SBATCH -N $X\n").nodes is None
+
+
+def test_options_as_getopt_reads_them() -> None:
+    words = [
+        "-HN2",
+        "--arr=1",
+        "-x",
+        "a",
+        "-k",
+        "--exclusive",
+        "user",
+        "--job-name",
+        "x y",
+        "-J=z",
+        "--new-one=3",
+        "-t",
+    ]
+    assert list(read_options(words)) == [
+        Option("hold"),
+        Option("nodes", "2"),
+        Option("array", "1"),
+        Option("exclude", "a"),
+        Option("no-kill"),
+        Option("exclusive"),
+        Option("job-name", "x y"),
+        Option("job-name", "=z"),
+        Option("new-one", "3"),
+        Option("time"),
+    ]
+    assert full_name("no") == "no" and full_name("node") == "node" and full_name("nodel") == "nodelist"
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "what"),
+    [
+        ("#SBATCH --array=0-7", 2, "arrays"),
+        ("\n#SBATCH -N1 -a0-7%2", 3, "arrays"),
+        ("#SBATCH --arr 1", 2, "arrays"),
+        ("true\n#PBS -J 1-3", 3, "arrays"),
+        ("#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n2", 3, "heterogeneous"),
+        ("#SBATCH\tpackjob", 2, "heterogeneous"),
+        ("#SBATCH -n1 : -n2", 2, "heterogeneous"),
+    ],
+)
+def test_arrays_and_het_jobs_are_refused_by_line(body: str, line: int, what: str) -> None:
+    with pytest.raises(UsageError, match=f"{what}.* are not supported") as caught:
+        inspect_script(f"#!/bin/sh\n{body}\n")
+    assert f"line {line} of the script" in caught.value.why and caught.value.exit_code == 2 and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '#SBATCH -J "x : y"',
+        '#SBATCH --comment="a hetjob b"',
+        "#SBATCH --ignore-pbs\n#PBS -J 1-3",
+        "#SBATCH -J a # : -a1",
+    ],
+)
+def test_what_only_looks_like_one_is_not(body: str) -> None:
+    assert inspect_script(f"#!/bin/sh\n{body}\n") is not None
+
+
+def test_unclosed_quote() -> None:
+    with pytest.raises(UsageError, match="line 2 of the script has an unclosed quote"):
+        inspect_script('#!/bin/sh\n#SBATCH -J "a\n')
+
+
+def test_what_a_requeue_needs_is_added_and_no_more() -> None:
+    bare = inspect_script("#!/bin/sh\ntrue\n")
+    assert completing_options(bare, job_name="t.sbatch") == ("--requeue", "--open-mode=append", "--job-name=t.sbatch")
+    decided = inspect_script("#!/bin/sh\n#SBATCH --open-mode=truncate -J mine --no-requeue --comment=c\n")
+    assert completing_options(decided, job_name="t.sbatch", exported=["TRANSOM_RUN_DIR"]) == ("--requeue",)
+    assert completing_notes(bare) == ()
+    assert completing_notes(decided) == (
+        "line 2: --no-requeue is overridden, a run lives on being requeued",
+        "line 2: --comment is replaced by transom's tag",
+        "line 2: --open-mode=truncate loses an attempt's output at a requeue",
+    )
+    theirs = {"SBATCH_OPEN_MODE": "truncate", "SBATCH_JOB_NAME": "x"}
+    assert completing_options(bare, job_name="t.sbatch", environ=theirs) == ("--requeue",)
+
+
+@pytest.mark.parametrize(
+    ("said", "variable", "expected"),
+    [
+        ("", None, ()),
+        ("#SBATCH --export=ALL,X=1", None, ()),
+        ("#SBATCH --export=NONE", None, ("--export=A,B",)),
+        ("#SBATCH --export=X=1,A", None, ("--export=X=1,A,B",)),
+        ("#SBATCH --export=ALL", "NONE", ("--export=A,B",)),
+        ("#SBATCH --export=NONE", "ALL", ()),
+    ],
+)
+def test_our_variables_pass_a_limited_export(said: str, variable: str | None, expected: tuple[str, ...]) -> None:
+    environ = {} if variable is None else {"SBATCH_EXPORT": variable}
+    assert export_options(inspect_script(f"#!/bin/sh\n{said}\n"), ["A", "B"], environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "the script is empty"),
+        (" \n\t\n", "nothing but blanks"),
+        ("echo hi\n", "names no interpreter"),
+        ("\ufeff#!/bin/sh\n", "names no interpreter"),
+        ("#!/bin/sh\ntrue\r\n", "Windows line endings"),
+        ("#!/bin/sh\ntr\0ue\n", "not text"),
+    ],
+)
+def test_what_is_no_script_is_said(text: str, what: str) -> None:
+    with pytest.raises(UsageError, match=what) as caught:
+        inspect_script(text)
+    assert caught.value.hint
+
+
+def test_line_of_the_first_windows_ending() -> None:
+    with pytest.raises(UsageError) as caught:
+        inspect_script("#!/bin/sh\ntrue\nfalse\r\n")
+    assert caught.value.why.startswith("line 3 ends in \\r\\n")
+
+
+def test_files_that_are_no_script(tmp_path: Path) -> None:
+    (tmp_path / "train.sbatch").write_text("#!/bin/sh\n")
+    with pytest.raises(UsageError, match="no such script") as caught:
+        read_script(tmp_path / "trian.sbatch")
+    assert "scripts there: train.sbatch" in caught.value.hint
+    with pytest.raises(UsageError, match="is a directory"):
+        read_script(tmp_path)
+    binary = tmp_path / "a.out"
+    binary.write_bytes(b"\x7fELF\2\1\1")
+    with pytest.raises(UsageError, match="is a binary file"):
+        read_script(binary)
+    with pytest.raises(UsageError, match="too long"):
+        (tmp_path / "long").write_bytes(b"#" * (4 * 1024 * 1024 + 1))
+        read_script(tmp_path / "long")
+    with pytest.raises(TransomError, match="cannot be a script's name"):
+        read_script(tmp_path / "a\0b")
+    with pytest.raises(UsageError, match="cannot read"):
+        read_script(tmp_path / "train.sbatch" / "x")
+
+
+def test_unreadable_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbid(_: Path) -> bytes:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "read_bytes", forbid)  # root, as whom tests may run, may read every file
+    with pytest.raises(NotPermitted, match="cannot read the script") as caught:
+        read_script(tmp_path / "train.sbatch")
+    assert caught.value.why == "Permission denied" and caught.value.exit_code == 13
+
+
+def test_bytes_that_are_not_utf8_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "latin.sh"
+    path.write_bytes(b"#!/bin/sh\n# caf\xe9\n")
+    assert read_script(path).encode("utf-8", "surrogateescape") == path.read_bytes()
