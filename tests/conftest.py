@@ -3,6 +3,8 @@
 `sandbox`         one real Slurm (4 nodes, 2 GPUs each) for the whole test session.
 `healed_sandbox`  the same, with every fault undone and no job left, before and after the test.
 `slurm_env`       this process's environment points at that Slurm during the test.
+`ordinary_user`   a user without rights, made for the session (needs root).
+`short_dir`       a folder for the session with a short path that other users can enter.
 
 Without Slurm on the machine these tests are skipped; with TRANSOM_REQUIRE_SLURM=1 they fail instead.
 """
@@ -10,27 +12,18 @@ Without Slurm on the machine these tests are skipped; with TRANSOM_REQUIRE_SLURM
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from slurm_support import OrdinaryUser, require_slurm
 
-from transom_cli.errors import SlurmUnreachable
 from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
-from transom_cli.sandbox.tools import find_tools
-
-
-def require_slurm(*, accounting: bool = False) -> None:
-    """Skip the test (or fail it, where Slurm is required) when Slurm is not installed."""
-    try:
-        find_tools(accounting)
-    except SlurmUnreachable as missing:
-        if os.environ.get("TRANSOM_REQUIRE_SLURM") == "1":
-            pytest.fail(str(missing))
-        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="session")
@@ -64,3 +57,17 @@ def slurm_env(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
     for name, value in sandbox.env().items():
         monkeypatch.setenv(name, value)
     return dict(os.environ)
+
+
+@pytest.fixture(scope="session")
+def ordinary_user(short_dir: Path) -> Iterator[OrdinaryUser]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to make another user")
+    name = f"transom{os.getpid()}"
+    home = short_dir / "home"
+    home.mkdir()
+    subprocess.run(["useradd", "--no-create-home", "--home-dir", str(home), "--shell", "/bin/sh", name], check=True)
+    entry = pwd.getpwnam(name)
+    os.chown(home, entry.pw_uid, entry.pw_gid)
+    yield OrdinaryUser(name, entry.pw_uid, entry.pw_gid, home)
+    subprocess.run(["userdel", "--force", name], check=False, capture_output=True)

@@ -76,19 +76,26 @@ def _start_mariadbd(where: Path, ports: Ports, tools: Mapping[str, Path], env: M
         f"--init-file={where}/keys/database.sql", "--innodb-buffer-pool-size=64M",
         "--innodb-log-file-size=64M", "--innodb-lock-wait-timeout=900", *as_root,
     ]  # fmt: skip
-    # it has no background mode of its own: setsid's child is nobody's zombie when it dies
-    subprocess.run(
-        ["setsid", "--fork", *argv], env=dict(env), cwd=where, stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, umask=0o077, check=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + _READY_TIMEOUT_S
-    while time.monotonic() < deadline:
-        for proc in procs.snapshot().values():
-            if proc.comm == "mariadbd" and proc.environ.get(MARK) == env[MARK]:
-                return proc.ident
+    ident = _running(env)
+    if ident is None:
+        # it has no background mode of its own: setsid's child is nobody's zombie when it dies
+        subprocess.run(
+            ["setsid", "--fork", *argv], env=dict(env), cwd=where, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, umask=0o077, check=True,
+        )  # fmt: skip
+    deadline = time.monotonic() + 10.0
+    while ident is None and time.monotonic() < deadline:
         time.sleep(0.05)
+        ident = _running(env)
+    if ident is not None:
+        return ident
     log = where / "log" / "mariadbd.log"
     raise TransomError("Cannot start mariadbd", "\n".join(log_tail(log)), f"less {log}")
+
+
+def _running(env: Mapping[str, str]) -> Ident | None:
+    found = (p.ident for p in procs.snapshot().values() if p.comm == "mariadbd" and p.environ.get(MARK) == env[MARK])
+    return next(found, None)
 
 
 def _answers(port: int) -> bool:

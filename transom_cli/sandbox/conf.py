@@ -64,6 +64,7 @@ def slurm_conf(spec: SandboxSpec, *, cluster: str, user: str, ports: Ports, firs
         settings["AccountingStorageType"] = "accounting_storage/slurmdbd"
         settings["AccountingStorageHost"] = "127.0.0.1"
         settings["AccountingStoragePort"] = str(ports.dbd)
+        settings["AccountingStoragePass"] = f"{where}/munge.sock"  # with munge: its socket
         settings["AccountingStorageTRES"] = "gres/gpu"
     settings.update(spec.extra)
     node = (

@@ -60,8 +60,12 @@ def start_daemon(
 ) -> Ident:  # fmt: skip
     """Start a daemon that goes to the background by itself and writes ``pid_file``; its identity.
 
+    One that runs already, started by an `up` that died before it could record it, is taken over.
     Raises TransomError with the end of its log, or with the port that someone else holds.
     """
+    running = _written(pid_file, env)
+    if running is not None:
+        return running
     if port is not None and not port_is_free(port):
         raise TransomError(
             f"Cannot start {name}: port {port} is taken by another program",
@@ -73,7 +77,7 @@ def start_daemon(
         errors="replace", umask=0o022, start_new_session=True, timeout=_START_TIMEOUT_S, check=False,
     )  # fmt: skip
     if done.returncode == 0:
-        ident = _await_pid(pid_file, env[MARK])
+        ident = _await_pid(pid_file, env)
         if ident is not None:
             return ident
     words = (done.stderr.strip() or done.stdout.strip()).splitlines()[-5:]
@@ -89,15 +93,24 @@ def log_tail(log: Path, lines: int = 5) -> list[str]:
         return []
 
 
-def _await_pid(pid_file: Path, cluster: str) -> Ident | None:
-    """The process that wrote ``pid_file``, once it is there and bears our mark; None when it died or never came."""
+def _await_pid(pid_file: Path, env: dict[str, str]) -> Ident | None:
+    """The daemon that wrote ``pid_file``, once it did; None when it died or never came."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline:
-        try:
-            pid = int(pid_file.read_text().strip())
-        except (OSError, ValueError):
-            time.sleep(0.02)
-            continue
-        proc = procs.read(pid, with_environ=True)
-        return proc.ident if proc and proc.environ.get(MARK) == cluster else None
+        if pid_file.exists() and pid_file.read_text().strip():
+            return _written(pid_file, env)
+        time.sleep(0.02)
     return None
+
+
+def _written(pid_file: Path, env: dict[str, str]) -> Ident | None:
+    """The live daemon whose pid the file holds, if it bears the marks of ``env``."""
+    try:
+        pid = int(pid_file.read_text().strip())
+    except (OSError, ValueError):
+        return None
+    proc = procs.read(pid, with_environ=True)
+    if proc is None or proc.comm != pid_file.stem.partition("-")[0]:
+        return None
+    same = all(proc.environ.get(mark) == env.get(mark) for mark in (MARK, MARK_NODE))
+    return proc.ident if same else None

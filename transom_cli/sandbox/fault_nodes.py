@@ -59,7 +59,10 @@ def restore_node(sb: Sandbox, node: str, *, undrain: bool = False) -> None:
 
 
 def kill_controller(sb: Sandbox) -> int:
-    """slurmctld dies; jobs run on. Returns how many processes died (it has a helper)."""
+    """slurmctld dies; jobs run on. Returns how many processes died (it has a helper).
+
+    What it had not yet saved (it does so within about 5 s of a change) it has forgotten when it comes back.
+    """
     found = _controller(sb)
     return procs.freeze_then_kill(lambda: [proc for proc in found if procs.alive(proc.ident)])
 

@@ -1,0 +1,30 @@
+"""`--accounting`: a real slurmdbd on a real MariaDB, so that sacct works."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from slurm_support import client, require_slurm
+
+from transom_cli.sandbox import belonging
+from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
+
+pytestmark = pytest.mark.sandbox
+
+
+def test_sacct_tells_how_a_job_ended(short_dir: Path) -> None:
+    require_slurm(accounting=True)
+    sb = Sandbox.up(SandboxSpec(short_dir / "a", nodes=2, accounting=True))
+    try:
+        assert client(sb, "srun", "-N2", "--gres=gpu:1", "bash", "-c", "exit 3").returncode == 3
+        ask = ("sacct", "-a", "-D", "-X", "-n", "-P", "-o", "JobIDRaw,State,NodeList,ExitCode")
+        deadline = time.monotonic() + 30
+        while not (told := sb.slurm(*ask).strip()).endswith("FAILED|node[1-2]|3:0"):
+            assert time.monotonic() < deadline, told
+            time.sleep(0.5)
+        assert (sb.dir / "slurmdbd.conf").stat().st_mode & 0o777 == 0o600
+    finally:
+        sb.down()
+    assert belonging.of_sandbox(sb.cluster) == []
