@@ -4,8 +4,8 @@
 
 One per node and attempt, a step of its own beside the training step, so that the table goes on when the training
 step dies. It looks four times a second and writes at most once a second, sooner only when something has happened
-that should not wait: a process stopped or gone, a first step. It ends when it is told to (TERM), when its parent (the
-Slurm step) dies, or when the run directory has vanished.
+that should not wait: a process stopped or gone, a first step. It ends when it is told to (TERM), when the attempt's
+outcome stands, when its parent (the Slurm step) dies, or when the run directory has vanished.
 """
 
 from __future__ import annotations
@@ -110,7 +110,10 @@ class Agent:
 
 
 def keep(agent: Agent, attempt: AttemptDir) -> bool:
-    """Look until told to stop (True), or until nobody is left to look for (False). Signals must be blocked."""
+    """Look until told to stop or the attempt is over (True), or until nobody is left to look for (False).
+
+    The signals must be blocked.
+    """
     parent = os.getppid()
     seen = time.monotonic()
     while os.getppid() == parent:
@@ -120,7 +123,7 @@ def keep(agent: Agent, attempt: AttemptDir) -> bool:
             seen = now
         elif now - seen > VANISHED:
             return False
-        if signal.sigtimedwait(_TOLD, LOOK) is not None:
+        if attempt.outcome.exists() or signal.sigtimedwait(_TOLD, LOOK) is not None:
             return True
     return False
 

@@ -108,6 +108,8 @@ def rank_environment(env: dict[str, str], options: Options) -> dict[str, str]:
         env.setdefault("LOCAL_RANK", env.get("SLURM_LOCALID", "0"))
         layout = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or tasks
         env.setdefault("LOCAL_WORLD_SIZE", str(tasks_on_node(layout, int(env.get("SLURM_NODEID", "0")))))
+    else:
+        env.setdefault("PET_NODE_RANK", env.get("SLURM_NODEID", "0"))  # torchrun's own variable for --node-rank
     env[places.RUN_DIR] = run
     env[places.ATTEMPT] = options.attempt
     env[places.ATTEMPT_DIR] = options.attempt_dir

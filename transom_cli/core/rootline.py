@@ -1,6 +1,7 @@
 """The first cause in the tail of one rank's log: a category and a line. Pure.
 
-This knows just enough to tell a user's own error (which a restart would repeat) from a peer's death (which made this rank fail).
+This knows just enough to tell a user's own error (which a restart would repeat) from a peer's death (which made this
+rank fail).
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from dataclasses import dataclass
 # An exception's last line: "ValueError: bad", "torch.OutOfMemoryError: ..."; behind optional rank labels.
 _EXCEPTION = re.compile(r"^(?:\[?[\w ]*\d+\]?:\s*)*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b.*)")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
-_USAGE = re.compile(r"^usage: .+|^\S+: error: .+", re.MULTILINE)
+_USAGE = re.compile(r"^usage: .+\n(?:.*\n)*?(\S+: error: .+)", re.MULTILINE)  # argparse and its kind
 
 # A rank that says one of these is a victim of another one's death.
 _PEER = re.compile(
     r"connection closed by peer|connection reset by peer|broken pipe|DistNetworkError|DistBackendError|NCCL error"
-    r"|connection refused|gloo|socket timeout|timed out after|watchdog|remote peer|process group has not been initialized",
+    r"|connection refused|gloo|socket timeout|timed out after|watchdog|remote peer"
+    r"|process group has not been initialized",
     re.IGNORECASE,
 )
 _OOM = re.compile(r"out of memory|OutOfMemoryError|Cannot allocate memory|MemoryError", re.IGNORECASE)

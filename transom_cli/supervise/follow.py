@@ -1,7 +1,7 @@
 """Reads the run directory for the operator: launcher's journal, outcome, beats, checkpoints, requests. By polling.
 
-Only the present attempt is read, and any newer one of the same job. Whatever is not there yet is simply not there yet: on a
-network file system a file may show seconds late.
+Only the present attempt is read, and any newer one of the same job. Whatever is not there yet is simply not there yet:
+on a network file system a file may show seconds late.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Does what the core orders, a thread an action, and answers with events. Every action here is safe to do twice.
 
-What Slurm does not answer is tried again with back-off until it does; what Slurm refuses is told to the core as ActionFailed.
+What Slurm does not answer is tried again with back-off until it does; what Slurm refuses is told to the core as
+ActionFailed.
 """
 
 from __future__ import annotations

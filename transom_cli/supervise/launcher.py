@@ -29,7 +29,8 @@ from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 from transom_cli.supervise.lease import read_holder
 
 TURN = 0.05
-SETTLE = 2.0  # after the first bad exit: how long to wait to hear of the other ranks
+AGENTS_END = 3.0  # seconds for the agents to see the outcome and leave
+SETTLE = 1.0  # after the first bad exit: how long to wait to hear of the other ranks
 OPERATOR_GONE = 20.0  # seconds without a renewed lease, on our clock
 LINGER = 180.0  # at most this long for a live operator to requeue
 KILL_AFTER = 25.0  # seconds from TERM to KILL, within Slurm's own KillWait of 30
@@ -112,11 +113,11 @@ class Launcher:
         self._agents = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=env)
 
     def _stop_agents(self) -> None:
-        if self._agents is None or self._agents.poll() is not None:
+        """They end by themselves once the outcome stands; when Slurm ends the job there is no time to wait for that."""
+        if self._agents is None:
             return
-        self._agents.terminate()
         try:
-            self._agents.wait(5)
+            self._agents.wait(0 if self._told_to_stop else AGENTS_END)
         except subprocess.TimeoutExpired:
             self._agents.kill()
 
@@ -224,7 +225,8 @@ class Launcher:
             if time.monotonic() - seen_at > OPERATOR_GONE:
                 return
             self._forward(step, None)
-            time.sleep(0.2)
+            time.sleep(0.1)
+        step.kill()  # the job is being requeued or cancelled: Slurm removes what is left of the step
 
 
 def plain_fields(fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The command lines of one launch: the agents' step and the training step. Pure: from an allocation and options to argv.
+"""The command lines of one launch: the agents' step and the training step. Pure.
 
 Lists of words all the way; nothing here meets a shell.
 """
@@ -111,7 +111,7 @@ def training_argv(
 
 
 def command(allocation: Allocation, options: LaunchOptions, master: str, port: int) -> list[str]:
-    """The user's command; torchrun's node rank comes from the wrapper (PET_NODE_RANK), so that ranks keep their nodes."""
+    """The user's command; torchrun's node rank comes from the wrapper (PET_NODE_RANK): ranks keep their nodes."""
     if options.kind != "torchrun":
         return list(options.command)
     return [

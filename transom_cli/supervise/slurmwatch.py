@@ -1,4 +1,4 @@
-"""Asks Slurm about our job, in a thread of its own so that a slow controller never stops the operator's other senses."""
+"""Asks Slurm about our job, in a thread of its own: a slow controller never stops the operator's other senses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One pure view of a run, for every way of showing it. From the operator's state and the nodes' beats to plain values."""
+"""One pure view of a run, for every way of showing it: from the operator's state and the beats to plain values."""
 
 from __future__ import annotations
 
