@@ -76,8 +76,7 @@ class Checkpointer:
         self._saved: int | None = None  # the newest step that is safe
         self._told_to_wait = False
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        if self._ranks.first:
-            self._clean(Here(attempt, socket.gethostname(), _alive))
+        self._prepare(Here(attempt, socket.gethostname(), _alive))
 
     def restore(self) -> int | None:
         """Load the newest checkpoint that verifies and fits; return its step: the number of finished steps.
@@ -186,14 +185,22 @@ class Checkpointer:
             _to_stderr(f"error: {error}")
         return error
 
-    def _clean(self, here: Here) -> None:
-        """Remove working directories of writers that are gone."""
-        try:
-            for child in self.directory.iterdir():
-                if abandoned(child.name, here):
-                    files.delete_tree(child)
-        except FileNotFoundError:
-            pass
+    def _prepare(self, here: Here) -> None:
+        """Make the directory, and remove what writers that are gone left in it. Raises UsageError on all ranks."""
+        trouble = ""
+        if self._ranks.first:
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                for child in self.directory.iterdir():
+                    if abandoned(child.name, here):
+                        files.delete_tree(child)
+            except OSError as error:
+                trouble = describe(error)
+        trouble = self._ranks.from_first(trouble)
+        if trouble:
+            raise UsageError(
+                f"Checkpoints cannot be kept in {self.directory}", trouble, f"ls -la {self.directory.parent}"
+            )
 
     def _say(self, line: str) -> None:
         if self._ranks.first:

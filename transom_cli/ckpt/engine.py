@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -25,6 +26,21 @@ from transom_cli.ckpt.names import DCP_METADATA, MANIFEST, step_name, tmp_name
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.retention import Retention
 from transom_cli.ckpt.staging import Snapshot, SnapshotPlanner
+
+FAILURES = (Exception, CheckpointException)  # DCP's own is a bare BaseException
+
+
+class _Files(FileSystemWriter):
+    """DCP's writer, which also remembers its trouble: DCP and torch.save bury the system's own words."""
+
+    trouble = ""
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            self.trouble = describe(error)
+            raise
 
 
 class Writer:
@@ -52,7 +68,7 @@ class Writer:
             trouble = _first_trouble([answer[0] for answer in answers])
             if not trouble and snapshot is not None:
                 trouble = self._write_all(step, snapshot, work)
-        except Exception as error:  # a collective failed: a peer is gone. Training will notice by itself
+        except FAILURES as error:  # a collective failed: a peer is gone. Training will notice by itself
             trouble = describe(error)
         if trouble and self._ranks.first:
             files.delete_tree(work)
@@ -60,25 +76,25 @@ class Writer:
 
     def _write_all(self, step: int, snapshot: Snapshot, work: Path) -> str:
         mine: list[FileEntry] = []
+        # per_thread_copy_ahead=0: otherwise DCP opens a CUDA context on device 0 in this thread, from every rank
+        writer = _Files(work, sync_files=False, per_thread_copy_ahead=0)
 
         def write_mine() -> None:
-            # per_thread_copy_ahead=0: otherwise DCP opens a CUDA context on device 0 in this thread, from every rank
-            writer = FileSystemWriter(work, sync_files=False, per_thread_copy_ahead=0)
-            planner = SnapshotPlanner(snapshot)
             dcp_save(
-                snapshot.shapes,
+                {},  # our planner has the state
                 storage_writer=writer,
-                planner=planner,
+                planner=SnapshotPlanner(snapshot),
                 process_group=self._ranks.group,
                 no_dist=self._ranks.group is None,
             )
             names = sorted(work.glob(f"__{self._ranks.rank}_*"))
             mine.extend(files.seal(path) for path in [*names, *([work / DCP_METADATA] if self._ranks.first else [])])
 
-        answers = self._ranks.gather((_attempted(write_mine), mine))
-        trouble = _first_trouble([answer[0] for answer in answers])
+        trouble = _attempted(write_mine)
+        answers = self._ranks.gather((writer.trouble, trouble, mine))
+        trouble = _first_trouble([answer[0] for answer in answers]) or _first_trouble([a[1] for a in answers])
         if not trouble and self._ranks.first:
-            entries = sorted((entry for answer in answers for entry in answer[1]), key=lambda entry: entry.name)
+            entries = sorted((entry for answer in answers for entry in answer[2]), key=lambda entry: entry.name)
             trouble = _attempted(lambda: self._publish(step, work, entries))
         return str(self._ranks.from_first(trouble))
 
@@ -107,10 +123,11 @@ class Writer:
 
 def describe(error: BaseException) -> str:
     """One line for an exception; DCP's collective ones name the rank that failed."""
-    failures = getattr(error, "failures", None)
-    if isinstance(failures, dict) and failures:
-        rank, failure = min(failures.items())
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, failure = min(error.failures.items())
         return f"rank {rank}: {describe(failure[0])}"
+    if isinstance(error.__context__, OSError) and not isinstance(error, OSError):
+        return describe(error.__context__)  # the system's own words, which torch's serializer covers with its own
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
     text = str(error).strip().splitlines()
@@ -120,7 +137,7 @@ def describe(error: BaseException) -> str:
 def _attempted(act: Any) -> str:
     try:
         act()
-    except Exception as error:
+    except FAILURES as error:
         return describe(error)
     return ""
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.tensor import DTensor
 
-from transom_cli.ckpt.engine import describe
+from transom_cli.ckpt.engine import FAILURES, describe
 from transom_cli.ckpt.failures import BadManifest, StateMismatch
 from transom_cli.ckpt.inventory import Candidate, Verdict, check_bytes, manifest_reason, read_manifest
 from transom_cli.ckpt.names import DCP_METADATA
@@ -68,7 +68,7 @@ def load(path: Path, state: State, ranks: Ranks, *, per_rank: bool) -> str:
             no_dist=ranks.group is None,
         )
         state.write(targets, _paths(metadata), per_rank=per_rank)
-    except Exception as error:
+    except FAILURES as error:
         trouble = _told(error)
     return _agree(trouble, ranks)
 
@@ -136,7 +136,7 @@ def _shape(dtype: torch.dtype, size: torch.Size) -> str:
     return f"{str(dtype).removeprefix('torch.')}{list(size)}"
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     return error.what if isinstance(error, StateMismatch) else describe(error)
 
 

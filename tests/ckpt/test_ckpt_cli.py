@@ -1,0 +1,89 @@
+"""`transom ckpt`, as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ckpt_made import Training, bare_checkpoint, flip
+from typer.testing import CliRunner
+
+from transom_cli.cli.ckpt import ckpt_app, make_ckpt_app
+
+
+def _run(*words: str, app=ckpt_app):
+    return CliRunner().invoke(app, list(words))
+
+
+def test_ls_tells_good_from_bad_without_reading(tmp_path: Path):
+    for step in (5, 20, 100):
+        bare_checkpoint(tmp_path / "it's a run" / "checkpoints", step)
+    (tmp_path / "it's a run" / "checkpoints" / "step-100" / ".metadata").unlink()
+    result = _run("ls", str(tmp_path / "it's a run"))
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["STEP", "100", "20", "5"]
+    assert "bad: .metadata is missing" in lines[1]
+    assert lines[2].endswith("complete")
+
+
+def test_ls_json_and_an_empty_directory(tmp_path: Path):
+    document = json.loads(_run("ls", str(tmp_path), "--json").stdout)
+    assert document == {"schema": 1, "directory": str(tmp_path), "checkpoints": []}
+    assert "no checkpoints in" in _run("ls", str(tmp_path)).stderr
+
+
+def test_verify_finds_a_flipped_byte_that_ls_cannot(tmp_path: Path):
+    for step in (1, 2):
+        bare_checkpoint(tmp_path, step)
+    flip(tmp_path / "step-2" / "__0_0.distcp", 50)
+    result = _run("verify", str(tmp_path), "--json")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)["checkpoints"]
+    assert [(c["step"], c["good"]) for c in found] == [(2, False), (1, True)]
+    assert found[0]["reasons"] == ["__0_0.distcp is damaged (its checksum differs)"]
+
+
+def test_verify_exits_with_15_when_none_is_good(tmp_path: Path):
+    flip(bare_checkpoint(tmp_path, 2) / "manifest.json", 9)
+    error = _run("verify", str(tmp_path)).exception
+    assert error.exit_code == 15
+    assert "step-2: manifest.json is damaged" in str(error)
+    error = _run("verify", str(tmp_path), "--step", "7").exception
+    assert error.exit_code == 15
+    assert "no checkpoint of step 7" in str(error) and "there: 2" in str(error)
+
+
+def test_wrong_words(tmp_path: Path):
+    assert _run("ls").exception.exit_code == 2
+    assert _run("ls", str(tmp_path / "nowhere")).exception.exit_code == 2
+
+
+def test_runs_are_found_by_the_given_resolver(tmp_path: Path):
+    bare_checkpoint(tmp_path / "checkpoints", 3)
+    app = make_ckpt_app(lambda run: tmp_path if run is None else tmp_path / run)
+    assert json.loads(_run("verify", "--json", app=app).stdout)["checkpoints"][0]["good"]
+
+
+def test_export_takes_the_newest_good_one(tmp_path: Path):
+    import torch
+
+    from transom_cli.ckpt import Checkpointer
+
+    training = Training(1)
+    checkpointer = Checkpointer(training.state, tmp_path / "c", every=1)
+    weights = {}
+    for step in (1, 2):
+        training.step()
+        checkpointer.save(step)
+        weights[step] = training.model[0].weight.detach().clone()
+    checkpointer.close()
+    flip(tmp_path / "c" / "step-2" / "__0_0.distcp", 500)
+    out = tmp_path / "model.pt"
+    result = _run("export", str(tmp_path / "c"), "-o", str(out))
+    assert result.exit_code == 0, result.exception
+    assert "passed over step-2" in result.stderr
+    assert torch.equal(torch.load(out, weights_only=False)["model"]["0.weight"], weights[1])
+    assert _run("export", str(tmp_path / "c"), "-o", str(out)).exception.exit_code == 2
+    missing = _run("export", str(tmp_path / "c"), "-o", str(tmp_path / "no" / "x.pt")).exception
+    assert missing.exit_code == 1 and not (tmp_path / "no").exists()

@@ -1,0 +1,73 @@
+"""Two gloo ranks, DDP and FSDP2: bit-identical resumes, shared verdicts, shared failures, other numbers of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ckpt_made import Training
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from transom_cli.ckpt import Checkpointer, WorldSizeChanged
+
+
+def _two_ranks(kind: str, directory: Path) -> list[dict]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    worker = Path(__file__).with_name("ckpt_ranks_worker.py")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(worker), kind, str(directory)],
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                 "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        done = [rank.communicate(timeout=200) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(err for _, err in done)
+    passed_over = [line for line in done[0][1].splitlines() if "step-3: __" in line]
+    assert passed_over == ["transom: passed over step-3: __1_0.distcp is damaged (its checksum differs)"]
+    assert "transom:" not in done[1][1]  # rank 0 speaks for all
+    return [json.loads(out.splitlines()[-1]) for out, _ in done]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_ranks(kind: str, tmp_path: Path):
+    for found in _two_ranks(kind, tmp_path):
+        for name in ("unstepped", "stepped"):
+            assert found[f"{name} restored"] and found[f"{name} resumed"], found
+        assert found["files"] == [".metadata", "__0_0.distcp", "__1_0.distcp", "manifest.json"]
+        assert found["fell back to"] == 2
+        assert "Input/output error" in found["failed"]
+        assert "the state could not be copied" in found["uncopied"]
+        assert found["then"] == ["step-2", "step-3", "step-6"]
+        assert found["exit"] == 15
+    _read_by_one_rank(tmp_path / "stepped")
+
+
+def _read_by_one_rank(directory: Path) -> None:
+    """The same checkpoint in one process: refused by default, resharded on request, and readable by stock torch."""
+    alone = Training(3)
+    with pytest.raises(WorldSizeChanged, match="written by 2 ranks, and this training has 1"):
+        Checkpointer(alone.state, directory, every=1).restore()
+    assert Checkpointer(alone.state, directory, every=1, reshard=True).restore() == 3
+    assert alone.data.position == 0  # not taken from another rank
+    dcp_to_torch_save(directory / "step-3", directory.parent / "one.pt")
+    one = torch.load(directory.parent / "one.pt", weights_only=False)
+    assert {rank: held["data"]["position"] for rank, held in one["ranks"].items()} == {"0": 3, "1": 3}
+    for name, parameter in alone.model.named_parameters():
+        assert torch.equal(one["model"][name], parameter)
+        for moment in ("exp_avg", "exp_avg_sq", "step"):
+            assert torch.equal(one["optim"]["state"][name][moment], alone.optimizer.state[parameter][moment])
