@@ -15,8 +15,8 @@ from transom_cli.errors import SlurmUnreachable, TransomError, UsageError
 from transom_cli.sandbox import spec as sandbox_spec
 from transom_cli.sandbox import state
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
-from transom_cli.sandbox.conf import Ports, gres_conf, slurm_conf
-from transom_cli.sandbox.tools import find_tools
+from transom_cli.sandbox.conf import Ports, cgroup_conf, gres_conf, slurm_conf
+from transom_cli.sandbox.tools import find_tools, slurm_release
 
 
 def transom(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -143,3 +143,27 @@ def test_what_users_feel_is_left_at_slurms_defaults() -> None:
     for untouched in ("SchedulerParameters", "MinJobAge", "MessageTimeout", "JobRequeue"):
         assert untouched not in text
     assert gres_conf(spec) == "NodeName=node1 Name=gpu File=/x/dev/nvidia0\n"
+
+
+@pytest.mark.parametrize(
+    ("told", "release", "plugin"),
+    [
+        ("slurm-wlm 22.05.8", (22, 5), "cgroup/v1"),
+        ("slurm-wlm 23.11.4", (23, 11), "cgroup/v1"),
+        ("slurm 24.05.2", (24, 5), "disabled"),
+        ("slurm 26.05.5", (26, 5), "disabled"),
+    ],
+)
+def test_slurmd_is_kept_away_from_cgroup_v2(tmp_path: Path, told: str, release: tuple[int, int], plugin: str) -> None:
+    program = tmp_path / "slurmctld"
+    program.write_text(f"#!/bin/sh\necho {told}\n")
+    program.chmod(0o755)
+    assert slurm_release(program) == release
+    assert cgroup_conf(release) == f"CgroupPlugin={plugin}\n"
+
+
+def test_a_slurm_without_a_version_is_told(tmp_path: Path) -> None:
+    (tmp_path / "slurmctld").write_text("#!/bin/sh\necho what?\n")
+    (tmp_path / "slurmctld").chmod(0o755)
+    with pytest.raises(SlurmUnreachable, match="does not tell its version"):
+        slurm_release(tmp_path / "slurmctld")

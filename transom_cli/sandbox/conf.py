@@ -1,7 +1,8 @@
 """The text of slurm.conf, gres.conf and slurmdbd.conf. Pure.
 
 What a real cluster's users would feel is left at Slurm's own defaults
-(SlurmdTimeout, KillWait, MinJobAge, requeue delay, scheduler intervals).
+(SlurmdTimeout, KillWait, MinJobAge, requeue delay, scheduler intervals), and so is what newer
+releases of Slurm name differently (task, switch, accounting gatherer: none by default).
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ def slurm_conf(spec: SandboxSpec, *, cluster: str, user: str, ports: Ports, firs
         "SlurmdUser": user,
         "AuthType": "auth/munge",
         "AuthInfo": f"socket={where}/munge.sock",
-        "CredType": "cred/munge",
         "CommunicationParameters": "NoCtldInAddrAny",  # the controller listens on loopback alone
         "StateSaveLocation": f"{where}/state",
         "SlurmdSpoolDir": f"{where}/spool/%n",
@@ -44,10 +44,6 @@ def slurm_conf(spec: SandboxSpec, *, cluster: str, user: str, ports: Ports, firs
         "SlurmctldLogFile": f"{where}/log/slurmctld.log",
         "SlurmdLogFile": f"{where}/log/slurmd-%n.log",
         "ProctrackType": "proctrack/linuxproc",
-        "TaskPlugin": "task/none",
-        "SwitchType": "switch/none",
-        "MpiDefault": "none",
-        "JobAcctGatherType": "jobacct_gather/none",
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core_Memory",
         "SlurmdParameters": "config_overrides",
@@ -74,6 +70,14 @@ def slurm_conf(spec: SandboxSpec, *, cluster: str, user: str, ports: Ports, firs
     )
     lines = [f"{key}={value}" for key, value in settings.items()]
     return "\n".join([*lines, node, "PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE", ""])
+
+
+def cgroup_conf(release: tuple[int, int]) -> str:
+    """Keep slurmd away from cgroup v2, whose scope it would have to ask systemd for, which a user may not.
+
+    `disabled` exists since 24.05; before, the v1 plugin is one that touches nothing until something uses it.
+    """
+    return f"CgroupPlugin={'disabled' if release >= (24, 5) else 'cgroup/v1'}\n"
 
 
 def gres_conf(spec: SandboxSpec) -> str:

@@ -11,6 +11,7 @@ from transom_cli.sandbox import accounting, belonging, conf, procs, state
 from transom_cli.sandbox.daemons import free_ports
 from transom_cli.sandbox.spec import LOCK_FILE, STATE_FILE, SandboxSpec
 from transom_cli.sandbox.state import State
+from transom_cli.sandbox.tools import find_tools, slurm_release
 
 _JOB_IDS_PER_START = 10_000
 
@@ -51,7 +52,12 @@ def prepare(spec: SandboxSpec, old: State | None) -> State:
         spec, cluster=known.cluster, user=known.user, ports=known.ports,
         first_job=known.generation * _JOB_IDS_PER_START + 1,
     )  # fmt: skip
-    for name, content in (("slurm.conf", text), ("gres.conf", conf.gres_conf(spec))):
+    files = {
+        "slurm.conf": text,
+        "gres.conf": conf.gres_conf(spec),
+        "cgroup.conf": conf.cgroup_conf(slurm_release(find_tools()["slurmctld"])),
+    }
+    for name, content in files.items():
         (spec.dir / name).write_text(content)
         (spec.dir / name).chmod(0o644)
     if spec.accounting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -68,3 +69,12 @@ def run_tool(argv: Sequence[str], env: Mapping[str, str], *, cwd: Path, timeout_
         words = (done.stderr or done.stdout).strip()
         raise TransomError(f"`{' '.join([name, *argv[1:]])}` failed (exit {done.returncode})", words)
     return done.stdout
+
+
+def slurm_release(slurmctld: Path) -> tuple[int, int]:
+    """(22, 5) for `slurm-wlm 22.05.8`. Raises SlurmUnreachable when it tells no version."""
+    words = run_tool([str(slurmctld), "-V"], os.environ, cwd=Path("/"))
+    found = re.search(r"(\d+)\.(\d+)", words)
+    if found is None:
+        raise SlurmUnreachable("Slurm does not tell its version", f"`slurmctld -V` said: {words.strip()!r}")
+    return int(found[1]), int(found[2])
