@@ -114,7 +114,7 @@ def rank_environment(env: dict[str, str], options: Options) -> dict[str, str]:
     env[places.ATTEMPT] = options.attempt
     env[places.ATTEMPT_DIR] = options.attempt_dir
     env[places.LAUNCH] = str(options.launch)
-    env[places.CHECKPOINT_DIR] = os.path.join(run, "checkpoints")
+    env.setdefault(places.CHECKPOINT_DIR, os.path.join(run, "checkpoints"))  # a setting may name another folder
     env[places.ROLE] = "rank"
     if options.auto_beat:
         rest = env.get("PYTHONPATH")

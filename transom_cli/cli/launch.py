@@ -32,7 +32,7 @@ def launch(
         run=RunDir(run_dir.absolute()),
         kind=kind,
         command=tuple(command),
-        python=sys.executable,
+        python=(sys.executable, "-P") if sys.version_info >= (3, 11) else (sys.executable,),
         tasks_per_node=tasks_per_node,
         srun_args=tuple(srun_arg or ()),
         torchrun_args=tuple(torchrun_arg or ()),

@@ -20,16 +20,16 @@ def run(
     file: Annotated[Path | None, typer.Option("-f", "--file", help="Settings of this run (TOML).")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     root: Root = None,
-    partition: Annotated[str | None, typer.Option("-p", help="Slurm partition.")] = None,
-    account: Annotated[str | None, typer.Option("-A", help="Account to charge.")] = None,
-    qos: Annotated[str | None, typer.Option("-q", help="Quality of service.")] = None,
-    nodes: Annotated[int | None, typer.Option("-N", help="Number of nodes.")] = None,
+    partition: Annotated[str | None, typer.Option("--partition", "-p", help="Slurm partition.")] = None,
+    account: Annotated[str | None, typer.Option("--account", "-A", help="Account to charge.")] = None,
+    qos: Annotated[str | None, typer.Option("--qos", "-q", help="Quality of service.")] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", "-N", help="Number of nodes.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node.")] = None,
     tasks_per_node: Annotated[int | None, typer.Option(help="Ranks per node.")] = None,
-    cpus_per_task: Annotated[int | None, typer.Option("-c", help="CPUs per task.")] = None,
+    cpus_per_task: Annotated[int | None, typer.Option("--cpus-per-task", "-c", help="CPUs per task.")] = None,
     mem: Annotated[str | None, typer.Option(help="Memory per node.")] = None,
-    time: Annotated[str | None, typer.Option("-t", help="Time limit of one attempt.")] = None,
-    exclude: Annotated[str | None, typer.Option("-x", help="Nodes not to use.")] = None,
+    time: Annotated[str | None, typer.Option("--time", "-t", help="Time limit of one attempt.")] = None,
+    exclude: Annotated[str | None, typer.Option("--exclude", "-x", help="Nodes not to use.")] = None,
     torchrun: Annotated[bool, typer.Option("--torchrun", help="One torchrun per node starts the ranks.")] = False,
     container_image: Annotated[str | None, typer.Option(help="Container of the training step (pyxis).")] = None,
     auto_beat: Annotated[
@@ -65,14 +65,15 @@ def run(
     flags |= dict(_assignment(text) for text in set_ or ())
     if detach and foreground:
         raise UsageError("`--detach` and `--foreground` exclude each other")
-    from transom_cli.cli.submitting import create, prepare
+    from transom_cli.cli.submitting import create, leave_outer_run, prepare
     from transom_cli.submit.rundir import plan_run
 
+    leave_outer_run()
     prepared = prepare(tuple(words), file, {k: v for k, v in flags.items() if v is not None})
     if dry_run:
-        from datetime import datetime
+        from datetime import datetime, timezone
 
-        planned = plan_run(prepared.settings.root, prepared.settings.name, datetime.now())
+        planned = plan_run(prepared.settings.root, prepared.settings.name, datetime.now(timezone.utc))
         _show(prepared.script(planned.path), prepared.plan(planned.path).options)
         return
     from transom_cli.wiring import slurm_client

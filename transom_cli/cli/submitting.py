@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,13 +37,16 @@ class Prepared:
         from transom_cli.wiring import Plan
 
         chdir = str(self.settings.job.chdir or Path.cwd())
-        if not self.script_text:
-            return Plan(chdir=chdir, env=(("TRANSOM_RUN_DIR", str(run_dir)),))
         from transom_cli.submit.environment import script_environment
-        from transom_cli.submit.script import completing_options, inspect_script
+        from transom_cli.submit.script import ScriptFacts, completing_options, export_options, inspect_script
 
+        if not self.script_text:
+            # Said again on the command line, where no SBATCH_* variable of the caller can undo it.
+            exported = export_options(ScriptFacts(), (), os.environ)
+            return Plan(("--requeue", "--open-mode=append", *exported), chdir=chdir)
         facts = inspect_script(self.script_text)
-        env = script_environment(run_dir, self.settings.auto_beat, os.environ)
+        checkpoints = self.settings.checkpoint.directory
+        env = script_environment(run_dir, self.settings.auto_beat, os.environ, checkpoints=checkpoints)
         options = completing_options(facts, job_name=Path(self.words[0]).name, exported=tuple(env), environ=os.environ)
         folder = "" if facts.chdir else chdir
         return Plan(options, tuple(self.words[1:]), folder, tuple(env.items()))
@@ -59,6 +62,14 @@ def is_script(words: tuple[str, ...]) -> bool:
             return b"\n#SBATCH" in f.read(65536)
     except OSError:
         return False
+
+
+def leave_outer_run() -> None:
+    """A run started from inside another one must not write into the outer run's directory."""
+    from transom_cli.config.variables import outer_run_variables
+
+    for name in outer_run_variables(os.environ):
+        del os.environ[name]
 
 
 def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]) -> Prepared:
@@ -97,7 +108,7 @@ def create(prepared: Prepared) -> RunDir:
     warning = shared_enough(root)
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
-    run = new_run(root, prepared.settings.name, datetime.now(), prepared.settings, prepared.script)
+    run = new_run(root, prepared.settings.name, datetime.now(timezone.utc), prepared.settings, prepared.script)
     prepared.plan(run.path).save(run)
     write_header(run.journal, policy_of(prepared.settings), prepared.num_nodes)
     return run

@@ -30,7 +30,7 @@ class LaunchOptions:
     run: RunDir
     kind: str  # srun or torchrun
     command: tuple[str, ...]
-    python: str
+    python: tuple[str, ...]  # the interpreter, with the flags that keep the job's folder off its import path
     tasks_per_node: int = 1
     srun_args: tuple[str, ...] = ()
     torchrun_args: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ def agent_argv(allocation: Allocation, options: LaunchOptions, attempt: AttemptD
         "--job-name=transom-agent",
         f"--output={pattern(attempt.path / 'agents.log')}",
         "--open-mode=append",
-        options.python,
+        *options.python,
         "-m",
         "transom_cli.agent.agent",
         "--attempt-dir",
@@ -103,7 +103,7 @@ def training_argv(
     if allocation.cpus_per_task:
         argv.append(f"--cpus-per-task={allocation.cpus_per_task}")  # srun no longer inherits it from sbatch
     argv += options.srun_args
-    argv += [options.python, "-I", "-S", str(wrapper), "--attempt-dir", str(attempt.path), "--launch", str(launch)]
+    argv += [options.python[0], "-I", "-S", str(wrapper), "--attempt-dir", str(attempt.path), "--launch", str(launch)]
     argv += ["--torchrun"] if options.kind == "torchrun" else []
     argv += ["--auto-beat"] if options.auto_beat else []
     argv += ["--", *command(allocation, options, master, port)]
@@ -115,7 +115,7 @@ def command(allocation: Allocation, options: LaunchOptions, master: str, port: i
     if options.kind != "torchrun":
         return list(options.command)
     return [
-        options.python,
+        options.python[0],
         "-m",
         "torch.distributed.run",
         f"--nnodes={len(allocation.nodes)}",

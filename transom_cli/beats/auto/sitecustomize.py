@@ -2,7 +2,7 @@
 
 Python imports `sitecustomize` at its start. It waits for the trainer to import torch's optimizers and registers a
 step hook on them; it never imports torch itself. Only the first optimizer that steps is counted (a GAN has two), and
-the steps count from 1 in this process. A trainer's own call of `transom_cli.beat` ends the automatic ones. A
+the steps count from 1 in this process, told from the second on. A trainer's own call of `transom_cli.beat` ends the automatic ones. A
 `sitecustomize` that this one hides is found and run. Nothing that happens here may reach the trainer.
 """
 
@@ -66,7 +66,8 @@ def _register(module: Any) -> None:
             elif leader is not optimizer:
                 return
             step += 1
-            automatic_beat(step)
+            if step > 1:  # a trainer that beats by itself has done so by then: its own steps are never mixed with ours
+                automatic_beat(step)
         except Exception:
             return
 
