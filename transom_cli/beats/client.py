@@ -14,7 +14,6 @@ the record in the hands of another living process leaves it alone.
 from __future__ import annotations
 
 import atexit
-import math
 import mmap
 import os
 import sys
@@ -59,7 +58,11 @@ class Writer(Sink):
         self._r = record
         self._phases: list[int] = []  # open phase() blocks, of any thread, oldest first
         self._loss_due = 0
-        self._write()
+        self._fixed_crc = crc32(rec.fixed(record))
+        for _ in range(2):  # both slots in full, one after the other: from now on only their moving part is written
+            record.seq += 1
+            at, data = rec.slot(record)
+            buffer[at : at + len(data)] = data
 
     def beat(self, step: int, loss: Any) -> None:
         r = self._r
@@ -96,27 +99,26 @@ class Writer(Sink):
 
     def _number(self, loss: Any, now: int) -> float:
         """A number or a one-element tensor as a float; the former loss when it is not fetched this time."""
-        if getattr(getattr(loss, "device", None), "type", "cpu") != "cpu":
+        here = getattr(loss, "is_cpu", None)  # torch; other libraries have a device that is called "cpu" or none
+        if not (getattr(loss, "device", "cpu") == "cpu" if here is None else here):
             if now < self._loss_due:
                 return self._r.loss
             self._loss_due = now + LOSS_EVERY_NS
         try:
             return float(loss.item() if hasattr(loss, "item") else loss)
         except Exception:
-            return math.nan
+            return rec.NO_LOSS
 
     def _write(self) -> None:
-        # record.slot() without its calls: this line is the cost of a beat
         r = self._r
         r.seq = seq = r.seq + 1
-        body = rec.BODY.pack(
-            rec.MAGIC, r.rank, r.launch, seq, r.step, r.count, r.changed, r.loss, r.phase, r.pid, r.child, r.pidns
-        )
-        at = (seq & 1) * rec.SLOT
-        self._buffer[at : at + _WHOLE] = body + rec.CHECK.pack(crc32(body))
+        moving = _pack(seq, r.step, r.count, r.changed, r.loss, r.phase)
+        at = _ODD if seq & 1 else _EVEN
+        self._buffer[at : at + _LENGTH] = moving + _pack_check(crc32(moving, self._fixed_crc))
 
 
-_WHOLE = rec.BODY.size + rec.CHECK.size
+_pack, _pack_check = rec.MOVING.pack, rec.CHECK.pack
+_EVEN, _ODD, _LENGTH = rec.FIXED.size, rec.SLOT + rec.FIXED.size, rec.MOVING.size + rec.CHECK.size
 _NOWHERE = Sink()
 _sink: Sink | None = None  # None: not looked for yet
 _explicit = False

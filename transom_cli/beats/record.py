@@ -17,10 +17,12 @@ from zlib import crc32
 PHASES = ("start", "step", "checkpoint", "restore", "done")
 START, STEP, CHECKPOINT, RESTORE, DONE = range(len(PHASES))
 
-# magic, rank, launch, seq, step, count, changed (CLOCK_MONOTONIC, ns), loss (NaN: none), phase, pid, child, pidns
-BODY = struct.Struct("<4siiQqQQdiiiQ")
-MAGIC = b"TBR1"
+# a slot: what stays the same while a process writes, what each beat changes, the checksum over both
+FIXED = struct.Struct("<4siiiiQ")  # magic, rank, launch, pid, child, pidns
+MOVING = struct.Struct("<QqQQdi")  # seq, step, count, changed (CLOCK_MONOTONIC, ns), loss (NaN: none), phase
 CHECK = struct.Struct("<I")
+BODY = FIXED.size + MOVING.size
+MAGIC = b"TBR1"
 SLOT = 96
 SIZE = 2 * SLOT
 NO_LOSS = float("nan")
@@ -45,21 +47,26 @@ class Record:
 def slot(record: Record) -> tuple[int, bytes]:
     """Where the record belongs in the file, and its bytes."""
     r = record
-    body = BODY.pack(
-        MAGIC, r.rank, r.launch, r.seq, r.step, r.count, r.changed, r.loss, r.phase, r.pid, r.child, r.pidns
-    )
+    body = fixed(r) + MOVING.pack(r.seq, r.step, r.count, r.changed, r.loss, r.phase)
     return (r.seq & 1) * SLOT, body + CHECK.pack(crc32(body))
+
+
+def fixed(record: Record) -> bytes:
+    """The part of a slot that does not change while one process writes."""
+    r = record
+    return FIXED.pack(MAGIC, r.rank, r.launch, r.pid, r.child, r.pidns)
 
 
 def newest(data: bytes) -> Record | None:
     """The newest whole record in the file's bytes; None when there is none (not a beat file, or both slots spoilt)."""
     best: Record | None = None
     for at in (0, SLOT):
-        body = data[at : at + BODY.size]
-        check = data[at + BODY.size : at + BODY.size + CHECK.size]
+        body = data[at : at + BODY]
+        check = data[at + BODY : at + BODY + CHECK.size]
         if len(check) != CHECK.size or CHECK.unpack(check)[0] != crc32(body):
             continue
-        magic, rank, launch, seq, step, count, changed, loss, phase, pid, child, pidns = BODY.unpack(body)
+        magic, rank, launch, pid, child, pidns = FIXED.unpack_from(body)
+        seq, step, count, changed, loss, phase = MOVING.unpack_from(body, FIXED.size)
         if magic != MAGIC or not 0 <= phase < len(PHASES) or (best is not None and best.seq > seq):
             continue
         best = Record(rank, launch, changed, child)

@@ -1,0 +1,201 @@
+"""The wrapper around a rank, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from transom_cli.agent.rank import tasks_on_node
+from transom_cli.beats import places
+from transom_cli.beats import record as rec
+from transom_cli.beats.reading import process
+from transom_cli.layout import RunDir
+
+ROOT = Path(__file__).parents[2]
+WRAPPER = ROOT / "transom_cli" / "agent" / "rank.py"
+
+
+class Place:
+    """One attempt's folders, and how to start a wrapped rank in them."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.run = RunDir(tmp_path / "a 'run'\n")
+        self.attempt = self.run.attempt(12, 0)
+        self.attempt.path.mkdir(parents=True)
+        self.beats = tmp_path / "beats"
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *command: str, flags: tuple[str, ...] = (), **env: str) -> subprocess.Popen[str]:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("TRANSOM_", "SLURM_", "RANK", "PYTHONPATH"))}
+        clean |= {"SLURM_PROCID": "3", "SLURM_NTASKS": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
+        clean |= {"SLURM_TASKS_PER_NODE": "2(x2),1", "SLURMD_NODENAME": "nodeX", "PYTHONPATH": str(ROOT)}
+        words = [sys.executable, "-I", "-S", str(WRAPPER), "--attempt-dir", str(self.attempt.path), "--launch", "2"]
+        words += ["--node-beats-dir", str(self.beats), *flags, "--", *command]
+        pipe = subprocess.PIPE
+        self.started.append(subprocess.Popen(words, env=clean | env, stdout=pipe, stderr=pipe, text=True))
+        return self.started[-1]
+
+    def python(self, code: str, **more: object) -> subprocess.Popen[str]:
+        return self.start(sys.executable, "-c", code, **more)  # type: ignore[arg-type]
+
+    def exit(self, name: str = "rank-3") -> dict[str, object]:
+        return dict(json.loads((self.attempt.exits(2) / f"{name}.json").read_text()))
+
+    def record(self, rank: int = 3) -> rec.Record:
+        found = rec.newest((self.beats / f"rank-{rank}").read_bytes())
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    for process_ in made.started:
+        process_.kill()
+        process_.communicate()
+
+
+def wait_for(claim: Callable[[], object]) -> None:
+    for _ in range(2000):
+        if claim():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came true")
+
+
+def test_the_environment_of_a_rank(place: Place) -> None:
+    out, _ = place.python("import json, os; print(json.dumps(dict(os.environ)))").communicate()
+    env = json.loads(out)
+    assert [env[k] for k in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")] == ["3", "5", "1", "2"]
+    assert env[places.RUN_DIR] == str(place.run.path)
+    assert env[places.ATTEMPT] == place.attempt.name == "12.0"
+    assert env[places.ATTEMPT_DIR] == str(place.attempt.path)
+    assert env[places.CHECKPOINT_DIR] == str(place.run.checkpoints)
+    assert (env[places.LAUNCH], env[places.ROLE], env[places.BEAT_DIR]) == ("2", "rank", str(place.beats))
+
+
+def test_what_the_user_has_set_is_kept(place: Place) -> None:
+    code = "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])"
+    out, _ = place.python(code, RANK="0", WORLD_SIZE="1").communicate()
+    assert out == "0 1\n"
+
+
+@pytest.mark.parametrize(
+    ("layout", "tasks"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("1,3(x2)", [1, 3, 3]), ("8(x2)", [8, 8])]
+)
+def test_tasks_on_node(layout: str, tasks: list[int]) -> None:
+    assert [tasks_on_node(layout, n) for n in range(len(tasks))] == tasks
+    with pytest.raises(ValueError, match="is not in SLURM_TASKS_PER_NODE"):
+        tasks_on_node(layout, len(tasks))
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 93, 255])
+def test_it_ends_with_the_code_of_the_rank(place: Place, code: int) -> None:
+    rank = place.python(f"from transom_cli import beat; beat(7); raise SystemExit({code})")
+    _, err = rank.communicate()
+    assert (rank.returncode, err) == (code, "")
+    told = place.exit()
+    assert (told["schema"], told["rank"], told["node"], told["code"], told["signal"]) == (1, 3, "nodeX", code, None)
+    assert told["steps"] == 7 and told["started"] <= told["wall"]  # type: ignore[operator]
+    assert rec.PHASES[place.record().phase] == ("step" if code else "done")
+    assert place.record().pid == place.record().child == told["pid"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM, signal.SIGUSR1])
+def test_it_ends_by_the_signal_of_the_rank(place: Place, number: signal.Signals, tmp_path: Path) -> None:
+    rank = place.python(f"import os; os.kill(os.getpid(), {int(number)})")
+    rank.wait()
+    assert rank.returncode == -number
+    assert (place.exit()["code"], place.exit()["signal"], place.exit()["steps"]) == (None, number, -1)
+
+
+def test_signals_of_the_step_reach_the_rank_with_its_own_dispositions(place: Place) -> None:
+    code = """
+import signal
+defaults = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+assert all(signal.getsignal(s) == signal.SIG_DFL for s in defaults)
+assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+assert open("/proc/self/status").read().split("SigIgn:")[1].split()[0].strip("0") in ("", "1001", "1000", "1")
+signal.signal(signal.SIGUSR2, lambda *_: (print("saved"), exit(0)))
+print("ready", flush=True)
+signal.pause()
+"""
+    rank = place.python(code)
+    assert rank.stdout is not None and rank.stdout.readline() == "ready\n"
+    child = place.record().child
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(rank.pid, number)  # the wrapper's own copies
+    os.kill(child, signal.SIGUSR2)
+    out, err = rank.communicate()
+    assert (rank.returncode, out, err) == (0, "saved\n", "")
+
+
+def test_the_rank_dies_with_its_wrapper(place: Place) -> None:
+    rank = place.start("sleep", "600")
+    wait_for(lambda: place.beats.is_dir() and (place.beats / "rank-3").exists() and place.record().child)
+    child = place.record().child
+    wait_for(lambda: Path(f"/proc/{child}/comm").read_text() == "sleep\n")
+    rank.kill()
+    rank.wait()
+    wait_for(lambda: process(child)[0] in "XZ")
+
+
+def test_a_command_that_is_not_there(place: Place) -> None:
+    rank = place.start("./no such command")
+    _, err = rank.communicate()
+    assert rank.returncode == 127 and err == "transom: cannot run ./no such command: No such file or directory\n"
+    assert place.exit()["code"] == 127
+
+
+def test_an_attempt_directory_that_the_node_cannot_see(place: Place) -> None:
+    place.attempt.path.rmdir()
+    rank = place.start("true")
+    _, err = rank.communicate()
+    assert rank.returncode == 14
+    assert err == f"transom: run directory {place.attempt.path} is not visible on node nodeX\n"
+
+
+def test_a_beats_folder_that_is_not_ours_alone_costs_only_the_beats(place: Place) -> None:
+    place.beats.mkdir(mode=0o755)
+    rank = place.python("import os; print('TRANSOM_BEAT_DIR' in os.environ)")
+    out, err = rank.communicate()
+    assert (rank.returncode, out) == (0, "False\n")
+    assert err.startswith("transom: no beats from this rank on nodeX: ") and err.count("\n") == 1
+
+
+def test_wrong_arguments(place: Place) -> None:
+    for words in (["--launch", "x", "--", "true"], ["--attempt-dir", "/tmp"], ["--nonsense", "--", "true"]):
+        done = subprocess.run([sys.executable, "-I", "-S", str(WRAPPER), *words], capture_output=True, text=True)
+        assert done.returncode == 2 and done.stderr.startswith("transom: rank wrapper: ")
+
+
+def test_torchrun_makes_the_ranks_itself(place: Place) -> None:
+    code = """
+import os, subprocess, sys
+assert "RANK" not in os.environ
+for rank, step in (("4", 10), ("5", 12)):
+    beats = f"from transom_cli import beat; beat({step})"
+    subprocess.run([sys.executable, "-c", beats], env=os.environ | {"RANK": rank}, check=True)
+sys.exit(9)
+"""
+    rank = place.python(code, flags=("--torchrun",))
+    _, err = rank.communicate()
+    assert (rank.returncode, err) == (9, "")
+    told = place.exit("node-1")
+    assert (told["rank"], told["code"], told["steps"]) == (None, 9, 12)
+    assert (place.record(4).step, place.record(5).launch, place.record(5).child) == (10, 2, 0)
+
+
+def test_a_new_launch_starts_a_new_record(place: Place) -> None:
+    place.python("from transom_cli import beat; beat(50)").communicate()
+    place.python("import os; os._exit(0)").communicate()
+    assert (place.record().step, place.record().count) == (-1, 0)
