@@ -196,6 +196,8 @@ def _outcome_seen(state: State, e: ev.OutcomeSeen) -> Step:
         return state, ()
     if e.status == "done":
         return replace(state, phase=Phase.FINISHING, since=e.at), ()
+    reached = min((x.step for x in e.exits), default=-1)  # beats are a second old at most; the wrappers know exactly
+    state = replace(state, step=max(reached, state.step), max_step=max(reached, state.max_step))
     if e.status != "failed" or (state.incident is not None and state.incident.outcome is not None):
         return state, ()
     return inc.sign(state, e.at, e.why, outcome=e)

@@ -140,7 +140,10 @@ class Follower:
         if name and (self._attempt is None or self._attempt.name != name):
             self._attempt = AttemptFollower(AttemptDir(self._run.attempts / name), self._limits)
         if self._attempt is not None:
-            yield from self._attempt.poll(now)
+            for event in self._attempt.poll(now):
+                if isinstance(event, (ev.OutcomeSeen, ev.NodeSilent, ev.RanksQuiet)):
+                    yield from self._checkpoint(now)  # the budget of a restart counts on what is durable by now
+                yield event
 
     def _newest_attempt(self, state: State) -> str:
         """The attempt that the state knows, or a newer start of the same job that Slurm has not told us of yet."""
@@ -154,11 +157,14 @@ class Follower:
                 newest = max(newest, restarts)
         return self._run.attempt(state.job_id, newest).name if state.job_id else ""
 
-    def _slow(self, now: float) -> Iterator[ev.Event]:
+    def _checkpoint(self, now: float) -> Iterator[ev.Event]:
         step = newest_checkpoint(self._checkpoints)
         if step > self._durable:
             self._durable = step
             yield ev.CheckpointSeen(now, step)
+
+    def _slow(self, now: float) -> Iterator[ev.Event]:
+        yield from self._checkpoint(now)
         for path in _listed(self._run.requests):
             if path.name in self._requests or not path.name.endswith(".json"):
                 continue

@@ -1,0 +1,149 @@
+"""The whole way through on a real Slurm: submit, follow, detect, isolate, requeue with exclusion, resume, done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from e2e.support import COMMAND, Person, at_step, over
+
+from transom_cli.sandbox import faults
+from transom_cli.sandbox.cluster import Sandbox
+
+pytestmark = pytest.mark.sandbox
+
+
+def test_a_healthy_run_ends_with_0_and_no_incident(person: Person) -> None:
+    done = person.run("-N", "2", "--", *COMMAND, "--steps", "12")
+    assert done.returncode == 0, done.stderr
+    view = person.status(person.newest())
+    assert (view["phase"], view["step"], view["incidents"], view["starts"]) == ("done", 12, [], 0)
+    assert "done" in done.stdout
+
+
+def test_a_dead_node_is_isolated_and_the_job_requeued_without_it(person: Person, sandbox: Sandbox) -> None:
+    run = person.start("-N", "3", "--", *COMMAND, "--steps", "60")
+    person.wait(run, at_step(12))
+    faults.kill_node(sandbox, "node2")
+    view = person.wait(run, over)
+    assert (view["phase"], view["step"], view["starts"]) == ("done", 60, 1)
+    assert [x[0] for x in view["excluded"]] == ["node2"]
+    assert view["nodes"] == ["node1", "node3", "node4"]
+    (incident,) = view["incidents"]
+    assert incident["result"] == "recovered" and "node2 lost" in incident["words"]
+    assert [m[1] for m in incident["marks"]].count("isolated") == 1
+    assert [m[1] for m in incident["marks"]].count("requeued") == 1
+    resumed = (run.attempt(view["job_id"], 1).logs(0) / "rank-0.log").read_text()
+    assert "goes on from step" in resumed and "from step 0" not in resumed
+
+
+def test_the_batch_host_dies_and_a_successor_goes_on(person: Person, sandbox: Sandbox) -> None:
+    run = person.start("-N", "2", "--set", "detect.node_silent=3", "--", *COMMAND, "--steps", "60")
+    first = person.wait(run, at_step(10))
+    faults.kill_node(sandbox, "node1")
+    view = person.wait(run, over)
+    assert view["phase"] == "done" and view["job_id"] != first["job_id"]
+    assert [x[0] for x in view["excluded"]] == ["node1"]
+
+
+def test_a_killed_rank_restarts_and_blames_no_node(person: Person, sandbox: Sandbox) -> None:
+    run = person.start("-N", "2", "--", *COMMAND, "--steps", "50")
+    view = person.wait(run, at_step(10))
+    faults.kill_rank(sandbox, view["job_id"], 1)
+    view = person.wait(run, over)
+    assert (view["phase"], view["starts"], view["excluded"]) == ("done", 1, [])
+    assert "rank 1 on node2 ended with signal 9" in view["incidents"][0]["words"]
+
+
+def test_a_stopped_rank_is_seen_and_restarted(person: Person, sandbox: Sandbox) -> None:
+    run = person.start("-N", "2", "--set", "detect.floor=2", "--", *COMMAND, "--steps", "60")
+    view = person.wait(run, at_step(15))
+    faults.stop_rank(sandbox, view["job_id"], 1)
+    view = person.wait(run, over)
+    assert (view["phase"], view["starts"], view["excluded"]) == ("done", 1, [])
+    assert "node2 stand" in view["incidents"][0]["words"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("--end", "error", "--at", "1", "--always"), 1, "ValueError: a wrong shape"),
+        (("--nonsense",), 1, "unrecognized arguments: --nonsense"),
+        (("--end", "93", "--at", "8"), 1, "93: do not restart"),
+        (("--end", "15", "--at", "1"), 15, "none of them restores"),
+    ],
+)
+def test_what_a_restart_would_not_mend_is_not_restarted(
+    person: Person, words: tuple[str, ...], code: int, says: str
+) -> None:
+    done = person.run("-N", "2", "--", *COMMAND, *words)
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert person.status(person.newest())["starts"] == 0
+
+
+def test_a_crash_loop_without_progress_stops(person: Person) -> None:
+    settings = ("--set", "restart.max_without_progress=1", "--set", "restart.backoff=0.5")
+    done = person.run("-N", "1", *settings, "--", *COMMAND, "--end", "SIGSEGV", "--at", "8", "--always")
+    assert done.returncode == 21, done.stderr
+    assert "without progress beyond step 5" in done.stderr
+    assert person.status(person.newest())["starts"] == 2
+
+
+def test_stop_cancels_the_job(person: Person) -> None:
+    run = person.start("-N", "2", "--", *COMMAND, "--steps", "2000")
+    person.wait(run, at_step(3))
+    assert person.transom("stop", run.run_id).returncode == 0
+    view = person.status(run)
+    assert (view["phase"], view["exit_code"], view["starts"]) == ("stopped", 130, 0)
+
+
+def test_scancel_is_a_stop_and_not_a_fault(person: Person, sandbox: Sandbox) -> None:
+    run = person.start("-N", "2", "--", *COMMAND, "--steps", "2000")
+    view = person.wait(run, at_step(3))
+    sandbox.slurm("scancel", str(view["job_id"]))
+    view = person.wait(run, over)
+    assert (view["phase"], view["starts"]) == ("stopped", 0)
+    assert "scancel" in view["verdict"]
+
+
+def test_an_unmodified_script_is_followed_and_requeued(person: Person, sandbox: Sandbox, tmp_path: Path) -> None:
+    script = tmp_path / "my train.sbatch"
+    trainer = " ".join(f"'{w}'" for w in (*COMMAND, "--steps", "60"))
+    script.write_text(f"#!/bin/bash\n#SBATCH -N 3 --ntasks-per-node=1\nsrun --kill-on-bad-exit=1 {trainer}\n")
+    run = person.start(str(script))
+    person.wait(run, at_step(12))
+    faults.kill_node(sandbox, "node3")
+    view = person.wait(run, over)
+    assert (view["phase"], view["step"], view["starts"]) == ("done", 60, 1)
+    assert [x[0] for x in view["excluded"]] == ["node3"]
+
+
+def test_torchrun_starts_the_ranks(person: Person) -> None:
+    pytest.importorskip("torch")
+    words = ("--torchrun", "--tasks-per-node", "2", "-N", "2", "--", str(Path(COMMAND[1])), "--steps", "8")
+    done = person.run(*words, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert person.status(person.newest())["step"] == 8
+
+
+def test_paths_with_spaces_quotes_and_newlines(person: Person) -> None:
+    person.root = person.root.with_name('it\'s a "run" root')
+    done = person.run("-N", "1", "--name", "odd", "--", *COMMAND, "--steps", "6", "--quiet-words", "a\n'b' \"c\"")
+    assert done.returncode == 0, done.stderr
+    assert person.status(person.newest())["step"] == 6
+
+
+def test_a_second_operator_is_refused_and_attach_watches(person: Person) -> None:
+    run = person.start("-N", "1", "--", *COMMAND, "--steps", "80")
+    person.wait(run, at_step(3))
+    refused = person.transom("operate", "--run-dir", str(run.path))
+    assert refused.returncode == 11, refused.stderr
+    assert "has a live operator" in refused.stderr
+    assert person.transom("attach", run.run_id).returncode == 0
+
+
+def test_an_unknown_partition_is_told_in_slurms_words(person: Person) -> None:
+    done = person.run("-N", "1", "-p", "nowhere", "--", *COMMAND)
+    assert done.returncode == 1
+    assert "invalid partition specified: nowhere" in done.stderr
