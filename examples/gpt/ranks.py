@@ -66,11 +66,15 @@ def spread(model: nn.Module, *, fsdp: bool, device: torch.device) -> nn.Module:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model
-    # After its first step DDP lays out its gradient buckets anew, in the order in which gradients came. A resumed run
-    # has its first step later, and from three ranks on it would add in another order there: other bits. With
-    # find_unused_parameters the first layout stays (DDP warns once of its cost: a walk over the graph each step).
     devices = [device.index] if device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(model, device_ids=devices, find_unused_parameters=True)
+    called = nn.parallel.DistributedDataParallel(model, device_ids=devices)
+    # After the first pass it sees, DDP lays out its gradient buckets anew, in the order in which gradients came. In a
+    # resumed run that is another step's pass, and from three ranks on its sums would be taken in another order: other
+    # bits. One pass of no consequence puts that change before the first step of every run.
+    token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    called(token, token).backward()
+    model.zero_grad(set_to_none=True)
+    return called
 
 
 def leave() -> None:
