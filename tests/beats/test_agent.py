@@ -160,6 +160,21 @@ def test_an_attempt_directory_that_the_node_cannot_see(node: Node, capfd: pytest
     assert capfd.readouterr().err == message
 
 
+def test_a_beats_folder_that_is_not_ours_alone(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
+    node.beats.mkdir(mode=0o755)
+    assert node.agent().wait() == 1
+    message = f"transom: no beats from node nodeX: {node.beats} is not a private folder of this user\n"
+    assert capfd.readouterr().err == message
+
+
+def test_the_outcome_of_the_attempt_ends_it(node: Node) -> None:
+    agent = node.agent()
+    wait_for(node.path.exists)
+    node.attempt.outcome.write_text("{}")
+    assert agent.wait() == 0
+    assert node.table().closed
+
+
 def test_ranks_of_an_older_launch_are_left_out(tmp_path: Path) -> None:
     for rank, launch in ((0, 1), (1, 0)):
         os.close(rec.create(str(tmp_path / f"rank-{rank}"), rec.Record(rank, launch, time.monotonic_ns())))
@@ -179,7 +194,7 @@ def test_a_pid_that_another_process_has_by_now_is_gone(tmp_path: Path) -> None:
 def test_sweep_removes_the_dead_and_keeps_the_living(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "_bases", lambda: [str(tmp_path)])
     dead, living, ours, other = (
-        places.beats_dir(a, n) for a, n in (("1.0", "x"), ("2.0", "x"), ("3.0", "x"), ("1.0", "y"))
+        places.beats_dir(a, n) for a, n in (("/r/1.0", "x"), ("/q/1.0", "x"), ("/r/3.0", "x"), ("/r/1.0", "y"))
     )
     held = [places.enter(path) for path in (dead, living, ours, other)]
     Path(dead, "rank-0").write_text("")
@@ -193,8 +208,8 @@ def test_a_name_taken_by_somebody_else_is_not_used(tmp_path: Path, monkeypatch: 
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir(), second.mkdir()
     monkeypatch.setattr(places, "_bases", lambda: [str(first), str(second)])
-    name = Path(places.beats_dir("1.0", "x")).name
+    name = Path(places.beats_dir("/run/1.0", "x")).name
     (first / name).symlink_to(second)
-    assert places.beats_dir("1.0", "x") == str(second / name)
+    assert places.beats_dir("/run/1.0", "x") == str(second / name)
     with pytest.raises(PermissionError):
         places.enter(str(first / name))

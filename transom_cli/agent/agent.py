@@ -20,7 +20,7 @@ from pathlib import Path
 from transom_cli.beats import places, record
 from transom_cli.beats.reading import GONE, process, publish, row
 from transom_cli.beats.table import BadTable, NodeTable, RankBeat, decode
-from transom_cli.errors import BadNodes
+from transom_cli.errors import BadNodes, TransomError
 from transom_cli.layout import AttemptDir
 
 LOOK = 0.25  # seconds between two looks at the ranks
@@ -119,11 +119,12 @@ def keep(agent: Agent, attempt: AttemptDir) -> bool:
     while os.getppid() == parent:
         now = time.monotonic()
         agent.look(now)
-        if attempt.path.is_dir():
+        # os.path and not pathlib: an EIO or ESTALE of a network file system is "not seen now", and no exception
+        if os.path.isdir(attempt.path):  # noqa: PTH112
             seen = now
         elif now - seen > VANISHED:
             return False
-        if attempt.outcome.exists() or signal.sigtimedwait(_TOLD, LOOK) is not None:
+        if os.path.exists(attempt.outcome) or signal.sigtimedwait(_TOLD, LOOK) is not None:  # noqa: PTH110
             return True
     return False
 
@@ -144,8 +145,12 @@ def main(argv: list[str]) -> int:
         message = f"transom: run directory {attempt.path} is not visible on node {options.node}: {error.strerror}"
         print(message, file=sys.stderr)
         return BadNodes.exit_code
-    beats_dir = options.beats_dir or places.beats_dir(attempt.name, options.node)
-    held = places.enter(beats_dir)
+    try:
+        beats_dir = options.beats_dir or places.beats_dir(str(attempt.path), options.node)
+        held = places.enter(beats_dir)
+    except OSError as error:
+        print(f"transom: no beats from node {options.node}: {error}", file=sys.stderr)
+        return TransomError.exit_code
     places.sweep(options.node, keep=beats_dir)
     agent = Agent(attempt, beats_dir, options.node)
     if keep(agent, attempt):

@@ -136,7 +136,7 @@ def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | Non
     """The rank's beat file and the hold on its folder, as descriptors. A run without beats is better than no run."""
     env.pop(places.BEAT_DIR, None)
     try:
-        path = options.beats_dir or places.beats_dir(options.attempt, options.node)
+        path = options.beats_dir or places.beats_dir(options.attempt_dir, options.node)
         held = places.enter(path)
         env[places.BEAT_DIR] = path
         if options.torchrun:

@@ -9,13 +9,14 @@ nobody, so what an earlier attempt left behind is told from a living one without
 Imports stay few: the wrapper of every rank pays for them at its start.
 """
 # pathlib and contextlib would double the start-up time of every rank's wrapper
-# ruff: noqa: PTH100, PTH102, PTH106, PTH112, PTH116, PTH118, PTH120, PTH208, SIM105
+# ruff: noqa: PTH100, PTH102, PTH106, PTH112, PTH116, PTH118, PTH119, PTH120, PTH208, SIM105
 
 from __future__ import annotations
 
 import fcntl
 import os
 import stat
+from zlib import crc32
 
 RUN_DIR = "TRANSOM_RUN_DIR"
 ATTEMPT = "TRANSOM_ATTEMPT"
@@ -34,13 +35,16 @@ def node_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
 
 
-def beats_dir(attempt: str, node: str) -> str:
-    """Path of the node's beats folder for one attempt; it is not made here.
+def beats_dir(attempt_dir: str, node: str) -> str:
+    """Path of the node's beats folder for the attempt that lives in `attempt_dir`; it is not made here.
 
+    The attempt's name alone would not do: two clusters with a machine in common both have a job 1.
     The first base that is a writable folder and where the name is free or already ours: a name in a world-writable
     folder may have been taken by somebody else, whose folder must not be used. Raises OSError when there is none.
     """
-    name = f"transom-{os.getuid()}-{attempt}-{node}"
+    attempt_dir = os.path.abspath(attempt_dir)
+    place = crc32(os.fsencode(attempt_dir))
+    name = f"transom-{os.getuid()}-{os.path.basename(attempt_dir)}-{place:08x}-{node}"
     for base in _bases():
         path = f"{base}/{name}"
         if os.access(base, os.W_OK | os.X_OK) and (_is_private(path) or not os.path.lexists(path)):
