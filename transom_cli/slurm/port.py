@@ -70,10 +70,10 @@ class Job:
     reason: str = ""  # Slurm's pending reason, verbatim ("Resources", "JobHeldUser", ...)
     restarts: int = 0
     requeue: bool = True  # Requeue=1: scontrol requeue is allowed
-    nodes: tuple[str, ...] = ()  # allocated now
+    nodes: tuple[str, ...] = ()  # allocated now; those of its last start once it has ended
     batch_host: str = ""
     num_nodes: int = 0  # asked for
-    excluded: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()  # from `job` only: `jobs` leaves it empty, as squeue has no column for it
     exit_code: int | None = None  # of the batch script, when ended
     exit_signal: int | None = None
     name: str = ""

@@ -69,10 +69,10 @@ def restart_job(
 ) -> RestartResult:
     """Bring the job to its next start, without the excluded nodes, exactly once.
 
-    `patience` (seconds on `clock`) bounds the wait for COMPLETING to end; then a successor takes over. Raises the
+    `patience` (seconds on `clock`) bounds the waiting for COMPLETING to end; then a successor takes over. Raises the
     port's errors. After SlurmUnknown do it again later, with the same request: it goes on where it was.
     """
-    return _Restart(slurm, request, sleep, clock, patience).run()
+    return _Restart(slurm, request, sleep, clock, clock() + patience).run()
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class _Restart:
     request: RestartRequest
     sleep: Callable[[float], None]
     clock: Callable[[], float]
-    patience: float
+    deadline: float  # for all waiting together, on `clock`
 
     def run(self) -> RestartResult:
         request = self.request
@@ -90,10 +90,14 @@ class _Restart:
             job = self.slurm.job(request.job_id)
         except NoSuchJob:
             return self._succeed(None, successors)
-        if job.restarts > request.expect_restarts:
-            return self._already(job, successors)
-        if successors or self._stuck(job):
+        if successors and not self._goes_on(job, successors[0]):
             return self._succeed(job, successors)
+        for extra in successors:
+            self.slurm.cancel(extra.job_id)
+        if job.restarts > request.expect_restarts:
+            return self._already(job)
+        if self._stuck(job):
+            return self._succeed(job, ())
         was_pending = job.state is JobState.PENDING
         if not was_pending:
             try:
@@ -122,9 +126,13 @@ class _Restart:
             except SlurmRefused:
                 return  # 22.05 without accounting allows one shrink a start; the wait's patience decides then
 
-    def _already(self, job: Job, successors: tuple[Job, ...]) -> RestartResult:
-        for extra in successors:  # from a try that was cut off before Slurm requeued the job by itself
-            self.slurm.cancel(extra.job_id)
+    def _goes_on(self, job: Job, successor: Job) -> bool:
+        """A try was cut off before its successor, still held, took over; then Slurm itself requeued the job."""
+        never_ran = successor.held or (successor.state is JobState.CANCELLED and not successor.nodes)
+        able = not job.completing and job.state not in (JobState.CANCELLED, JobState.UNKNOWN)
+        return never_ran and able and job.restarts > self.request.expect_restarts
+
+    def _already(self, job: Job) -> RestartResult:
         if job.state is not JobState.PENDING:
             return RestartResult(job.job_id, job.restarts, "already")
         waiting = self._wait_pending()
@@ -134,7 +142,6 @@ class _Restart:
 
     def _wait_pending(self) -> Job | None:
         """The job once it waits with nothing left of its last start; None when it cannot get there."""
-        deadline = self.clock() + self.patience
         while True:
             try:
                 job = self.slurm.job(self.request.job_id)
@@ -142,7 +149,7 @@ class _Restart:
                 return None
             if not job.completing and job.state is not JobState.UNKNOWN:
                 return job
-            if self.clock() >= deadline:
+            if self.clock() >= self.deadline:
                 return None
             self.sleep(POLL)
 
@@ -155,8 +162,8 @@ class _Restart:
             self.slurm.update_pending(job.job_id, exclude=exclude, num_nodes=count)
         if job.held and how == "already" and job.reason != _HELD_BY_US:
             return RestartResult(job.job_id, job.restarts, how)  # held by a person or a prolog: theirs to release
+        self.slurm.release(job.job_id)  # Slurm's own delay still keeps it from starting
         self.sleep(SETTLE)
-        self.slurm.release(job.job_id)
         self.slurm.start_now(job.job_id)
         return RestartResult(job.job_id, job.restarts, how)
 
@@ -166,24 +173,43 @@ class _Restart:
         return tuple(dict.fromkeys([*kept, *self.request.exclude]))
 
     def _successors(self) -> tuple[Job, ...]:
-        """Jobs that an earlier try submitted, whose answer may have been lost; oldest first."""
+        """Jobs that an earlier try submitted, whose answer may have been lost; the one that goes on first."""
         found = [
             job
             for job in self.slurm.jobs()
             if self.request.tag in job.comment.split() and job.job_id != self.request.job_id
         ]
-        return tuple(sorted(found, key=lambda job: job.job_id))
+        return tuple(sorted(found, key=lambda job: (job.state is JobState.CANCELLED, job.held, job.job_id)))
 
     def _succeed(self, old: Job | None, successors: tuple[Job, ...]) -> RestartResult:
         """Submit a successor held, cancel the old job, release: at no moment can both of them start."""
-        successor = successors[0].job_id if successors else self._submit(old)
-        for extra in successors[1:]:  # a submission that we gave up waiting for and Slurm took after all
-            self.slurm.cancel(extra.job_id)
+        if not successors:
+            submitted = self._submit(old)
+            # A submission that we gave up waiting for may have been taken after all: it is held, and stays so.
+            successors = (self.slurm.job(submitted), *self._successors())
+        successor = successors[0]
+        for extra in successors[1:]:
+            if extra.job_id != successor.job_id:
+                self.slurm.cancel(extra.job_id)
         self.slurm.cancel(self.request.job_id)
-        job = self.slurm.job(successor)
-        if job.held:
-            self.slurm.release(successor)
-        return RestartResult(successor, job.restarts, "successor")
+        if successor.held:
+            self._wait_living_free()
+            self.slurm.release(successor.job_id)
+        return RestartResult(successor.job_id, successor.restarts, "successor")
+
+    def _wait_living_free(self) -> None:
+        """Until the old job holds dead nodes only: a release makes Slurm look for nodes at once, but once.
+
+        The next look comes with its backfill interval (30 s): nodes that come free by themselves cause none.
+        """
+        while self.clock() < self.deadline:
+            try:
+                old = self.slurm.job(self.request.job_id)
+            except NoSuchJob:
+                return
+            if not old.completing or set(old.nodes) <= set(self.request.dead):
+                return
+            self.sleep(POLL)
 
     def _submit(self, old: Job | None) -> int:
         request = self.request

@@ -23,6 +23,7 @@ _UNKNOWN = re.compile(
     r"|message send failure|slurm backup controller in standby|munge (?:encode|decode) failed|authentication error"
     r"|insane message length|header lengths are longer|incompatible versions|unexpected message received"
     r"|slurm_persist_conn|dbd?.*connect|unable to establish a? ?configuration|could not establish a configuration"
+    r"|unable to process configuration file"
     r"|temporarily unable|slurmctld.*not (?:running|responding)|connection reset|resource temporarily unavailable"
     r"|accounting storage is disabled|talking to the database",
     re.IGNORECASE,

@@ -1,0 +1,274 @@
+"""One suite for every adapter of the `Slurm` protocol, and for the restart procedure on top of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from slurm_worlds import (
+    FAILS,
+    FakeWorld,
+    RealWorld,
+    World,
+    restart_request,
+    running,
+    start,
+    submission,
+    wait_for,
+    write_script,
+)
+
+from transom_cli.sandbox.cluster import Sandbox
+from transom_cli.slurm.cli import CliSlurm
+from transom_cli.slurm.port import (
+    JobState,
+    NoSuchJob,
+    SlurmDenied,
+    SlurmRefused,
+    SlurmUnknown,
+    Submission,
+)
+from transom_cli.slurm.restart import restart_job
+from transom_cli.slurm.runner import Runner
+
+
+@pytest.fixture
+def real_world(healed_sandbox: Sandbox, short_dir: Path, request: pytest.FixtureRequest) -> Iterator[RealWorld]:
+    prefix: tuple[str, ...] = ()
+    home = short_dir
+    if os.geteuid() == 0:
+        user = request.getfixturevalue("ordinary_user")
+        prefix = ("setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups", "--inh-caps=-all")
+        home = user.home
+    folder = short_dir / 'it\'s a "folder"\nof two lines'
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o777)
+    world = RealWorld(healed_sandbox, folder, prefix, home)
+    yield world
+    world.bury()
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.sandbox)])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    return FakeWorld(tmp_path) if request.param == "fake" else request.getfixturevalue("real_world")
+
+
+def restart(world: World, request):  # type: ignore[no-untyped-def]
+    return restart_job(world.slurm, request, sleep=world.sleep, clock=world.clock)
+
+
+def test_submitted_jobs_are_seen_in_one_call(world: World) -> None:
+    tagged = submission(world, "--comment=transom:r1 x=y", "--job-name=a b=c", f"--exclude={world.nodes[3]}")
+    first = world.slurm.submit(tagged)
+    second = world.slurm.submit(submission(world, "--hold", nodes=1))
+    wait_for(world, first, running)
+    jobs = {job.job_id: job for job in world.slurm.jobs()}
+    assert jobs.keys() >= {first, second}
+    assert jobs[first].state is JobState.RUNNING and not jobs[first].held
+    assert (jobs[first].comment, jobs[first].name) == ("transom:r1 x=y", "a b=c")
+    assert jobs[first].nodes == world.nodes[:3] and jobs[first].batch_host == world.nodes[0]
+    assert (jobs[first].restarts, jobs[first].num_nodes) == (0, 3)
+    assert jobs[second].state is JobState.PENDING and jobs[second].held
+    one = world.slurm.job(first)
+    assert one.excluded == (world.nodes[3],)
+    assert (one.state, one.nodes, one.comment, one.name) == (
+        jobs[first].state, jobs[first].nodes, jobs[first].comment, jobs[first].name
+    )  # fmt: skip
+
+
+def test_an_exit_code_is_told(world: World) -> None:
+    job_id = world.slurm.submit(submission(world, nodes=1, text=FAILS))
+    if isinstance(world, FakeWorld):
+        wait_for(world, job_id, running)
+        world.slurm.finish(job_id, 7)
+    job = wait_for(world, job_id, lambda job: job.state.ended and not job.completing)
+    assert (job.state, job.exit_code, job.exit_signal) == (JobState.FAILED, 7, 0)
+    assert next(j for j in world.slurm.jobs() if j.job_id == job_id).exit_code == 7
+
+
+def test_requeue_by_hand_in_the_only_order_that_works(world: World) -> None:
+    job = start(world)
+    with pytest.raises(SlurmRefused, match="refused"):
+        world.slurm.update_pending(job.job_id, exclude=[world.nodes[0]])
+    world.slurm.requeue_hold(job.job_id)
+    held = wait_for(world, job.job_id, lambda j: j.state is JobState.PENDING and not j.completing)
+    assert held.held and held.restarts == 1 and held.reason == "job_requeued_in_held_state"
+    world.slurm.requeue_hold(job.job_id)
+    world.slurm.update_pending(job.job_id, exclude=[world.nodes[0]], num_nodes=3)
+    world.slurm.release(job.job_id)
+    world.slurm.release(job.job_id)
+    waiting = world.slurm.job(job.job_id)
+    assert not waiting.held and waiting.restarts == 1
+    assert (waiting.excluded, waiting.num_nodes) == ((world.nodes[0],), 3)
+    world.slurm.update_pending(job.job_id, exclude=[])
+    assert world.slurm.job(job.job_id).excluded == ()
+
+
+def test_restart_excludes_and_does_not_wait_two_minutes(world: World) -> None:
+    job = start(world, f"--exclude={world.nodes[3]}")
+    request = restart_request(world, job, exclude=(world.nodes[1],), drop=(world.nodes[3],))
+    begun = world.clock()
+    result = restart(world, request)
+    assert (result.job_id, result.restarts, result.how) == (job.job_id, 1, "requeued")
+    again = wait_for(world, job.job_id, lambda j: running(j) or j.state.ended)
+    assert world.clock() - begun < 60
+    assert again.state is JobState.RUNNING  # a start in the second of the last end would have failed
+    assert again.excluded == (world.nodes[1],) and world.nodes[1] not in again.nodes
+
+    assert restart(world, request).how == "already"
+    assert world.slurm.job(job.job_id).restarts == 1 and running(world.slurm.job(job.job_id))
+
+
+def test_a_dead_node_does_not_hold_the_job(world: World) -> None:
+    job = start(world, f"--exclude={world.nodes[3]}")
+    dead = job.nodes[2]
+    world.kill_node(dead)
+    result = restart(world, restart_request(world, job, (dead,), drop=(world.nodes[3],)))
+    assert (result.job_id, result.how) == (job.job_id, "requeued")
+    again = wait_for(world, job.job_id, running)
+    assert dead not in again.nodes and len(again.nodes) == 3 and again.num_nodes == 3
+
+
+def test_a_dead_batch_host_gets_a_successor(world: World) -> None:
+    job = start(world, f"--exclude={world.nodes[3]}")
+    dead = job.batch_host
+    world.kill_node(dead)
+    with pytest.raises(SlurmRefused, match="refused"):
+        world.slurm.shrink(job.job_id, [node for node in job.nodes if node != dead])
+    request = restart_request(world, job, (dead,), drop=(world.nodes[3],))
+    result = restart(world, request)
+    assert result.how == "successor" and result.job_id != job.job_id and result.restarts == 0
+    again = wait_for(world, result.job_id, running)
+    assert dead not in again.nodes and again.comment == request.tag
+    assert not running(world.slurm.job(job.job_id))
+
+    assert restart(world, request) == result
+    alive = [j for j in world.slurm.jobs() if j.state in (JobState.PENDING, JobState.RUNNING) and not j.completing]
+    assert [j.job_id for j in alive] == [result.job_id]
+
+
+def test_a_job_that_has_failed_is_requeued_too(world: World) -> None:
+    job_id = world.slurm.submit(submission(world, nodes=1, text=FAILS))
+    if isinstance(world, FakeWorld):
+        wait_for(world, job_id, running)
+        world.slurm.finish(job_id, 7)
+    failed = wait_for(world, job_id, lambda job: job.state.ended and not job.completing)
+    result = restart(world, restart_request(world, failed, num_nodes=1))
+    assert (result.job_id, result.restarts, result.how) == (job_id, 1, "requeued")
+
+
+def test_a_forgotten_job_gets_a_successor(world: World) -> None:
+    job = start(world, nodes=1)
+    world.slurm.cancel(job.job_id)
+    request = restart_request(world, job, job_id=99_999_999)
+    with pytest.raises(NoSuchJob):
+        world.slurm.job(request.job_id)
+    result = restart(world, request)
+    assert result.how == "successor"
+    assert restart(world, request).job_id == result.job_id
+
+
+def test_a_job_without_requeue_gets_a_successor(world: World) -> None:
+    job = start(world, "--no-requeue")
+    result = restart(world, restart_request(world, job))
+    assert result.how == "successor"
+    assert world.slurm.job(job.job_id).state is not JobState.RUNNING
+
+
+def test_cancel_twice_and_of_a_forgotten_job(world: World) -> None:
+    job = start(world)
+    world.slurm.cancel(job.job_id)
+    world.slurm.cancel(job.job_id)
+    world.slurm.cancel(99_999_999)
+    assert wait_for(world, job.job_id, lambda j: not j.completing).state is JobState.CANCELLED
+
+
+def test_the_batch_shell_is_signalled_alone(world: World) -> None:
+    job = start(world, nodes=1)
+    world.slurm.signal(job.job_id, "TERM", batch=True)
+    if isinstance(world, FakeWorld):
+        assert world.slurm.cluster.jobs[job.job_id].signals == [("TERM", "batch")]
+    else:
+        ended = wait_for(world, job.job_id, lambda j: j.state.ended and not j.completing)
+        assert ended.exit_signal == signal.SIGTERM
+
+
+@pytest.mark.root
+def test_an_ordinary_user_may_not_drain(world: World) -> None:
+    if os.geteuid() != 0 and not isinstance(world, FakeWorld):
+        pytest.skip("this user owns the sandbox; another user can be made only by root")
+    with pytest.raises(SlurmDenied) as raised:
+        world.slurm.drain(world.nodes[0], "transom: i1")
+    assert "Invalid user id" in raised.value.why and raised.value.exit_code == 13
+
+
+def test_drain_keeps_a_foreign_reason_and_undrain_leaves_it(world: World) -> None:
+    node = world.nodes[1]
+    world.admin.drain(node, "transom: lost (r1)")
+    world.admin.drain(node, "another")
+    (seen,) = world.slurm.nodes([node])
+    assert seen.drain and not seen.usable and seen.reason == "transom: lost (r1)"
+    with pytest.raises(SlurmRefused, match=r"refused|another reason") as raised:
+        world.admin.undrain(node, reason="another")
+    assert "transom: lost (r1)" in raised.value.why
+    world.admin.undrain(node, reason="transom: lost (r1)")
+    world.admin.undrain(node, reason="transom: lost (r1)")
+    assert not world.slurm.nodes([node])[0].drain
+    assert {n.name for n in world.slurm.nodes()} == set(world.nodes)
+
+
+def test_refusals_carry_slurms_words(world: World) -> None:
+    with pytest.raises(SlurmRefused) as raised:
+        world.slurm.submit(submission(world, "--partition=nope"))
+    assert "Invalid partition name specified" in raised.value.why
+    with pytest.raises(SlurmRefused) as raised:
+        world.slurm.submit(Submission(world.folder / "no such.sbatch"))
+    assert "Unable to open file" in raised.value.why and "no such.sbatch" in raised.value.why
+    with pytest.raises(SlurmRefused, match="refused") as raised:
+        world.slurm.nodes(["nowhere"])
+    assert "nowhere" in raised.value.why
+
+
+def test_no_accounting_is_unknown_and_not_an_empty_history(world: World) -> None:
+    job = start(world, nodes=1)
+    with pytest.raises(SlurmUnknown):
+        world.slurm.history(job.job_id)
+
+
+@pytest.mark.sandbox
+def test_odd_paths_arguments_and_environment_reach_the_job(real_world: RealWorld) -> None:
+    script = write_script(real_world, name='-s it\'s\n"x" $HOME.sbatch')
+    out = real_world.folder / "what it\ngot"
+    args = (str(out), "a  b", "$two", "th'r\"ee", "four\nfive")
+    job_id = real_world.slurm.submit(
+        Submission(
+            script,
+            ("--mem=100", "--output=/dev/null", "--comment=a\nb"),
+            args,
+            {"EXTRA": "b ar\n'"},
+            chdir=real_world.folder,
+        )
+    )
+    job = wait_for(real_world, job_id, lambda job: running(job) and out.exists() and out.read_text() != "")
+    assert out.read_text() == "".join(f"{word}\n" for word in (*args, "b ar\n'"))
+    assert job.name == script.name
+    assert next(j for j in real_world.slurm.jobs() if j.job_id == job_id).name == script.name
+
+
+@pytest.mark.sandbox
+def test_a_stuck_controller_is_unknown_and_the_job_lives(real_world: RealWorld) -> None:
+    job = start(real_world, nodes=1)
+    hasty = CliSlurm(Runner(env=real_world.env, prefix=real_world.prefix, timeout=1.5))
+    controller = int((real_world.sandbox.dir / "run" / "slurmctld.pid").read_text())
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        for ask in (hasty.jobs, lambda: hasty.job(job.job_id), lambda: hasty.requeue_hold(job.job_id)):
+            with pytest.raises(SlurmUnknown) as raised:
+                ask()
+            assert raised.value.exit_code == 12 and "ping" in raised.value.hint
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    wait_for(real_world, job.job_id, lambda j: j.state in (JobState.RUNNING, JobState.PENDING))

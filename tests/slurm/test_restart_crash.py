@@ -1,0 +1,153 @@
+"""A crash before or after any call of a restart, then the same request again: the cluster is restarted once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from slurm_worlds import FakeWorld, restart_request, start, submission, wait_for
+
+from transom_cli.slurm.port import Job, JobState, SlurmUnknown
+from transom_cli.slurm.restart import RestartRequest, RestartResult, restart_job
+
+
+class Crash(BaseException):
+    """The supervisor is killed here."""
+
+
+def prepared(folder: Path, case: str) -> tuple[FakeWorld, RestartRequest]:
+    world = FakeWorld(folder)
+    job = start(world)
+    dead: tuple[str, ...] = ()
+    if case == "dead node":
+        dead = (job.nodes[2],)
+    elif case == "dead batch host":
+        dead = (job.batch_host,)
+    elif case == "stuck":  # a dead node that nobody knows of: only patience ends this
+        world.kill_node(job.nodes[1])
+    elif case == "failed":
+        world.slurm.finish(job.job_id, 1)
+    elif case == "not requeueable":
+        world.slurm.cluster.jobs[job.job_id].requeue = False
+    elif case == "forgotten":
+        world.slurm.cancel(job.job_id)
+        world.slurm.tick(5)
+        world.slurm.forget(job.job_id)
+    for node in dead:
+        world.kill_node(node)
+    world.slurm.calls.clear()
+    return world, restart_request(world, job, dead)
+
+
+def run(world: FakeWorld, request: RestartRequest) -> RestartResult:
+    return restart_job(world.slurm, request, sleep=world.sleep, clock=world.clock, patience=1.5)
+
+
+def live(world: FakeWorld) -> list[Job]:
+    return [job for job in world.slurm.jobs() if not job.state.ended]
+
+
+CASES = ["healthy", "dead node", "dead batch host", "stuck", "failed", "not requeueable", "forgotten"]
+HOW = {"dead batch host": "successor", "stuck": "successor", "not requeueable": "successor", "forgotten": "successor"}
+
+
+def once(world: FakeWorld, request: RestartRequest, result: RestartResult) -> None:
+    """What must hold however often the procedure was begun: counted on the cluster, not in our state."""
+    world.slurm.tick(200)
+    (job,) = live(world)
+    assert job.job_id == result.job_id
+    assert job.state is JobState.RUNNING and job.num_nodes == 3
+    assert not set(job.nodes) & set(request.dead)
+    assert job.restarts == (0 if result.how == "successor" else 1)
+    submitted = [j for j in world.slurm.jobs() if request.tag in j.comment]
+    assert sum(bool(j.nodes) for j in submitted) == (result.how == "successor")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_without_a_crash(case: str, tmp_path: Path) -> None:
+    world, request = prepared(tmp_path, case)
+    result = run(world, request)
+    assert result.how == HOW.get(case, "requeued")
+    assert set(world.slurm.job(result.job_id).excluded) == set(request.exclude)
+    once(world, request, result)
+
+
+@pytest.mark.parametrize("absence", [0.0, 5.0, 400.0])
+@pytest.mark.parametrize("error", [Crash(), SlurmUnknown("no answer")])
+@pytest.mark.parametrize("case", CASES)
+def test_a_crash_at_every_call(case: str, error: BaseException, absence: float, tmp_path: Path) -> None:
+    world, request = prepared(tmp_path, case)
+    run(world, request)
+    calls = len(world.slurm.calls)
+    assert calls >= 5
+    for number in range(calls):
+        for after in (False, True):
+            world, request = prepared(tmp_path, case)
+            world.slurm.fail_call(number, error, after=after)
+            with pytest.raises(type(error)):
+                run(world, request)
+            world.slurm.tick(absence)
+            result = run(world, request)
+            assert run(world, request).job_id == result.job_id
+            once(world, request, result)
+
+
+def test_a_requeue_by_slurm_is_patched_while_it_waits(tmp_path: Path) -> None:
+    world, request = prepared(tmp_path, "healthy")
+    request = restart_request(world, world.slurm.job(request.job_id), exclude=("n2",))
+    world.slurm.requeue_behind(request.job_id)
+    result = run(world, request)
+    assert (result.how, result.restarts) == ("already", 1)
+    assert "requeue_hold" not in [call[0] for call in world.slurm.calls]
+    job = wait_for(world, request.job_id, lambda job: job.state is JobState.RUNNING, timeout=5)
+    assert "n2" not in job.nodes
+
+
+def test_a_hold_that_is_not_ours_stays(tmp_path: Path) -> None:
+    world, request = prepared(tmp_path, "healthy")
+    world.slurm.requeue_behind(request.job_id)
+    world.slurm.hold_behind(request.job_id)
+    assert run(world, request).how == "already"
+    world.slurm.tick(200)
+    assert world.slurm.job(request.job_id).held
+
+
+def test_a_running_later_attempt_is_left_alone(tmp_path: Path) -> None:
+    world, request = prepared(tmp_path, "healthy")
+    world.slurm.requeue_behind(request.job_id)
+    world.slurm.tick(130)
+    world.slurm.calls.clear()
+    assert run(world, request).how == "already"
+    assert {call[0] for call in world.slurm.calls} == {"jobs", "job"}
+
+
+def test_other_exclusions_are_kept_and_expired_ones_of_ours_go(tmp_path: Path) -> None:
+    world = FakeWorld(tmp_path)
+    job = start(world, "--exclude=n3,n4", nodes=1)
+    request = restart_request(world, job, exclude=("n1",), drop=("n4", "n1"), num_nodes=1)
+    run(world, request)
+    assert world.slurm.job(job.job_id).excluded == ("n3", "n1")
+
+
+def test_a_submission_that_arrives_late_never_starts(tmp_path: Path) -> None:
+    """sbatch's answer was lost, and Slurm took the job only after we had looked for it and submitted again."""
+    world, request = prepared(tmp_path, "dead batch host")
+    result = run(world, request)
+    late = world.slurm.submit(submission(world, f"--comment={request.tag}", "--hold"))
+    world.slurm.tick(5)
+    assert run(world, request) == result
+    assert world.slurm.job(late).state is JobState.CANCELLED
+    assert world.slurm.job(result.job_id).state is JobState.RUNNING
+
+
+def test_the_new_start_is_a_second_away_from_the_old(tmp_path: Path) -> None:
+    """Without the pause the fake, as Slurm does, fails the new start: "Job credential revoked"."""
+    world, request = prepared(tmp_path, "failed")
+    job_id = request.job_id
+    world.slurm.requeue_hold(job_id)
+    world.slurm.release(job_id)
+    world.slurm.tick(0.6)
+    world.slurm.start_now(job_id)
+    world.slurm.start_pending()
+    assert world.slurm.job(job_id).state is JobState.FAILED
+    assert run(*prepared(tmp_path, "failed")).how == "requeued"

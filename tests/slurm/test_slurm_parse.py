@@ -1,0 +1,200 @@
+"""Texts that a real Slurm 22.05 printed (samples/, names changed), and answers that make no sense."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from transom_cli.slurm import parse
+from transom_cli.slurm.port import JobState, SlurmUnknown
+
+SAMPLES = Path(__file__).parent / "samples"
+
+
+def sample(name: str) -> str:
+    return (SAMPLES / name).read_text()
+
+
+def with_fields(text: str, **fields: str) -> str:
+    for key, value in fields.items():
+        text, found = re.subn(rf" {key}=\S*", f" {key}={value}", text, count=1)
+        assert found
+    return text
+
+
+def test_running_job_with_keys_in_its_free_text() -> None:
+    job = parse.parse_show_job(sample("job_running.txt"))
+    assert job.job_id == 1
+    assert job.state is JobState.RUNNING and not job.completing and not job.held
+    assert job.name == "na me=x Reason=foo"
+    assert job.comment == "transom:r1:i1 a=b Reason=c"
+    assert job.reason == ""
+    assert job.nodes == ("node1", "node2", "node3")
+    assert job.batch_host == "node1"
+    assert job.excluded == ("node4",)
+    assert (job.num_nodes, job.restarts, job.requeue) == (3, 0, True)
+    assert job.exit_code is None
+    assert (job.user, job.partition) == ("trainer", "main")
+
+
+def test_requeued_and_held_is_told_from_released() -> None:
+    held = parse.parse_show_job(sample("job_requeued_held.txt"))
+    released = parse.parse_show_job(sample("job_waiting.txt"))
+    assert held.held and held.reason == "job_requeued_in_held_state"
+    assert not released.held
+    assert held.state is released.state is JobState.PENDING
+    assert held.restarts == released.restarts == 1
+    assert held.nodes == () and held.batch_host == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "code", "signal"),
+    [
+        ("job_failed.txt", JobState.FAILED, 7, 0),
+        ("job_killed.txt", JobState.FAILED, 0, 9),
+        ("job_cancelled.txt", JobState.CANCELLED, 0, 0),
+        ("job_pending.txt", JobState.PENDING, None, None),
+    ],
+)
+def test_exit_codes_are_there_once_a_job_has_ended(
+    name: str, state: JobState, code: int | None, signal: int | None
+) -> None:
+    job = parse.parse_show_job(sample(name))
+    assert (job.state, job.exit_code, job.exit_signal) == (state, code, signal)
+
+
+def test_a_job_name_of_two_lines() -> None:
+    job = parse.parse_show_job(sample("job_two_lines.txt"))
+    assert job.name == "two\nlines"
+    assert job.comment == "pipe|x"
+    assert job.exit_signal == 15
+
+
+@pytest.mark.parametrize(
+    ("state", "fields"),
+    [
+        # as seen on a real cluster while an epilog kept the job completing
+        (JobState.PENDING, {"Priority": "0", "Reason": "job_requeued_in_held_state", "RunTime": "00:00:00"}),
+        (JobState.PENDING, {"RunTime": "00:00:00"}),  # scontrol requeue: the times are the next start's
+        (JobState.PENDING, {"RunTime": "00:00:00", "EndTime": "Unknown"}),  # the same without a time limit
+        (JobState.UNKNOWN, {"RunTime": "00:00:01", "EndTime": "2026-11-21T03:44:31", "ExitCode": "0:15"}),
+        (JobState.UNKNOWN, {"RunTime": "00:00:00", "EndTime": "2026-11-21T03:44:30"}),
+        (JobState.FAILED, {"RunTime": "INVALID", "Reason": "NonZeroExitCode", "ExitCode": "7:0"}),
+        (JobState.TIMEOUT, {"RunTime": "1-00:10:00", "Reason": "TimeLimit"}),
+        (JobState.NODE_FAIL, {"RunTime": "00:10:00", "Reason": "NodeDown"}),
+    ],
+)
+def test_completing_hides_the_base_state(state: JobState, fields: dict[str, str]) -> None:
+    text = sample("job_running.txt").replace("na me=x Reason=foo", "train")
+    job = parse.parse_show_job(with_fields(text, JobState="COMPLETING", **fields))
+    assert job.completing
+    assert job.state is state
+
+
+def test_squeue_records_with_any_text_in_them() -> None:
+    held, running = parse.parse_squeue(sample("squeue.txt"))
+    assert held.held and held.restarts == 1 and held.reason == "job_requeued_in_held_state"
+    assert held.comment == "transom:r1:i1 a=b Reason=c"
+    assert running.name == "two\nlines" and running.comment == "pipe|x"
+    assert running.nodes == ("node1", "node2", "node3", "node4") and running.batch_host == "node1"
+
+
+def test_squeue_tells_exit_codes_and_signals() -> None:
+    jobs = {job.job_id: job for job in parse.parse_squeue(sample("squeue_ended.txt"))}
+    assert (jobs[3].state, jobs[3].exit_code, jobs[3].exit_signal) == (JobState.FAILED, 7, 0)
+    assert (jobs[4].exit_code, jobs[4].exit_signal) == (0, 9)
+    assert jobs[3].comment == ""
+
+
+def test_squeue_of_a_user_without_jobs() -> None:
+    assert parse.parse_squeue("") == []
+
+
+def test_nodes_with_their_flags() -> None:
+    idle, drained, mixed, down = parse.parse_show_nodes(sample("nodes.txt"))
+    assert idle.usable and (idle.name, idle.address, idle.port) == ("node1", "127.0.0.1", 27011)
+    assert drained.drain and drained.state == "idle" and not drained.usable
+    assert (drained.reason, drained.reason_user) == ("transom: gpu lost (r1) = a", "root")
+    assert mixed.state == "mixed" and mixed.usable and mixed.reason == ""
+    assert down.state == "down" and down.reason == "it's gone" and not down.usable
+
+
+@pytest.mark.parametrize(
+    ("word", "base", "drain", "silent"),
+    [
+        ("IDLE+DRAIN*", "idle", True, True),
+        ("MIXED+COMPLETING*", "mixed", False, True),
+        ("IDLE+COMPLETING+NOT_RESPONDING", "idle", False, True),
+        ("DOWN*+DRAIN", "down", True, True),
+        ("ALLOCATED", "allocated", False, False),
+        ("IDLE~", "idle", False, False),
+        ("DRAINING", "draining", True, False),
+    ],
+)
+def test_node_state_words(word: str, base: str, drain: bool, silent: bool) -> None:
+    (node,) = parse.parse_show_nodes(f"NodeName=n1 State={word} ThreadsPerCore=1\n")
+    assert (node.state, node.drain, node.not_responding) == (base, drain, silent)
+
+
+@pytest.mark.parametrize(
+    ("word", "state", "completing"),
+    [
+        ("R", JobState.RUNNING, False),
+        ("CANCELLED by 1000", JobState.CANCELLED, False),
+        ("CANCELLED+", JobState.CANCELLED, False),
+        ("FAILED+COMPLETING", JobState.FAILED, True),
+        ("CG", JobState.UNKNOWN, True),
+        ("CONFIGURING", JobState.RUNNING, False),
+        ("REQUEUE_HOLD", JobState.PENDING, False),
+        ("SPECIAL_EXIT", JobState.PENDING, False),
+        ("SOMETHING_NEW", JobState.UNKNOWN, False),
+    ],
+)
+def test_state_words(word: str, state: JobState, completing: bool) -> None:
+    assert parse.parse_state(word) == (state, completing)
+
+
+def test_node_lists() -> None:
+    assert parse.parse_nodes("gpu[001-003,007]") == ("gpu001", "gpu002", "gpu003", "gpu007")
+    assert parse.parse_nodes("r[1-2]n[1-2],x") == ("r1n1", "r1n2", "r2n1", "r2n2", "x")
+    for none in ("", "(null)", "n/a", "None assigned"):
+        assert parse.parse_nodes(none) == ()
+
+
+def test_accounting_keeps_every_start() -> None:
+    text = "7|NODE_FAIL|0:0|gpu[1-2]\n7|CANCELLED by 1000|0:15|gpu[2-3]\n7|RUNNING|0:0|gpu[2-3]\n"
+    first, second, third = parse.parse_sacct(text, 7)
+    assert first.state is JobState.NODE_FAIL and first.nodes == ("gpu1", "gpu2")
+    assert (second.state, second.exit_signal) == (JobState.CANCELLED, 15)
+    assert third.exit_code is None
+
+
+@pytest.mark.parametrize(("text", "job_id"), [("12\n", 12), ("12;cluster\n", 12), ("a plugin speaks\n12\n", 12)])
+def test_submitted(text: str, job_id: int) -> None:
+    assert parse.parse_submitted(text) == job_id
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: parse.parse_squeue("slurm: \x1b[31mhello\n"),
+        lambda: parse.parse_squeue(sample("squeue.txt").replace("node[1-4]", "node[1-", 1)),
+        lambda: parse.parse_squeue(sample("squeue.txt")[:60]),
+        lambda: parse.parse_show_job(""),
+        lambda: parse.parse_show_job(sample("job_running.txt").replace("Restarts=0", "Restarts=x")),
+        lambda: parse.parse_show_job(sample("job_running.txt")[:300]),
+        lambda: parse.parse_show_nodes("hello\n"),
+        lambda: parse.parse_sacct("7|RUNNING|0:0\n", 7),
+        lambda: parse.parse_sacct("", 7),
+        lambda: parse.parse_submitted(""),
+        lambda: parse.parse_submitted("Submitted batch job 12\n"),
+        lambda: parse.parse_nodes("@group"),
+    ],
+)
+def test_nonsense_is_unknown_and_quoted(read) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(SlurmUnknown) as raised:
+        read()
+    assert raised.value.why and raised.value.hint
+    assert "\x1b" not in str(raised.value)

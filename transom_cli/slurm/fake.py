@@ -1,0 +1,269 @@
+"""`FakeSlurm`: the `Slurm` protocol on a cluster in memory, held to the same contract suite as the real adapter.
+
+For tests. `sleep` and `clock` are its own time; `calls` is what it was asked; `fail_next` and `fail_call` make
+calls fail before or after they took effect (an answer that was lost).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TypeVar, cast
+
+from transom_cli.slurm import port
+from transom_cli.slurm.fake_cluster import FakeCluster, FakeJob, FakeNode, read_options, refused, told
+from transom_cli.slurm.port import Job, JobState, Node, NoSuchJob, SlurmDenied, Start, Submission
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def _recorded(method: F) -> F:
+    @wraps(method)
+    def call(self: FakeSlurm, *args: object, **kwargs: object) -> object:
+        number = len(self.calls)
+        self.calls.append((method.__name__, *args))
+        plans: tuple[tuple[str, object], ...] = (("call", number), ("name", method.__name__))
+        planned = next((self._failures.pop(plan) for plan in plans if plan in self._failures), None)
+        if planned and not planned[1]:
+            raise planned[0]
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            if planned:  # also in place of a refusal: the answer is lost, whatever it was
+                raise planned[0]
+
+    return cast(F, call)
+
+
+class FakeSlurm:
+    def __init__(
+        self,
+        nodes: Sequence[str] = ("n1", "n2", "n3", "n4"),
+        *,
+        user: str = "user",
+        admin: bool = False,
+        partitions: Sequence[str] = ("main",),
+    ) -> None:
+        self.cluster = FakeCluster(nodes)
+        self.user = user
+        self.admin = admin
+        self.partitions = tuple(partitions)
+        self.calls: list[tuple[object, ...]] = []
+        self._failures: dict[tuple[str, object], tuple[BaseException, bool]] = {}
+        self._next_id = 1
+
+    # --- what tests do to it ---
+
+    def clock(self) -> float:
+        return self.cluster.now
+
+    def sleep(self, seconds: float) -> None:
+        self.cluster.advance(seconds)
+
+    def tick(self, seconds: float = 1.0) -> None:
+        self.cluster.advance(seconds)
+
+    def start_pending(self) -> None:
+        """Run the scheduler once, at this moment."""
+        self.cluster.schedule()
+
+    def finish(self, job_id: int, code: int = 0, *, signal: int = 0, state: JobState | None = None) -> None:
+        """The batch script ends."""
+        usual = JobState.FAILED if code or signal else JobState.COMPLETED
+        self.cluster.end(self.cluster.jobs[job_id], state or usual, code=code, signal=signal)
+
+    def requeue_behind(self, job_id: int) -> None:
+        """Slurm, or an administrator, requeues the job without being asked by us."""
+        self.cluster.requeue(self.cluster.jobs[job_id], held=False)
+
+    def hold_behind(self, job_id: int, reason: str = "launch_failed_requeued_held") -> None:
+        """A failed prolog, or a person, holds a pending job."""
+        self.cluster.jobs[job_id].held, self.cluster.jobs[job_id].reason = True, reason
+
+    def forget(self, job_id: int) -> None:
+        """MinJobAge is over."""
+        del self.cluster.jobs[job_id]
+
+    def kill_node(self, name: str) -> None:
+        node = self.cluster.nodes[name]
+        node.alive, node.died_at = False, self.cluster.now
+
+    def restore_node(self, name: str) -> None:
+        node = self.cluster.nodes[name]
+        node.alive, node.down = True, False
+
+    def fail_next(self, call: str, error: BaseException, *, after: bool = False) -> None:
+        """The next call of this name raises `error`; with `after`, once it took effect."""
+        self._failures["name", call] = (error, after)
+
+    def fail_call(self, number: int, error: BaseException, *, after: bool = False) -> None:
+        """The call with this index in `calls` raises `error`; with `after`, once it took effect."""
+        self._failures["call", number] = (error, after)
+
+    # --- the protocol ---
+
+    @_recorded
+    def submit(self, submission: Submission) -> int:
+        options = read_options(submission.options)
+        partition = options.get("partition", self.partitions[0])
+        if partition not in self.partitions:
+            raise refused("submit", "Batch job submission failed: Invalid partition name specified")
+        if not submission.script.is_file():
+            raise refused("submit", f"sbatch: error: Unable to open file {submission.script}")
+        job = FakeJob(
+            self._next_id,
+            submission,
+            num_nodes=int(options.get("nodes", "1")),
+            user=self.user,
+            name=options.get("job-name", submission.script.name),
+            comment=options.get("comment", ""),
+            partition=partition,
+            requeue="no-requeue" not in options,
+            excluded=tuple(name for name in options.get("exclude", "").split(",") if name),
+            held="hold" in options,
+            reason="JobHeldUser" if "hold" in options else "",
+        )
+        self._next_id += 1
+        self.cluster.jobs[job.job_id] = job
+        return job.job_id
+
+    @_recorded
+    def jobs(self) -> list[Job]:
+        return [told(job, excluded=()) for job in self.cluster.jobs.values() if job.user == self.user]
+
+    @_recorded
+    def job(self, job_id: int) -> Job:
+        job = self._known(job_id)
+        return told(job, excluded=job.excluded)
+
+    @_recorded
+    def nodes(self, names: Sequence[str] = ()) -> list[Node]:
+        for name in names:
+            if name not in self.cluster.nodes:
+                raise refused("nodes", f"Node {name} not found")
+        busy = self.cluster.busy()
+        return [
+            Node(
+                node.name,
+                "down" if node.down else "allocated" if node.name in busy else "idle",
+                drain=node.drain,
+                not_responding=node.down,
+                reason=node.reason,
+                reason_user=node.reason_user,
+                address="127.0.0.1",
+            )
+            for node in self.cluster.nodes.values()
+            if not names or node.name in names
+        ]
+
+    @_recorded
+    def requeue_hold(self, job_id: int) -> None:
+        job = self._ours(job_id)
+        if job.state is JobState.PENDING:
+            return
+        if not job.requeue:
+            raise refused("requeue_hold", "Requested operation is presently disabled")
+        self.cluster.requeue(job, held=True)
+
+    @_recorded
+    def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
+        job = self._ours(job_id)
+        if job.state is not JobState.RUNNING:
+            raise refused("shrink", "Job has already finished")
+        if job.batch_host not in nodes or not set(nodes) <= set(job.nodes):
+            raise refused("shrink", "Invalid node name specified")
+        job.nodes = tuple(nodes)
+        job.num_nodes = len(job.nodes)
+
+    @_recorded
+    def update_pending(self, job_id: int, *, exclude: Sequence[str], num_nodes: int | None = None) -> None:
+        job = self._ours(job_id)
+        if job.state is not JobState.PENDING:
+            ended = "Job has already finished" if job.state.ended else "Job is no longer pending execution"
+            raise refused("update_pending", ended)
+        for name in exclude:
+            if name not in self.cluster.nodes:
+                raise refused("update_pending", "Invalid node name specified")
+        job.excluded = tuple(exclude)
+        job.num_nodes = num_nodes or job.num_nodes
+
+    @_recorded
+    def release(self, job_id: int) -> None:
+        job = self._ours(job_id)
+        if job.state.ended:
+            raise refused("release", "Job has already finished")
+        if job.held:
+            job.held, job.reason = False, ""
+
+    @_recorded
+    def start_now(self, job_id: int) -> None:
+        job = self._ours(job_id)
+        if job.state.ended:
+            raise refused("start_now", "Job has already finished")
+        job.begin = self.cluster.now
+
+    @_recorded
+    def cancel(self, job_id: int) -> None:
+        job = self.cluster.jobs.get(job_id)
+        if job is None or job.state.ended:
+            return
+        self._ours(job_id)
+        if job.state is not JobState.PENDING:
+            self.cluster.end(job, JobState.CANCELLED, signal=15)
+        job.state, job.held = JobState.CANCELLED, False
+
+    @_recorded
+    def signal(self, job_id: int, name: str, *, step: str = "", batch: bool = False) -> None:
+        job = self._ours(job_id)
+        if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
+            raise refused("signal", "Job/step already completing or completed")
+        job.signals.append((name, "batch" if batch else step or "steps"))
+
+    @_recorded
+    def drain(self, node: str, reason: str) -> None:
+        known = self._node(node)
+        if known.drain:
+            return
+        self._need_admin("drain")
+        known.drain, known.reason, known.reason_user = True, reason, self.user
+
+    @_recorded
+    def undrain(self, node: str, *, reason: str) -> None:
+        known = self._node(node)
+        if not known.drain:
+            return
+        if known.reason != reason:
+            raise refused("undrain", f"its reason is: {known.reason}")
+        self._need_admin("undrain")
+        known.drain = False
+
+    @_recorded
+    def history(self, job_id: int) -> list[Start]:
+        starts = [
+            Start(past.job_id, past.state, past.exit_code, past.exit_signal, past.nodes)
+            for past in self.cluster.past
+            if past.job_id == job_id
+        ]
+        if not starts:
+            raise port.SlurmUnknown(f"Accounting has no job {job_id} (yet)", "sacct printed nothing")
+        return starts
+
+    def _known(self, job_id: int) -> FakeJob:
+        if job_id not in self.cluster.jobs:
+            raise NoSuchJob("Slurm does not know this job (any more)", "Invalid job id specified")
+        return self.cluster.jobs[job_id]
+
+    def _ours(self, job_id: int) -> FakeJob:
+        job = self._known(job_id)
+        if job.user != self.user and not self.admin:
+            raise SlurmDenied("Slurm refused", "Access/permission denied")
+        return job
+
+    def _node(self, name: str) -> FakeNode:
+        if name not in self.cluster.nodes:
+            raise refused("drain", f"Node {name} not found")
+        return self.cluster.nodes[name]
+
+    def _need_admin(self, call: str) -> None:
+        if not self.admin:
+            raise SlurmDenied(f"Slurm refused `{call}`", "slurm_update error: Invalid user id")

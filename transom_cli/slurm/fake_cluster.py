@@ -1,0 +1,198 @@
+"""A cluster in memory, with Slurm's manners as they were measured on 22.05: what `fake.FakeSlurm` talks to.
+
+Time is its own and moves only in `advance`. Nodes hold one job each. The manners that matter to a supervisor:
+a job with a dead node stays COMPLETING until SlurmdTimeout; a requeued job waits out its delay unless told to start
+now; a start within a second of the last end fails ("Job credential revoked"); a dead node is noticed late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from transom_cli.slurm.port import Job, JobState, SlurmRefused, Submission
+
+SLURMD_TIMEOUT = 300.0
+REQUEUE_DELAY = 121.0
+COMPLETE_TIME = 0.5
+CREDENTIAL_GRAIN = 1.0
+_ACTIVE = (JobState.RUNNING, JobState.SUSPENDED)
+
+
+@dataclass
+class FakeNode:
+    name: str
+    alive: bool = True
+    down: bool = False
+    drain: bool = False
+    reason: str = ""
+    reason_user: str = ""
+    died_at: float = 0.0
+
+
+@dataclass
+class FakeJob:
+    job_id: int
+    submission: Submission
+    num_nodes: int
+    user: str
+    name: str
+    comment: str
+    partition: str
+    requeue: bool
+    excluded: tuple[str, ...]
+    state: JobState = JobState.PENDING
+    completing_since: float | None = None
+    held: bool = False
+    reason: str = ""
+    restarts: int = 0
+    nodes: tuple[str, ...] = ()
+    ran_on: tuple[str, ...] = ()
+    batch_host: str = ""
+    begin: float = 0.0
+    ended_at: float = float("-inf")
+    exit_code: int = 0
+    exit_signal: int = 0
+    signals: list[tuple[str, str]] = field(default_factory=list)  # (name, "steps" | "batch" | a step)
+
+    @property
+    def completing(self) -> bool:
+        return self.completing_since is not None
+
+
+@dataclass
+class PastStart:
+    job_id: int
+    state: JobState
+    exit_code: int
+    exit_signal: int
+    nodes: tuple[str, ...]
+
+
+class FakeCluster:
+    def __init__(self, nodes: Iterable[str]) -> None:
+        self.now = 0.0
+        self.nodes = {name: FakeNode(name) for name in nodes}
+        self.jobs: dict[int, FakeJob] = {}
+        self.past: list[PastStart] = []
+        self.scheduling = True
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass: nodes are noticed dead, jobs stop completing, waiting jobs start."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 0.1)
+            self._notice_dead_nodes()
+            for job in self.jobs.values():
+                self._end_completing(job)
+            if self.scheduling:
+                self.schedule()
+
+    def schedule(self) -> None:
+        for job in sorted(self.jobs.values(), key=lambda job: job.job_id):
+            if job.state is JobState.PENDING and not job.completing and not job.held:
+                self._try_start(job)
+
+    def busy(self) -> set[str]:
+        holding = (job for job in self.jobs.values() if job.completing or job.state in _ACTIVE)
+        return {name for job in holding for name in job.nodes}
+
+    def _try_start(self, job: FakeJob) -> None:
+        if job.begin > self.now:
+            job.reason = "BeginTime"
+            return
+        busy = self.busy()
+        free = [
+            node.name
+            for node in self.nodes.values()
+            if not (node.drain or node.down or node.name in busy or node.name in job.excluded)
+        ]
+        if len(free) < job.num_nodes:
+            job.reason = "Resources"
+            return
+        job.nodes = tuple(free[: job.num_nodes])
+        job.batch_host, job.state, job.reason = job.nodes[0], JobState.RUNNING, ""
+        if self.now - job.ended_at < CREDENTIAL_GRAIN:
+            self.end(job, JobState.FAILED, code=1)
+            job.completing_since = None
+
+    def end(self, job: FakeJob, state: JobState, *, code: int = 0, signal: int = 0) -> None:
+        """This start of the job is over; its nodes have yet to say that nothing is left on them."""
+        self.past.append(PastStart(job.job_id, state, code, signal, job.nodes))
+        job.ran_on = job.nodes
+        job.state, job.exit_code, job.exit_signal = state, code, signal
+        job.completing_since = job.ended_at = self.now
+
+    def requeue(self, job: FakeJob, *, held: bool) -> None:
+        if job.state in _ACTIVE:
+            self.end(job, JobState.PENDING)
+        job.state, job.held = JobState.PENDING, held
+        job.reason = "job_requeued_in_held_state" if held else ""
+        job.restarts += 1
+        job.begin = self.now + REQUEUE_DELAY
+        if not job.completing:
+            job.nodes, job.batch_host = (), ""
+
+    def _end_completing(self, job: FakeJob) -> None:
+        if job.completing_since is None or self.now - job.completing_since < COMPLETE_TIME:
+            return
+        job.nodes = tuple(name for name in job.nodes if not (self.nodes[name].alive or self.nodes[name].down))
+        if job.nodes:  # a dead node still holds it; the living ones are free for others
+            return
+        job.completing_since = None
+        if job.state is JobState.PENDING:
+            job.batch_host = ""
+            job.begin = max(job.begin, self.now + REQUEUE_DELAY)  # an earlier StartTime is overwritten
+        else:
+            job.nodes = job.ran_on
+
+    def _notice_dead_nodes(self) -> None:
+        for node in self.nodes.values():
+            if node.alive or node.down or self.now - node.died_at < SLURMD_TIMEOUT:
+                continue
+            node.down, node.reason, node.reason_user = True, node.reason or "Not responding", "slurm"
+            for job in self.jobs.values():
+                if job.state in _ACTIVE and node.name in job.nodes:
+                    if job.requeue:
+                        self.requeue(job, held=False)
+                    else:
+                        self.end(job, JobState.NODE_FAIL)
+
+
+def refused(call: str, words: str) -> SlurmRefused:
+    return SlurmRefused(f"Slurm refused `{call}`", f"Slurm said: {words}")
+
+
+def read_options(options: Sequence[str]) -> dict[str, str]:
+    """`--key=value`, `--flag` and `-N3`, as far as the fake cares."""
+    read = {}
+    for option in options:
+        if option.startswith("-N"):
+            read["nodes"] = option[2:]
+        else:
+            key, _, value = option.lstrip("-").partition("=")
+            read[key] = value
+    return read
+
+
+def told(job: FakeJob, *, excluded: tuple[str, ...]) -> Job:
+    ended = job.state.ended
+    return Job(
+        job.job_id,
+        job.state,
+        completing=job.completing,
+        held=job.state is JobState.PENDING and job.held,
+        reason=job.reason,
+        restarts=job.restarts,
+        requeue=job.requeue,
+        nodes=job.nodes,
+        batch_host=job.batch_host,
+        num_nodes=job.num_nodes,
+        excluded=excluded,
+        exit_code=job.exit_code if ended else None,
+        exit_signal=job.exit_signal if ended else None,
+        name=job.name,
+        comment=job.comment,
+        partition=job.partition,
+        user=job.user,
+    )
