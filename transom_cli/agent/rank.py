@@ -169,6 +169,8 @@ def _start(command: list[str], env: dict[str, str], beats: int | None) -> int:
                 record.write(beats, mine)
         for number in _STEP_WIDE + _IGNORED_BY_PYTHON:
             signal.signal(number, signal.SIG_DFL)
+        # Slurm's warning before the time limit must not kill a trainer that knows nothing of it.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
         os.execvpe(command[0], command, env)
     except OSError as error:

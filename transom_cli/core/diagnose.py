@@ -37,6 +37,7 @@ def diagnose(incident: Incident, state: State) -> Diagnosis | None:
         _node_lost(incident)
         or _told_to_stop(exits, incident)
         or _user_error(incident, state, first)
+        or _never_started(incident, state)
         or _slurm_ended(incident)
         or _rank_ended(incident, state, first)
         or _hang(incident, state)
@@ -78,6 +79,27 @@ def _user_error(incident: Incident, state: State, first: RankExit | None) -> Dia
     line = incident.log_line or "a usage error (exit code 2)"
     words = f"{line} ({who}, before the first step)"
     return Diagnosis("user_error", words, (), sure=True, isolate="none", restart=False)
+
+
+def _never_started(incident: Incident, state: State) -> Diagnosis | None:
+    """Slurm could not even start the batch script: most often the node does not see the folder of the job's log.
+
+    In a run's first attempt that is a mistake of set-up, which a restart would only repeat; later it is that node's.
+    """
+    if incident.ended != "FAILED" or state.launched or state.slurm_reason != "JobLaunchFailure":
+        return None
+    node = state.batch_host
+    words = f"Slurm could not start the batch script on {node} (JobLaunchFailure); does it see the run directory?"
+    first = state.starts == 0
+    return Diagnosis(
+        "launch_failure",
+        words,
+        () if first else (node,),
+        sure=False,
+        isolate="none" if first else "exclude",
+        restart=not first,
+        exit_code=RUN_DIR_UNSEEN,
+    )
 
 
 def _slurm_ended(incident: Incident) -> Diagnosis | None:

@@ -120,7 +120,7 @@ class Hands:
     def _probe(self, action: act.Probe) -> ev.Event:
         self._end.wait(action.delay)
         node = next(iter(self._slurm.nodes([action.node])))
-        finding = self._reach(node.name, node.address, node.port, action.job_id)
+        finding = self._reach(node.name, node.address, node.port, action.job_id or None)
         return ev.Probed(self._clock.now(), action.key, action.node, finding.verdict.name, finding.evidence)
 
     def _isolate(self, action: act.Isolate) -> ev.Event:

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from transom_cli.beats.places import ROLE
 from transom_cli.core.codec import plain
 from transom_cli.core.diagnose import first_bad
 from transom_cli.core.events import RankExit
+from transom_cli.core.srunwords import task_exits
 from transom_cli.errors import BadNodes, UsageError
 from transom_cli.files import publish_text
 from transom_cli.layout import AttemptDir
@@ -73,6 +75,7 @@ class Launcher:
         self._signals: list[int] = []
         self._agents: subprocess.Popen[bytes] | None = None
         self._told_to_stop = False
+        self._told: dict[int, RankExit] = {}
 
     def run(self) -> int:
         """The batch script's exit code: 0 done, else that of the rank that died first (128 + n for a signal)."""
@@ -131,7 +134,8 @@ class Launcher:
         tasks = 1 if self._options.kind == "torchrun" else self._options.tasks_per_node
         self._tasks = tasks * len(self._allocation.nodes)
         world = self._options.tasks_per_node * len(self._allocation.nodes)
-        step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=env)
+        step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env)
+        threading.Thread(target=self._listen, args=(step,), name="srun-words", daemon=True).start()
         self._journal("launch", nodes=self._allocation.nodes, world_size=world, argv=argv)
         print(
             f"transom: launch {self._launch} of attempt {self._attempt.name}: {world} ranks on "
@@ -140,8 +144,16 @@ class Launcher:
         )
         return step
 
+    def _listen(self, step: subprocess.Popen[bytes]) -> None:
+        """srun's own words: passed on as they are, and read for tasks whose wrapper's word may never come."""
+        assert step.stderr is not None
+        for line in step.stderr:
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+            for told in task_exits(line.decode(errors="replace"), time.time()):
+                self._told.setdefault(told.rank, told)
+
     def _watch(self, step: subprocess.Popen[bytes]) -> int:
-        exits: dict[int, RankExit] = {}
         failing_since: float | None = None
         stop_by: float | None = None
         while True:
@@ -171,7 +183,8 @@ class Launcher:
         return stop_by
 
     def _read_exits(self) -> dict[int, RankExit]:
-        found: dict[int, RankExit] = {}
+        """By rank (under torchrun: by node). A wrapper's own record counts before what srun says of its task."""
+        found = dict(self._told)
         for path in self._attempt.exits(self._launch).glob("*.json"):
             try:
                 data = json.loads(path.read_text())
