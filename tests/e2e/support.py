@@ -70,7 +70,7 @@ class Person:
 
 
 def over(view: dict[str, Any]) -> bool:
-    return view["exit_code"] is not None
+    return bool(view["over"])
 
 
 def at_step(step: int) -> Callable[[dict[str, Any]], bool]:

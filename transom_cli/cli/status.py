@@ -42,8 +42,7 @@ def status(
         width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
         print("\n".join(status_lines(view, width)))
     if exit_code:
-        over = view.exit_code is not None
-        unknown = not over and (not view.operator or bool(view.slurm_lost))
+        unknown = not view.over and (not view.operator or bool(view.slurm_lost))
         raise typer.Exit(22 if unknown else _BY_PHASE.get(view.phase, 0))
 
 

@@ -10,8 +10,11 @@ import re
 import signal
 
 from transom_cli.core.events import RankExit
+from transom_cli.errors import BadNodes
 
 _LINE = re.compile(r"^srun: error: (?P<node>[\w.-]+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$")
+_UNBORN = re.compile(r"^srun: error: task (?P<task>\d+) launch failed: (?P<why>.+)$")
+_NO_OUTPUT = "could not connect IO"  # the task's log cannot be opened on its node
 _CODE = re.compile(r"Exited with exit code (\d+)")
 _SIGNALS = {
     "Killed": signal.SIGKILL,
@@ -27,7 +30,15 @@ _SIGNALS = {
 
 
 def task_exits(line: str, wall: float) -> tuple[RankExit, ...]:
-    """`srun: error: node2: tasks 0-1,3: Killed`: one exit a task; `wall` is when the line came. Else nothing."""
+    """`srun: error: node2: tasks 0-1,3: Killed`: one exit a task; `wall` is when the line came. Else nothing.
+
+    A task that could not be started has no node in srun's words: an empty name. When its log could not be opened there,
+    the exit code is that of a node which does not see the run directory.
+    """
+    unborn = _UNBORN.match(line.strip())
+    if unborn is not None:
+        unseen = _NO_OUTPUT in unborn["why"]
+        return (RankExit(int(unborn["task"]), "", BadNodes.exit_code if unseen else 1, None, wall),)
     match = _LINE.match(line.strip())
     if match is None:
         return ()

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,8 @@ class Launcher:
             sys.stderr.buffer.write(line)
             sys.stderr.buffer.flush()
             for told in task_exits(line.decode(errors="replace"), time.time()):
-                self._told.setdefault(told.rank, told)
+                where = told.node or self._allocation.nodes[told.rank * len(self._allocation.nodes) // self._tasks]
+                self._told.setdefault(told.rank, replace(told, node=where))
 
     def _watch(self, step: subprocess.Popen[bytes]) -> int:
         failing_since: float | None = None

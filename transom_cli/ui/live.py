@@ -32,7 +32,7 @@ def watch_run(run: RunDir) -> int:
             file=sys.stderr,
         )
         return INTERRUPTED
-    if view.exit_code is None:
+    if not view.over or view.exit_code is None:
         print(f"warning: the operator is gone; start one with `transom attach {run.run_id}`", file=sys.stderr)
         return NO_OPERATOR
     if view.exit_code and view.verdict:
@@ -45,7 +45,7 @@ def watch_run(run: RunDir) -> int:
 
 
 def _over(run: RunDir, view: RunView) -> bool:
-    return view.exit_code is not None or (not view.operator and operator_alive(run, patience=STALE) is None)
+    return view.over or (not view.operator and operator_alive(run, patience=STALE) is None)
 
 
 def _on_terminal(run: RunDir) -> RunView:

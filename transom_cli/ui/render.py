@@ -32,12 +32,12 @@ def status_lines(view: RunView, width: int = 80) -> list[str]:
         lines.append(_row("nodes", f"{len(view.nodes)}: {', '.join(view.nodes)}"))
     for node, how, reason in view.excluded:
         lines.append(_row("kept off", f"{node} ({how}): {reason}"))
-    if view.slurm_state and view.phase not in ("done", "failed", "stopped"):
+    if view.slurm_state and not view.over:
         reason = f" ({view.slurm_reason})" if view.slurm_state == "PENDING" and view.slurm_reason else ""
         lines.append(_row("slurm", f"job {view.job_id} {view.slurm_state}{reason}"))
     if view.slurm_lost:
         lines.append(f"warning: Slurm does not answer, the job's state is not known: {view.slurm_lost}")
-    if not view.operator and view.phase not in ("done", "failed", "stopped"):
+    if not view.operator and not view.over:
         lines.append(f"warning: no operator is alive; start one with `transom attach {view.run_id}`")
     if view.incidents:
         lines += ["", "incidents", *(_incident_line(i) for i in view.incidents[:SHOWN])]

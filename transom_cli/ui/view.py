@@ -26,6 +26,7 @@ class RunView:
     run_id: str
     now: float
     phase: str
+    over: bool
     since: float
     job_id: int
     restarts: int
@@ -60,6 +61,7 @@ def view_of(run_id: str, state: State, tables: Mapping[str, NodeTable], now: flo
         run_id=run_id,
         now=now,
         phase=state.phase.value,
+        over=state.phase.over,
         since=state.since,
         job_id=state.job_id,
         restarts=state.restarts,

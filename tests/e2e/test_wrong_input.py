@@ -1,0 +1,129 @@
+"""What a person gets wrong, or a machine: each with its words and its exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e.blind import blind
+from e2e.support import COMMAND, Person
+
+from transom_cli.sandbox import faults
+from transom_cli.sandbox.cluster import Sandbox
+
+pytestmark = pytest.mark.sandbox
+GPT = Path(__file__).parents[2] / "examples" / "gpt" / "train.py"
+
+
+def test_no_slurm_on_this_machine(person: Person) -> None:
+    person.env = {**person.env, "PATH": "/nonexistent"}
+    done = person.run("--", *COMMAND)
+    assert done.returncode == 12
+    assert "slurm-client" in done.stderr
+    assert not person.root.exists(), "nothing is left behind"
+
+
+def test_slurm_does_not_answer(person: Person, sandbox: Sandbox) -> None:
+    faults.kill_controller(sandbox)
+    done = person.run("--", *COMMAND)
+    assert done.returncode == 12
+    assert "Slurm" in done.stderr and "hint:" in done.stderr
+
+
+def test_all_bad_keys_at_once(person: Person, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("nme = 'x'\n[job]\nnodez = 3\n[restart]\nbackoff = -1\n")
+    done = person.run("-f", str(file), "--", *COMMAND)
+    assert done.returncode == 2
+    for words in (
+        "3 settings are wrong",
+        "nme",
+        "did you mean `name`",
+        "nodez",
+        "did you mean `nodes`",
+        "restart.backoff",
+    ):
+        assert words in done.stderr
+
+
+def test_a_script_that_does_not_exist(person: Person) -> None:
+    done = person.run("nowhere.sbatch")
+    assert done.returncode == 2
+    assert "no such script: nowhere.sbatch" in done.stderr
+
+
+def test_an_array_is_refused(person: Person, tmp_path: Path) -> None:
+    (tmp_path / "a.sbatch").write_text("#!/bin/bash\n#SBATCH --array=1-4\ntrue\n")
+    done = person.run("a.sbatch")
+    assert done.returncode == 2
+    assert "array" in done.stderr and "--array=1-4" in done.stderr
+
+
+def test_no_such_run(person: Person) -> None:
+    done = person.transom("attach", "nothing")
+    assert done.returncode == 10
+
+
+@pytest.mark.root
+def test_no_space_left(person: Person, sandbox: Sandbox, short_dir: Path) -> None:
+    disk = short_dir / "full"
+    faults.fill_disk(sandbox, disk)
+    person.root = disk / "runs"
+    done = person.run("--", *COMMAND)
+    faults.free_disk(sandbox, disk, unmount=True)
+    assert done.returncode == 1
+    assert "no space" in done.stderr.lower() and "hint:" in done.stderr
+
+
+@pytest.fixture
+def half_blind(person: Person, sandbox: Sandbox) -> Iterator[Person]:
+    person.root.mkdir()
+    blind(sandbox, "node4", person.root)
+    yield person
+    faults.kill_node(sandbox, "node4")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("words", [("-N", "1", "-x", "node[1-3]"), ("-N", "2", "-x", "node[1-2]")])
+def test_a_run_directory_that_a_node_cannot_see(half_blind: Person, words: tuple[str, ...]) -> None:
+    done = half_blind.run(*words, "--", *COMMAND, "--steps", "5")
+    assert done.returncode == 14
+    assert "node4" in done.stderr and "run directory" in done.stderr
+    assert half_blind.status(half_blind.newest())["starts"] == 0
+
+
+def _train(person: Person, folder: Path, steps: int) -> tuple[int, str, str]:
+    """A real training with real checkpoints in `folder`: exit code, what transom said, rank 0's log."""
+    done = person.run(
+        *("-N", "1", "--set", f"checkpoint.directory={folder}", "--"),
+        *(sys.executable, str(GPT), "--steps", str(steps), "--every", "4", "--layers", "1", "--width", "32"),
+    )
+    logs = sorted(person.newest().attempts.glob("*/logs/0/rank-0.log"))
+    return done.returncode, done.stderr, logs[-1].read_text()
+
+
+def _damage(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def test_damaged_checkpoints_are_passed_over_and_when_none_is_left_the_run_stops(
+    person: Person, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    folder = tmp_path / "checkpoints"
+    assert _train(person, folder, 8)[0] == 0
+    _damage(folder / "step-8" / "__0_0.distcp")
+    code, _, log = _train(person, folder, 12)
+    assert code == 0
+    assert "step-8" in log and "passed over" in log
+    assert "restored step-4" in log
+    for file in folder.glob("step-*/__0_0.distcp"):
+        _damage(file)
+    code, said, log = _train(person, folder, 16)
+    assert code == 15, said + log
+    assert "none of them restores" in said
+    assert {p.name for p in folder.glob("step-*")} >= {"step-12"}, "nothing is deleted"
