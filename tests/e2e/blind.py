@@ -1,4 +1,4 @@
-"""A node that does not see a folder: its slurmd is started again in a mount namespace where another one lies over it."""
+"""A node that does not see a folder: its slurmd starts again in a mount namespace where another lies over it."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_all_bad_keys_at_once(person: Person, tmp_path: Path) -> None:
         "nme",
         "did you mean `name`",
         "nodez",
-        "did you mean `nodes`",
+        "did you mean `job.nodes`",
         "restart.backoff",
     ):
         assert words in done.stderr
