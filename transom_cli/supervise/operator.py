@@ -37,11 +37,13 @@ class Pace:
         self._calm = 0
         self._moving = True
 
-    def notice(self, state: State) -> None:
-        incident = state.incident
+    def notice(self, state: State) -> bool:
+        """Whether something has just begun to move: then the next look should not wait for its turn of calm days."""
+        incident, was_moving = state.incident, self._moving
         self._moving = state.phase is not Phase.TRAINING or (
             incident is not None and incident.stage is not Stage.CLOSED
         )
+        return self._moving and not was_moving
 
     def __call__(self) -> float:
         if self._moving:
@@ -90,7 +92,8 @@ class Operator:
                 if self._clock.now() - ticked >= TICK:
                     ticked = self._clock.now()
                     self._apply(ev.Tick(ticked))
-                self._pace.notice(self.state)
+                if self._pace.notice(self.state):
+                    self._watch.look()
                 time.sleep(TURN)
         finally:
             self._watch.stop()

@@ -42,6 +42,10 @@ class SlurmWatch:
         if changed:
             self._wake.set()
 
+    def look(self) -> None:
+        """Ask now, not only when the pace says."""
+        self._wake.set()
+
     def stop(self) -> None:
         self._end = True
         self._wake.set()
