@@ -23,8 +23,10 @@ class TransomError(Exception):
         lines = [self.what]
         lines += [f"  {line}" for line in self.why.splitlines()]
         if self.hint:
-            lines += ["", *(f"hint: {line}" if i == 0 else f"      {line}"
-                            for i, line in enumerate(self.hint.splitlines()))]
+            lines += [
+                "",
+                *(f"hint: {line}" if i == 0 else f"      {line}" for i, line in enumerate(self.hint.splitlines())),
+            ]
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, object]:

@@ -103,3 +103,14 @@ def test_outside_a_run_the_folder_does_nothing(tmp_path: Path) -> None:
         "import sys; print([f for f in sys.meta_path if 'Optimizer' in repr(f)])", tmp_path, TRANSOM_BEAT_DIR=""
     )
     assert out == "[]\n"
+
+
+def test_a_resumed_training_counts_from_where_it_resumed(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    code = """
+from transom_cli.beats.client import resumed
+resumed(40)
+train(first, model, 3)
+"""
+    trainer(TRAIN + code, tmp_path)
+    assert last(tmp_path).step == 43

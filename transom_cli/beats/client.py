@@ -122,6 +122,7 @@ _EVEN, _ODD, _LENGTH = rec.FIXED.size, rec.SLOT + rec.FIXED.size, rec.MOVING.siz
 _NOWHERE = Sink()
 _sink: Sink | None = None  # None: not looked for yet
 _explicit = False
+_resumed_from = 0
 
 
 def beat(step: int, loss: float | None = None) -> None:
@@ -139,14 +140,23 @@ def beat(step: int, loss: float | None = None) -> None:
         return
 
 
-def automatic_beat(step: int) -> None:
-    """A beat on the trainer's behalf (beats/auto); ignored once the trainer has called `beat` itself."""
+def automatic_beat(steps: int) -> None:
+    """A beat on the trainer's behalf (beats/auto), after so many optimizer steps of this process.
+
+    Ignored once the trainer has called `beat` itself.
+    """
     if _explicit:
         return
     try:
-        (_sink or _open()).beat(step, None)
+        (_sink or _open()).beat(_resumed_from + steps, None)
     except Exception:
         return
+
+
+def resumed(step: int) -> None:
+    """The training goes on from `step` (a Checkpointer says so): automatic beats count from there."""
+    global _resumed_from
+    _resumed_from = step
 
 
 class phase:

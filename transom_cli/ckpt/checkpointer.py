@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from transom_cli.beats.client import phase
+from transom_cli.beats.client import phase, resumed
 from transom_cli.ckpt import files
 from transom_cli.ckpt.engine import Writer, describe
 from transom_cli.ckpt.failures import NoCheckpointRestores, SaveFailed, WorldSizeChanged
@@ -99,6 +99,7 @@ class Checkpointer:
                         self._retention.trust(verdict.manifest)
                         self._saved = candidate.step
                         self._say(f"restored {candidate.path.name} (written by attempt {verdict.manifest.attempt})")
+                        resumed(candidate.step)
                         return candidate.step
                 passed_over.append(f"{candidate.path.name}: {reason}")
                 self._say(f"passed over {passed_over[-1]}")

@@ -167,8 +167,11 @@ class Hands:
             submission=self._orders.submission,
             drop=action.drop,
         )
-        result = restart_job(self._slurm, request, sleep=self._end.wait, clock=self._clock.now)
+        result = restart_job(self._slurm, request, sleep=self._sleep, clock=self._clock.now)
         return ev.Restarted(self._clock.now(), action.key, result.job_id, result.restarts, result.how)
+
+    def _sleep(self, seconds: float) -> None:
+        self._end.wait(seconds)
 
     def _patch(self, action: act.Patch) -> ev.Event:
         """Only while the job is pending: once it runs, the exclusions are for the next time."""
