@@ -32,7 +32,7 @@ def plain(value: Any) -> Any:
 
 def build(cls: type[T], data: Mapping[str, Any]) -> T:
     """The inverse of `plain`. Unknown keys are left out (a newer writer), missing ones take the default."""
-    hints = _hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]  # a class is hashable
     try:
         known = {name: _value(hints[name], data[name]) for name in hints if name in data}
         return cls(**known)

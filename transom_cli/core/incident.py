@@ -45,7 +45,7 @@ def sign(state: State, at: float, words: str, **found: object) -> Step:
         state = close(state, at, "failed again")
         incident = None
     if incident is not None and incident.stage is not Stage.EXAMINING:
-        return state, ()  # the attempt is being replaced already
+        return state, ()  # the attempt is being given up already
     if incident is None:
         name = f"i{len(state.incidents) + 1}"
         incident = Incident(name, state.job_id, state.restarts, at, state.step)
@@ -53,6 +53,16 @@ def sign(state: State, at: float, words: str, **found: object) -> Step:
     state = replace(state, incident=incident)
     asked = order(state, *_questions(state, incident))
     return both(asked, advance(asked[0], at))
+
+
+def silence(state: State, at: float, words: str, quiet_nodes: tuple[str, ...]) -> Step:
+    """A node fell silent. While another one is being isolated, this one is looked at too: a node may not be the only
+    one that died, and a restart that does not know of a dead node waits for it in vain."""
+    incident = state.incident
+    late = incident is not None and incident.stage in (Stage.ISOLATING, Stage.WAITING)
+    if incident is not None and late and not {x.node for x in incident.looks}.issuperset(quiet_nodes):
+        state = replace(state, incident=replace(incident, stage=Stage.EXAMINING))
+    return sign(state, at, words, quiet_nodes=quiet_nodes)
 
 
 def _questions(state: State, incident: Incident) -> list[Action]:
@@ -67,15 +77,22 @@ def _questions(state: State, incident: Incident) -> list[Action]:
         nodes.update(dict.fromkeys(incident.outcome.missing))
     elif incident.ended or (incident.quiet and not incident.quiet_nodes):
         nodes.update(dict.fromkeys(state.nodes))  # nobody stands out: ask them all
-    asked += [Probe(f"{incident.id}/probe/{n}/1", n, state.job_id) for n in nodes if n not in seen]
-    return asked
+    asking = {a.node for a in state.pending if isinstance(a, Probe)}
+    fresh = [n for n in nodes if n in state.nodes and n not in seen and n not in asking]
+    return asked + [Probe(f"{incident.id}/probe/{n}/1", n, _through(state, incident)) for n in fresh]
+
+
+def _through(state: State, incident: Incident) -> int:
+    """The job in which a probe may start a step; 0 once it has ended, since a step would only fail."""
+    return 0 if incident.ended else state.job_id
 
 
 def _examined(state: State, incident: Incident) -> bool:
     return bool(incident.log_category) or any(a.key == f"{incident.id}/examine" for a in state.pending)
 
 
-def probed(state: State, at: float, node: str, verdict: str, evidence: str) -> Step:
+def probed(state: State, at: float, key: str, node: str, verdict: str, evidence: str) -> Step:
+    """Two failures in a row condemn a node; an answer that tells nothing breaks the row, and is asked for again."""
     incident = state.incident
     if incident is None or incident.stage is not Stage.EXAMINING:
         return state, ()
@@ -83,16 +100,17 @@ def probed(state: State, at: float, node: str, verdict: str, evidence: str) -> S
     if verdict == "FAIL":
         look = replace(look, fails=look.fails + 1, evidence=evidence)
     elif verdict == "UNKNOWN":
-        look = replace(look, unknowns=look.unknowns + 1, evidence=look.evidence or evidence)
+        look = replace(look, unknowns=look.unknowns + 1, fails=0, evidence=look.evidence or evidence)
     else:
         look = replace(look, passes=look.passes + 1, fails=0, evidence=evidence)
     looks = (*(x for x in incident.looks if x.node != node), look)
     incident = mark(replace(incident, looks=looks), at, "probed", f"{node}: {verdict.lower()}, {evidence}")
     state = replace(state, incident=incident)
-    tries = look.fails + look.unknowns + look.passes
+    look_number = int(key.rpartition("/")[2])
     again = (verdict == "FAIL" and look.fails < 2) or (verdict == "UNKNOWN" and look.unknowns < UNKNOWN_LOOKS)
     if again:
-        return order(state, Probe(f"{incident.id}/probe/{node}/{tries + 1}", node, incident.job_id, SECOND_LOOK))
+        asked = f"{incident.id}/probe/{node}/{look_number + 1}"
+        return order(state, Probe(asked, node, _through(state, incident), SECOND_LOOK))
     return advance(state, at)
 
 
@@ -105,7 +123,7 @@ def advance(state: State, at: float) -> Step:
         return _judge(state, incident, at)
     if incident.stage is Stage.ISOLATING:
         return _budget(state, incident, at)
-    if incident.stage is Stage.WAITING and at >= incident.not_before:
+    if incident.stage is Stage.WAITING and at >= (incident.not_before or 0.0):
         return _restart(state, incident, at)
     return state, ()
 
@@ -115,13 +133,15 @@ def _judge(state: State, incident: Incident, at: float) -> Step:
     if diagnosis is None:
         state = replace(state, incident=mark(incident, at, "nothing", "everything answers; no fault found"))
         return close(state, at, "nothing"), ()
-    incident = mark(replace(incident, diagnosis=diagnosis), at, "diagnosed", diagnosis.words)
+    if diagnosis != incident.diagnosis:
+        incident = mark(replace(incident, diagnosis=diagnosis), at, "diagnosed", diagnosis.words)
     state = replace(state, incident=incident)
     if not diagnosis.restart:
         return stop(state, at, diagnosis.words, diagnosis.exit_code)
     state = replace(state, phase=Phase.RECOVERING, since=at)
-    new = [n for n in diagnosis.nodes if n not in state.excluded] if diagnosis.isolate != "none" else []
-    if new and _capped(state, at, len(new)):
+    blamed = diagnosis.nodes if diagnosis.isolate != "none" else ()
+    new = [n for n in blamed if n in state.nodes and n not in state.excluded]
+    if len(new) > room(state, at):
         words = f"{diagnosis.words}; not isolated: that would be more than {_cap(state)} nodes in {_span(state)}"
         if diagnosis.sure:
             return stop(state, at, words, HELD)
@@ -131,7 +151,8 @@ def _judge(state: State, incident: Incident, at: float) -> Step:
     drain = state.policy.drain and diagnosis.isolate == "drain"
     reason = f"{diagnosis.cause}: {diagnosis.words}"
     asked = order(state, *(Isolate(f"{incident.id}/isolate/{n}", n, reason, drain) for n in new))
-    return both(asked, advance(asked[0], at))
+    state = count_isolations(asked[0], at, len(asked[1]))
+    return both((state, asked[1]), advance(state, at))
 
 
 def _cap(state: State) -> int:
@@ -142,9 +163,15 @@ def _span(state: State) -> str:
     return f"{state.policy.cap_window / 60:g} minutes"
 
 
-def _capped(state: State, at: float, new: int) -> bool:
-    recent = sum(1 for x in state.exclusions if x.since > at - state.policy.cap_window)
-    return recent + new > _cap(state)
+def room(state: State, at: float) -> int:
+    """How many nodes may still be isolated within the window, those that have been lifted again counted too."""
+    recent = sum(1 for t in state.isolations if t > at - state.policy.cap_window)
+    return max(0, _cap(state) - recent)
+
+
+def count_isolations(state: State, at: float, count: int) -> State:
+    recent = tuple(t for t in state.isolations if t > at - state.policy.cap_window)
+    return replace(state, isolations=recent + (at,) * count)
 
 
 def isolated(state: State, at: float, node: str, how: str, detail: str) -> Step:
@@ -162,6 +189,8 @@ def isolated(state: State, at: float, node: str, how: str, detail: str) -> Step:
 
 def _budget(state: State, incident: Incident, at: float) -> Step:
     """Progress, not time, refills the budget: a newer durable step, or (without checkpoints) a newer step."""
+    if incident.not_before is not None:  # paid already, before a second look
+        return advance(replace(state, incident=replace(incident, stage=Stage.WAITING)), at)
     progress = state.durable if state.durable >= 0 else state.max_step
     stuck = 0 if progress > state.progress else state.no_progress + 1
     state = replace(state, progress=max(progress, state.progress), no_progress=stuck)
@@ -199,7 +228,8 @@ def restart_refused(state: State, at: float, error: str) -> Step:
         return state, ()
     suspected = tuple(x for x in state.exclusions if x.until is not None)
     if not suspected:
-        return stop(state, at, f"Slurm refused the restart: {error}", 1)
+        why = f"Slurm refused the restart: {error}"
+        return stop(replace(state, incident=replace(incident, ended="")), at, why, 1)  # held, maybe: to be cancelled
     expired = tuple(replace(x, until=at) if x in suspected else x for x in state.exclusions)
     incident = mark(incident, at, "refused", f"{error}; trying again with the suspected nodes")
     return _restart(replace(state, exclusions=expired), incident, at, key="restart/2")
@@ -212,10 +242,11 @@ def restarted(state: State, at: float, job_id: int, restarts: int, how: str) -> 
         if state.excluded:
             words += f" without {', '.join(state.excluded)}"
         incident = mark(replace(incident, stage=Stage.STARTING), at, "requeued", words)
-    return new_attempt(replace(state, incident=incident), at, job_id, restarts)
+    state = replace(state, incident=incident, phase=Phase.RECOVERING, since=at)
+    return new_attempt(state, job_id, restarts)
 
 
-def new_attempt(state: State, at: float, job_id: int, restarts: int) -> State:
+def new_attempt(state: State, job_id: int, restarts: int) -> State:
     fresh = (job_id, restarts) != (state.job_id, state.restarts)
     return replace(
         state,
@@ -247,7 +278,7 @@ def stop(state: State, at: float, why: str, exit_code: int) -> Step:
     state = replace(state, verdict=why, exit_code=exit_code, since=at, pending=())
     if ended or not state.job_id:
         return replace(state, phase=final_phase(state)), ()
-    return order(replace(state, phase=Phase.STOPPING), Cancel(f"cancel/{state.job_id}", state.job_id))
+    return order(replace(state, phase=Phase.STOPPING), Cancel(f"cancel/{state.attempt}", state.job_id))
 
 
 def final_phase(state: State) -> Phase:

@@ -111,7 +111,7 @@ class Incident:
     log_category: str = ""
     log_line: str = ""
     diagnosis: Diagnosis | None = None
-    not_before: float = 0.0
+    not_before: float | None = None  # when the back-off ends; None: the budget has not been asked yet
     marks: tuple[Mark, ...] = ()
     result: str = ""  # recovered, stopped, nothing
     ended_at: float | None = None
@@ -162,8 +162,10 @@ class State:
     incident: Incident | None = None
     incidents: tuple[Incident, ...] = ()  # closed ones, oldest first
     exclusions: tuple[Exclusion, ...] = ()
+    isolations: tuple[float, ...] = ()  # when nodes were isolated, within the cap's window
     pending: tuple[Action, ...] = ()  # ordered, outcome not yet known
     patches: int = 0
+    released: str = ""  # the attempt whose hold by Slurm we have lifted
     verdict: str = ""  # why the run is held, failed or stopped
     exit_code: int | None = None  # of the run, when it is over
 

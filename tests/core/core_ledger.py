@@ -1,0 +1,138 @@
+"""Counts what the core orders and holds it to its promises. It trusts events and actions alone, not the core's state
+(but for the names of closed incidents, whose open questions are withdrawn)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from transom_cli.core import actions as act
+from transom_cli.core import events as ev
+from transom_cli.core.decide import decide
+from transom_cli.core.state import Policy, State
+
+
+@dataclass
+class Ledger:
+    """Feed it events; it runs the core, and fails when a promise is broken."""
+
+    state: State
+    own_jobs: set[int] = field(default_factory=set)
+    own_nodes: set[str] = field(default_factory=set)
+    accused: set[str] = field(default_factory=set)  # nodes that some event spoke against
+    asked: dict[str, act.Action] = field(default_factory=dict)  # not answered
+    since_started: set[str] = field(default_factory=set)
+    ever: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    verdicts: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list))
+    kept_away: set[str] = field(default_factory=set)
+    isolated_at: list[float] = field(default_factory=list)
+    best: tuple[int, int] = (-1, -1)  # newest checkpoint, highest step that any event told
+    best_at_restart: tuple[int, int] = (-1, -1)
+    vain: int = 0  # restarts in a row without any progress told
+    over: bool = False
+
+    @property
+    def policy(self) -> Policy:
+        return self.state.policy
+
+    def feed(self, event: ev.Event) -> tuple[act.Action, ...]:
+        before = self.state
+        self._learn(event)
+        self.state, actions = decide(before, event)
+        assert decide(before, event) == (self.state, actions), "not deterministic"
+        if self.over:
+            assert not actions, f"ordered after the end: {actions}"
+        if isinstance(event, ev.SlurmLost):
+            assert not actions, f"a silent Slurm is no reason to act: {actions}"
+        if isinstance(event, ev.Started):
+            self._check_started(actions)
+        for action in actions:
+            self._check(action, event.at)
+        self.over = self.state.phase.over
+        return actions
+
+    def _learn(self, event: ev.Event) -> None:
+        key = getattr(event, "key", None)
+        if key in self.asked:
+            action = self.asked.pop(key)
+            if isinstance(event, ev.Probed) and isinstance(action, act.Probe):
+                self.verdicts[action.key.partition("/")[0], action.node].append(event.verdict)
+            if isinstance(event, ev.ActionFailed):
+                self.failed.add(key)
+        if isinstance(event, ev.Submitted | ev.Restarted):
+            self.own_jobs.add(event.job_id)
+        if isinstance(event, ev.JobSeen) and event.job_id in self.own_jobs:
+            self.own_nodes.update(event.nodes)
+        if isinstance(event, ev.LaunchSeen):
+            self.own_nodes.update(event.nodes)
+        if isinstance(event, ev.NodeSilent):
+            self.accused.add(event.node)
+        if isinstance(event, ev.RanksQuiet):
+            self.accused.update(event.nodes)
+        if isinstance(event, ev.OutcomeSeen):
+            self.accused.update(x.node for x in event.exits)
+            self.accused.update(event.missing)
+        if isinstance(event, ev.StepSeen):
+            self.best = (self.best[0], max(self.best[1], event.step))
+        if isinstance(event, ev.CheckpointSeen):
+            self.best = (max(self.best[0], event.step), self.best[1])
+
+    def _check_started(self, actions: tuple[act.Action, ...]) -> None:
+        self.since_started.clear()
+        closed = {i.id for i in self.state.incidents}
+        stopping = any(isinstance(a, act.Cancel) for a in self.asked.values())
+        wanted = {
+            k
+            for k, a in self.asked.items()
+            if k.partition("/")[0] not in closed and (isinstance(a, act.Cancel) or not stopping)
+        }
+        told = {a.key for a in actions}
+        if self.over:
+            return
+        assert told - {"submit"} == wanted - {"submit"}, "a new operator repeats what is unanswered, and nothing else"
+
+    def _check(self, action: act.Action, at: float) -> None:
+        key = action.key
+        assert key not in self.since_started, f"{key} ordered twice"
+        self.since_started.add(key)
+        first = key not in self.ever
+        self.ever.add(key)
+        self.asked[key] = action
+        if isinstance(action, act.Probe | act.Isolate):
+            assert action.node in self.own_nodes, f"{action} touches a node that is not ours"
+        if isinstance(action, act.Isolate):
+            self._check_isolate(action, at, first)
+        if isinstance(action, act.Restart):
+            self._check_restart(action, first)
+        if isinstance(action, act.Patch):
+            new = set(action.exclude) - self.kept_away
+            assert new <= self.own_nodes
+            self._isolations(at, len(new) if first else 0)
+            self.kept_away = set(action.exclude)
+
+    def _check_isolate(self, action: act.Isolate, at: float, first: bool) -> None:
+        verdicts = self.verdicts[action.key.partition("/")[0], action.node]
+        if action.drain:
+            assert verdicts[-2:] == ["FAIL", "FAIL"], f"{action.node} drained after {verdicts}"
+        else:
+            assert action.node in self.accused or verdicts[-2:] == ["FAIL", "FAIL"]
+        self._isolations(at, 1 if first else 0)
+        self.kept_away.add(action.node)
+
+    def _isolations(self, at: float, count: int) -> None:
+        self.isolated_at += [at] * count
+        recent = sum(1 for t in self.isolated_at if t > at - self.policy.cap_window)
+        assert recent <= self.policy.cap_nodes, f"{recent} nodes isolated within the window"
+
+    def _check_restart(self, action: act.Restart, first: bool) -> None:
+        incident, _, word = action.key.partition("/")
+        assert word in ("restart", "restart/2"), action.key
+        if word == "restart/2":
+            assert f"{incident}/restart" in self.failed, "a second try only after a refusal"
+        assert set(action.exclude) <= self.kept_away, "excluded without having been isolated"
+        self.kept_away = set(action.exclude)
+        if first and word == "restart":
+            self.vain = 0 if self.best != self.best_at_restart else self.vain + 1
+            self.best_at_restart = self.best
+            assert self.vain <= self.policy.max_without_progress, "a restart loop"

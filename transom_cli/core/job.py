@@ -1,0 +1,159 @@
+"""Slurm's account of our job: seen, pending, requeued behind our back, ended, forgotten. Pure.
+
+What is told of another job, or of an earlier start of ours, changes nothing. While a restart is under way the job is in
+the hands of that restart, and only its own answer counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transom_cli.core import events as ev
+from transom_cli.core import incident as inc
+from transom_cli.core.actions import Cancel, Patch, Release
+from transom_cli.core.incident import Step, both, order
+from transom_cli.core.state import Exclusion, Incident, Phase, Stage, State
+
+# Slurm's words for a pending job that can never start with these exclusions.
+_IMPOSSIBLE = ("ReqNodeNotAvail", "BadConstraints", "PartitionNodeLimit", "Requested node configuration")
+
+
+def restarting(state: State) -> bool:
+    return state.incident is not None and state.incident.stage is Stage.RESTARTING
+
+
+def starting(state: State) -> bool:
+    """The open incident, if any, is about an earlier attempt: what is seen now is news of the present one."""
+    return state.incident is None or state.incident.stage is Stage.STARTING
+
+
+def seen(state: State, e: ev.JobSeen) -> Step:
+    if e.job_id != state.job_id or e.restarts < state.restarts or e.state == "UNKNOWN":
+        return state, ()
+    state = replace(state, slurm_lost="")  # an answer is an answer, whoever waited for one
+    if restarting(state):
+        return state, ()
+    if state.phase is Phase.STOPPING:
+        return _seen_stopping(state, e)
+    if e.restarts > state.restarts:
+        return requeued_behind(state, e)
+    before = state.slurm_state
+    nodes = e.nodes if e.nodes and not e.completing else state.nodes  # a completing job gives its nodes up one by one
+    state = replace(state, slurm_state=e.state, slurm_reason=e.reason, nodes=nodes)
+    state = replace(state, batch_host=e.batch_host or state.batch_host)
+    if e.ended:
+        return _ended(state, e)
+    if e.state == "PENDING":
+        return _pending(state, e)
+    if e.state == "RUNNING":
+        if before != "RUNNING" and state.incident is not None and state.incident.stage is Stage.STARTING:
+            incident = inc.mark(state.incident, e.at, "running", f"job runs on {len(e.nodes)} nodes")
+            state = replace(state, incident=incident)
+        if state.phase in (Phase.PENDING, Phase.HELD, Phase.SUBMITTING):
+            waiting = Phase.RECOVERING if state.incident else Phase.STARTING
+            state = replace(state, phase=Phase.TRAINING if state.step >= 0 else waiting, since=e.at, verdict="")
+    return state, ()
+
+
+def _seen_stopping(state: State, e: ev.JobSeen) -> Step:
+    again = e.restarts > state.restarts
+    state = replace(inc.new_attempt(state, e.job_id, e.restarts), slurm_state=e.state, slurm_reason=e.reason)
+    if e.ended:
+        return over(state, e.at, inc.final_phase(state), state.verdict, state.exit_code or 1)
+    return cancel(state, e.at) if again else (state, ())  # Slurm requeued what we are stopping
+
+
+def _pending(state: State, e: ev.JobSeen) -> Step:
+    if e.held:
+        verdict = f"Slurm holds the job: {e.reason or 'held'}"
+        if state.phase is Phase.HELD and state.verdict == verdict:
+            return state, ()
+        state = replace(state, phase=Phase.HELD, since=e.at, verdict=verdict)
+        words = e.reason.lower().replace("_", " ")
+        by_slurm = "launch failed" in words or "maxrequeue" in words or "max requeue" in words
+        if state.policy.release_held and by_slurm and state.released != state.attempt:
+            state = replace(state, released=state.attempt)  # once a start: no tug-of-war with whoever holds it
+            return order(state, Release(f"release/{state.attempt}", state.job_id))
+        return state, ()
+    if state.phase in (Phase.STARTING, Phase.TRAINING, Phase.HELD):
+        state = replace(state, phase=Phase.PENDING, since=e.at, verdict="")
+    suspected = tuple(x.node for x in state.exclusions if x.until is not None)
+    if suspected and e.reason.startswith(_IMPOSSIBLE):
+        return patch(state, drop=suspected)
+    return state, ()
+
+
+def patch(state: State, *, drop: tuple[str, ...] = ()) -> Step:
+    """Tell the waiting job which exclusions hold now."""
+    keep = tuple(x for x in state.exclusions if x.node not in drop)
+    state = replace(state, exclusions=keep, patches=state.patches + 1)
+    return order(state, Patch(f"patch/{state.patches}", state.job_id, state.excluded, drop))
+
+
+def requeued_behind(state: State, e: ev.JobSeen) -> Step:
+    """Slurm (a node failure, preemption, an admin) requeued the job itself: keep it off the nodes we know to be bad.
+
+    Bad are those that failed their probes, and those that Slurm itself calls down; a mere silence is not enough, as a
+    requeue makes every node silent.
+    """
+    known = state.incident.dead if state.incident else ()
+    if state.incident is not None:
+        state = replace(state, incident=inc.mark(state.incident, e.at, "requeued", "by Slurm, not by transom"))
+        state = inc.close(state, e.at, "requeued by Slurm")
+    name = f"i{len(state.incidents) + 1}"
+    words = f"Slurm requeued the job behind our back (restart {e.restarts}{', ' + e.reason if e.reason else ''})"
+    incident = Incident(name, state.job_id, state.restarts, e.at, state.step, stage=Stage.STARTING)
+    incident = inc.mark(incident, e.at, "seen", words)
+    lost = dict.fromkeys((*known, *e.lost_nodes))
+    bad = tuple(n for n in lost if n in state.nodes and n not in state.excluded) if e.state == "PENDING" else ()
+    kept, left = bad[: inc.room(state, e.at)], bad[inc.room(state, e.at) :]
+    if left:
+        incident = inc.mark(incident, e.at, "capped", f"{', '.join(left)} not excluded: the cap is reached")
+    if kept:
+        incident = inc.mark(incident, e.at, "isolated", f"{', '.join(kept)} excluded")
+    state = replace(state, incident=incident, phase=Phase.RECOVERING, since=e.at)
+    state = inc.new_attempt(state, e.job_id, e.restarts)
+    step: Step = (state, ())
+    if kept:
+        until = e.at + state.policy.expiry
+        new = tuple(Exclusion(n, e.at, until, "excluded", name, "lost when Slurm requeued the job") for n in kept)
+        state = inc.count_isolations(replace(state, exclusions=(*state.exclusions, *new)), e.at, len(new))
+        step = patch(state)
+    return both(step, seen(step[0], e))
+
+
+def _ended(state: State, e: ev.JobSeen) -> Step:
+    if e.state == "COMPLETED":
+        return over(state, e.at, Phase.DONE, "", 0)
+    if e.state == "CANCELLED":
+        return over(state, e.at, Phase.STOPPED, "the job was cancelled in Slurm (scancel)", 130)
+    if not starting(state) and state.incident is not None and state.incident.ended:
+        return state, ()
+    words = f"the job ended: {e.state}" + (f", exit code {e.exit_code}" if e.exit_code is not None else "")
+    return inc.sign(state, e.at, words, ended=e.state, exit_code=e.exit_code)
+
+
+def gone(state: State, e: ev.JobGone) -> Step:
+    if e.job_id != state.job_id:
+        return state, ()
+    state = replace(state, slurm_lost="")
+    if restarting(state):
+        return state, ()
+    if state.phase is Phase.STOPPING:
+        return over(state, e.at, inc.final_phase(state), state.verdict, state.exit_code or 1)
+    if state.phase is Phase.FINISHING:
+        return over(state, e.at, Phase.DONE, "", 0)
+    incident = state.incident
+    if incident is not None and not starting(state) and (incident.ended or incident.stage is not Stage.EXAMINING):
+        return state, ()
+    return inc.sign(state, e.at, "Slurm has forgotten the job", ended="GONE")
+
+
+def cancel(state: State, at: float) -> Step:
+    state = replace(state, phase=Phase.STOPPING, since=at)
+    return order(state, Cancel(f"cancel/{state.attempt}", state.job_id))
+
+
+def over(state: State, at: float, phase: Phase, verdict: str, exit_code: int) -> Step:
+    state = inc.close(state, at, phase.value)
+    return replace(state, phase=phase, since=at, verdict=verdict, exit_code=exit_code, pending=()), ()
