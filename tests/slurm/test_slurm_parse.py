@@ -171,6 +171,15 @@ def test_accounting_keeps_every_start() -> None:
     assert third.exit_code is None
 
 
+def test_accounting_of_a_start_that_was_shrunk_and_requeued() -> None:
+    text = "1|RESIZING|0:0|node[1-3]\n1|RESIZING|0:0|node[1-2]\n1|REQUEUED|0:0|node1\n1|RUNNING|0:0|node[1-2,4]\n"
+    waiting = "1|PENDING|0:0|node1\n"  # seen while a requeued job waits
+    assert parse.parse_sacct(text + waiting, 1) == parse.parse_sacct(text, 1)
+    first, second = parse.parse_sacct(text, 1)
+    assert (first.state, first.nodes) == (JobState.PENDING, ("node1", "node2", "node3"))
+    assert second.nodes == ("node1", "node2", "node4")
+
+
 @pytest.mark.parametrize(("text", "job_id"), [("12\n", 12), ("12;cluster\n", 12), ("a plugin speaks\n12\n", 12)])
 def test_submitted(text: str, job_id: int) -> None:
     assert parse.parse_submitted(text) == job_id

@@ -224,23 +224,26 @@ def _parse_node(line: str) -> Node:
 def parse_sacct(text: str, job_id: int) -> list[Start]:
     """`sacct -D -X -P -n -o SACCT_FORMAT -j ID`, oldest first.
 
-    Silence is SlurmUnknown: accounting hears of a job late, so an empty answer says nothing about it.
+    Accounting opens a new record at each change of a job's size (RESIZING); the records of one start are told as
+    one, with all nodes that it had. A PENDING record is no start yet. Silence is SlurmUnknown: accounting hears of
+    a job late, so an empty answer says nothing about it. Slurm 22.05 writes the start after a shrink over the shrunk
+    one's record: a start may then be missing here.
     """
     starts = []
+    given_up: tuple[str, ...] = ()
     for line in text.splitlines():
         try:
-            job, state, exit_text, nodes = line.split("|")
+            job, state, exit_text, node_list = line.split("|")
             base, _ = parse_state(state)
             code, signal = _exit(exit_text)
-            starts.append(
-                Start(
-                    int(job),
-                    base,
-                    code if base.ended else None,
-                    signal if base.ended else None,
-                    parse_nodes(nodes, "sacct"),
-                )
-            )
+            nodes = tuple(dict.fromkeys(given_up + parse_nodes(node_list, "sacct")))
+            if state == "RESIZING":
+                given_up = nodes
+                continue
+            given_up = ()
+            if state != "PENDING":
+                told = base.ended
+                starts.append(Start(int(job), base, code if told else None, signal if told else None, nodes))
         except ValueError as error:
             raise nonsense(line, "sacct") from error
     if not starts:

@@ -100,7 +100,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Start:
-    """One start of a job in accounting (`sacct -D`)."""
+    """One start of a job in accounting (`sacct -D`). PENDING is the state of one that a requeue ended."""
 
     job_id: int
     state: JobState
