@@ -122,11 +122,12 @@ def _rank_ended(incident: Incident, state: State, first: RankExit | None) -> Dia
         return Diagnosis("job_failed", words + line, (), sure=False, isolate="none", restart=True)
     cause = "rank_killed" if first.signal is not None else "rank_failed"
     line = f": {incident.log_line}" if incident.log_line and first.signal is None else ""
-    again = _blamed_before(state, first.node)
+    own_words = incident.log_category in ("user", "usage", "storage")  # the program's, which say nothing of the node
+    again = 0 if own_words else _blamed_before(state, first.node)
     return Diagnosis(
         cause,
         first.words + line + (f"; {first.node} for the {again + 1}. time" if again else ""),
-        (first.node,),
+        () if own_words else (first.node,),
         sure=False,
         isolate="exclude" if again else "none",
         restart=True,

@@ -161,7 +161,7 @@ class CheckpointSeen(Event):
 
 @dataclass(frozen=True)
 class Examined(Event):
-    """What the logs of an attempt say: category is user, peer, usage, oom, storage or unknown."""
+    """What the logs of an attempt say: category is user, peer, usage, oom, device, storage or unknown."""
 
     key: str
     category: str

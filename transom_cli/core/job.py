@@ -38,7 +38,8 @@ def seen(state: State, e: ev.JobSeen) -> Step:
     if e.restarts > state.restarts:
         return requeued_behind(state, e)
     before = state.slurm_state
-    nodes = e.nodes if e.nodes and not e.completing else state.nodes  # a completing job gives its nodes up one by one
+    leaving = e.completing and set(e.nodes) <= set(state.nodes)  # a completing job gives its nodes up one by one
+    nodes = e.nodes if e.nodes and not leaving else state.nodes
     state = replace(state, slurm_state=e.state, slurm_reason=e.reason, nodes=nodes)
     state = replace(state, batch_host=e.batch_host or state.batch_host)
     if e.ended:

@@ -22,6 +22,9 @@ _PEER = re.compile(
     re.IGNORECASE,
 )
 _OOM = re.compile(r"out of memory|OutOfMemoryError|Cannot allocate memory|MemoryError", re.IGNORECASE)
+_DEVICE = re.compile(
+    r"CUDA error|cudaError|CUBLAS_STATUS|CUDNN_STATUS|cuDNN error|HIP error|hipError|uncorrectable ECC|\bXid\b"
+)
 _STORAGE = re.compile(
     r"No space left on device|Disk quota exceeded|Stale file handle|Read-only file system|Input/output"
 )
@@ -31,7 +34,7 @@ _LINE_LIMIT = 300
 
 @dataclass(frozen=True)
 class RootLine:
-    category: str  # user, peer, usage, oom, storage or unknown
+    category: str  # user, peer, usage, oom, device, storage or unknown
     line: str
 
 
@@ -54,7 +57,7 @@ def root_line(text: str) -> RootLine:
 
 
 def _category(line: str) -> str:
-    for category, pattern in (("oom", _OOM), ("storage", _STORAGE), ("peer", _PEER)):
+    for category, pattern in (("oom", _OOM), ("storage", _STORAGE), ("peer", _PEER), ("device", _DEVICE)):
         if pattern.search(line):
             return category
     return "user"

@@ -7,7 +7,6 @@ system) or never (a node that does not see the run directory).
 from __future__ import annotations
 
 import re
-import signal
 
 from transom_cli.core.events import RankExit
 from transom_cli.errors import BadNodes
@@ -16,16 +15,16 @@ _LINE = re.compile(r"^srun: error: (?P<node>[\w.-]+): tasks? (?P<tasks>[\d,-]+):
 _UNBORN = re.compile(r"^srun: error: task (?P<task>\d+) launch failed: (?P<why>.+)$")
 _NO_OUTPUT = "could not connect IO"  # the task's log cannot be opened on its node
 _CODE = re.compile(r"Exited with exit code (\d+)")
-_SIGNALS = {
-    "Killed": signal.SIGKILL,
-    "Terminated": signal.SIGTERM,
-    "Segmentation fault": signal.SIGSEGV,
-    "Aborted": signal.SIGABRT,
-    "Bus error": signal.SIGBUS,
-    "Illegal instruction": signal.SIGILL,
-    "Floating point exception": signal.SIGFPE,
-    "Interrupt": signal.SIGINT,
-    "Hangup": signal.SIGHUP,
+_SIGNALS = {  # by the words that srun has for them (Linux numbers)
+    "Killed": 9,
+    "Terminated": 15,
+    "Segmentation fault": 11,
+    "Aborted": 6,
+    "Bus error": 7,
+    "Illegal instruction": 4,
+    "Floating point exception": 8,
+    "Interrupt": 2,
+    "Hangup": 1,
 }
 
 
@@ -47,8 +46,7 @@ def task_exits(line: str, wall: float) -> tuple[RankExit, ...]:
     if code is None and number is None:
         return ()
     return tuple(
-        RankExit(task, match["node"], int(code[1]) if code else None, int(number) if number else None, wall)
-        for task in _expand(match["tasks"])
+        RankExit(task, match["node"], int(code[1]) if code else None, number, wall) for task in _expand(match["tasks"])
     )
 
 
