@@ -95,9 +95,15 @@ def heal(sb: Sandbox) -> None:
     for proc in belonging.of_sandbox(sb.cluster):
         if proc.state in "Tt":
             procs.signal_one(proc.ident, signal.SIGCONT)
+    dead = [d.name for d in sb.daemons() if d.state == "dead" and d.name in sb.node_names]
     for name in sb.daemon_names:
-        sb.start(name)
+        if name not in dead:
+            sb.start(name)
     sb.wait_answer()
+    for name in dead:
+        # Slurm must hear of the death first: it would keep the node's jobs completing for a minute, also once it is back.
+        sb.slurm("scontrol", "update", f"nodename={name}", "state=down", "reason=dead in the sandbox")
+        sb.start(name)
 
     def no_jobs() -> bool:
         jobs = sb.slurm("squeue", "-h", "-a", "-o", "%A").split()

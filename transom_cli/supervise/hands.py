@@ -41,6 +41,10 @@ class Orders:
         return f"transom:{self.run.run_id}"
 
 
+class _Stopped(Exception):
+    """The operator leaves in the middle of an action."""
+
+
 class Hands:
     def __init__(
         self, orders: Orders, slurm: Slurm, reach: Reach, clock: Clock, out: queue.SimpleQueue[ev.Event]
@@ -71,6 +75,8 @@ class Hands:
             try:
                 self._out.put(self._perform(action))
                 break
+            except _Stopped:
+                break  # the next operator finds the action unanswered and goes on where this one was
             except SlurmUnknown as error:
                 tries += 1
                 self._out.put(ev.SlurmLost(self._clock.now(), error.why or error.what))
@@ -171,7 +177,9 @@ class Hands:
         return ev.Restarted(self._clock.now(), action.key, result.job_id, result.restarts, result.how)
 
     def _sleep(self, seconds: float) -> None:
-        self._end.wait(seconds)
+        """A pause of the requeue, which must not be cut short: told to stop, the hand stops instead."""
+        if self._end.wait(seconds):
+            raise _Stopped
 
     def _patch(self, action: act.Patch) -> ev.Event:
         """Only while the job is pending: once it runs, the exclusions are for the next time."""
