@@ -4,9 +4,10 @@ PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-long check lint types demo clean
+.PHONY: bench-recovery bench-identity bench-operator bench-healthy
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## system packages (Debian, Ubuntu) and .venv/ with everything in it; quick when all is there
 	@scripts/setup.sh
@@ -29,6 +30,18 @@ check: lint types test ## what CI runs: lint, types and tests
 
 demo: setup ## train on a sandbox cluster, kill a node, watch the run come back, compare the result bit for bit
 	$(PY) examples/demo/demo.py
+
+bench-recovery: setup ## node or rank killed: seconds to the first new step, beside Slurm alone (about 30 minutes)
+	$(PY) bench/recovery.py
+
+bench-identity: setup ## is the result of 20 runs with a random fault bit-identical? (about 20 minutes)
+	$(PY) bench/identity.py
+
+bench-operator: setup ## the operator killed in 10 incidents: is everything done exactly once? (about 16 minutes)
+	$(PY) bench/operator_kill.py
+
+bench-healthy: setup ## a healthy, uneven run of 15 minutes: false alarms
+	$(PY) bench/healthy.py
 
 clean: ## remove caches and what the demo left; .venv/ stays
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo dist build

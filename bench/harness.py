@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -93,9 +94,11 @@ class Bench:
         self.dir = Path(tempfile.mkdtemp(prefix="tbench-", dir=SHORT))
         self.runs = self.dir / "runs"
         self.results = self.dir / "results"
-        self._keep = keep
+        self.keep = keep
         self._made: list[LiveRun] = []
-        self._spec = SandboxSpec(self.dir / "sb", nodes=nodes, gpus_per_node=1)
+        # job ids of its own: scripts make rendezvous ports of them, and two benches may run on one machine
+        first_job = {"FirstJobId": str(random.SystemRandom().randrange(1_000, 1_000_000))}
+        self._spec = SandboxSpec(self.dir / "sb", nodes=nodes, gpus_per_node=1, extra=first_job)
 
     def __enter__(self) -> Bench:
         self.results.mkdir()
@@ -110,7 +113,7 @@ class Bench:
         for run in self._made:
             run.kill_operator(signal.SIGTERM)
         self.sandbox.down()
-        if kind is not None or self._keep:
+        if kind is not None or self.keep:
             progress(f"kept for looking at: {self.dir} (runs/, sb/log/)")
         else:
             shutil.rmtree(self.dir, ignore_errors=True)
@@ -137,18 +140,20 @@ class Bench:
             raise BenchError(f"`transom {' '.join(words[:2])} ...` ended with exit code {done.returncode}", said)
         return done.stdout.strip()
 
-    def submit(self, name: str, train: list[str], settings: tuple[str, ...] = ()) -> LiveRun:
-        """`transom run --detach` of a training program of ours; `train` gets `--final-hash` added."""
-        result = self.results / f"{name}.json"
-        ask = ["--root", str(self.runs), "--name", name, "-N", str(NODES), "--gpus-per-node", "1", *settings]
-        command = [sys.executable, *train, "--final-hash", str(result)]
-        run_id = self.transom("run", *ask, "--detach", "--", *command)
-        run = LiveRun(self, RunDir(self.runs / run_id), result)
+    def submit(self, name: str, train: list[str]) -> LiveRun:
+        """`transom run --detach` of one of our training programs, with its arguments."""
+        ask = ["--root", str(self.runs), "--name", name, "-N", str(NODES), "--gpus-per-node", "1"]
+        run_id = self.transom("run", *ask, "--detach", "--", sys.executable, *train)
+        run = LiveRun(self, RunDir(self.runs / run_id), self._result(name))
         self._made.append(run)
         return run
 
     def train(self, name: str, training: Training) -> LiveRun:
-        return self.submit(name, [str(GPT / "train.py"), *training.words()])
+        hashed = ["--final-hash", str(self._result(name))]
+        return self.submit(name, [str(GPT / "train.py"), *training.words(), *hashed])
+
+    def _result(self, name: str) -> Path:
+        return self.results / f"{name}.json"
 
     def heal(self) -> None:
         """Before the next run: no operator, no job, every node idle."""

@@ -65,12 +65,16 @@ def random_step(rng: random.Random, training: Training) -> int:
     return rng.randrange(first, last) * training.every + rng.randrange(1, training.every)
 
 
-def injure(run: LiveRun, kind: str, rng: random.Random, step: int) -> Fault:
-    """Wait for the step, then make the fault, on a random node or rank of the job."""
+def injure(run: LiveRun, kind: str, rng: random.Random, step: int, batch_host: bool | None = None) -> Fault:
+    """Wait for the step, then make the fault, on a random node or rank of the job.
+
+    `batch_host` chooses the node on which the batch script runs, or (False) another one.
+    """
     seen = run.wait_step(step)
     state = run.state
     sandbox = run.bench.sandbox
-    rank = rng.randrange(len(state.nodes))
+    fitting = [n for n, node in enumerate(state.nodes) if batch_host in (None, node == state.batch_host)]
+    rank = rng.choice(fitting)
     node = state.nodes[rank]
     at = time.time()
     if kind == "node-kill":
@@ -99,11 +103,16 @@ def recovery(run: LiveRun, fault: Fault) -> Recovery:
     times = [fault.at, began]
     for what in ("diagnosed", "isolated", "requeued", "launched", "first_step"):
         times.append(max(after.get(what, times[-1]), times[-1]))
-    laps = [round(b - a, 3) for a, b in itertools.pairwise(times)]
+    detect, decide, isolate, requeue, start, resume = (round(b - a, 3) for a, b in itertools.pairwise(times))
     last = state.incidents[-1]
     return Recovery(
-        round(times[-1] - fault.at, 3),
-        *laps,
+        total=round(times[-1] - fault.at, 3),
+        detect=detect,
+        decide=decide,
+        isolate=isolate,
+        requeue=requeue,
+        start=start,
+        resume=resume,
         start_up=start_up(run.dir, state),
         incidents=len(state.incidents),
         cause=last.diagnosis.cause if last.diagnosis else "",

@@ -2,10 +2,11 @@
 
     python bench/operator_kill.py [--runs 10] [--absence 0,300] [--json]
 
-Each run trains the example GPT on 3 of a sandbox's 4 nodes. A node is killed; at a random moment between its death and
-the first new step (a first, undisturbed incident tells how long that takes) the operator is killed with -9. It is
-started again with `transom attach --detach`: at once in most runs, after 300 s of absence in the last. By then the
-launcher has left, the job has failed, and Slurm may have taken the dead node for what it is.
+Each run trains the example GPT on 3 of a sandbox's 4 nodes. A node is killed, in every third run the one that the batch
+script is on; at a random moment between its death and the first new step (one undisturbed incident of each kind tells
+how long that takes) the operator is killed with -9. It is started again with `transom attach --detach`: at once in most
+runs, after 300 s of absence in the last. By then the launcher has left, the job has failed, and Slurm may have taken
+the dead node for what it is.
 
 Counted is what Slurm did, from the controller's own log and `scontrol show job`: how often the job was requeued or
 submitted anew, and how often a node was drained; beside it what the operator's journal says. Each must be one, the run
@@ -28,6 +29,7 @@ from injury import injure, random_step, recovery
 from transom_cli.core.events import Isolated, Restarted
 from transom_cli.supervise.journal import fold
 
+TRIES = 3  # of a run whose incident was over before its operator was killed
 _REQUEUED = re.compile(r"\bRequeuing JobId=(\d+)")
 _SUBMITTED = re.compile(r"_slurm_rpc_submit_batch_job: JobId=(\d+)")
 _DRAINED = re.compile(r"update_node: node (\S+) state set to DRAIN")
@@ -51,6 +53,17 @@ def arguments() -> argparse.Namespace:
         parser.error("--absence: seconds, with commas between them")
     asked.absences = ([first] * max(asked.runs - len(others), 0) + others)[: max(asked.runs, 0)]
     return asked
+
+
+@dataclass(frozen=True)
+class Trial:
+    """`moment`: seconds from the node's death to the operator's. `absence`: seconds until the next operator."""
+
+    number: int
+    seed: str
+    batch_host: bool  # which node dies: the batch script's, or another
+    moment: float
+    absence: float
 
 
 @dataclass(frozen=True)
@@ -85,7 +98,7 @@ def what_was_done(run: LiveRun, log: str) -> Done:
     )
 
 
-def where(run: LiveRun) -> str:
+def stage(run: LiveRun) -> str:
     """How far the incident had come, in one word."""
     state = run.state
     if state.incident is not None:
@@ -93,22 +106,26 @@ def where(run: LiveRun) -> str:
     return "closed" if state.incidents else "unseen"
 
 
-def one_run(
-    bench: Bench, number: int, moment: float, absence: float, training: Training, wanted: Result, seed: int
-) -> dict[str, Any]:
-    """`moment`: seconds from the node's death to the operator's."""
-    rng = random.Random(f"{seed}/{number}")
-    row: dict[str, Any] = {"run": number, "absence": absence, "good": False}
+class TooLate(BenchError):
+    """The incident was over when the operator was killed."""
+
+
+def one_run(bench: Bench, trial: Trial, training: Training, wanted: Result) -> dict[str, Any]:
+    rng = random.Random(trial.seed)
+    row: dict[str, Any] = {"run": trial.number, "absence": trial.absence, "good": False}
     offset = len(bench.controller_log())
     try:
-        run = bench.train(f"run{number}", training)
-        fault = injure(run, "node-kill", rng, random_step(rng, training))
-        time.sleep(max(0.0, fault.at + moment - time.time()))
+        run = bench.train(f"run{trial.number}", training)
+        fault = injure(run, "node-kill", rng, random_step(rng, training), trial.batch_host)
+        time.sleep(max(0.0, fault.at + trial.moment - time.time()))
         if not run.kill_operator():
             raise BenchError("No operator was there to be killed")
-        row |= {"target": fault.target, "batch_host": fault.batch_host, "step": fault.step, "stage": where(run)}
-        row["moment"] = round(time.time() - fault.at, 2)
-        time.sleep(absence)
+        moment = round(time.time() - fault.at, 2)
+        row |= {"target": fault.target, "batch_host": fault.batch_host, "step": fault.step}
+        row |= {"moment": moment, "stage": stage(run)}
+        if row["stage"] == "closed":
+            raise TooLate(f"The incident was over {moment} s after the fault already")
+        time.sleep(trial.absence)
         bench.transom("attach", "--detach", "--root", str(bench.runs), run.name)
         result = run.wait_done(420.0)
         wait_for(lambda: not bench.slurm.job(run.state.job_id).completing, 30.0, "the end of the job's last processes")
@@ -117,18 +134,20 @@ def one_run(
         row["good"] = done.once and result == wanted
     except BenchError as error:
         row["error"] = f"{error.what}: {error.why}" if error.why else error.what
+        row["too_late"] = isinstance(error, TooLate)
     bench.heal()
     return row
 
 
-def incident_length(bench: Bench, training: Training, seed: int) -> float:
+def incident_length(bench: Bench, training: Training, seed: int, batch_host: bool) -> float:
     """Seconds from a node's death to the first new step when nobody kills the operator."""
     rng = random.Random(f"{seed}/undisturbed")
     run = bench.train("undisturbed", training)
-    fault = injure(run, "node-kill", rng, random_step(rng, training))
+    fault = injure(run, "node-kill", rng, random_step(rng, training), batch_host)
     run.wait_done()
     seconds = recovery(run, fault).total
     bench.heal()
+    progress(f"an undisturbed incident{' of the batch host' if batch_host else ''} takes {seconds:.1f} s")
     return seconds
 
 
@@ -152,21 +171,28 @@ def main() -> int:
     rows = []
     with Bench(keep=asked.keep) as bench:
         wanted = reference(bench, training)
-        length = incident_length(bench, training, asked.seed)
-        progress(f"an undisturbed incident takes {length:.1f} s")
+        lengths = {kind: incident_length(bench, training, asked.seed, kind) for kind in (False, True)}
         rng = random.Random(f"{asked.seed}/moments")
         count = len(asked.absences)
         # one random moment in each of `count` equal parts of the incident, in random order: all of it is met
-        moments = [length * (part + rng.random()) / count for part in rng.sample(range(count), count)]
-        for number, (moment, absence) in enumerate(zip(moments, asked.absences, strict=True), 1):
-            row = one_run(bench, number, moment, absence, training, wanted, asked.seed)
+        parts = [(part + rng.random()) / count for part in rng.sample(range(count), count)]
+        for number, (part, absence) in enumerate(zip(parts, asked.absences, strict=True), 1):
+            for _ in range(TRIES):
+                batch_host = number % 3 == 0
+                moment = part * lengths[batch_host]
+                trial = Trial(number, f"{asked.seed}/{number}", batch_host, moment, absence)
+                row = one_run(bench, trial, training, wanted)
+                progress(line(row))
+                if not row.get("too_late"):
+                    break
+                part *= 0.7
             rows.append(row)
-            progress(line(row))
         good = sum(row["good"] for row in rows)
         if asked.json:
             print(json.dumps({
                 "schema": 1, "bench": "operator_kill", "unit": "s", "seed": asked.seed, "training": vars(training),
-                "where": surroundings(), "took": round(time.time() - began), "incident": length,
+                "where": surroundings(), "took": round(time.time() - began),
+                "incident": {"other node": lengths[False], "batch host": lengths[True]},
                 "good": good, "of": len(rows), "runs": rows,
             }))  # fmt: skip
         else:

@@ -20,7 +20,7 @@ from typing import Any
 from harness import GPT, NODES, Bench, BenchError, Training, progress, wait_for
 
 from transom_cli.sandbox import faults
-from transom_cli.slurm.port import Job, NoSuchJob, SlurmUnknown, Submission
+from transom_cli.slurm.port import Job, JobState, NoSuchJob, SlurmUnknown, Submission
 
 SCRIPTS = ("requeue", "idiom")
 _STEP = re.compile(r"^step (\d+) loss", re.MULTILINE)
@@ -33,7 +33,7 @@ CONFIRM = 10.0  # seconds that a job must have been over, with nothing left of i
 @dataclass(frozen=True)
 class PlainOutcome:
     """`seconds`: from the fault to the first new step; None: it did not come, and `how` tells what came instead,
-    `watched` seconds after the fault. `completing`: how long the job was not free of its old start."""
+    `watched` seconds after the fault. `story`: Slurm's state of the job, each with the second it was first seen."""
 
     script: str
     fault: str
@@ -41,7 +41,7 @@ class PlainOutcome:
     seconds: float | None
     how: str
     watched: float
-    completing: float
+    story: tuple[tuple[float, str], ...]
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -78,6 +78,19 @@ class PlainJob:
         """Steps told since the newest start of the training."""
         return [int(step) for step in _STEP.findall(self.text().rpartition(_BEGIN)[2])]
 
+    def wait_step(self, step: int) -> int:
+        """The step that was seen. BenchError, with the end of the log, when the job does not get there."""
+
+        def there() -> bool:
+            job = self.job()
+            if job is None or job.state.ended or job.restarts:
+                tail = "\n".join(self.text().splitlines()[-5:])
+                raise BenchError(f"The plain job was over before step {step}", tail, f"less {self.log}")
+            return max(self.steps(), default=-1) >= step
+
+        wait_for(there, 180.0, f"step {step} under Slurm alone", every_s=0.3)
+        return self.steps()[-1]
+
     def starts(self) -> int:
         return self.text().count(_BEGIN)
 
@@ -94,12 +107,11 @@ def measure(script: str, fault: str, training: Training, step: int, timeout_s: f
     with Bench() as bench:
         progress(f"Slurm alone ({script}), {fault} at step {step}, at most {timeout_s:.0f} s")
         job = PlainJob(bench, script, script, training)
-        wait_for(lambda: bool(job.steps()) and job.steps()[-1] >= step, 180.0, f"step {step} under Slurm alone")
-        seen = job.steps()[-1]
+        seen = job.wait_step(step)
         at = time.time()
         _injure(bench, job, fault, random.Random(seed))
         outcome = _watch(job, script, fault, seen, at, timeout_s)
-        progress(f"Slurm alone ({script}), {fault}: {outcome.how}")
+        progress(f"Slurm alone ({script}), {fault}: {outcome.how} after {outcome.watched:.0f} s")
         return outcome
 
 
@@ -118,29 +130,40 @@ def _injure(bench: Bench, job: PlainJob, fault: str, rng: random.Random) -> None
 
 
 def _watch(job: PlainJob, script: str, fault: str, step: int, at: float, timeout_s: float) -> PlainOutcome:
-    began, completing, over_since = job.starts(), 0.0, None
+    began = job.starts()
+    story: list[tuple[float, str]] = []
+    over_since: float | None = None
+
+    def outcome(seconds: float | None, how: str) -> PlainOutcome:
+        return PlainOutcome(script, fault, step, seconds, how, round(time.time() - at, 1), tuple(story))
+
     while True:
-        passed = time.time() - at
+        passed = round(time.time() - at, 1)
         if _stop.is_set():
             raise BenchError("The other measurement was given up")
         if job.starts() > began and job.steps():
-            return PlainOutcome(script, fault, step, round(passed, 1), "back", round(passed, 1), round(completing, 1))
+            return outcome(passed, "back")
         try:
             seen = job.job()
         except SlurmUnknown:
             continue
-        if seen is not None and seen.completing:
-            completing = passed
+        words = _words(seen)
+        if not story or story[-1][1] != words:
+            story.append((passed, words))
         over = seen is None or (seen.state.ended and not seen.completing)
         over_since = (over_since or passed) if over else None
-        state = "forgotten by Slurm" if seen is None else seen.state.value
         if over_since is not None and passed - over_since > CONFIRM:
-            how = f"never came back: {state} after {over_since:.0f} s, with no start to come"
-            return PlainOutcome(script, fault, step, None, how, round(passed, 1), round(completing, 1))
+            return outcome(None, "never came back")
         if passed > timeout_s:
-            how = f"not back within {timeout_s:.0f} s: {state}{' and COMPLETING' if seen and seen.completing else ''}"
-            return PlainOutcome(script, fault, step, None, how, round(passed, 1), round(completing, 1))
+            return outcome(None, f"not back within {timeout_s:.0f} s")
         time.sleep(0.25)
+
+
+def _words(job: Job | None) -> str:
+    if job is None:
+        return "forgotten"
+    reason = f" ({job.reason})" if job.state is JobState.PENDING and job.reason else ""
+    return job.state.value + reason + (" and COMPLETING" if job.completing else "")
 
 
 def measure_all(

@@ -80,7 +80,8 @@ def summaries(rows: list[dict[str, Any]], kinds: list[str]) -> dict[str, Any]:
     for kind in kinds:
         groups = {kind: [r for r in rows if r["kind"] == kind]}
         if kind == "node-kill":
-            groups["node-kill, batch host"] = [r for r in groups[kind] if r["batch_host"]]
+            groups["of these, batch host"] = [r for r in groups[kind] if r["batch_host"]]
+            groups["of these, others"] = [r for r in groups[kind] if not r["batch_host"]]
         for name, group in groups.items():
             if group:
                 columns = {column: summary([r[column] for r in group]) for column in ("total", *PHASES)}
@@ -128,10 +129,11 @@ def table(told: dict[str, Any], plain: list[PlainOutcome], rows: list[dict[str, 
         by_key = {(r["script"], r["fault"]): r["ratio"] for r in ratios(told, plain)}
         for p in plain:
             ratio = by_key[p.script, p.fault]
-            words = f"{p.seconds:.0f} s" if p.seconds is not None else p.how
             times = f", {ratio:g} times transom's median" if p.seconds is not None and ratio else ""
-            held = f" (COMPLETING until {p.completing:.0f} s)" if p.completing > 5 else ""
-            lines.append(f"  {p.script:<9}{p.fault:<11}{words}{times}{held}")
+            lines.append(
+                f"  {p.script:<9}{p.fault:<11}{f'{p.seconds:.0f} s' if p.seconds is not None else p.how}{times}"
+            )
+            lines.append(" " * 22 + ", ".join(f"{words} from {since:.0f} s" for since, words in p.story))
     return "\n".join(lines)
 
 

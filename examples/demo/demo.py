@@ -75,7 +75,7 @@ def main() -> int:
     except TransomError as error:
         return fail(error)
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+        print("\ninterrupted; the cluster and the run in it are taken down", file=sys.stderr)
         return 130
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
