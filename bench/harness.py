@@ -27,6 +27,7 @@ from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
 from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
+from transom_cli.sandbox.tools import find_tools
 from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.runner import Runner
 from transom_cli.supervise.journal import fold
@@ -236,13 +237,13 @@ def surroundings() -> dict[str, Any]:
 
     from transom_cli import __version__
 
-    slurm = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    version = subprocess.run([find_tools()["slurmctld"], "-V"], capture_output=True, text=True, check=False)
     return {
         "cpus": os.cpu_count(),
         "load": [round(x, 2) for x in os.getloadavg()],
         "python": sys.version.split()[0],
         "torch": str(torch.__version__),
-        "slurm": slurm,
+        "slurm": version.stdout.strip(),
         "transom": __version__,
     }
 

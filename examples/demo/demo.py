@@ -92,9 +92,7 @@ def environment(sandbox: Sandbox) -> dict[str, str]:
 
 def train_plainly(sandbox: Sandbox) -> Path:
     """The result that an undisturbed training has, from a plain Slurm job that knows nothing of transom."""
-    say(
-        f"\n2. The same training first without transom and without trouble: {STEPS} steps of a small GPT, {NODES} ranks."
-    )
+    say(f"\n2. First without transom and without trouble: {STEPS} steps of a small GPT on {NODES} ranks.")
     result, log = OUT / "undisturbed.json", OUT / "undisturbed.log"
     options = [f"--output={log}", f"--chdir={OUT}", f"--nodes={NODES}", "--no-requeue"]
     words = ["sbatch", "--parsable", *options, str(GPT / "train.sbatch"), *TRAINING, "--final-hash", str(result)]
@@ -118,7 +116,7 @@ def train_and_kill(sandbox: Sandbox) -> tuple[Path, str, float]:
     result = OUT / "supervised.json"
     train = [sys.executable, str(GPT / "train.py"), *TRAINING, "--final-hash", str(result)]
     ask = ["-N", str(NODES), "--gpus-per-node", "1", "--name", "demo"]
-    say("\n3. Now under transom, and with trouble:")
+    say("\n3. The same training under transom, and with trouble:")
     say(f"   transom run {' '.join(ask)} -- python examples/gpt/train.py {' '.join(TRAINING)}")
     say(f"   After step {FAULT_STEP} one of its nodes dies, with everything on it. Nobody tells transom.\n")
     words = [sys.executable, "-m", "transom_cli", "run", "--root", str(OUT / "runs"), *ask, "--", *train]
