@@ -24,24 +24,30 @@ def tail_of(path: Path) -> str:
 
 
 def candidates(run: RunDir, attempt: AttemptDir, rank: int | None) -> list[Path]:
-    """The logs to read, best first: the rank that died first, then its fellows, then what the batch script printed."""
-    launches = sorted((attempt.path / "logs").glob("*"), key=lambda p: p.name, reverse=True)[:1]
+    """The logs to read, best first: the rank that died first, then its fellows, then what the batch script printed.
+
+    The last one is shared by all attempts of a job.
+    """
+    launches = [p for p in (attempt.path / "logs").glob("*") if p.name.isdecimal()]
     ranks: list[Path] = []
-    for launch in launches:
-        if rank is not None:
-            ranks.append(launch / f"rank-{rank}.log")
-        ranks += [p for p in sorted(launch.glob("*.log")) if p not in ranks]
+    if launches:
+        launch = max(launches, key=lambda p: int(p.name))
+        ranks = sorted(launch.glob("*.log"), key=lambda p: (p.name != f"rank-{rank}.log", len(p.name), p.name))
     job_id = attempt.name.partition(".")[0]
     return [*ranks[:64], run.path / f"slurm-{job_id}.log"]
 
 
 def examine(key: str, run: RunDir, attempt: AttemptDir, rank: int | None, now: float) -> Examined:
-    """The first log with an error of its own tells; else the first that says anything, a victim's words included."""
+    """The first log with an error of its own tells; else the first that says anything, a victim's words included.
+
+    The batch script's output counts only when no rank has said anything: it may end with an earlier attempt's error.
+    """
     deadline = time.monotonic() + SETTLE
     while True:
         said: list[tuple[RootLine, str]] = []
-        for path in candidates(run, attempt, rank):
-            text = tail_of(path)
+        *ranks, batch = candidates(run, attempt, rank)
+        for path in (*ranks, batch):
+            text = tail_of(path) if path is not batch or not said else ""
             if text.strip():
                 said.append((root_line(text), path.name))
         own = [x for x in said if x[0].category not in ("unknown", "peer")]

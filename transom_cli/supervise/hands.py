@@ -124,7 +124,7 @@ class Hands:
         return ev.Submitted(self._clock.now(), action.key, job_id)
 
     def _probe(self, action: act.Probe) -> ev.Event:
-        self._end.wait(action.delay)
+        self._sleep(action.delay)
         node = next(iter(self._slurm.nodes([action.node])))
         finding = self._reach(node.name, node.address, node.port, action.job_id or None)
         return ev.Probed(self._clock.now(), action.key, action.node, finding.verdict.name, finding.evidence)
@@ -177,7 +177,7 @@ class Hands:
         return ev.Restarted(self._clock.now(), action.key, result.job_id, result.restarts, result.how)
 
     def _sleep(self, seconds: float) -> None:
-        """A pause of the requeue, which must not be cut short: told to stop, the hand stops instead."""
+        """A pause that must not be cut short: told to stop, the hand stops instead."""
         if self._end.wait(seconds):
             raise _Stopped
 

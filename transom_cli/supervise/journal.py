@@ -93,17 +93,26 @@ class Journal:
     def __init__(self, path: Path, epoch: int) -> None:
         self._path = path
         self._epoch = epoch
-        self._file = path.open("ab")
-        if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
-            self._file.write(b"\n")  # an earlier writer died in the middle of a line: keep ours apart
+        try:
+            self._torn = not path.read_bytes().endswith(b"\n")  # an earlier writer died in the middle of a line
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise JournalError(f"Cannot open the journal `{path}`", str(error)) from error
 
     def append(self, event: Event) -> None:
-        """Durable when it returns. Raises JournalError (disk full, file system gone): nothing may be done then."""
-        line = json.dumps({"epoch": self._epoch, **event_to_json(event)}) + "\n"
+        """Durable when it returns. Raises JournalError (disk full, file system gone): nothing may be done then.
+
+        It may be tried again: what a failed try left behind is kept apart as a torn line.
+        """
+        line = (json.dumps({"epoch": self._epoch, **event_to_json(event)}) + "\n").encode()
+        left = memoryview(b"\n" + line if self._torn else line)
         try:
-            self._file.write(line.encode())
-            self._file.flush()
+            while left:
+                written = self._file.write(left)
+                self._torn = True
+                left = left[written:]
             os.fsync(self._file.fileno())
+            self._torn = False
         except OSError as error:
             raise JournalError(f"Cannot write the journal `{self._path}`", str(error)) from error
 

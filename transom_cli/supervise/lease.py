@@ -103,6 +103,7 @@ class Lease:
     @classmethod
     def take(cls, run: RunDir) -> Lease:
         """Become the operator. OperatorAlive when there is one."""
+        newest = highest_epoch(run)  # before asking who lives: who comes in between takes the number we would
         alive = operator_alive(run)
         if alive is not None:
             raise OperatorAlive(
@@ -111,7 +112,7 @@ class Lease:
                 f"Watch it with `transom attach {run.run_id}`.",
             )
         run.epochs.mkdir(mode=0o700, exist_ok=True)
-        epoch = highest_epoch(run) + 1
+        epoch = newest + 1
         try:
             os.close(os.open(run.epochs / str(epoch), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError as error:

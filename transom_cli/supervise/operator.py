@@ -6,19 +6,21 @@ answered is ordered once more.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import time
 from collections.abc import Callable
 
 from transom_cli.core import events as ev
+from transom_cli.core.actions import Action
 from transom_cli.core.codec import event_to_json
 from transom_cli.core.state import Phase, Stage, State
 from transom_cli.layout import RunDir
 from transom_cli.supervise.clock import Clock
 from transom_cli.supervise.follow import Follower
 from transom_cli.supervise.hands import Hands
-from transom_cli.supervise.journal import Journal, fold, step_and_remember
+from transom_cli.supervise.journal import Journal, JournalError, fold, step_and_remember
 from transom_cli.supervise.lease import Lease
 from transom_cli.supervise.slurmwatch import SlurmWatch
 
@@ -26,6 +28,7 @@ log = logging.getLogger("transom.operator")
 
 TURN = 0.1  # seconds between two turns of the loop
 TICK = 1.0
+FULL = 2.0  # seconds between two tries to write the journal on a disk that is full
 
 
 class Pace:
@@ -64,6 +67,7 @@ class Operator:
     ) -> None:
         folded = fold(run.journal)
         self.state = folded.state
+        self._run = run
         self._lease = lease
         self._journal = Journal(run.journal, lease.epoch)
         self._clock = clock_from(folded.last_at)
@@ -78,7 +82,7 @@ class Operator:
 
     def run(self) -> State:
         """Work until the run is over, a newer operator has taken it, or `leave` was called."""
-        self._apply(ev.Started(self._clock.now(), self._lease.epoch))
+        self._begin()
         self._watch.start()
         ticked = self._clock.now()
         try:
@@ -86,7 +90,7 @@ class Operator:
                 if self._lease.fenced():
                     log.warning("a newer operator has taken this run; leaving")
                     return self.state
-                self._lease.renew()
+                self._renew()
                 self._watch.follow(self.state.job_id, self.state.restarts, self.state.nodes)
                 self._observe()
                 if self._clock.now() - ticked >= TICK:
@@ -99,8 +103,27 @@ class Operator:
             self._watch.stop()
             self._hands.stop()
             self._journal.close()
-            self._lease.give_up()
+            with contextlib.suppress(OSError):
+                self._lease.give_up()
         return self.state
+
+    def _begin(self) -> None:
+        """Make the journal ours first, and read it then: what a replaced operator still adds counts no more.
+
+        Whatever was ordered and not answered is ordered once more.
+        """
+        self._journal.append(ev.Started(self._clock.now(), self._lease.epoch))
+        self.state = fold(self._run.journal).state
+        for action in self.state.pending:
+            log.info("order %s", action)
+            self._hands.do(action)
+
+    def _renew(self) -> None:
+        """A full disk must not end the operator: on this host it is known to live by its process."""
+        try:
+            self._lease.renew()
+        except OSError as error:
+            log.error("cannot renew the lease: %s", error)
 
     def _observe(self) -> None:
         for event in self._follower.poll(self.state, self._clock.now()):
@@ -113,10 +136,26 @@ class Operator:
 
     def _apply(self, event: ev.Event) -> None:
         before = self.state
-        self.state, actions = step_and_remember(before, event, self._journal)
+        remembered = self._remember(event)
+        if remembered is None:
+            return
+        self.state, actions = remembered
         if actions or self.state != before:
             told = {k: v for k, v in event_to_json(event).items() if k not in ("at", "type")}
             log.info("%s %s", type(event).__name__, told)
+        if actions and self._lease.fenced():
+            return  # the next turn leaves; the newer operator orders these
         for action in actions:
             log.info("order %s", action)
             self._hands.do(action)
+
+    def _remember(self, event: ev.Event) -> tuple[State, tuple[Action, ...]] | None:
+        """The step, once the journal holds it; while the disk is full, wait, and do nothing. None: left meanwhile."""
+        while True:
+            try:
+                return step_and_remember(self.state, event, self._journal)
+            except JournalError as error:
+                log.error("nothing is done that cannot be remembered; waiting: %s (%s)", error.what, error.why)
+            if self._asked_to_leave or self._lease.fenced():
+                return None
+            time.sleep(FULL)

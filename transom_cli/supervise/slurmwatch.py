@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
 
 from transom_cli.core import events as ev
-from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm, SlurmUnknown
+from transom_cli.errors import TransomError
+from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm
 from transom_cli.slurm.retry import backoff
 from transom_cli.supervise.clock import Clock
+
+log = logging.getLogger("transom.slurmwatch")
 
 FORGOTTEN_AFTER = 3  # answers of "no such job" in a row before it counts as forgotten
 
@@ -51,34 +55,45 @@ class SlurmWatch:
         self._wake.set()
 
     def _loop(self) -> None:
-        lost, forgotten = 0, 0
+        lost, forgotten, asked = 0, 0, 0
         while not self._end:
             self._wake.clear()
             pace = self._pace()
             job_id = self._job_id
+            if job_id != asked:
+                forgotten, asked = 0, job_id
             if job_id:
                 try:
-                    job = self._slurm.job(job_id)
-                    self._out.put(self._seen(job))
-                    if lost:
-                        self._out.put(ev.SlurmBack(self._clock.now()))
-                    lost = forgotten = 0
-                except NoSuchJob:
-                    forgotten += 1
-                    if forgotten >= FORGOTTEN_AFTER:
-                        self._out.put(ev.JobGone(self._clock.now(), job_id))
-                except SlurmUnknown as error:
-                    self._out.put(ev.SlurmLost(self._clock.now(), error.why or error.what))
+                    event, forgotten = self._look(job_id, forgotten)
+                except Exception as error:  # refused, nonsense, a fault of ours: an operator without eyes is worse
+                    if not isinstance(error, TransomError):
+                        log.exception("looking at job %s", job_id)
+                    told = (error.why or error.what) if isinstance(error, TransomError) else repr(error)
+                    self._out.put(ev.SlurmLost(self._clock.now(), told))
                     lost += 1
                     pace = max(pace, backoff(lost))
+                else:
+                    if event is not None:
+                        self._out.put(event)
+                    if lost:
+                        self._out.put(ev.SlurmBack(self._clock.now()))
+                    lost = 0
             self._wake.wait(pace)
+
+    def _look(self, job_id: int, forgotten: int) -> tuple[ev.Event | None, int]:
+        """What Slurm says of the job, and how often in a row it has not known it."""
+        try:
+            return self._seen(self._slurm.job(job_id)), 0
+        except NoSuchJob:
+            gone = forgotten + 1 >= FORGOTTEN_AFTER
+            return (ev.JobGone(self._clock.now(), job_id) if gone else None), forgotten + 1
 
     def _seen(self, job: Job) -> ev.JobSeen:
         lost: tuple[str, ...] = ()
         if job.restarts > self._restarts and job.state is JobState.PENDING and self._nodes:
             try:
                 lost = tuple(n.name for n in self._slurm.nodes(self._nodes) if not n.usable)
-            except SlurmUnknown:
+            except TransomError:
                 lost = ()
         return job_seen(self._clock.now(), job, lost)
 
