@@ -1,0 +1,117 @@
+"""The operator's journal: torn lines, replaced writers, a full disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from transom_cli.core import events as ev
+from transom_cli.core.state import Policy, State
+from transom_cli.supervise.journal import Journal, JournalError, fold, step_and_remember, write_header
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    journal = tmp_path / "operator.jsonl"
+    write_header(journal, Policy(max_without_progress=7), 3)
+    return journal
+
+
+def test_the_header_holds_the_policy(path: Path) -> None:
+    state = fold(path).state
+    assert (state.policy.max_without_progress, state.num_nodes) == (7, 3)
+
+
+def test_a_journal_is_begun_once(path: Path) -> None:
+    with pytest.raises(FileExistsError):
+        write_header(path, Policy(), 1)
+
+
+def test_every_cut_of_the_last_line_is_passed_over(path: Path) -> None:
+    journal = Journal(path, 1)
+    journal.append(ev.Started(1.0, 1))
+    whole = path.stat().st_size
+    journal.append(ev.Submitted(2.0, "submit", 7))
+    journal.close()
+    data = path.read_bytes()
+    for size in range(whole, len(data) - 1):
+        path.write_bytes(data[:size])
+        assert [type(e) for e in fold(path).events] == [ev.Started], size
+        late = Journal(path, 2)  # the next operator's own line is kept apart from the torn one
+        late.append(ev.Started(3.0, 2))
+        late.close()
+        assert [e.at for e in fold(path).events] == [1.0, 3.0], size
+    path.write_bytes(data[:-1])  # all but the newline: the record is whole
+    assert fold(path).state.job_id == 7
+
+
+def test_a_replaced_writer_does_not_count(path: Path) -> None:
+    old, new = Journal(path, 1), Journal(path, 2)
+    old.append(ev.Started(1.0, 1))
+    new.append(ev.Started(2.0, 2))
+    old.append(ev.Submitted(3.0, "submit", 666))
+    new.append(ev.Submitted(4.0, "submit", 7))
+    folded = fold(path)
+    assert (folded.state.job_id, folded.state.epoch, folded.last_at) == (7, 2, 4.0)
+    assert len(folded.events) == 3
+
+
+def test_only_what_changes_something_is_kept(path: Path) -> None:
+    journal = Journal(path, 1)
+    state, _ = step_and_remember(State(), ev.Started(1.0, 1), journal)
+    size = path.stat().st_size
+    assert step_and_remember(state, ev.Tick(2.0), journal) == (state, ())
+    assert path.stat().st_size == size
+
+
+def test_a_full_disk_and_then_room(path: Path) -> None:
+    """A real short write, by a limit on the size of files: the error is told, and the next try is whole."""
+    journal = Journal(path, 1)
+    journal.append(ev.Started(1.0, 1))
+    before = State()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))
+    try:
+        with pytest.raises(JournalError, match="Cannot write the journal"):
+            step_and_remember(before, ev.Started(2.0, 1), journal)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not path.read_bytes().endswith(b"\n"), "the write was to be cut short"
+    journal.append(ev.Submitted(3.0, "submit", 7))
+    assert [e.at for e in fold(path).events] == [1.0, 3.0]
+
+
+def test_what_cannot_be_synced_is_not_remembered(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(path, 1)
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(JournalError) as caught:
+        journal.append(ev.Started(1.0, 1))
+    assert "No space left on device" in caught.value.why
+
+
+def test_a_missing_or_foreign_journal_is_told(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="Cannot read the journal"):
+        fold(tmp_path / "none.jsonl")
+    with pytest.raises(JournalError, match="Cannot open the journal"):
+        Journal(tmp_path / "none" / "x.jsonl", 1)
+    foreign = tmp_path / "foreign.jsonl"
+    foreign.write_text('{"type": "Header", "schema": 99}\n')
+    with pytest.raises(JournalError, match="schema 99"):
+        fold(foreign)
+
+
+def test_a_record_of_an_unknown_kind_is_told(path: Path) -> None:
+    with path.open("a") as f:
+        f.write(json.dumps({"epoch": 1, "type": "Teleported", "at": 1.0}) + "\n")
+    with pytest.raises(JournalError) as caught:
+        fold(path)
+    assert "Teleported" in caught.value.why
