@@ -118,9 +118,12 @@ def _node_back(state: State, e: ev.NodeBack) -> Step:
 def _ranks_quiet(state: State, e: ev.RanksQuiet) -> Step:
     if not _mine(state, e.attempt):
         return state, ()
+    if e.step < 0 and state.max_step < 0:
+        return state, ()  # a trainer that never beats: its silence says nothing, and a restart would loop
     who = f", ranks {', '.join(map(str, e.culprits))} stand out" if e.culprits else ""
     words = f"no step for {e.quiet_for:.1f} s (limit {e.limit:.1f} s) after step {e.step}{who}"
-    return inc.sign(state, e.at, words, quiet=True, quiet_over=False, quiet_nodes=_suspects(state, e.nodes))
+    suspects = _suspects(state, e.nodes)
+    return inc.sign(state, e.at, words, quiet=True, quiet_over=False, quiet_nodes=suspects, overdue_nodes=e.overdue)
 
 
 def _ranks_back(state: State, e: ev.RanksBack) -> Step:

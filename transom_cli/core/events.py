@@ -137,6 +137,7 @@ class RanksQuiet(Event):
     limit: float
     culprits: tuple[int, ...]
     nodes: tuple[str, ...]  # where the culprits are; empty when nobody stands out
+    overdue: tuple[str, ...] = ()  # nodes whose own table is late: what is on them cannot be seen any more
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def _questions(state: State, incident: Incident) -> list[Action]:
         first = first_bad(incident.outcome.exits) if incident.outcome else None
         asked.append(Examine(f"{incident.id}/examine", incident.attempt, first.rank if first else None))
     seen = {look.node for look in incident.looks}
-    nodes = dict.fromkeys(incident.quiet_nodes)
+    nodes = dict.fromkeys((*incident.quiet_nodes, *incident.overdue_nodes))
     if incident.outcome is not None:
         nodes.update(dict.fromkeys(incident.outcome.missing))
     elif incident.ended or (incident.quiet and not incident.quiet_nodes):

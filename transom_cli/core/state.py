@@ -102,6 +102,7 @@ class Incident:
     step: int  # the last step seen before it
     stage: Stage = Stage.EXAMINING
     quiet_nodes: tuple[str, ...] = ()  # nodes that a detector points at
+    overdue_nodes: tuple[str, ...] = ()  # nodes that could not be seen any more when the ranks fell silent
     quiet: bool = False  # the ranks stopped stepping (a hang, or a death nobody reported)
     quiet_over: bool = False  # ... and went on again by themselves
     outcome: OutcomeSeen | None = None

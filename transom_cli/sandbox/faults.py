@@ -101,7 +101,7 @@ def heal(sb: Sandbox) -> None:
             sb.start(name)
     sb.wait_answer()
     for name in dead:
-        # Slurm must hear of the death first: it would keep the node's jobs completing for a minute, also once it is back.
+        # Slurm must hear of the death first: it would keep the node's jobs completing for a minute more.
         sb.slurm("scontrol", "update", f"nodename={name}", "state=down", "reason=dead in the sandbox")
         sb.start(name)
 

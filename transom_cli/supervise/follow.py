@@ -15,10 +15,11 @@ from transom_cli.beats.table import BadTable, NodeTable, decode
 from transom_cli.core import events as ev
 from transom_cli.core import quiet
 from transom_cli.core.codec import BadRecord, build
-from transom_cli.core.state import State
+from transom_cli.core.state import Stage, State
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 
 PROGRESS_EVERY = 60.0  # one progress line a minute in the journal
+OVERDUE = 3.0  # an agent writes once a second
 LOOK_EVERY = 1.0  # for what changes slowly: new attempts, checkpoints, requests
 
 
@@ -59,6 +60,7 @@ class AttemptFollower:
         self._step = -1
         self._told = (-1, 0.0)  # the step last put in an event, and when
         self.tables: dict[str, NodeTable] = {}
+        self._renewed: dict[str, float] = {}  # node -> when its table was last seen to be new
 
     @property
     def name(self) -> str:
@@ -66,8 +68,9 @@ class AttemptFollower:
 
     def poll(self, now: float) -> Iterator[ev.Event]:
         for record in self._tail.records():
-            if record.get("type") == "launch":
-                yield _launch(now, self.name, record)
+            launch = _launch(now, self.name, record) if record.get("type") == "launch" else None
+            if launch is not None:
+                yield launch
         yield from self._beats(now)
         if not self._outcome:
             outcome = read_outcome(self._dir, now)
@@ -81,7 +84,10 @@ class AttemptFollower:
             if path.suffix != ".beats":
                 continue
             try:
-                self.tables[path.stem] = decode(path.read_bytes())
+                table = decode(path.read_bytes())
+                if path.stem not in self.tables or self.tables[path.stem].seq != table.seq:
+                    self._renewed[table.node] = now
+                self.tables[path.stem] = table
             except (OSError, BadTable):
                 continue  # gone, or caught while it was replaced on a file system without atomic rename
         self._quiet, findings = quiet.watch(self._quiet, self.tables, now, self._limits)
@@ -107,8 +113,9 @@ class AttemptFollower:
         if isinstance(finding, quiet.RanksQuiet):
             where = {r.rank: t.node for t in self.tables.values() for r in t.ranks}
             nodes = tuple(dict.fromkeys(where[r] for r in finding.culprits if r in where))
+            overdue = tuple(sorted(node for node, at in self._renewed.items() if now - at > OVERDUE))
             return ev.RanksQuiet(
-                now, self.name, finding.step, finding.quiet_for, finding.limit, tuple(finding.culprits), nodes
+                now, self.name, finding.step, finding.quiet_for, finding.limit, tuple(finding.culprits), nodes, overdue
             )
         if isinstance(finding, quiet.RanksBack):
             return ev.RanksBack(now, self.name)
@@ -123,6 +130,7 @@ class Follower:
         self._checkpoints = checkpoints
         self._limits = limits
         self._attempt: AttemptFollower | None = None
+        self._known = ""  # the attempt that the state knew at the last poll
         self._looked = float("-inf")
         self._durable = -1
         self._requests: set[str] = set()
@@ -136,7 +144,9 @@ class Follower:
         if slow:
             self._looked = now
             yield from self._slow(now)
-        name = self._newest_attempt(state) if slow or self._attempt is None else self._attempt.name
+        look = slow or self._attempt is None or state.attempt != self._known
+        name = self._newest_attempt(state) if look or self._attempt is None else self._attempt.name
+        self._known = state.attempt
         if name and (self._attempt is None or self._attempt.name != name):
             self._attempt = AttemptFollower(AttemptDir(self._run.attempts / name), self._limits)
         if self._attempt is not None:
@@ -146,15 +156,21 @@ class Follower:
                 yield event
 
     def _newest_attempt(self, state: State) -> str:
-        """The attempt that the state knows, or a newer start of the same job that Slurm has not told us of yet."""
+        """The attempt that the state knows, or a newer start of the same job that Slurm has not told us of yet.
+
+        A newer one counts once its launcher writes, since only a launch tells the core of it; and not while a restart
+        is under way, whose own answer does. What was told too early would be told in vain: each thing is told once.
+        """
         newest = state.restarts
+        if state.incident is not None and state.incident.stage is Stage.RESTARTING:
+            return state.attempt
         for path in _listed(self._run.attempts):
             try:
                 job_id, restarts = parse_attempt(path.name)
             except ValueError:
                 continue
-            if job_id == state.job_id:
-                newest = max(newest, restarts)
+            if job_id == state.job_id and restarts > newest and AttemptDir(path).launcher_journal.exists():
+                newest = restarts
         return self._run.attempt(state.job_id, newest).name if state.job_id else ""
 
     def _checkpoint(self, now: float) -> Iterator[ev.Event]:
@@ -176,7 +192,7 @@ class Follower:
 
 def newest_checkpoint(directory: Path) -> int:
     """The step of the newest published checkpoint (its manifest stands), or -1. Its bytes are not read here."""
-    steps = (p for p in _listed(directory) if p.name.startswith("step-") and p.name[5:].isdigit())
+    steps = (p for p in _listed(directory) if p.name.startswith("step-") and p.name[5:].isdecimal())
     return max((int(p.name[5:]) for p in steps if (p / "manifest.json").exists()), default=-1)
 
 
@@ -190,8 +206,12 @@ def read_outcome(attempt: AttemptDir, now: float) -> ev.OutcomeSeen | None:
         return None
 
 
-def _launch(now: float, attempt: str, record: dict[str, object]) -> ev.LaunchSeen:
-    return build(ev.LaunchSeen, {"at": now, "attempt": attempt, "launch": 0, "nodes": [], "world_size": 0, **record})
+def _launch(now: float, attempt: str, record: dict[str, object]) -> ev.LaunchSeen | None:
+    known = {"launch": 0, "nodes": [], "world_size": 0, **record, "at": now, "attempt": attempt}
+    try:
+        return build(ev.LaunchSeen, known)
+    except BadRecord:
+        return None  # another version's launcher
 
 
 def _read_json(path: Path) -> dict[str, object]:

@@ -1,0 +1,44 @@
+"""What the core makes of ranks that fall silent."""
+
+from __future__ import annotations
+
+from transom_cli.core import events as ev
+from transom_cli.core.actions import Action, Probe
+from transom_cli.core.decide import decide
+from transom_cli.core.state import State
+
+NODES = ("node1", "node2", "node3")
+
+
+def _running(*more: ev.Event) -> tuple[State, list[Action]]:
+    state, actions = State(num_nodes=3), []
+    for event in (
+        ev.Started(0.0, 1),
+        ev.Submitted(1.0, "submit", 7),
+        ev.JobSeen(2.0, 7, 0, "RUNNING", nodes=NODES, batch_host="node1"),
+        ev.LaunchSeen(3.0, "7.0", 0, NODES, 3),
+        *more,
+    ):
+        state, new = decide(state, event)
+        actions += new
+    return state, actions
+
+
+def test_survivors_stand_out_but_the_node_that_cannot_be_seen_is_probed_too() -> None:
+    """The batch host is dead, and the launcher with it: no outcome comes, and the ranks that fell are its victims."""
+    quiet = ev.RanksQuiet(20.0, "7.0", 10, 5.0, 5.0, (1, 2), ("node2", "node3"), overdue=("node1",))
+    _, actions = _running(ev.StepSeen(10.0, "7.0", 10), quiet)
+    assert {a.node for a in actions if isinstance(a, Probe)} == set(NODES)
+
+
+def test_the_silence_of_a_trainer_that_never_beats_is_no_sign() -> None:
+    quiet = ev.RanksQuiet(2000.0, "7.0", -1, 1800.0, 1800.0, (), ())
+    state, actions = _running(quiet)
+    assert state.incident is None
+    assert not [a for a in actions if isinstance(a, Probe)]
+
+
+def test_the_silence_of_a_trainer_that_has_beaten_before_is_one_also_before_its_next_first_step() -> None:
+    state, _ = _running(ev.StepSeen(10.0, "7.0", 10), ev.JobSeen(20.0, 7, 1, "RUNNING", nodes=NODES))
+    state, actions = decide(state, ev.RanksQuiet(2000.0, "7.1", -1, 1800.0, 1800.0, (), ()))
+    assert {a.node for a in actions if isinstance(a, Probe)} == set(NODES)
