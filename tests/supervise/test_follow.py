@@ -1,0 +1,195 @@
+"""What the operator reads from a run directory, written here by hand as launcher, agents and trainer write it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from transom_cli.beats.table import NodeTable, RankBeat, encode
+from transom_cli.core import events as ev
+from transom_cli.core.quiet import QuietLimits
+from transom_cli.core.state import Incident, Stage, State
+from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.supervise.follow import Follower, newest_checkpoint, read_outcome
+
+LIMITS = QuietLimits(factor=4.0, floor=2.0, ceiling=60.0, node_silent=8.0, settle=0.0, patience=1.0)
+STATE = State(job_id=7, restarts=0, num_nodes=2, nodes=("n1", "n2"))
+
+
+class Training:
+    """Two nodes, a rank on each. `beats` writes a table as its agent would."""
+
+    def __init__(self, root: Path) -> None:
+        self.run = RunDir(root)
+        self.follower = Follower(self.run, self.run.checkpoints, LIMITS)
+        self.seq = 0
+        self.state = STATE
+        self.now = 1000.0
+
+    def attempt(self, restart: int = 0) -> AttemptDir:
+        attempt = self.run.attempt(7, restart)
+        attempt.nodes.mkdir(parents=True, exist_ok=True)
+        return attempt
+
+    def launch(self, restart: int = 0) -> None:
+        record = {"type": "launch", "wall": 5.0, "launch": 0, "nodes": ["n1", "n2"], "world_size": 2, "argv": ["srun"]}
+        with self.attempt(restart).launcher_journal.open("a") as f:
+            f.write(json.dumps({"type": "attempt", "nodes": ["n1", "n2"]}) + "\n" + json.dumps(record) + "\n")
+
+    def beats(self, step: int, *nodes: str, proc: str = "R", restart: int = 0) -> None:
+        self.seq += 1
+        for node in nodes:
+            beat = RankBeat(int(node[1]) - 1, 0, step, step + 1, 0.1, None, "step", 100, proc)
+            table = NodeTable(node, self.run.attempt(7, restart).name, self.seq, (beat,))
+            (self.attempt(restart).nodes / f"{node}.beats").write_bytes(encode(table))
+
+    def poll(self, seconds: float = 1.0) -> list[ev.Event]:
+        self.now += seconds
+        return list(self.follower.poll(self.state, self.now))
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Training:
+    return Training(tmp_path)
+
+
+def kinds(events: list[ev.Event]) -> list[str]:
+    return [type(e).__name__ for e in events]
+
+
+def test_nothing_there_yet(training: Training) -> None:
+    assert training.poll() == []
+    training.state = State()
+    assert training.poll() == []
+
+
+def test_a_training_that_runs(training: Training) -> None:
+    training.launch()
+    launch = ev.LaunchSeen(1001.0, "7.0", 0, ("n1", "n2"), 2)
+    assert training.poll() == [launch]
+    training.beats(0, "n1", "n2")
+    assert training.poll() == [ev.StepSeen(1002.0, "7.0", 0)]
+    told: list[ev.Event] = []
+    for step in range(1, 130):
+        training.beats(step, "n1", "n2")
+        told += training.poll()
+    assert kinds(told) == ["StepSeen", "StepSeen"], "one line of progress a minute"
+
+
+def test_a_node_falls_silent_and_the_ranks_with_it(training: Training) -> None:
+    training.launch()
+    for step in range(20):
+        training.beats(step, "n1", "n2")
+        training.poll()
+    told: list[ev.Event] = []
+    for _ in range(15):
+        training.beats(19, "n1")  # n1's agent lives; its rank waits for the other one
+        told += training.poll()
+    silent = [e for e in told if isinstance(e, ev.NodeSilent)]
+    assert [(e.attempt, e.node) for e in silent] == [("7.0", "n2")]
+    quiet = [e for e in told if isinstance(e, ev.RanksQuiet)]
+    assert len(quiet) == 1 and quiet[0].step == 19 and quiet[0].nodes == ("n2",)
+    assert ev.StepSeen(quiet[0].at, "7.0", 19) in told, "the last step is told before what happened after it"
+
+
+def test_a_stopped_rank_and_its_return(training: Training) -> None:
+    training.launch()
+    for step in range(20):
+        training.beats(step, "n1", "n2")
+        training.poll()
+    told: list[ev.Event] = []
+    for _ in range(12):
+        training.beats(19, "n1")
+        training.beats(19, "n2", proc="T")
+        told += training.poll()
+    quiet = [e for e in told if isinstance(e, ev.RanksQuiet)]
+    assert [(e.culprits, e.nodes) for e in quiet] == [((1,), ("n2",))]
+    told = []
+    for step in (20, 21):
+        training.beats(step, "n1", "n2")
+        told += training.poll()
+    assert "RanksBack" in kinds(told)
+
+
+def test_a_damaged_table_is_as_good_as_none(training: Training) -> None:
+    training.launch()
+    training.beats(0, "n1", "n2")
+    training.poll()
+    (training.attempt().nodes / "n2.beats").write_bytes(b"TBT1 nonsense")
+    (training.attempt().nodes / "n2.jsonl").write_text("{}\n")
+    assert training.poll() == []
+
+
+def test_an_outcome_is_told_once_and_after_the_last_step(training: Training) -> None:
+    training.launch()
+    training.beats(3, "n1", "n2")
+    training.poll()
+    training.beats(5, "n1", "n2")
+    exits = [{"rank": 1, "node": "n2", "code": None, "signal": 9, "wall": 7, "step": 5}]
+    data = {"attempt": "lies", "status": "failed", "why": "rank 1 was killed", "exits": exits, "missing": ["n2"]}
+    training.attempt().outcome.write_text(json.dumps(data))
+    told = training.poll()
+    assert kinds(told) == ["StepSeen", "OutcomeSeen"]
+    outcome = told[-1]
+    assert isinstance(outcome, ev.OutcomeSeen)
+    assert (outcome.attempt, outcome.missing) == ("7.0", ("n2",))
+    assert outcome.exits == (ev.RankExit(1, "n2", None, 9, 7.0, 5),)
+    assert kinds(training.poll()) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"status": 5}', '{"why": "no status"}'])
+def test_half_an_outcome_is_none(training: Training, text: str) -> None:
+    training.attempt().outcome.write_text(text)
+    assert read_outcome(training.attempt(), 1.0) is None
+
+
+def test_a_torn_and_a_strange_line_of_the_launcher(training: Training) -> None:
+    path = training.attempt().launcher_journal
+    path.write_text('{"type": "launch", "nodes": 7}\n[1]\nnonsense\n{"type": "launch", "launch": 0, "nod')
+    assert training.poll() == []
+    with path.open("a") as f:
+        f.write('es": ["n1"], "world_size": 1}\n')
+    assert training.poll() == [ev.LaunchSeen(1002.0, "7.0", 0, ("n1",), 1)]
+
+
+def test_a_newer_start_is_followed_once_its_launcher_writes(training: Training) -> None:
+    training.launch()
+    training.poll()
+    training.attempt(1)  # its folder alone tells the core nothing
+    training.beats(0, "n1", "n2", restart=1)
+    assert training.poll() == []
+    training.launch(1)
+    assert kinds(training.poll()) == ["LaunchSeen", "StepSeen"]
+
+
+def test_a_new_start_is_not_told_before_the_restart_is_answered(training: Training) -> None:
+    """After a crash in the middle of a restart the new start may run already. Told now, the core could not use it."""
+    training.launch()
+    training.poll()
+    training.launch(1)
+    training.beats(0, "n1", "n2", restart=1)
+    training.state = State(job_id=7, incident=Incident("i1", 7, 0, 0.0, 3, stage=Stage.RESTARTING))
+    assert training.poll() == []
+    training.state = State(job_id=7, restarts=1)
+    assert kinds(training.poll(0.1)) == ["LaunchSeen", "StepSeen"], "and then at once"
+
+
+def test_checkpoints_count_when_their_manifest_stands(training: Training) -> None:
+    for name in ("step-5", "step-40", "step-²", "tmp-99", "step-60"):
+        (training.run.checkpoints / name).mkdir(parents=True)
+    for name in ("step-5", "step-40", "step-²"):
+        (training.run.checkpoints / name / "manifest.json").write_text("{}")
+    assert newest_checkpoint(training.run.checkpoints) == 40
+    assert training.poll() == [ev.CheckpointSeen(1001.0, 40)]
+    assert training.poll() == []
+
+
+def test_a_request_is_heard_once(training: Training) -> None:
+    training.run.requests.mkdir()
+    (training.run.requests / "1.json").write_text('{"ask": "stop", "who": "ann"}')
+    (training.run.requests / "2.json").write_text('{"ask": "dance"}')
+    (training.run.requests / "3.tmp").write_text('{"ask": "stop"}')
+    assert training.poll() == [ev.StopAsked(1001.0, "ann")]
+    assert training.poll() == []

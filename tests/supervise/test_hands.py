@@ -1,0 +1,203 @@
+"""The hands: what Slurm does not answer is tried again, what it refuses is told, and a fault of ours is told too."""
+
+from __future__ import annotations
+
+import os
+import queue
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from transom_cli.core import actions as act
+from transom_cli.core import events as ev
+from transom_cli.health.finding import Finding, Verdict
+from transom_cli.layout import RunDir
+from transom_cli.slurm.fake import FakeSlurm
+from transom_cli.slurm.port import JobState, SlurmDenied, SlurmRefused, SlurmUnknown, Submission
+from transom_cli.supervise import hands as hands_module
+from transom_cli.supervise.clock import Clock
+from transom_cli.supervise.hands import Hands, Orders
+
+LOST = SlurmUnknown("Slurm did not answer", "Socket timed out on send/recv operation")
+
+
+class Bench:
+    def __init__(self, folder: Path, *, admin: bool = False, drain_command: tuple[str, ...] = ()) -> None:
+        script = folder / "job.sbatch"
+        script.write_text("#!/bin/sh\n")
+        self.slurm = FakeSlurm(admin=admin)
+        self.out: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
+        orders = Orders(RunDir(folder), Submission(script, ("--nodes=2",)), drain_command)
+        self.hands = Hands(orders, self.slurm, self.reach, Clock(), self.out)
+        self.verdict = Verdict.PASS
+        self.reached: list[tuple[str, int | None]] = []
+
+    def reach(self, node: str, address: str, port: int, job_id: int | None) -> Finding:
+        self.reached.append((node, job_id))
+        return Finding("reach", self.verdict, node, f"{address}:{port}")
+
+    def do(self, action: act.Action) -> ev.Event:
+        self.hands.do(action)
+        return self.out.get(timeout=30)
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hands_module, "backoff", lambda tries: 0.0)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.hands.stop()
+
+
+def test_a_silent_slurm_is_asked_again(bench: Bench) -> None:
+    bench.slurm.fail_next("jobs", LOST)
+    lost = bench.do(act.Submit("submit"))
+    assert isinstance(lost, ev.SlurmLost) and "Socket timed out" in lost.error
+    told = bench.out.get(timeout=30)
+    assert isinstance(told, ev.Submitted) and (told.key, told.job_id) == ("submit", 1)
+
+
+def test_a_submission_whose_answer_was_lost_is_found_again(bench: Bench) -> None:
+    bench.slurm.fail_next("submit", LOST, after=True)
+    assert isinstance(bench.do(act.Submit("submit")), ev.SlurmLost)
+    told = bench.out.get(timeout=30)
+    assert isinstance(told, ev.Submitted) and told.job_id == 1
+    assert len(bench.slurm.cluster.jobs) == 1
+
+
+def test_a_refusal_is_told(bench: Bench) -> None:
+    bench.slurm.fail_next("submit", SlurmRefused("Slurm refused `sbatch`", "invalid partition specified: gpu"))
+    told = bench.do(act.Submit("submit"))
+    assert isinstance(told, ev.ActionFailed)
+    assert (told.key, told.kind) == ("submit", "slurm_refused")
+    assert told.error == "Slurm refused `sbatch`: invalid partition specified: gpu"
+
+
+def test_a_fault_of_ours_is_told(bench: Bench) -> None:
+    bench.slurm.fail_next("jobs", ZeroDivisionError("ours"))
+    told = bench.do(act.Submit("submit"))
+    assert isinstance(told, ev.ActionFailed) and (told.kind, "ours" in told.error) == ("internal", True)
+
+
+def test_an_action_that_no_hand_knows(bench: Bench) -> None:
+    told = bench.do(act.Action("odd"))
+    assert isinstance(told, ev.ActionFailed) and "no hand for Action" in told.error
+
+
+@pytest.mark.parametrize("job_id", [7, 0])
+def test_a_probe(bench: Bench, job_id: int) -> None:
+    bench.verdict = Verdict.FAIL
+    told = bench.do(act.Probe("i1/probe/n2/1", "n2", job_id))
+    assert isinstance(told, ev.Probed) and (told.node, told.verdict) == ("n2", "FAIL")
+    assert bench.reached == [("n2", job_id or None)], "a step is only tried in a job that runs"
+
+
+def test_a_probe_of_a_node_that_slurm_does_not_know(bench: Bench) -> None:
+    told = bench.do(act.Probe("i1/probe/n9/1", "n9", 7))
+    assert isinstance(told, ev.ActionFailed) and told.kind == "slurm_refused"
+
+
+def test_an_administrator_drains(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, admin=True)
+    told = bench.do(act.Isolate("i1/isolate/n2", "n2", "node_lost: n2 lost", drain=True))
+    assert isinstance(told, ev.Isolated) and (told.how, told.detail) == ("drained", "")
+    node = bench.slurm.cluster.nodes["n2"]
+    assert node.drain and node.reason.startswith("transom: node_lost: n2 lost (")
+
+
+def test_another_owners_reason_stays(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, admin=True)
+    bench.slurm.drain("n2", "maintenance")
+    bench.do(act.Isolate("i1/isolate/n2", "n2", "node_lost", drain=True))
+    assert bench.slurm.cluster.nodes["n2"].reason == "maintenance"
+
+
+def site_command(folder: Path, code: int) -> tuple[str, ...]:
+    path = folder / "site drain"
+    path.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > "{folder}/asked"\necho "no such policy" >&2\nexit {code}\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return (str(path), "--now")
+
+
+def test_the_sites_own_command_drains_where_slurm_denies(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, drain_command=site_command(tmp_path, 0))
+    told = bench.do(act.Isolate("i1/isolate/n2", "n2", "node_lost: $(rm x); 'q'", drain=True))
+    assert isinstance(told, ev.Isolated) and told.how == "drained" and "site drain" in told.detail
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[:2] == ["--now", "n2"] and "$(rm x); 'q'" in asked[2], "no shell between"
+
+
+def test_denied_everywhere_it_is_excluded_with_the_reasons(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, drain_command=site_command(tmp_path, 3))
+    told = bench.do(act.Isolate("i1/isolate/n2", "n2", "node_lost", drain=True))
+    assert isinstance(told, ev.Isolated) and told.how == "excluded"
+    assert "Invalid user id" in told.detail and "ended with 3: no such policy" in told.detail
+
+
+def test_a_site_command_that_is_not_there(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, drain_command=(str(tmp_path / "none"),))
+    told = bench.do(act.Isolate("i1/isolate/n2", "n2", "node_lost", drain=True))
+    assert isinstance(told, ev.Isolated) and told.how == "excluded" and os.strerror(2) in told.detail
+
+
+def test_a_mere_suspicion_asks_nobody(bench: Bench) -> None:
+    told = bench.do(act.Isolate("i1/isolate/n2", "n2", "rank_killed", drain=False))
+    assert isinstance(told, ev.Isolated) and told.how == "excluded"
+    assert bench.slurm.calls == []
+
+
+def test_a_patch_keeps_what_the_user_excluded(bench: Bench) -> None:
+    options = ("--nodes=2", "--hold", "--exclude=n4,n3")
+    job = bench.slurm.submit(Submission(bench.hands._orders.submission.script, options))
+    told = bench.do(act.Patch("patch/1", job, ("n2",), drop=("n3",)))
+    assert isinstance(told, ev.Acted)
+    assert bench.slurm.cluster.jobs[job].excluded == ("n4", "n2")
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_patch_that_comes_too_late_harms_nothing(bench: Bench, gone: bool) -> None:
+    bench.do(act.Submit("submit"))
+    bench.slurm.start_pending()
+    if gone:
+        bench.slurm.forget(1)
+    told = bench.do(act.Patch("patch/1", 1, ("n2",)))
+    assert isinstance(told, ev.Acted) and told.detail.startswith("too late: ")
+
+
+def test_cancel_and_release_twice(bench: Bench) -> None:
+    bench.do(act.Submit("submit"))
+    bench.slurm.hold_behind(1)
+    for number in (1, 2):
+        assert isinstance(bench.do(act.Release(f"release/{number}", 1)), ev.Acted)
+    for number in (1, 2):
+        assert isinstance(bench.do(act.Cancel(f"cancel/{number}", 1)), ev.Acted)
+    assert bench.slurm.cluster.jobs[1].state is JobState.CANCELLED
+
+
+def test_denied_cancel_is_told_with_its_kind(bench: Bench) -> None:
+    bench.slurm.fail_next("cancel", SlurmDenied("Slurm refused", "Access/permission denied"))
+    told = bench.do(act.Cancel("cancel/1.0", 1))
+    assert isinstance(told, ev.ActionFailed) and told.kind == "not_permitted"
+
+
+def test_a_hand_that_is_told_to_stop_does_and_tells_nothing_more(bench: Bench) -> None:
+    """In the pause before a second look; the next operator orders it again."""
+    bench.hands.do(act.Probe("i1/probe/n2/2", "n2", 7, delay=3600.0))
+    bench.hands.stop()
+    bench.hands._pool.shutdown(wait=True)
+    assert bench.out.empty() and bench.reached == []
+
+
+def test_the_same_order_is_carried_out_once_at_a_time(bench: Bench) -> None:
+    probe = act.Probe("i1/probe/n2/1", "n2", 7, delay=0.2)
+    bench.hands.do(probe)
+    bench.hands.do(probe)
+    bench.out.get(timeout=30)
+    bench.hands._pool.shutdown(wait=True)
+    assert bench.out.empty()
