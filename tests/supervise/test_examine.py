@@ -1,0 +1,127 @@
+"""The first cause in logs as trainings really leave them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from transom_cli.core.rootline import clean, root_line
+from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.supervise import examine as examine_module
+from transom_cli.supervise.examine import TAIL, candidates, examine, tail_of
+
+TRACE = 'Traceback (most recent call last):\n  File "train.py", line 31, in <module>\n    main()\n'
+PEER = TRACE + "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77, remote process exited\n"
+
+SAMPLES = [
+    ("user", TRACE + "ModuleNotFoundError: No module named 'tokeniser'\n", "ModuleNotFoundError: No module named"),
+    ("user", "[rank3]: " + TRACE.replace("\n", "\n[rank3]: ") + "KeyError: 'lr'\n", "KeyError: 'lr'"),
+    ("user", "3: " + TRACE.replace("\n", "\n3: ") + "3: ValueError: bad batch\n", "ValueError: bad batch"),
+    ("peer", PEER, "torch.distributed.DistBackendError: NCCL error"),
+    (
+        "peer",
+        TRACE + "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]\n",
+        "RuntimeError: [../third_party/gloo",
+    ),
+    ("oom", TRACE + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n", "torch.OutOfMemory"),
+    ("storage", TRACE + "OSError: [Errno 28] No space left on device: 'x'\n", "OSError: [Errno 28]"),
+    ("device", TRACE + "RuntimeError: CUDA error: uncorrectable ECC error encountered\n", "RuntimeError: CUDA error"),
+    ("usage", "usage: train.py [-h] [--lr LR]\n\ntrain.py: error: unrecognized arguments: --lrr\n", "train.py: error:"),
+    ("unknown", "step 5 loss 3.1\nstep 6 loss 3.0\n", "step 6 loss 3.0"),
+    ("unknown", "ValueError: printed, not raised\nstep 7\n", "step 7"),
+    ("unknown", "\n\n", ""),
+]
+
+
+@pytest.mark.parametrize(("category", "text", "line"), SAMPLES)
+def test_samples(category: str, text: str, line: str) -> None:
+    found = root_line(text)
+    assert found.category == category
+    assert found.line.startswith(line)
+
+
+def test_the_outermost_exception_counts() -> None:
+    chain = TRACE + "KeyError: 'a'\n\nThe above exception was the direct cause of the following exception:\n\n"
+    assert root_line(chain + PEER).category == "peer"
+
+
+def test_a_line_may_meet_a_terminal() -> None:
+    assert clean("\x1b[31mred\x1b[0m \x07bell\x9b") == "red bell"
+    assert clean("progress 1%\rprogress 99%") == "progress 99%"
+    assert len(clean("x" * 5000)) == 300
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RunDir, AttemptDir]:
+    monkeypatch.setattr(examine_module, "SETTLE", 0.0)
+    run = RunDir(tmp_path)
+    attempt = run.attempt(7, 1)
+    attempt.logs(0).mkdir(parents=True)
+    return run, attempt
+
+
+def write(attempt: AttemptDir, rank: int, text: str, launch: int = 0) -> None:
+    attempt.logs(launch).mkdir(parents=True, exist_ok=True)
+    (attempt.logs(launch) / f"rank-{rank}.log").write_text(text)
+
+
+def test_the_rank_that_died_first_is_read_first(place: tuple[RunDir, AttemptDir]) -> None:
+    run, attempt = place
+    for rank in range(12):
+        write(attempt, rank, TRACE + f"ValueError: of rank {rank}\n")
+    names = [p.name for p in candidates(run, attempt, 3)]
+    assert names[:4] == ["rank-3.log", "rank-0.log", "rank-1.log", "rank-2.log"]
+    assert names[-2:] == ["rank-11.log", "slurm-7.log"]
+    told = examine("i1/examine", run, attempt, 3, 5.0)
+    assert (told.key, told.category, told.line, told.where) == (
+        "i1/examine",
+        "user",
+        "ValueError: of rank 3",
+        "rank-3.log",
+    )
+
+
+def test_a_victim_is_passed_over_for_the_culprit(place: tuple[RunDir, AttemptDir]) -> None:
+    run, attempt = place
+    write(attempt, 0, PEER)
+    write(attempt, 1, "step 5\n")
+    write(attempt, 2, TRACE + "ValueError: mine\n")
+    told = examine("k", run, attempt, 0, 5.0)
+    assert (told.category, told.where) == ("user", "rank-2.log")
+
+
+def test_with_victims_alone_a_victim_tells(place: tuple[RunDir, AttemptDir]) -> None:
+    run, attempt = place
+    write(attempt, 0, PEER)
+    assert examine("k", run, attempt, None, 5.0).category == "peer"
+
+
+def test_the_newest_launch_by_number(place: tuple[RunDir, AttemptDir]) -> None:
+    run, attempt = place
+    write(attempt, 0, TRACE + "ValueError: nine\n", launch=9)
+    write(attempt, 0, TRACE + "ValueError: ten\n", launch=10)
+    assert examine("k", run, attempt, 0, 5.0).line == "ValueError: ten"
+
+
+def test_an_earlier_attempts_error_is_not_this_ones(place: tuple[RunDir, AttemptDir]) -> None:
+    """The batch script's output is one file for all attempts: it tells only where no rank does."""
+    run, attempt = place
+    (run.path / "slurm-7.log").write_text(TRACE + "ValueError: of attempt 7.0\n")
+    write(attempt, 0, "step 41\n")
+    assert examine("k", run, attempt, 0, 5.0).category == "unknown"
+    (attempt.logs(0) / "rank-0.log").unlink()
+    assert examine("k", run, attempt, 0, 5.0).line == "ValueError: of attempt 7.0"
+
+
+def test_no_log_at_all(place: tuple[RunDir, AttemptDir]) -> None:
+    told = examine("k", *place, None, 5.0)
+    assert (told.category, told.line, told.where) == ("unknown", "", "no log")
+
+
+def test_only_the_end_of_a_large_log_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.log"
+    path.write_bytes(b"\xff" * (2 * TAIL) + b"the end")
+    assert tail_of(path).endswith("the end")
+    assert len(tail_of(path)) == TAIL
+    assert tail_of(tmp_path / "none") == ""
