@@ -7,7 +7,7 @@ from core_ledger import Ledger
 
 from transom_cli.core import actions as act
 from transom_cli.core import events as ev
-from transom_cli.core.state import Policy, State
+from transom_cli.core.state import Policy, Stage, State
 
 NODES = tuple(f"n{i}" for i in range(1, 9))
 WIDTH = 3
@@ -53,8 +53,11 @@ class World:
         """One look of all senses: Slurm first, or the files first, as it happens."""
         if self.slurm and self.job_id:
             self.tell(self.job_seen())
-        if self.status == "RUNNING" and self.job_id == self.ledger.state.job_id:
-            self._files()
+        state = self.ledger.state
+        if self.status == "RUNNING" and self.job_id == state.job_id:
+            busy = state.incident is not None and state.incident.stage is Stage.RESTARTING
+            if self.attempt == state.attempt or not busy:  # as the follower does: each thing is told once, in its time
+                self._files()
 
     def job_seen(self) -> ev.JobSeen:
         code = 1 if self.status == "FAILED" else None
