@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from slurm_worlds import FakeWorld, restart_request, start, submission, wait_for
 
-from transom_cli.slurm.port import Job, JobState, SlurmUnknown
+from transom_cli.slurm.port import Job, JobState, SlurmRefused, SlurmUnknown
 from transom_cli.slurm.restart import RestartRequest, RestartResult, restart_job
 
 
@@ -110,6 +110,16 @@ def test_a_hold_that_is_not_ours_stays(tmp_path: Path) -> None:
     assert run(world, request).how == "already"
     world.slurm.tick(200)
     assert world.slurm.job(request.job_id).held
+
+
+def test_a_job_that_a_person_cancelled_is_not_brought_back(tmp_path: Path) -> None:
+    world, request = prepared(tmp_path, "healthy")
+    world.slurm.cancel(request.job_id)
+    world.slurm.tick(30)
+    with pytest.raises(SlurmRefused, match="was cancelled"):
+        run(world, request)
+    assert world.slurm.job(request.job_id).state is JobState.CANCELLED
+    assert "submit" not in [call[0] for call in world.slurm.calls[-3:]]
 
 
 def test_a_running_later_attempt_is_left_alone(tmp_path: Path) -> None:

@@ -193,3 +193,27 @@ def test_a_request_is_heard_once(training: Training) -> None:
     (training.run.requests / "3.tmp").write_text('{"ask": "stop"}')
     assert training.poll() == [ev.StopAsked(1001.0, "ann")]
     assert training.poll() == []
+
+
+def test_ranks_that_ended_with_nobody_to_say_so_are_an_outcome_of_their_own(training: Training) -> None:
+    training.launch()
+    training.beats(5, "n1", "n2")
+    training.poll()
+    exits = training.attempt().exits(0)
+    exits.mkdir(parents=True)
+    record = {"schema": 1, "rank": 1, "node": "n2", "pid": 9, "code": 1, "signal": None, "wall": 50.0, "steps": 5}
+    (exits / "rank-1.json").write_text(json.dumps(record))
+    assert "OutcomeSeen" not in kinds(training.poll() + training.poll()), "the launcher is given its time"
+    events = training.poll() + training.poll() + training.poll()
+    (outcome,) = [e for e in events if isinstance(e, ev.OutcomeSeen)]
+    assert (outcome.status, outcome.missing, [x.rank for x in outcome.exits]) == ("failed", ("n1",), [1])
+    assert "the launcher is silent" in outcome.why
+
+
+def test_ranks_that_ended_well_wait_for_the_launcher(training: Training) -> None:
+    training.launch()
+    exits = training.attempt().exits(0)
+    exits.mkdir(parents=True)
+    record = {"schema": 1, "rank": 1, "node": "n2", "pid": 9, "code": 0, "signal": None, "wall": 50.0, "steps": 5}
+    (exits / "rank-1.json").write_text(json.dumps(record))
+    assert "OutcomeSeen" not in kinds([e for _ in range(8) for e in training.poll()])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.actions import Action, Cancel, Examine, Isolate, Probe, Restart
+from transom_cli.core.actions import Action, Cancel, Examine, Isolate, Patch, Probe, Restart
 from transom_cli.core.diagnose import diagnose, first_bad
 from transom_cli.core.state import Exclusion, Incident, Look, Mark, Phase, Stage, State
 
@@ -23,6 +23,14 @@ def order(state: State, *actions: Action) -> Step:
     known = {a.key for a in state.pending}
     new = tuple(a for a in actions if a.key not in known)
     return replace(state, pending=state.pending + new), new
+
+
+def withdraw_patches(state: State) -> tuple[State, tuple[str, ...]]:
+    """Only the latest word on exclusions counts: forget the unanswered ones, but for the nodes they were to let in."""
+    older = [a for a in state.pending if isinstance(a, Patch)]
+    left = tuple(a for a in state.pending if not isinstance(a, Patch))
+    let_in = (n for a in older for n in a.drop if n not in state.excluded)
+    return replace(state, pending=left), tuple(dict.fromkeys(let_in))
 
 
 def done(state: State, key: str) -> State:
@@ -208,7 +216,7 @@ def _budget(state: State, incident: Incident, at: float) -> Step:
 def _restart(state: State, incident: Incident, at: float, *, key: str = "restart") -> Step:
     gone = tuple(x.node for x in state.exclusions if x.until is not None and x.until <= at)
     state = replace(state, exclusions=tuple(x for x in state.exclusions if x.node not in gone))
-    state = replace(state, incident=replace(incident, stage=Stage.RESTARTING))
+    state, let_in = withdraw_patches(replace(state, incident=replace(incident, stage=Stage.RESTARTING)))
     action = Restart(
         f"{incident.id}/{key}",
         state.job_id,
@@ -216,7 +224,7 @@ def _restart(state: State, incident: Incident, at: float, *, key: str = "restart
         num_nodes=state.num_nodes or len(state.nodes),
         exclude=state.excluded,
         dead=incident.dead,
-        drop=gone,
+        drop=tuple(dict.fromkeys((*let_in, *gone))),
     )
     return order(state, action)
 

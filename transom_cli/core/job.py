@@ -87,7 +87,8 @@ def _pending(state: State, e: ev.JobSeen) -> Step:
 def patch(state: State, *, drop: tuple[str, ...] = ()) -> Step:
     """Tell the waiting job which exclusions hold now."""
     keep = tuple(x for x in state.exclusions if x.node not in drop)
-    state = replace(state, exclusions=keep, patches=state.patches + 1)
+    state, let_in = inc.withdraw_patches(replace(state, exclusions=keep, patches=state.patches + 1))
+    drop = tuple(dict.fromkeys((*let_in, *drop)))
     return order(state, Patch(f"patch/{state.patches}", state.job_id, state.excluded, drop))
 
 

@@ -96,6 +96,9 @@ class _Restart:
             self.slurm.cancel(extra.job_id)
         if job.restarts > request.expect_restarts:
             return self._already(job)
+        if job.state is JobState.CANCELLED and not successors:
+            # We cancel a job only once its successor is there: somebody else ended this one, and meant it.
+            raise SlurmRefused(f"Job {job.job_id} was cancelled", "its state in Slurm is CANCELLED (scancel)")
         if self._stuck(job):
             return self._succeed(job, ())
         was_pending = job.state is JobState.PENDING

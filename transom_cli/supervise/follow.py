@@ -15,10 +15,13 @@ from transom_cli.beats.table import BadTable, NodeTable, decode
 from transom_cli.core import events as ev
 from transom_cli.core import quiet
 from transom_cli.core.codec import BadRecord, build
+from transom_cli.core.diagnose import first_bad
 from transom_cli.core.state import Stage, State
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
+from transom_cli.supervise.exits import read_exits
 
 PROGRESS_EVERY = 60.0  # one progress line a minute in the journal
+ABANDONED = 3.0  # seconds from a rank's bad end to the launcher's account of it, before the launcher counts as gone
 OVERDUE = 3.0  # an agent writes once a second
 LOOK_EVERY = 1.0  # for what changes slowly: new attempts, checkpoints, requests
 
@@ -59,6 +62,9 @@ class AttemptFollower:
         self._outcome = False
         self._step = -1
         self._told = (-1, 0.0)  # the step last put in an event, and when
+        self._launch: ev.LaunchSeen | None = None
+        self._looked = float("-inf")  # at the ranks' own exit records
+        self._ended_since: float | None = None  # when one of them was first seen to tell of a bad end
         self.tables: dict[str, NodeTable] = {}
         self._renewed: dict[str, float] = {}  # node -> when its table was last seen to be new
 
@@ -70,14 +76,33 @@ class AttemptFollower:
         for record in self._tail.records():
             launch = _launch(now, self.name, record) if record.get("type") == "launch" else None
             if launch is not None:
+                self._launch = launch
                 yield launch
         yield from self._beats(now)
         if not self._outcome:
-            outcome = read_outcome(self._dir, now)
+            outcome = read_outcome(self._dir, now) or self._abandoned(now)
             if outcome is not None:
                 self._outcome = True
                 yield from self._tell_step(now)
                 yield outcome
+
+    def _abandoned(self, now: float) -> ev.OutcomeSeen | None:
+        """Ranks ended badly and no launcher says so: its host is gone, and the ranks' own records are the account."""
+        if self._launch is None or now - self._looked < LOOK_EVERY:
+            return None
+        self._looked = now
+        exits = read_exits(self._dir.exits(self._launch.launch))
+        if not any(x.bad for x in exits.values()):
+            return None
+        self._ended_since = now if self._ended_since is None else self._ended_since
+        if now - self._ended_since < ABANDONED:
+            return None
+        ranks = tuple(exits[n] for n in sorted(exits))
+        heard = {x.node for x in ranks}
+        missing = tuple(n for n in self._launch.nodes if n not in heard)
+        first = first_bad(ranks)
+        why = f"{first.words if first else 'a rank ended'}, and the launcher is silent"
+        return ev.OutcomeSeen(now, self.name, "failed", why, ranks, missing, self._launch.nodes)
 
     def _beats(self, now: float) -> Iterator[ev.Event]:
         for path in _listed(self._dir.nodes):

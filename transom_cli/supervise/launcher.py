@@ -28,6 +28,7 @@ from transom_cli.errors import BadNodes, UsageError
 from transom_cli.files import publish_text
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise import launchplan
+from transom_cli.supervise.exits import read_exits
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 from transom_cli.supervise.lease import read_holder
 
@@ -186,22 +187,7 @@ class Launcher:
 
     def _read_exits(self) -> dict[int, RankExit]:
         """By rank (under torchrun: by node). A wrapper's own record counts before what srun says of its task."""
-        found = dict(self._told)
-        for path in self._attempt.exits(self._launch).glob("*.json"):
-            try:
-                data = json.loads(path.read_text())
-                number = int(path.stem.rpartition("-")[2])
-                found[number] = RankExit(
-                    rank=number,
-                    node=str(data["node"]),
-                    code=data["code"],
-                    signal=data["signal"],
-                    wall=float(data["wall"]),
-                    step=int(data.get("steps", -1)),
-                )
-            except (OSError, ValueError, KeyError, TypeError):
-                continue  # being written on a file system without atomic rename; read again next turn
-        return found
+        return {**self._told, **read_exits(self._attempt.exits(self._launch))}
 
     def _record(self, step: subprocess.Popen[bytes], exits: dict[int, RankExit]) -> int:
         """outcome.json is written last: whoever reads it may believe the rest of the attempt directory."""
