@@ -30,6 +30,8 @@ class Ledger:
     best: tuple[int, int] = (-1, -1)  # newest checkpoint, highest step that any event told
     best_at_restart: tuple[int, int] = (-1, -1)
     vain: int = 0  # restarts in a row without any progress told
+    stopping: bool = False  # a cancel was ordered: nothing else is wanted from then on
+    superseded: set[str] = field(default_factory=set)  # patches that a later word on exclusions replaced
     over: bool = False
 
     @property
@@ -81,12 +83,9 @@ class Ledger:
     def _check_started(self, actions: tuple[act.Action, ...]) -> None:
         self.since_started.clear()
         closed = {i.id for i in self.state.incidents}
-        stopping = any(isinstance(a, act.Cancel) for a in self.asked.values())
-        wanted = {
-            k
-            for k, a in self.asked.items()
-            if k.partition("/")[0] not in closed and (isinstance(a, act.Cancel) or not stopping)
-        }
+        withdrawn = {k for k, a in self.asked.items() if self.stopping and not isinstance(a, act.Cancel)}
+        withdrawn |= self.superseded | {k for k in self.asked if k.partition("/")[0] in closed}
+        wanted = set(self.asked) - withdrawn
         told = {a.key for a in actions}
         if self.over:
             return
@@ -98,7 +97,10 @@ class Ledger:
         self.since_started.add(key)
         first = key not in self.ever
         self.ever.add(key)
+        if isinstance(action, act.Patch | act.Restart):
+            self.superseded.update(k for k, a in self.asked.items() if isinstance(a, act.Patch) and k != key)
         self.asked[key] = action
+        self.stopping = self.stopping or isinstance(action, act.Cancel)
         if isinstance(action, act.Probe | act.Isolate):
             assert action.node in self.own_nodes, f"{action} touches a node that is not ours"
         if isinstance(action, act.Isolate):
