@@ -11,6 +11,16 @@ from transom_cli.core import events as ev
 from transom_cli.core.decide import decide
 from transom_cli.core.state import Policy, State
 
+_ANSWERS: dict[type[ev.Event], tuple[type[act.Action], ...]] = {
+    ev.Submitted: (act.Submit,),
+    ev.Probed: (act.Probe,),
+    ev.Examined: (act.Examine,),
+    ev.Isolated: (act.Isolate,),
+    ev.Restarted: (act.Restart,),
+    ev.Acted: (act.Patch, act.Release, act.Cancel),
+    ev.ActionFailed: (act.Action,),
+}
+
 
 @dataclass
 class Ledger:
@@ -56,7 +66,7 @@ class Ledger:
 
     def _learn(self, event: ev.Event) -> None:
         key = getattr(event, "key", None)
-        if key in self.asked:
+        if key in self.asked and isinstance(self.asked[key], _ANSWERS[type(event)]):
             action = self.asked.pop(key)
             if isinstance(event, ev.Probed) and isinstance(action, act.Probe):
                 self.verdicts[action.key.partition("/")[0], action.node].append(event.verdict)

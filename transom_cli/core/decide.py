@@ -13,7 +13,7 @@ from typing import Any
 from transom_cli.core import events as ev
 from transom_cli.core import incident as inc
 from transom_cli.core import job
-from transom_cli.core.actions import Cancel, Examine, Isolate, Probe, Restart, Submit
+from transom_cli.core.actions import Action, Cancel, Examine, Isolate, Patch, Probe, Release, Restart, Submit
 from transom_cli.core.incident import Step, done, order
 from transom_cli.core.state import Phase, Stage, State
 from transom_cli.layout import parse_attempt
@@ -49,7 +49,8 @@ def _tick(state: State, e: ev.Tick) -> Step:
 
 
 def _submitted(state: State, e: ev.Submitted) -> Step:
-    state = done(state, e.key)
+    if _asked(state, e.key, Submit):
+        state = done(state, e.key)
     if state.job_id:
         return state, ()
     state = replace(state, job_id=e.job_id, slurm_state="PENDING", phase=Phase.PENDING, since=e.at)
@@ -150,8 +151,13 @@ def _checkpoint_seen(state: State, e: ev.CheckpointSeen) -> Step:
     return replace(state, durable=max(e.step, state.durable)), ()
 
 
+def _asked(state: State, key: str, *kinds: type[Action]) -> bool:
+    """An answer counts while its question is open, once, and only if it is one of the right kind."""
+    return any(a.key == key and isinstance(a, kinds) for a in state.pending)
+
+
 def _examined(state: State, e: ev.Examined) -> Step:
-    if not any(a.key == e.key for a in state.pending):
+    if not _asked(state, e.key, Examine):
         return state, ()
     state = done(state, e.key)
     if state.incident is not None and e.key.startswith(f"{state.incident.id}/"):
@@ -163,19 +169,19 @@ def _examined(state: State, e: ev.Examined) -> Step:
 
 
 def _probed(state: State, e: ev.Probed) -> Step:
-    if not any(a.key == e.key for a in state.pending):
+    if not _asked(state, e.key, Probe):
         return state, ()
     return inc.probed(done(state, e.key), e.at, e.key, e.node, e.verdict, e.evidence)
 
 
 def _isolated(state: State, e: ev.Isolated) -> Step:
-    if not any(a.key == e.key for a in state.pending):
+    if not _asked(state, e.key, Isolate):
         return state, ()
     return inc.isolated(done(state, e.key), e.at, e.node, e.how, e.detail)
 
 
 def _restarted(state: State, e: ev.Restarted) -> Step:
-    if not any(a.key == e.key for a in state.pending):
+    if not _asked(state, e.key, Restart):
         return state, ()
     state = done(state, e.key)
     if state.phase is Phase.STOPPING:  # stopped while the restart was under way: the new start must not live on
@@ -185,7 +191,7 @@ def _restarted(state: State, e: ev.Restarted) -> Step:
 
 
 def _acted(state: State, e: ev.Acted) -> Step:
-    return done(state, e.key), ()
+    return (done(state, e.key) if _asked(state, e.key, Cancel, Patch, Release) else state), ()
 
 
 def _action_failed(state: State, e: ev.ActionFailed) -> Step:
