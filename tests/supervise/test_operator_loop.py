@@ -46,6 +46,12 @@ class QuietWatch:
 class Orders:
     def __init__(self) -> None:
         self.keys: list[str] = []
+        self.restarting_for = 0  # looks at `in_restart` that still find a requeue under way
+
+    @property
+    def in_restart(self) -> bool:
+        self.restarting_for -= 1
+        return self.restarting_for >= 0
 
     def do(self, action: Action) -> None:
         self.keys.append(action.key)
@@ -197,3 +203,12 @@ def test_time_never_falls_over_operators() -> None:
     later = Clock(not_before=4e9)
     assert later.now() >= 4e9
     assert later.now() <= later.now()
+
+
+def test_told_to_leave_in_the_middle_of_a_requeue_it_finishes_that_first(run: RunDir) -> None:
+    """Cut off between hold and release, the job would stay held until somebody attaches."""
+    seen: list[str] = []
+    operator, orders = operate(run, lambda: operator.leave() or [], *(lambda: seen.append("turn") or [],) * 9)  # type: ignore[func-returns-value]
+    orders.restarting_for = 3
+    operator.run()
+    assert len(seen) == 3

@@ -64,6 +64,11 @@ class Hands:
         self._busy.add(action.key)
         self._pool.submit(self._do, action)
 
+    @property
+    def in_restart(self) -> bool:
+        """A requeue is under way: cut off now, it would leave the job held until somebody attaches."""
+        return any("/restart" in key for key in tuple(self._busy))
+
     def stop(self) -> None:
         """Begin no new try; what is under way may end by itself."""
         self._end.set()

@@ -28,6 +28,7 @@ log = logging.getLogger("transom.operator")
 
 TURN = 0.1  # seconds between two turns of the loop
 TICK = 1.0
+FINISH = 30.0  # seconds that a requeue under way may hold up an operator that was told to leave
 FULL = 2.0  # seconds between two tries to write the journal on a disk that is full
 
 
@@ -75,10 +76,18 @@ class Operator:
         self._pace = pace
         self._follower, self._watch, self._hands = parts(self._clock, self._inbox, pace)
         self._asked_to_leave = False
+        self._leave_by = 0.0
 
     def leave(self) -> None:
         """Stop operating without touching the job; another operator carries on where the journal ends."""
         self._asked_to_leave = True
+
+    def _may_leave(self) -> bool:
+        """When asked to, but not in the middle of a requeue: that is finished first, within FINISH seconds."""
+        if not self._asked_to_leave:
+            return False
+        self._leave_by = self._leave_by or time.monotonic() + FINISH
+        return not self._hands.in_restart or time.monotonic() >= self._leave_by
 
     def run(self) -> State:
         """Work until the run is over, a newer operator has taken it, or `leave` was called."""
@@ -86,7 +95,7 @@ class Operator:
         self._watch.start()
         ticked = self._clock.now()
         try:
-            while not self.state.phase.over and not self._asked_to_leave:
+            while not self.state.phase.over and not self._may_leave():
                 if self._lease.fenced():
                     log.warning("a newer operator has taken this run; leaving")
                     return self.state
