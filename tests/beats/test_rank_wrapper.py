@@ -23,6 +23,13 @@ ROOT = Path(__file__).parents[2]
 WRAPPER = ROOT / "transom_cli" / "agent" / "rank.py"
 
 
+def as_slurmd_starts() -> None:
+    """Every signal at its default: slurmstepd resets them, while nohup, `&` or a CI runner ignore some."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if number < signal.SIGRTMIN:
+            signal.signal(number, signal.SIG_DFL)
+
+
 class Place:
     """One attempt's folders, and how to start a wrapped rank in them."""
 
@@ -40,7 +47,9 @@ class Place:
         words = [sys.executable, "-I", "-S", str(WRAPPER), "--attempt-dir", str(self.attempt.path), "--launch", "2"]
         words += ["--node-beats-dir", str(self.beats), *flags, "--", *command]
         pipe = subprocess.PIPE
-        self.started.append(subprocess.Popen(words, env=clean | env, stdout=pipe, stderr=pipe, text=True))
+        self.started.append(
+            subprocess.Popen(words, env=clean | env, stdout=pipe, stderr=pipe, text=True, preexec_fn=as_slurmd_starts)
+        )
         return self.started[-1]
 
     def python(self, code: str, **more: object) -> subprocess.Popen[str]:
