@@ -87,6 +87,7 @@ def operator_for(run: RunDir) -> Operator:
     """Take the run's lease and build its operator. OperatorAlive when another one lives."""
     from transom_cli.core.quiet import QuietLimits
     from transom_cli.health.reach import judge_reach, read_reach
+    from transom_cli.submit.script import inspect_script
     from transom_cli.supervise.follow import Follower
     from transom_cli.supervise.hands import Hands, Orders
     from transom_cli.supervise.lease import Lease
@@ -95,7 +96,9 @@ def operator_for(run: RunDir) -> Operator:
 
     settings = read_settings(run)
     slurm = slurm_client(settings.slurm.timeout)
-    orders = Orders(run, Plan.load(run).submission(run), tuple(settings.isolate.drain_command))
+    script = inspect_script(run.script.read_text(encoding="utf-8"))
+    drain_command = tuple(settings.isolate.drain_command)
+    orders = Orders(run, Plan.load(run).submission(run), drain_command, stay_held="hold" in script.lines)
     limits = QuietLimits(**settings.detect.model_dump())
     lease = Lease.take(run)
 

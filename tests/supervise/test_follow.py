@@ -217,3 +217,13 @@ def test_ranks_that_ended_well_wait_for_the_launcher(training: Training) -> None
     record = {"schema": 1, "rank": 1, "node": "n2", "pid": 9, "code": 0, "signal": None, "wall": 50.0, "steps": 5}
     (exits / "rank-1.json").write_text(json.dumps(record))
     assert "OutcomeSeen" not in kinds([e for _ in range(8) for e in training.poll()])
+
+
+def test_a_node_of_the_launch_that_never_sends_a_table_is_silent_too(training: Training) -> None:
+    training.launch()
+    told = []
+    for step in range(75):
+        training.beats(step, "n1")
+        told += [e for e in training.poll() if isinstance(e, ev.NodeSilent)]
+    (silent,) = told
+    assert silent.node == "n2" and silent.silent_for >= LIMITS.missing

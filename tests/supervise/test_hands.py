@@ -6,6 +6,7 @@ import os
 import queue
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,49 @@ def test_a_submission_whose_answer_was_lost_is_found_again(bench: Bench) -> None
     told = bench.out.get(timeout=30)
     assert isinstance(told, ev.Submitted) and told.job_id == 1
     assert len(bench.slurm.cluster.jobs) == 1
+
+
+def test_the_job_is_released_once_it_is_known_to_be_the_only_one(bench: Bench) -> None:
+    bench.do(act.Submit("submit"))
+    job = bench.slurm.cluster.jobs[1]
+    assert "--hold" in job.submission.options and not job.held
+
+
+def test_a_submission_that_slurm_took_after_all_does_not_start_a_second_job(bench: Bench) -> None:
+    """sbatch gave up, the look-up showed nothing, a second sbatch went through, and then the first one too."""
+    orders = bench.hands._orders
+    tagged = replace(orders.submission, options=(*orders.submission.options, f"--comment={orders.tag}", "--hold"))
+    bench.slurm.submit(tagged)
+    bench.slurm.submit(tagged)
+    told = bench.do(act.Submit("submit"))
+    assert isinstance(told, ev.Submitted) and told.job_id == 1
+    first, second = bench.slurm.cluster.jobs[1], bench.slurm.cluster.jobs[2]
+    assert (first.state, first.held, second.state) == (JobState.PENDING, False, JobState.CANCELLED)
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_submission_cut_off_anywhere_leads_to_one_released_job(bench: Bench, at: int) -> None:
+    """The calls are jobs, submit, jobs, release; each took effect, and its answer was lost."""
+    bench.slurm.fail_call(at, LOST, after=True)
+    assert isinstance(bench.do(act.Submit("submit")), ev.SlurmLost)
+    told = bench.out.get(timeout=30)
+    assert isinstance(told, ev.Submitted) and told.job_id == 1
+    assert [(j.job_id, j.held) for j in bench.slurm.cluster.jobs.values()] == [(1, False)]
+
+
+@pytest.mark.parametrize("own_script_says_hold", [False, True])
+def test_a_job_that_somebody_else_holds_is_not_released(bench: Bench, own_script_says_hold: bool) -> None:
+    if own_script_says_hold:
+        bench.hands._orders = replace(bench.hands._orders, stay_held=True)
+    else:
+        bench.slurm.fail_next("submit", LOST, after=True)
+        bench.do(act.Submit("submit"))
+        bench.hands._end.set()
+        bench.hands._pool.shutdown(wait=True)
+        bench.slurm.hold_behind(1, "JobHeldAdmin")
+        bench.hands = Hands(bench.hands._orders, bench.slurm, bench.reach, Clock(), bench.out)
+    told = bench.do(act.Submit("submit"))
+    assert isinstance(told, ev.Submitted) and bench.slurm.cluster.jobs[1].held
 
 
 def test_a_refusal_is_told(bench: Bench) -> None:
@@ -158,6 +202,27 @@ def test_a_patch_keeps_what_the_user_excluded(bench: Bench) -> None:
     told = bench.do(act.Patch("patch/1", job, ("n2",), drop=("n3",)))
     assert isinstance(told, ev.Acted)
     assert bench.slurm.cluster.jobs[job].excluded == ("n4", "n2")
+
+
+def test_a_job_that_slurm_requeued_starts_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.do(act.Submit("submit"))
+    bench.slurm.start_pending()
+    bench.slurm.requeue_behind(1)
+    monkeypatch.setattr(bench.hands, "_sleep", bench.slurm.sleep)
+    bench.slurm.calls.clear()
+    told = bench.do(act.Patch("patch/1", 1, ("n2",), start=True))
+    assert isinstance(told, ev.Acted) and told.detail == "excluded: n2; started at once"
+    bench.slurm.tick()
+    job = bench.slurm.cluster.jobs[1]
+    assert job.state is JobState.RUNNING and "n2" not in job.nodes
+
+
+def test_a_job_that_was_requeued_and_held_is_patched_and_left_held(bench: Bench) -> None:
+    bench.do(act.Submit("submit"))
+    bench.slurm.hold_behind(1)
+    told = bench.do(act.Patch("patch/1", 1, ("n2",), start=True))
+    assert isinstance(told, ev.Acted) and told.detail == "excluded: n2"
+    assert bench.slurm.cluster.jobs[1].held
 
 
 @pytest.mark.parametrize("gone", [False, True])

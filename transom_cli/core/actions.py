@@ -55,11 +55,15 @@ class Restart(Action):
 
 @dataclass(frozen=True)
 class Patch(Action):
-    """Set the exclusions of a job that is pending already (requeued behind our back, or exclusions expired)."""
+    """Set the exclusions of a job that is pending already (requeued behind our back, or exclusions expired).
+
+    `start`: then let it start at once; Slurm keeps what it requeued waiting for about 121 s.
+    """
 
     job_id: int
     exclude: tuple[str, ...]
     drop: tuple[str, ...] = ()
+    start: bool = False
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,13 @@ def _ranks_quiet(state: State, e: ev.RanksQuiet) -> Step:
 
 def _ranks_back(state: State, e: ev.RanksBack) -> Step:
     incident = state.incident
-    if not _mine(state, e.attempt) or incident is None or incident.stage is not Stage.EXAMINING or not incident.quiet:
+    if not _mine(state, e.attempt) or incident is None or not incident.quiet:
+        return state, ()
+    if incident.stage is Stage.WAITING and incident.outcome is None and not incident.ended and not incident.dead:
+        incident = inc.mark(incident, e.at, "nothing", "the ranks step again during the back-off")
+        state = inc.close(replace(state, incident=incident), e.at, "nothing")
+        return replace(state, phase=Phase.TRAINING, since=e.at), ()
+    if incident.stage is not Stage.EXAMINING:
         return state, ()
     incident = inc.mark(replace(incident, quiet_over=True), e.at, "seen", "the ranks step again")
     return inc.advance(replace(state, incident=incident), e.at)
@@ -151,9 +157,10 @@ def _checkpoint_seen(state: State, e: ev.CheckpointSeen) -> Step:
     return replace(state, durable=max(e.step, state.durable)), ()
 
 
-def _asked(state: State, key: str, *kinds: type[Action]) -> bool:
-    """An answer counts while its question is open, once, and only if it is one of the right kind."""
-    return any(a.key == key and isinstance(a, kinds) for a in state.pending)
+def _asked(state: State, key: str, *kinds: type[Action], **about: object) -> bool:
+    """An answer counts while its question is open, once, and only if it is one of the right kind and about the same."""
+    asked = (a for a in state.pending if a.key == key and isinstance(a, kinds))
+    return any(all(getattr(a, name) == value for name, value in about.items()) for a in asked)
 
 
 def _examined(state: State, e: ev.Examined) -> Step:
@@ -169,13 +176,13 @@ def _examined(state: State, e: ev.Examined) -> Step:
 
 
 def _probed(state: State, e: ev.Probed) -> Step:
-    if not _asked(state, e.key, Probe):
+    if not _asked(state, e.key, Probe, node=e.node):
         return state, ()
     return inc.probed(done(state, e.key), e.at, e.key, e.node, e.verdict, e.evidence)
 
 
 def _isolated(state: State, e: ev.Isolated) -> Step:
-    if not _asked(state, e.key, Isolate):
+    if not _asked(state, e.key, Isolate, node=e.node):
         return state, ()
     return inc.isolated(done(state, e.key), e.at, e.node, e.how, e.detail)
 

@@ -84,12 +84,13 @@ def _pending(state: State, e: ev.JobSeen) -> Step:
     return state, ()
 
 
-def patch(state: State, *, drop: tuple[str, ...] = ()) -> Step:
-    """Tell the waiting job which exclusions hold now."""
+def patch(state: State, *, drop: tuple[str, ...] = (), start: bool = False) -> Step:
+    """Tell the waiting job which exclusions hold now, and let it `start` (also where a patch not yet done was to)."""
+    start = start or any(isinstance(a, Patch) and a.start for a in state.pending)
     keep = tuple(x for x in state.exclusions if x.node not in drop)
     state, let_in = inc.withdraw_patches(replace(state, exclusions=keep, patches=state.patches + 1))
     drop = tuple(dict.fromkeys((*let_in, *drop)))
-    return order(state, Patch(f"patch/{state.patches}", state.job_id, state.excluded, drop))
+    return order(state, Patch(f"patch/{state.patches}", state.job_id, state.excluded, drop, start))
 
 
 def requeued_behind(state: State, e: ev.JobSeen) -> Step:
@@ -120,7 +121,9 @@ def requeued_behind(state: State, e: ev.JobSeen) -> Step:
         until = e.at + state.policy.expiry
         new = tuple(Exclusion(n, e.at, until, "excluded", name, "lost when Slurm requeued the job") for n in kept)
         state = inc.count_isolations(replace(state, exclusions=(*state.exclusions, *new)), e.at, len(new))
-        step = patch(state)
+        step = (state, ())
+    if e.state == "PENDING" and (kept or not e.held):
+        step = patch(state, start=not e.held)
     return both(step, seen(step[0], e))
 
 

@@ -77,6 +77,7 @@ class AttemptFollower:
             launch = _launch(now, self.name, record) if record.get("type") == "launch" else None
             if launch is not None:
                 self._launch = launch
+                self._quiet = quiet.expect(self._quiet, launch.nodes)
                 yield launch
         yield from self._beats(now)
         if not self._outcome:

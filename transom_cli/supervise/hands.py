@@ -18,11 +18,23 @@ from transom_cli.core import events as ev
 from transom_cli.errors import TransomError
 from transom_cli.health.finding import Finding
 from transom_cli.layout import AttemptDir, RunDir
-from transom_cli.slurm.port import NoSuchJob, Slurm, SlurmDenied, SlurmRefused, SlurmUnknown, Submission
-from transom_cli.slurm.restart import RestartRequest, restart_job
+from transom_cli.slurm.port import (
+    Job,
+    JobState,
+    NoSuchJob,
+    Slurm,
+    SlurmDenied,
+    SlurmRefused,
+    SlurmUnknown,
+    Submission,
+)
+from transom_cli.slurm.restart import SETTLE, RestartRequest, restart_job
 from transom_cli.slurm.retry import backoff
 from transom_cli.supervise.clock import Clock
 from transom_cli.supervise.examine import examine
+
+_HELD_BY_SUBMISSION = "JobHeldUser"  # Slurm's reason after `sbatch --hold`
+_LAST = 150.0  # seconds in which Slurm starts by itself what it has requeued (its credential lifetime, and a look)
 
 Reach = Callable[[str, str, int, int | None], Finding]
 
@@ -34,6 +46,7 @@ class Orders:
     run: RunDir
     submission: Submission
     drain_command: tuple[str, ...] = ()
+    stay_held: bool = False  # the user's own script asks for --hold: releasing it is theirs
 
     @property
     def tag(self) -> str:
@@ -119,14 +132,29 @@ class Hands:
         raise TypeError(f"no hand for {type(action).__name__}")
 
     def _submit(self, action: act.Submit) -> ev.Event:
-        """A lost answer of sbatch, or a crash before it was remembered, must not make a second job."""
-        tag = self._orders.tag
-        known = [j for j in self._slurm.jobs() if j.comment == tag]
-        if known:
-            return ev.Submitted(self._clock.now(), action.key, known[0].job_id)
-        submission = self._orders.submission
-        job_id = self._slurm.submit(replace(submission, options=(*submission.options, f"--comment={tag}")))
-        return ev.Submitted(self._clock.now(), action.key, job_id)
+        """A lost answer of sbatch, or a crash before it was remembered, must not make a second job.
+
+        It is submitted held, and one is released: a submission that we gave up waiting for may be taken after all.
+        """
+        known = self._submitted()
+        if not known:
+            submission = self._orders.submission
+            options = (*submission.options, f"--comment={self._orders.tag}", "--hold")
+            self._slurm.submit(replace(submission, options=options))
+            known = self._submitted()
+        if not known:
+            raise SlurmUnknown("Slurm does not show the job that it has just taken", "", "squeue --me")
+        first, *more = known
+        for extra in (job for job in more if job.held):
+            self._slurm.cancel(extra.job_id)
+        if first.held and first.reason == _HELD_BY_SUBMISSION and not self._orders.stay_held:
+            self._slurm.release(first.job_id)
+        return ev.Submitted(self._clock.now(), action.key, first.job_id)
+
+    def _submitted(self) -> list[Job]:
+        """The jobs of the first submission: one that was released already before those still held."""
+        found = (job for job in self._slurm.jobs() if job.comment == self._orders.tag)
+        return sorted(found, key=lambda job: (job.held, job.job_id))
 
     def _probe(self, action: act.Probe) -> ev.Event:
         self._sleep(action.delay)
@@ -191,8 +219,26 @@ class Hands:
         try:
             job = self._slurm.job(action.job_id)
             keep = [n for n in job.excluded if n not in action.drop]
-            self._slurm.update_pending(action.job_id, exclude=tuple(dict.fromkeys((*keep, *action.exclude))))
+            exclude = tuple(dict.fromkeys((*keep, *action.exclude)))
+            if set(exclude) != set(job.excluded):
+                self._slurm.update_pending(action.job_id, exclude=exclude)
             detail = f"excluded: {', '.join(action.exclude) or 'none'}"
+            if action.start and self._start(action.job_id):
+                detail += "; started at once"
         except (SlurmRefused, NoSuchJob) as error:
             detail = f"too late: {error.why or error.what}"
         return ev.Acted(self._clock.now(), action.key, detail)
+
+    def _start(self, job_id: int) -> bool:
+        """Spare a job that Slurm requeued the wait for its old start's credentials; never one that somebody holds."""
+        deadline = self._clock.now() + _LAST
+        while self._clock.now() < deadline:
+            job = self._slurm.job(job_id)
+            if job.state is not JobState.PENDING or job.held:
+                return False
+            if not job.completing:
+                self._sleep(SETTLE)
+                self._slurm.start_now(job_id)
+                return True
+            self._sleep(1.0)
+        return False
