@@ -98,6 +98,16 @@ def test_stop_cancels_the_job(person: Person) -> None:
     assert (view["phase"], view["exit_code"], view["starts"]) == ("stopped", 130, 0)
 
 
+def test_a_requeue_that_nobody_here_asked_for_is_followed_without_slurms_wait(person: Person, sandbox: Sandbox) -> None:
+    """Within the patience of `wait`, which is shorter than the two minutes of Slurm's own delay."""
+    run = person.start("-N", "2", "--", *COMMAND, "--steps", "40")
+    view = person.wait(run, at_step(10))
+    sandbox.slurm("scontrol", "requeue", str(view["job_id"]))
+    view = person.wait(run, over)
+    assert (view["phase"], view["step"], view["starts"], view["excluded"]) == ("done", 40, 1, [])
+    assert "behind our back" in str(view["incidents"][0]["marks"])
+
+
 def test_scancel_is_a_stop_and_not_a_fault(person: Person, sandbox: Sandbox) -> None:
     run = person.start("-N", "2", "--", *COMMAND, "--steps", "2000")
     view = person.wait(run, at_step(3))
