@@ -50,3 +50,15 @@ def publish_bytes(path: Path, data: bytes, *, mode: int = 0o600) -> None:
 def publish_text(path: Path, text: str, *, mode: int = 0o600) -> None:
     """`publish_bytes` of the UTF-8 text; file names that are not UTF-8 go through unharmed."""
     publish_bytes(path, text.encode("utf-8", "surrogateescape"), mode=mode)
+
+
+def replace_text(path: Path, text: str, *, mode: int = 0o600) -> None:
+    """Old text or new one for every reader, like `publish_text`, but for what need not outlive a crash: no fsync.
+
+    For one writer a file: the temporary name is always the same.
+    """
+    temporary = path.parent / f".{path.name}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    temporary.rename(path)

@@ -33,6 +33,11 @@ class AttemptDir:
         return self.path / "launcher.jsonl"
 
     @property
+    def launcher_alive(self) -> Path:
+        """The launcher's sign of life: a count, rewritten once a second by one that handles faults itself."""
+        return self.path / "launcher.alive"
+
+    @property
     def nodes(self) -> Path:
         """`<node>.beats` (the node's beat table) and `<node>.jsonl` (the agent's findings)."""
         return self.path / "nodes"

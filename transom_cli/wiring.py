@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from transom_cli.core.quiet_shapes import QuietLimits
 from transom_cli.core.state import Policy
 from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
@@ -83,9 +84,12 @@ def checkpoints_of(run: RunDir, settings: Settings) -> Path:
     return settings.checkpoint.directory or run.checkpoints
 
 
+def quiet_limits(settings: Settings) -> QuietLimits:
+    return QuietLimits(**settings.detect.model_dump())
+
+
 def operator_for(run: RunDir) -> Operator:
     """Take the run's lease and build its operator. OperatorAlive when another one lives."""
-    from transom_cli.core.quiet import QuietLimits
     from transom_cli.health.reach import judge_reach, read_reach
     from transom_cli.submit.script import inspect_script
     from transom_cli.supervise.follow import Follower
@@ -99,7 +103,7 @@ def operator_for(run: RunDir) -> Operator:
     script = inspect_script(run.script.read_text(encoding="utf-8"))
     drain_command = tuple(settings.isolate.drain_command)
     orders = Orders(run, Plan.load(run).submission(run), drain_command, stay_held="hold" in script.lines)
-    limits = QuietLimits(**settings.detect.model_dump())
+    limits = quiet_limits(settings)
     lease = Lease.take(run)
 
     def reach(node: str, address: str, port: int, job_id: int | None) -> Finding:

@@ -23,13 +23,17 @@ def launch(
     import sys
 
     from transom_cli.layout import RunDir
-    from transom_cli.supervise.launcher import main
+    from transom_cli.supervise.launcher import main, require_run_dir
     from transom_cli.supervise.launchplan import LaunchOptions
+    from transom_cli.wiring import checkpoints_of, quiet_limits, read_settings
 
     if kind not in ("srun", "torchrun"):
         raise UsageError(f"`--kind {kind}` is unknown", hint="Use `srun` or `torchrun`.")
+    run = RunDir(run_dir.absolute())
+    require_run_dir(run)
+    settings = read_settings(run)
     options = LaunchOptions(
-        run=RunDir(run_dir.absolute()),
+        run=run,
         kind=kind,
         command=tuple(command),
         python=(sys.executable, "-P") if sys.version_info >= (3, 11) else (sys.executable,),
@@ -37,6 +41,9 @@ def launch(
         srun_args=tuple(srun_arg or ()),
         torchrun_args=tuple(torchrun_arg or ()),
         auto_beat=auto_beat,
+        checkpoints=checkpoints_of(run, settings),
+        limits=quiet_limits(settings),
+        relaunches=settings.restart.relaunches,
     )
     raise typer.Exit(main(options))
 

@@ -123,6 +123,11 @@ class Restart(Section):
     backoff: float = Field(
         default=5.0, ge=0, description="wait before the first restart without progress; doubles each time, 300 at most"
     )
+    relaunches: int = Field(
+        default=3,
+        ge=0,
+        description="relaunches inside the allocation without progress, for each cause, before a requeue; 0: none",
+    )
     release_held: bool = Field(default=False, description="release the job when Slurm requeued it held")
 
 

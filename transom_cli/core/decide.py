@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from transom_cli.core import events as ev
+from transom_cli.core import healing, job
 from transom_cli.core import incident as inc
-from transom_cli.core import job
 from transom_cli.core.actions import Action, Cancel, Examine, Isolate, Patch, Probe, Release, Restart, Submit
 from transom_cli.core.incident import Step, done, order
 from transom_cli.core.state import Phase, Stage, State
@@ -71,13 +71,24 @@ def _launch_seen(state: State, e: ev.LaunchSeen) -> Step:
     if job_id == state.job_id and restarts > state.restarts:
         step = job.seen(state, ev.JobSeen(e.at, job_id, restarts, "RUNNING", nodes=e.nodes))
     state = step[0]
-    if e.attempt != state.attempt or state.launched:
+    if e.attempt != state.attempt or (state.launched and e.launch <= state.launch):
         return step
-    state = replace(state, launched=True, nodes=e.nodes or state.nodes)
+    if state.launched and not _mine(state, e.attempt):
+        return step
+    if state.launched:
+        words = f"training step started again in the same allocation (launch {e.launch})"
+        return healing.relaunched(state, e.at, e.launch, words), step[1]
+    state = replace(state, launched=True, launch=e.launch, nodes=e.nodes or state.nodes)
     if state.incident is not None and state.incident.stage is Stage.STARTING:
         words = f"training step started: {e.world_size} ranks on {len(e.nodes)} nodes"
         state = replace(state, incident=inc.mark(state.incident, e.at, "launched", words))
     return state, step[1]
+
+
+def _heal_seen(state: State, e: ev.HealSeen) -> Step:
+    if not _mine(state, e.attempt) or job.restarting(state):
+        return state, ()
+    return healing.told(state, e.at, e.what, e.words, e.cause, e.nodes), ()
 
 
 def _outcome_seen(state: State, e: ev.OutcomeSeen) -> Step:
@@ -92,6 +103,9 @@ def _outcome_seen(state: State, e: ev.OutcomeSeen) -> Step:
     told = not job.starting(state) and state.incident is not None and state.incident.outcome is not None
     if e.status != "failed" or told:
         return state, ()
+    if e.cause == "hang":
+        suspects = _suspects(state, e.suspects)
+        return inc.sign(state, e.at, e.why, outcome=e, quiet=True, quiet_over=False, quiet_nodes=suspects)
     return inc.sign(state, e.at, e.why, outcome=e)
 
 
@@ -248,6 +262,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], Step]] = {
     ev.SlurmLost: _slurm_lost,
     ev.SlurmBack: _slurm_back,
     ev.LaunchSeen: _launch_seen,
+    ev.HealSeen: _heal_seen,
     ev.OutcomeSeen: _outcome_seen,
     ev.NodeSilent: _node_silent,
     ev.NodeBack: _node_back,

@@ -111,7 +111,7 @@ def _slurm_ended(incident: Incident) -> Diagnosis | None:
 
 def _rank_ended(incident: Incident, state: State, first: RankExit | None) -> Diagnosis | None:
     if first is None:
-        if not incident.ended and incident.outcome is None:
+        if not incident.ended and (incident.outcome is None or incident.outcome.cause == "hang"):
             return None
         if incident.ended == "GONE" and not state.launched:
             words = "Slurm has forgotten the job, and nothing tells how it ended"

@@ -103,8 +103,24 @@ class LaunchSeen(Event):
 
 
 @dataclass(frozen=True)
+class HealSeen(Event):
+    """The launcher handles a fault inside the allocation. `what`: seen, evidence, examined, diagnosed or recovered."""
+
+    attempt: str
+    incident: str  # the launcher's own name for it
+    what: str
+    words: str
+    cause: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class OutcomeSeen(Event):
-    """The launcher's account of how the attempt ended: status is done, failed or stopped."""
+    """The launcher's account of how the attempt ended: status is done, failed or stopped.
+
+    cause: "hang" when the launcher ended ranks that no longer stepped; then suspects names the nodes that stood out.
+    durable: the newest checkpoint's step as the launcher knew it, or -1.
+    """
 
     attempt: str
     status: str
@@ -112,6 +128,9 @@ class OutcomeSeen(Event):
     exits: tuple[RankExit, ...] = ()
     missing: tuple[str, ...] = ()  # nodes with ranks of which nothing was heard
     nodes: tuple[str, ...] = ()
+    cause: str = ""
+    suspects: tuple[str, ...] = ()
+    durable: int = -1
 
 
 @dataclass(frozen=True)

@@ -52,12 +52,12 @@ def sign(state: State, at: float, words: str, **found: object) -> Step:
     if incident is not None and incident.stage is Stage.STARTING:
         state = close(state, at, "failed again")
         incident = None
-    if incident is not None and incident.stage is not Stage.EXAMINING:
+    if incident is not None and incident.stage not in (Stage.EXAMINING, Stage.HEALING):
         return state, ()  # the attempt is being given up already
     if incident is None:
         name = f"i{len(state.incidents) + 1}"
         incident = Incident(name, state.job_id, state.restarts, at, state.step)
-    incident = mark(replace(incident, **found), at, "seen", words)  # type: ignore[arg-type]
+    incident = mark(replace(incident, stage=Stage.EXAMINING, **found), at, "seen", words)  # type: ignore[arg-type]
     state = replace(state, incident=incident)
     asked = order(state, *_questions(state, incident))
     return both(asked, advance(asked[0], at))
@@ -138,6 +138,9 @@ def advance(state: State, at: float) -> Step:
 
 def _judge(state: State, incident: Incident, at: float) -> Step:
     diagnosis = diagnose(incident, state)
+    if diagnosis is None and incident.healing:
+        incident = mark(replace(incident, stage=Stage.HEALING), at, "nothing", "every node that was asked answers")
+        return replace(state, incident=incident), ()
     if diagnosis is None:
         state = replace(state, incident=mark(incident, at, "nothing", "everything answers; no fault found"))
         return close(state, at, "nothing"), ()
@@ -262,6 +265,7 @@ def new_attempt(state: State, job_id: int, restarts: int) -> State:
         restarts=restarts,
         starts=state.starts + (1 if fresh else 0),
         launched=False if fresh else state.launched,
+        launch=0 if fresh else state.launch,
         step=-1 if fresh else state.step,
         slurm_state="PENDING" if fresh else state.slurm_state,
     )

@@ -33,6 +33,7 @@ class Phase(enum.Enum):
 class Stage(enum.Enum):
     """Where an incident stands."""
 
+    HEALING = "healing"  # the launcher is at it, inside the allocation
     EXAMINING = "examining"  # probes and logs are being read
     ISOLATING = "isolating"
     WAITING = "waiting"  # back-off
@@ -101,6 +102,7 @@ class Incident:
     began: float
     step: int  # the last step seen before it
     stage: Stage = Stage.EXAMINING
+    healing: bool = False  # the launcher took it up first
     quiet_nodes: tuple[str, ...] = ()  # nodes that a detector points at
     overdue_nodes: tuple[str, ...] = ()  # nodes that could not be seen any more when the ranks fell silent
     quiet: bool = False  # the ranks stopped stepping (a hang, or a death nobody reported)
@@ -153,6 +155,7 @@ class State:
     nodes: tuple[str, ...] = ()  # of the present (or, while pending, the last) attempt
     batch_host: str = ""
     launched: bool = False  # the training step of this attempt was started
+    launch: int = 0  # the newest launch of this attempt
     step: int = -1  # of this attempt
     max_step: int = -1  # of the run
     durable: int = -1  # newest published checkpoint

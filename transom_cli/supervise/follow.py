@@ -11,18 +11,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from transom_cli.beats.table import BadTable, NodeTable, decode
+from transom_cli.beats.table import NodeTable
 from transom_cli.core import events as ev
 from transom_cli.core import quiet
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.diagnose import first_bad
 from transom_cli.core.state import Stage, State
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
+from transom_cli.supervise.beatwatch import BeatWatch
 from transom_cli.supervise.exits import read_exits
 
 PROGRESS_EVERY = 60.0  # one progress line a minute in the journal
 ABANDONED = 3.0  # seconds from a rank's bad end to the launcher's account of it, before the launcher counts as gone
-OVERDUE = 3.0  # an agent writes once a second
+LAUNCHER_SILENT = 5.0  # seconds without a new sign of life, which comes once a second
 LOOK_EVERY = 1.0  # for what changes slowly: new attempts, checkpoints, requests
 
 
@@ -56,29 +57,36 @@ class AttemptFollower:
 
     def __init__(self, attempt: AttemptDir, limits: quiet.QuietLimits) -> None:
         self._dir = attempt
-        self._limits = limits
         self._tail = Tail(attempt.launcher_journal)
-        self._quiet = quiet.start()
+        self._watch = BeatWatch(attempt.nodes, limits)
         self._outcome = False
         self._step = -1
         self._told = (-1, 0.0)  # the step last put in an event, and when
         self._launch: ev.LaunchSeen | None = None
         self._looked = float("-inf")  # at the ranks' own exit records
         self._ended_since: float | None = None  # when one of them was first seen to tell of a bad end
-        self.tables: dict[str, NodeTable] = {}
-        self._renewed: dict[str, float] = {}  # node -> when its table was last seen to be new
+        self._sign = ""  # the launcher's sign of life, and when it was last seen to change
+        self._signed = float("-inf")
+        self._held: ev.RanksQuiet | None = None  # a silence that is left to the launcher as long as it lives
 
     @property
     def name(self) -> str:
         return self._dir.name
 
+    @property
+    def tables(self) -> dict[str, NodeTable]:
+        return self._watch.tables
+
     def poll(self, now: float) -> Iterator[ev.Event]:
         for record in self._tail.records():
-            launch = _launch(now, self.name, record) if record.get("type") == "launch" else None
-            if launch is not None:
-                self._launch = launch
-                self._quiet = quiet.expect(self._quiet, launch.nodes)
-                yield launch
+            told = _from_journal(now, self.name, record)
+            if isinstance(told, ev.LaunchSeen):
+                if self._launch is not None and told.launch > self._launch.launch:
+                    self._begin_launch()
+                self._launch = told
+                self._watch.expect(told.nodes)
+            if told is not None:
+                yield told
         yield from self._beats(now)
         if not self._outcome:
             outcome = read_outcome(self._dir, now) or self._abandoned(now)
@@ -87,16 +95,30 @@ class AttemptFollower:
                 yield from self._tell_step(now)
                 yield outcome
 
+    def _begin_launch(self) -> None:
+        """The steps of a former launch, and its end, tell nothing of this one."""
+        self._step, self._told, self._held, self._ended_since = -1, (-1, 0.0), None, None
+
+    def _launcher_lives(self, now: float) -> bool:
+        try:
+            sign = self._dir.launcher_alive.read_text()
+        except OSError:
+            sign = ""
+        if sign and sign != self._sign:
+            self._sign, self._signed = sign, now
+        return now - self._signed < LAUNCHER_SILENT
+
     def _abandoned(self, now: float) -> ev.OutcomeSeen | None:
         """Ranks ended badly and no launcher says so: its host is gone, and the ranks' own records are the account."""
         if self._launch is None or now - self._looked < LOOK_EVERY:
             return None
         self._looked = now
         exits = read_exits(self._dir.exits(self._launch.launch))
-        if not any(x.bad for x in exits.values()):
+        if not any(x.bad for x in exits.values()) or self._launcher_lives(now):
+            self._ended_since = None
             return None
         self._ended_since = now if self._ended_since is None else self._ended_since
-        if now - self._ended_since < ABANDONED:
+        if not self._sign and now - self._ended_since < ABANDONED:
             return None
         ranks = tuple(exits[n] for n in sorted(exits))
         heard = {x.node for x in ranks}
@@ -106,18 +128,8 @@ class AttemptFollower:
         return ev.OutcomeSeen(now, self.name, "failed", why, ranks, missing, self._launch.nodes)
 
     def _beats(self, now: float) -> Iterator[ev.Event]:
-        for path in _listed(self._dir.nodes):
-            if path.suffix != ".beats":
-                continue
-            try:
-                table = decode(path.read_bytes())
-                if path.stem not in self.tables or self.tables[path.stem].seq != table.seq:
-                    self._renewed[table.node] = now
-                self.tables[path.stem] = table
-            except (OSError, BadTable):
-                continue  # gone, or caught while it was replaced on a file system without atomic rename
-        self._quiet, findings = quiet.watch(self._quiet, self.tables, now, self._limits)
-        self._step = max(self._step, self._quiet.step)
+        findings = self._watch.look(now)
+        self._step = max(self._step, self._watch.step(self._launch.launch if self._launch else 0))
         if self._step > self._told[0] and (self._told[0] < 0 or now - self._told[1] >= PROGRESS_EVERY):
             yield from self._tell_step(now)
         for finding in findings:
@@ -125,6 +137,10 @@ class AttemptFollower:
             if event is not None:
                 yield from self._tell_step(now)
                 yield event
+        if self._held is not None and not self._launcher_lives(now):
+            yield from self._tell_step(now)
+            event, self._held = replace(self._held, at=now), None
+            yield event
 
     def _tell_step(self, now: float) -> Iterator[ev.Event]:
         if self._step > self._told[0]:
@@ -137,14 +153,13 @@ class AttemptFollower:
         if isinstance(finding, quiet.NodeBack):
             return ev.NodeBack(now, self.name, finding.node)
         if isinstance(finding, quiet.RanksQuiet):
-            where = {r.rank: t.node for t in self.tables.values() for r in t.ranks}
-            nodes = tuple(dict.fromkeys(where[r] for r in finding.culprits if r in where))
-            overdue = tuple(sorted(node for node, at in self._renewed.items() if now - at > OVERDUE))
-            return ev.RanksQuiet(
-                now, self.name, finding.step, finding.quiet_for, finding.limit, tuple(finding.culprits), nodes, overdue
-            )
+            nodes, overdue = self._watch.nodes_of(finding.culprits), self._watch.overdue(now)
+            quiet_for, culprits = finding.quiet_for, tuple(finding.culprits)
+            self._held = ev.RanksQuiet(now, self.name, finding.step, quiet_for, finding.limit, culprits, nodes, overdue)
+            return None
         if isinstance(finding, quiet.RanksBack):
-            return ev.RanksBack(now, self.name)
+            held, self._held = self._held, None
+            return None if held is not None else ev.RanksBack(now, self.name)
         return None  # the first step is told by `_tell_step`
 
 
@@ -232,10 +247,13 @@ def read_outcome(attempt: AttemptDir, now: float) -> ev.OutcomeSeen | None:
         return None
 
 
-def _launch(now: float, attempt: str, record: dict[str, object]) -> ev.LaunchSeen | None:
+def _from_journal(now: float, attempt: str, record: dict[str, object]) -> ev.LaunchSeen | ev.HealSeen | None:
+    """A line of the launcher's journal that the core should know of."""
     known = {"launch": 0, "nodes": [], "world_size": 0, **record, "at": now, "attempt": attempt}
     try:
-        return build(ev.LaunchSeen, known)
+        if record.get("type") == "launch":
+            return build(ev.LaunchSeen, known)
+        return build(ev.HealSeen, known) if record.get("type") == "heal" else None
     except BadRecord:
         return None  # another version's launcher
 

@@ -1,17 +1,17 @@
-"""The launcher: owns one attempt, in the batch script. First form: start, watch, forward signals, record the outcome.
+"""The launcher: owns one attempt, in the batch script. All judgement is in `core.ladder`.
 
-After a failure it does not leave at once: while a live operator's lease is renewed, the allocation is kept until the
-operator requeues the job (a job that ends with a dead node in it hangs in COMPLETING until SlurmdTimeout). Relaunching
-on the same nodes and swapping in spares will be decided between `_watch` and `_record`.
+After an outcome of failure it does not leave at once: while a live operator's lease is renewed, the allocation is kept
+until the operator requeues the job (a job that ends with a dead node in it hangs in COMPLETING until SlurmdTimeout).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import queue
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -19,25 +19,48 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transom_cli.beats.places import ROLE
+from transom_cli.core import ladder, quiet
 from transom_cli.core.codec import plain
-from transom_cli.core.diagnose import first_bad
-from transom_cli.core.events import RankExit
-from transom_cli.core.srunwords import task_exits
+from transom_cli.core.ladder_shapes import (
+    Begun,
+    Durable,
+    End,
+    Ended,
+    Exits,
+    Heard,
+    LadderPolicy,
+    LadderState,
+    Leave,
+    Order,
+    Quiet,
+    Read,
+    ReadLogs,
+    Rung,
+    Start,
+    Stepped,
+    Tell,
+    Tick,
+    Told,
+)
 from transom_cli.errors import BadNodes, UsageError
-from transom_cli.files import publish_text
-from transom_cli.layout import AttemptDir
+from transom_cli.files import publish_text, replace_text
+from transom_cli.layout import RunDir
 from transom_cli.supervise import launchplan
-from transom_cli.supervise.exits import read_exits
+from transom_cli.supervise.agents import Agents, address_of
+from transom_cli.supervise.beatwatch import BeatWatch
+from transom_cli.supervise.examine import examine
+from transom_cli.supervise.follow import newest_checkpoint
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 from transom_cli.supervise.lease import read_holder
+from transom_cli.supervise.training import TrainingStep
 
 TURN = 0.05
-AGENTS_END = 3.0  # seconds for the agents to see the outcome and leave
-SETTLE = 1.0  # after the first bad exit: how long to wait to hear of the other ranks
+LOOK = 0.25  # seconds between two looks at the beats
+SIGN = 1.0  # seconds between two signs of life
 OPERATOR_GONE = 20.0  # seconds without a renewed lease, on our clock
 LINGER = 180.0  # at most this long for a live operator to requeue
 KILL_AFTER = 25.0  # seconds from TERM to KILL, within Slurm's own KillWait of 30
+SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
 WRAPPER = Path(__file__).resolve().parents[1] / "agent" / "rank.py"
 
 
@@ -57,167 +80,202 @@ def allocation_from(environ: dict[str, str] | os._Environ[str]) -> Allocation:
     return Allocation(job_id, restart, nodes, environ.get("SLURM_CPUS_PER_TASK", ""))
 
 
-def address_of(node: str) -> str:
-    """A name that the other nodes can connect to: the node's own if it resolves, else Slurm's NodeAddr."""
-    try:
-        socket.getaddrinfo(node, None)
-        return node
-    except OSError:
-        from transom_cli.wiring import slurm_client
-
-        return next(iter(slurm_client().nodes([node]))).address or node
+def require_run_dir(run: RunDir) -> None:
+    if not run.settings.exists():
+        raise BadNodes(
+            f"The run directory `{run.path}` is not visible on node {socket.gethostname()}",
+            "its run.toml is not there; the run directory must be on a file system that every node mounts",
+            "Set `root` to a folder on a shared file system, and submit again.",
+        )
 
 
 class Launcher:
+    """The loop around `core.ladder`: hears the ranks, the beats, Slurm's signals; does what is ordered."""
+
     def __init__(self, allocation: Allocation, options: LaunchOptions) -> None:
         self._allocation = allocation
         self._options = options
-        self._attempt: AttemptDir = options.run.attempt(allocation.job_id, allocation.restart)
-        self._launch = 0
+        self._attempt = options.run.attempt(allocation.job_id, allocation.restart)
         self._signals: list[int] = []
-        self._agents: subprocess.Popen[bytes] | None = None
-        self._told_to_stop = False
-        self._told: dict[int, RankExit] = {}
+        self._inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+        self._step: TrainingStep | None = None
+        self._told = Exits(0.0, 0, ())
+        self._stop_by: float | None = None
+        self._looked = self._signed = self._looked_durable = float("-inf")
+        self._signs = 0
+        self._code, self._failed = 1, False
 
     def run(self) -> int:
         """The batch script's exit code: 0 done, else that of the rank that died first (128 + n for a signal)."""
         self._make_attempt_dir()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, lambda n, _frame: self._signals.append(n))  # no work inside a handler
+        tasks = self._options.tasks_on_node * len(self._allocation.nodes)
+        policy = LadderPolicy(relaunches=self._options.relaunches)
+        where = (self._allocation.job_id, self._allocation.restart, self._allocation.nodes)
+        self._state = LadderState(*where, tasks, policy)
         self._journal("attempt", nodes=self._allocation.nodes, host=socket.gethostname(), pid=os.getpid())
-        self._start_agents()
+        self._watch = BeatWatch(self._attempt.nodes, self._options.limits)
+        self._agents = Agents(self._allocation, self._options, self._attempt)
+        self._agents.start()
         try:
-            code = self._watch(self._start_training())
+            self._hear(Begun(time.monotonic(), newest_checkpoint(self._options.checkpoints)))
+            while self._state.rung is not Rung.LEFT:
+                self._observe(time.monotonic())
+                time.sleep(TURN)
+            if self._failed and not self._state.told:
+                self._linger()
         finally:
-            self._stop_agents()
-        return code
+            self._agents.stop(at_once=bool(self._state.told))
+        return self._code
 
     def _make_attempt_dir(self) -> None:
-        run = self._options.run
-        if not run.settings.exists():
-            raise BadNodes(
-                f"The run directory `{run.path}` is not visible on node {socket.gethostname()}",
-                "its run.toml is not there; the run directory must be on a file system that every node mounts",
-                "Set `root` to a folder on a shared file system, and submit again.",
-            )
-        attempt = self._attempt
         try:
-            for path in (attempt.path, attempt.nodes, attempt.logs(0), attempt.exits(0)):
+            for path in (self._attempt.path, self._attempt.nodes):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise BadNodes(f"Cannot write in the run directory `{run.path}`", str(error)) from error
+            raise BadNodes(f"Cannot write in the run directory `{self._options.run.path}`", str(error)) from error
 
-    def _journal(self, kind: str, **fields: Any) -> None:
-        record = {"type": kind, "wall": time.time(), "launch": self._launch, **plain_fields(fields)}
-        with self._attempt.launcher_journal.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(record) + "\n")
+    # --- hearing ---
 
-    def _start_agents(self) -> None:
-        argv = launchplan.agent_argv(self._allocation, self._options, self._attempt)
-        env = {**os.environ, ROLE: "agent"}
-        self._agents = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=env)
-
-    def _stop_agents(self) -> None:
-        """They end by themselves once the outcome stands; when Slurm ends the job there is no time to wait for that."""
-        if self._agents is None:
-            return
-        try:
-            self._agents.wait(0 if self._told_to_stop else AGENTS_END)
-        except subprocess.TimeoutExpired:
-            self._agents.kill()
-
-    def _start_training(self) -> subprocess.Popen[bytes]:
-        master = address_of(self._allocation.nodes[0])
-        port = launchplan.port_for(self._allocation, self._launch)
-        env = launchplan.training_env(os.environ, master, port, self._options.run)
-        argv = launchplan.training_argv(
-            self._allocation, self._options, self._attempt, self._launch, wrapper=WRAPPER, master=master, port=port
-        )
-        tasks = 1 if self._options.kind == "torchrun" else self._options.tasks_per_node
-        self._tasks = tasks * len(self._allocation.nodes)
-        world = self._options.tasks_per_node * len(self._allocation.nodes)
-        step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env)
-        threading.Thread(target=self._listen, args=(step,), name="srun-words", daemon=True).start()
-        self._journal("launch", nodes=self._allocation.nodes, world_size=world, argv=argv)
-        print(
-            f"transom: launch {self._launch} of attempt {self._attempt.name}: {world} ranks on "
-            f"{len(self._allocation.nodes)} nodes, logs in {self._attempt.logs(self._launch)}",
-            flush=True,
-        )
-        return step
-
-    def _listen(self, step: subprocess.Popen[bytes]) -> None:
-        """srun's own words: passed on as they are, and read for tasks whose wrapper's word may never come."""
-        assert step.stderr is not None
-        for line in step.stderr:
-            sys.stderr.buffer.write(line)
-            sys.stderr.buffer.flush()
-            for told in task_exits(line.decode(errors="replace"), time.time()):
-                where = told.node or self._allocation.nodes[told.rank * len(self._allocation.nodes) // self._tasks]
-                self._told.setdefault(told.rank, replace(told, node=where))
-
-    def _watch(self, step: subprocess.Popen[bytes]) -> int:
-        failing_since: float | None = None
-        stop_by: float | None = None
+    def _observe(self, now: float) -> None:
+        self._sign(now)
+        self._forward(now)
         while True:
-            stop_by = self._forward(step, stop_by)
-            exits = self._read_exits()
-            over = step.poll() is not None
-            if failing_since is None and any(x.bad for x in exits.values()):
-                failing_since = time.monotonic()
-            if over or len(exits) == self._tasks:
+            try:
+                self._hear(replace(self._inbox.get_nowait(), at=now))
+            except queue.Empty:
                 break
-            if failing_since is not None and time.monotonic() - failing_since > SETTLE:
-                break
-            if stop_by is not None and time.monotonic() > stop_by:
-                step.kill()
-            time.sleep(TURN)
-        return self._record(step, exits)
+        if self._step is not None and self._state.rung is Rung.TRAINING:
+            self._look_at_step(now, self._step)
+        if now - self._looked >= LOOK:
+            self._looked = now
+            self._look_at_beats(now)
+        self._hear(Tick(now))
 
-    def _forward(self, step: subprocess.Popen[bytes], stop_by: float | None) -> float | None:
+    def _hear(self, heard: Heard) -> None:
+        self._state, orders = ladder.decide(self._state, heard)
+        for order in orders:
+            self._do(order)
+
+    def _sign(self, now: float) -> None:
+        """A full disk is no reason to leave the ranks alone: then the operator sees this launcher as silent."""
+        if now - self._signed < SIGN:
+            return
+        self._signed, self._signs = now, self._signs + 1
+        with contextlib.suppress(OSError):
+            replace_text(self._attempt.launcher_alive, f"{self._signs}\n")
+
+    def _forward(self, now: float) -> None:
         while self._signals:
             number = self._signals.pop(0)
             self._journal("signal", name=signal.Signals(number).name)
-            if step.poll() is None:
-                step.send_signal(number)  # srun hands it on to every task
+            if self._step is not None:
+                self._step.signal(number)
             if number in (signal.SIGTERM, signal.SIGINT):
-                self._told_to_stop = True
-                stop_by = stop_by or time.monotonic() + KILL_AFTER
-        return stop_by
+                self._stop_by = self._stop_by or now + KILL_AFTER
+                self._hear(Told(now, signal.Signals(number).name))
+        if self._stop_by is not None and now > self._stop_by and self._step is not None:
+            self._step.kill()
 
-    def _read_exits(self) -> dict[int, RankExit]:
-        """By rank (under torchrun: by node). A wrapper's own record counts before what srun says of its task."""
-        return {**self._told, **read_exits(self._attempt.exits(self._launch))}
+    def _look_at_step(self, now: float, step: TrainingStep) -> None:
+        code = step.code  # before the exits: what was written until srun ended is read
+        told = Exits(0.0, self._state.launch, step.exits(), code is not None, code)
+        if told != self._told:
+            self._told = told
+            self._hear(replace(told, at=now))
 
-    def _record(self, step: subprocess.Popen[bytes], exits: dict[int, RankExit]) -> int:
-        """outcome.json is written last: whoever reads it may believe the rest of the attempt directory."""
-        ranks = tuple(exits[n] for n in sorted(exits))
-        first = first_bad(ranks)
-        heard = {x.node for x in ranks}
-        missing = tuple(n for n in self._allocation.nodes if n not in heard)
-        if first is None and len(ranks) == self._tasks:
-            status, why, code = "done", "every rank ended with exit code 0", 0
+    def _look_at_beats(self, now: float) -> None:
+        launch = self._state.launch
+        findings = self._watch.look(now)
+        self._hear(Stepped(now, launch, self._watch.step(launch)))
+        for found in findings:
+            if isinstance(found, quiet.RanksQuiet):
+                nodes = self._watch.nodes_of(found.culprits)
+                culprits = tuple(found.culprits)
+                self._durable(now, at_once=True)
+                self._hear(Quiet(now, launch, found.step, found.quiet_for, found.limit, culprits, nodes))
+        self._durable(now)
+
+    def _durable(self, now: float, *, at_once: bool = False) -> None:
+        if at_once or now - self._looked_durable >= 1.0:
+            self._looked_durable = now
+            self._hear(Durable(now, newest_checkpoint(self._options.checkpoints)))
+
+    # --- doing ---
+
+    def _do(self, order: Order) -> None:
+        if isinstance(order, Start):
+            self._start(order.launch)
+        elif isinstance(order, End):
+            threading.Thread(target=self._end, args=(order, self._step), name="end", daemon=True).start()
+        elif isinstance(order, ReadLogs):
+            threading.Thread(target=self._read, args=(order,), name="read", daemon=True).start()
+        elif isinstance(order, Tell):
+            self._journal("heal", **plain_fields(vars(order)))
+            print(f"transom: {order.incident} {order.what}: {order.words}", flush=True)
         else:
-            srun = step.poll()
-            why = (
-                first.words if first else f"the training step ended (srun exit code {srun}) without a word of its ranks"
-            )
-            status = "stopped" if self._told_to_stop else "failed"
-            code = _exit_code(first) if first else (srun or 1)
-        self._journal("outcome", status=status, why=why, exit_code=code)
-        outcome = {"attempt": self._attempt.name, "status": status, "why": why, "exits": plain(ranks)}
-        outcome |= {"missing": list(missing), "nodes": list(self._allocation.nodes)}
-        publish_text(self._attempt.outcome, json.dumps(outcome) + "\n")
-        print(f"transom: {status}: {why}", flush=True)
-        if status == "failed":
-            self._linger(step)
-        return code
+            self._leave(order)
 
-    def _linger(self, step: subprocess.Popen[bytes]) -> None:
+    def _start(self, launch: int) -> None:
+        allocation, options, attempt = self._allocation, self._options, self._attempt
+        for path in (attempt.logs(launch), attempt.exits(launch)):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        master = address_of(allocation.nodes[0])
+        port = launchplan.port_for(allocation, launch)
+        env = launchplan.training_env(os.environ, master, port, options.run)
+        argv = launchplan.training_argv(allocation, options, attempt, launch, wrapper=WRAPPER, master=master, port=port)
+        self._step = TrainingStep(argv, env, attempt.exits(launch), allocation.nodes, self._state.tasks)
+        world = options.tasks_per_node * len(allocation.nodes)
+        self._journal("launch", launch=launch, nodes=allocation.nodes, world_size=world, argv=argv)
+        print(
+            f"transom: launch {launch} of attempt {attempt.name}: {world} ranks on {len(allocation.nodes)} nodes, "
+            f"logs in {attempt.logs(launch)}",
+            flush=True,
+        )
+
+    def _end(self, order: End, step: TrainingStep | None) -> None:
+        """In a thread of its own: dead nodes and slow ones must not keep the loop from hearing Slurm's signals."""
+        try:
+            lines = self._agents.evidence(order.launch, order.incident) if order.evidence else ()
+            ended = replace(self._agents.end(order.launch), evidence=lines)
+            if step is not None and not step.wait(SRUN_END):
+                step.kill()
+                lives = (socket.gethostname(), f"srun of launch {order.launch}")
+                ended = replace(ended, survivors=(*ended.survivors, lives))
+            ended = replace(ended, exits=step.exits() if step is not None else ())
+        except Exception as error:  # a fault of ours must not leave the attempt waiting for ever
+            ended = Ended(0.0, order.launch, survivors=((socket.gethostname(), repr(error)),))
+        self._inbox.put(ended)
+
+    def _read(self, order: ReadLogs) -> None:
+        try:
+            found = examine("", self._options.run, self._attempt, order.rank, 0.0)
+            self._inbox.put(Read(0.0, order.launch, found.category, found.line, found.where))
+        except Exception as error:
+            self._inbox.put(Read(0.0, order.launch, "unknown", repr(error), "the logs could not be read"))
+
+    def _leave(self, order: Leave) -> None:
+        """outcome.json is written last: whoever reads it may believe the rest of the attempt directory."""
+        told = order.outcome
+        self._code, self._failed = order.exit_code, told.status == "failed"
+        self._journal("outcome", status=told.status, why=told.why, exit_code=order.exit_code)
+        publish_text(self._attempt.outcome, json.dumps(plain(told)) + "\n")
+        print(f"transom: {told.status}: {told.why}", flush=True)
+
+    def _journal(self, kind: str, **fields: Any) -> None:
+        record = {"type": kind, "wall": time.time(), "launch": self._state.launch, **plain_fields(fields)}
+        try:
+            with self._attempt.launcher_journal.open("a", encoding="utf-8") as f:
+                f.write(json.dumps(record) + "\n")
+        except OSError as error:  # a full disk: the training itself may go on
+            print(f"transom: cannot write {self._attempt.launcher_journal}: {error}", file=sys.stderr, flush=True)
+
+    def _linger(self) -> None:
         """Keep the allocation for a live operator; be gone when there is none, or when Slurm says so."""
         began = seen_at = time.monotonic()
         seen = read_holder(self._options.run)
-        while time.monotonic() - began < LINGER and not self._told_to_stop:
+        while time.monotonic() - began < LINGER and not self._state.told:
             holder = read_holder(self._options.run)
             if holder is None or holder.released:
                 return
@@ -225,17 +283,15 @@ class Launcher:
                 seen, seen_at = holder, time.monotonic()
             if time.monotonic() - seen_at > OPERATOR_GONE:
                 return
-            self._forward(step, None)
+            if any(n in (signal.SIGTERM, signal.SIGINT) for n in self._signals):
+                break  # the job is being requeued or cancelled: Slurm removes what is left of the step
             time.sleep(0.1)
-        step.kill()  # the job is being requeued or cancelled: Slurm removes what is left of the step
+        if self._step is not None:
+            self._step.kill()
 
 
 def plain_fields(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: plain(value) for name, value in fields.items()}
-
-
-def _exit_code(first: RankExit) -> int:
-    return 128 + first.signal if first.signal is not None else (first.code or 1)
 
 
 def main(options: LaunchOptions) -> int:

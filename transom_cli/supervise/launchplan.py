@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from transom_cli.core.quiet import QuietLimits
 from transom_cli.layout import AttemptDir, RunDir
 
 PORTS = range(20000, 60000)
@@ -35,6 +36,14 @@ class LaunchOptions:
     srun_args: tuple[str, ...] = ()
     torchrun_args: tuple[str, ...] = ()
     auto_beat: bool = True
+    checkpoints: Path = Path("checkpoints")
+    limits: QuietLimits = field(default_factory=QuietLimits)
+    relaunches: int = 3
+
+    @property
+    def tasks_on_node(self) -> int:
+        """Tasks of the training step on each node: its ranks, or one torchrun."""
+        return 1 if self.kind == "torchrun" else self.tasks_per_node
 
 
 def port_for(allocation: Allocation, launch: int, taken: Sequence[int] = ()) -> int:
@@ -87,7 +96,7 @@ def training_argv(
     port: int,
 ) -> list[str]:
     """The training step: one wrapper a task, which starts the user's command and records how it ended."""
-    tasks = 1 if options.kind == "torchrun" else options.tasks_per_node
+    tasks = options.tasks_on_node
     count = len(allocation.nodes)
     name = "node-%n.log" if options.kind == "torchrun" else "rank-%t.log"
     argv = [

@@ -1,0 +1,253 @@
+"""The launcher's core: what is relaunched, what is handed up, and that nothing starts beside what may still live."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transom_cli.core import ladder_shapes as sh
+from transom_cli.core.events import RankExit
+from transom_cli.core.ladder import decide
+from transom_cli.core.ladder_shapes import LadderPolicy, LadderState, Order, Rung
+
+NODES = ("n1", "n2", "n3")
+
+
+def fresh(**policy: float) -> LadderState:
+    return LadderState(7, 0, NODES, 3, LadderPolicy(**policy))  # type: ignore[arg-type]
+
+
+def exits(*codes: int | None, node_of: tuple[str, ...] = NODES) -> tuple[RankExit, ...]:
+    """A code a rank; None: still alive; below zero: by that signal."""
+    told = [(r, c) for r, c in enumerate(codes) if c is not None]
+    return tuple(RankExit(r, node_of[r], c if c >= 0 else None, -c if c < 0 else None, 10.0 + r) for r, c in told)
+
+
+def feed(state: LadderState, *heard: sh.Heard) -> tuple[LadderState, list[Order]]:
+    orders: list[Order] = []
+    for one in heard:
+        state, new = decide(state, one)
+        orders += new
+    return state, orders
+
+
+def training(**policy: float) -> LadderState:
+    state, orders = feed(fresh(**policy), sh.Begun(0.0), sh.Stepped(5.0, 0, 4), sh.Durable(6.0, 4))
+    assert orders == [sh.Start(0)]
+    return state
+
+
+def killed(state: LadderState, at: float, codes: tuple[int | None, ...] = (None, -9, None)) -> LadderState:
+    """A rank dies, the rest is ended, the logs say nothing: what was ordered is kept in the returned state's place."""
+    launch = state.launch
+    state, _ = feed(state, sh.Exits(at, launch, exits(*codes)), sh.Tick(at + 2), sh.Ended(at + 3, launch))
+    state, _ = feed(state, sh.Read(at + 4, launch, "unknown", ""))
+    return state
+
+
+def outcome(orders: list[Order]) -> sh.Leave:
+    (left,) = [o for o in orders if isinstance(o, sh.Leave)]
+    return left
+
+
+def test_a_dead_rank_is_relaunched_on_the_same_nodes_once_nothing_is_left() -> None:
+    state, orders = feed(training(), sh.Exits(9.0, 0, exits(None, -9, None)), sh.Tick(9.5))
+    assert orders == [], "the others are given a moment to say how they ended"
+    state, orders = feed(state, sh.Tick(10.0))
+    assert orders == [
+        sh.Tell("l1", "seen", "rank 1 on n2 ended with signal 9"),
+        sh.End(0, "l1", evidence=False),
+    ]
+    state, orders = feed(state, sh.Ended(11.0, 0))
+    assert orders == [sh.ReadLogs(0, 1)]
+    state, orders = feed(state, sh.Read(12.0, 0, "unknown", "", "no log"))
+    assert orders[-1] == sh.Start(1)
+    assert orders[0] == sh.Tell("l1", "diagnosed", "rank 1 on n2 ended with signal 9", "rank_killed", ("n2",))
+    state, orders = feed(state, sh.Stepped(20.0, 1, 5))
+    assert orders == [sh.Tell("l1", "recovered", "step 5 done in launch 1")]
+    assert [(i.id, i.result) for i in state.incidents] == [("l1", "recovered")]
+
+
+def test_when_all_have_ended_nothing_is_waited_for() -> None:
+    _, orders = feed(training(), sh.Exits(9.0, 0, exits(-15, -9, -15)))
+    assert orders[-1] == sh.End(0, "l1", evidence=False)
+
+
+def test_a_hang_is_relaunched_after_evidence() -> None:
+    state, orders = feed(training(), sh.Quiet(9.0, 0, 4, 8.0, 7.0, (1,), ("n2",)))
+    assert orders[-1] == sh.End(0, "l1", evidence=True)
+    state, orders = feed(state, sh.Ended(11.0, 0, exits(-9, -9, -9), evidence=("rank 1: T, in read",)))
+    assert orders == [sh.Tell("l1", "evidence", "rank 1: T, in read"), sh.ReadLogs(0, None)]
+    _, orders = feed(state, sh.Read(12.0, 0, "unknown", ""))
+    assert orders[-1] == sh.Start(1)
+
+
+@pytest.mark.parametrize(
+    ("ended", "words", "missing"),
+    [
+        (sh.Ended(11.0, 0, unheard=("n3",)), "no answer from n3", ("n3",)),
+        (sh.Ended(11.0, 0, exits(-15, -9, -15), survivors=(("n3", "process 5 (python, D)"),)), "cannot be ended", ()),
+    ],
+)
+def test_what_may_still_live_is_never_started_beside(ended: sh.Ended, words: str, missing: tuple[str, ...]) -> None:
+    state, _ = feed(training(), sh.Exits(9.0, 0, exits(-15, -9, None)), sh.Tick(10.0), ended)
+    _, orders = feed(state, sh.Read(12.0, 0, "unknown", ""))
+    left = outcome(orders)
+    assert left.outcome.status == "failed" and words in left.outcome.why
+    assert (left.outcome.missing, left.exit_code) == (missing, 128 + 15)
+    assert not any(isinstance(o, sh.Start) for o in orders)
+
+
+@pytest.mark.parametrize(("code", "category"), [(93, "unknown"), (15, "unknown"), (14, "unknown")])
+def test_what_a_relaunch_would_not_mend_is_handed_up(code: int, category: str) -> None:
+    state, _ = feed(training(), sh.Exits(9.0, 0, exits(code, code, code)), sh.Ended(11.0, 0))
+    _, orders = feed(state, sh.Read(12.0, 0, category, ""))
+    assert (outcome(orders).outcome.status, outcome(orders).exit_code) == ("failed", code)
+
+
+def test_a_users_error_before_the_first_step_is_handed_up() -> None:
+    state, _ = feed(fresh(), sh.Begun(0.0), sh.Exits(3.0, 0, exits(1, 1, 1)), sh.Ended(4.0, 0))
+    _, orders = feed(state, sh.Read(5.0, 0, "user", "ValueError: a wrong shape", "rank-0.log"))
+    assert outcome(orders).outcome.why.startswith("ValueError: a wrong shape")
+
+
+def test_the_same_node_twice_is_for_the_operator_to_exclude() -> None:
+    state = killed(training(), 9.0)
+    state, _ = feed(state, sh.Stepped(20.0, 1, 6), sh.Durable(21.0, 6), sh.Exits(22.0, 1, exits(None, -9, None)))
+    state, _ = feed(state, sh.Tick(24.0), sh.Ended(25.0, 1, exits(-15, -9, -15)))
+    _, orders = feed(state, sh.Read(26.0, 1, "unknown", ""))
+    assert "n2 for the 2. time" in outcome(orders).outcome.why
+
+
+def test_without_progress_the_relaunches_are_spent_and_with_it_refilled() -> None:
+    state = training(relaunches=1)
+    state = killed(state, 9.0, (-9, None, None))
+    assert (state.rung, state.launch) == (Rung.TRAINING, 1)
+    again = killed(state, 19.0)
+    assert again.rung is Rung.LEFT, "no newer checkpoint: spent"
+    state, _ = feed(state, sh.Stepped(15.0, 1, 8), sh.Durable(16.0, 8))
+    refilled = killed(state, 19.0)
+    assert (refilled.rung, refilled.launch) == (Rung.TRAINING, 2)
+
+
+def test_no_relaunches_at_all() -> None:
+    assert killed(training(relaunches=0), 9.0).rung is Rung.LEFT
+
+
+def test_told_to_stop_nothing_is_started_again() -> None:
+    state, _ = feed(training(), sh.Exits(9.0, 0, exits(-9, -9, -9)), sh.Told(9.5, "TERM"), sh.Ended(10.0, 0))
+    _, orders = feed(state, sh.Read(11.0, 0, "unknown", ""))
+    assert outcome(orders).outcome.status == "stopped"
+    _, orders = feed(training(), sh.Told(9.0, "TERM"), sh.Exits(9.5, 0, exits(0, 0, 0)))
+    assert outcome(orders).outcome.status == "stopped", "in good order, but not at its end"
+
+
+def test_a_hang_that_is_handed_up_names_its_suspects() -> None:
+    state, _ = feed(training(relaunches=0), sh.Quiet(9.0, 0, 4, 8.0, 7.0, (1,), ("n2",)), sh.Ended(11.0, 0))
+    _, orders = feed(state, sh.Read(12.0, 0, "unknown", ""))
+    told = outcome(orders).outcome
+    assert (told.cause, told.suspects, told.exits, told.durable) == ("hang", ("n2",), (), 4)
+
+
+def test_the_end_of_a_training() -> None:
+    _, orders = feed(training(), sh.Exits(9.0, 0, exits(0, 0, None)), sh.Exits(9.1, 0, exits(0, 0, 0)))
+    assert (outcome(orders).outcome.status, outcome(orders).exit_code) == ("done", 0)
+    state = killed(training(), 9.0)
+    _, orders = feed(state, sh.Exits(20.0, 1, exits(0, 0, 0)))
+    assert outcome(orders).outcome.status == "done", "a relaunch that had only the end left to do"
+
+
+def test_srun_that_ends_without_a_word_of_its_ranks() -> None:
+    state, orders = feed(training(), sh.Exits(9.0, 0, (), over=True, srun=1))
+    assert orders[-1] == sh.End(0, "l1", evidence=False)
+    _, orders = feed(state, sh.Ended(10.0, 0), sh.Read(11.0, 0, "unknown", ""))
+    assert orders[-1] == sh.Start(1)
+
+
+def test_what_is_told_of_another_launch_changes_nothing() -> None:
+    state = killed(training(), 9.0)
+    for late in (
+        sh.Exits(20.0, 0, exits(1, 1, 1)),
+        sh.Quiet(20.0, 0, 4, 8.0, 7.0),
+        sh.Ended(20.0, 0),
+        sh.Stepped(20.0, 0, 99),
+        sh.Read(20.0, 0, "user", "x"),
+    ):
+        assert decide(state, late) == (state, ())
+
+
+launches, steps = st.integers(0, 4), st.integers(-1, 30)
+some_exits = st.lists(st.sampled_from([None, 0, 1, 2, 15, 93, -9, -15]), min_size=3, max_size=3).map(
+    lambda c: exits(*c)
+)
+some_nodes = st.lists(st.sampled_from((*NODES, "n9")), max_size=2).map(tuple)
+at = st.just(0.0)
+stories = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 0.1, 2.0]),
+        st.one_of(
+            st.builds(sh.Tick, at),
+            st.builds(sh.Begun, at, steps),
+            st.builds(sh.Exits, at, launches, some_exits, st.booleans(), st.sampled_from([None, 0, 1])),
+            st.builds(sh.Quiet, at, launches, steps, st.just(9.0), st.just(8.0), st.just((1,)), some_nodes),
+            st.builds(sh.Stepped, at, launches, steps),
+            st.builds(sh.Durable, at, steps),
+            st.builds(
+                sh.Ended,
+                at,
+                launches,
+                some_exits,
+                some_nodes,
+                st.sampled_from([(), (("n1", "process 5"),)]),
+            ),
+            st.builds(sh.Read, at, launches, st.sampled_from(["user", "peer", "unknown"]), st.sampled_from(["", "x"])),
+            st.builds(sh.Told, at, st.just("TERM")),
+        ),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2), stories)
+def test_promises(relaunches: int, story: list[tuple[float, sh.Heard]]) -> None:
+    state, now = fresh(relaunches=relaunches), 0.0
+    clean: set[int] = set()  # launches of which nothing is left, by their agents' word
+    asked: set[int] = set()
+    started: list[int] = []
+    in_vain, best = 0, -1
+    left = False
+    for pause, heard in story:
+        now += pause
+        heard = replace(heard, at=now)
+        before = state
+        state, orders = decide(state, heard)
+        assert not (left and (orders or state != before)), "nothing follows the outcome"
+        counts = before.rung is Rung.ENDING and isinstance(heard, sh.Ended) and heard.launch == before.launch
+        if counts and not heard.unheard and not heard.survivors:
+            clean.add(heard.launch)
+        for order in orders:
+            if isinstance(order, sh.Start):
+                assert order.launch == len(started)
+                assert not before.told or not started
+                if started:
+                    assert order.launch - 1 in clean, "beside what may still live"
+                    reached = state.durable if state.durable >= 0 else state.max_step
+                    in_vain, best = (1, reached) if reached > best else (in_vain + 1, best)
+                    assert in_vain <= 3 * relaunches, "each of the causes has its budget"
+                else:
+                    best = state.progress
+                started.append(order.launch)
+            if isinstance(order, sh.End):
+                assert order.launch == state.launch and order.launch not in asked
+                asked.add(order.launch)
+            if isinstance(order, sh.Leave):
+                left = True
+                told = order.outcome
+                assert set(told.missing) <= set(NODES) and set(told.suspects) <= set(NODES)
+                assert (told.status == "done") == (order.exit_code == 0)
+                if told.status == "done":
+                    assert len(state.exits) == 3 and not any(x.bad for x in state.exits)

@@ -1,0 +1,262 @@
+"""The launcher's core: `decide(state, heard) -> (state, orders)`. A fault is handled inside the allocation if possible.
+
+A launch that fails is ended for certain (no process of it is left on any node), its cause is diagnosed by the same
+rules as the operator's, and the training step is started again on the same nodes. The attempt is handed up, with an
+outcome that names cause and suspects, when a node is to blame or does not answer, when a restart would not mend it, or
+when the relaunches for this cause are spent. Progress refills them, time does not.
+
+Total: whatever is heard in whatever state is answered; what is told of another launch changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from transom_cli.core.diagnose import diagnose, first_bad
+from transom_cli.core.events import OutcomeSeen
+from transom_cli.core.ladder_shapes import (
+    Begun,
+    Durable,
+    End,
+    Ended,
+    Exits,
+    Heard,
+    LadderState,
+    Leave,
+    Order,
+    Quiet,
+    Read,
+    ReadLogs,
+    Rung,
+    Start,
+    Stepped,
+    Tell,
+    Tick,
+    Told,
+)
+from transom_cli.core.state import Diagnosis, Incident, Mark, Stage, State
+
+Step = tuple[LadderState, tuple[Order, ...]]
+
+
+def decide(state: LadderState, heard: Heard) -> Step:
+    handler = _HANDLERS.get(type(heard))
+    if handler is None:
+        raise TypeError(f"no handler for {type(heard).__name__}")
+    if state.rung is Rung.LEFT:
+        return state, ()
+    return handler(state, heard)
+
+
+def _begun(state: LadderState, e: Begun) -> Step:
+    if state.launch >= 0:
+        return state, ()
+    state = replace(state, launch=0, durable=e.durable, max_step=e.durable, progress=e.durable)
+    return state, (Start(0),)
+
+
+def _exits(state: LadderState, e: Exits) -> Step:
+    if e.launch != state.launch or state.rung is not Rung.TRAINING:
+        return state, ()
+    bad = any(x.bad for x in e.exits)
+    since = e.at if bad and state.failing_since is None else state.failing_since
+    state = replace(state, exits=e.exits, over=state.over or e.over, failing_since=since)
+    state = replace(state, srun=e.srun if e.srun is not None else state.srun)
+    return _settle(state, e.at)
+
+
+def _tick(state: LadderState, e: Tick) -> Step:
+    return _settle(state, e.at) if state.rung is Rung.TRAINING else (state, ())
+
+
+def _settle(state: LadderState, at: float) -> Step:
+    """The launch is over when all its tasks or its srun have ended, or a moment after the first bad end."""
+    all_told = len(state.exits) >= state.tasks
+    if all_told and state.failing_since is None:
+        status = "stopped" if state.told else "done"  # a trainer may end in good order when it is told to
+        return _leave(state, at, status, "every rank ended with exit code 0")
+    settled = state.failing_since is not None and at - state.failing_since >= state.policy.settle
+    if not (all_told or settled or state.over):
+        return state, ()
+    first = first_bad(state.exits)
+    silent = f"the training step ended (srun exit code {state.srun}) without a word of its ranks"
+    words = first.words if first else silent
+    outcome = OutcomeSeen(at, state.attempt, "failed", words, state.exits)
+    return _fail(state, at, words, outcome=outcome)
+
+
+def _quiet(state: LadderState, e: Quiet) -> Step:
+    if e.launch != state.launch or state.rung is not Rung.TRAINING or state.failing_since is not None or state.told:
+        return state, ()
+    if e.step < 0 and state.max_step < 0:
+        return state, ()  # a trainer that never beats: its silence says nothing, and a relaunch would loop
+    who = f", ranks {', '.join(map(str, e.culprits))} stand out" if e.culprits else ""
+    words = f"no step for {e.quiet_for:.1f} s (limit {e.limit:.1f} s) after step {e.step}{who}"
+    nodes = tuple(n for n in dict.fromkeys(e.nodes) if n in state.nodes)
+    return _fail(state, e.at, words, quiet=True, quiet_nodes=nodes)
+
+
+def _fail(state: LadderState, at: float, words: str, **found: object) -> Step:
+    if state.told:
+        return _leave(state, at, "stopped", words)
+    state = _close(state, at, "failed again")
+    name = f"l{len(state.incidents) + 1}"
+    incident = Incident(name, state.job_id, state.restart, at, max(state.step, state.max_step))
+    incident = replace(incident, marks=(Mark(at, "seen", words),), **found)  # type: ignore[arg-type]
+    return replace(state, incident=incident, rung=Rung.ENDING), (
+        Tell(name, "seen", words),
+        End(state.launch, name, evidence=incident.quiet),
+    )
+
+
+def _ended(state: LadderState, e: Ended) -> Step:
+    incident = state.incident
+    if e.launch != state.launch or state.rung is not Rung.ENDING or incident is None:
+        return state, ()
+    told = tuple(Tell(incident.id, "evidence", line) for line in e.evidence)
+    first = first_bad(incident.outcome.exits) if incident.outcome else None
+    read = ReadLogs(state.launch, first.rank if first else None)
+    return replace(state, rung=Rung.READING, after=e), (*told, read)
+
+
+def _read(state: LadderState, e: Read) -> Step:
+    incident, after = state.incident, state.after
+    if e.launch != state.launch or state.rung is not Rung.READING or incident is None or after is None:
+        return state, ()
+    orders: tuple[Order, ...] = ()
+    if e.line:
+        orders = (Tell(incident.id, "examined", f"{e.where}: {e.line}"),)
+    incident = replace(incident, log_category=e.category, log_line=e.line)
+    diagnosis = diagnose(incident, _as_the_operator_sees_it(state))
+    state = replace(state, incident=replace(incident, diagnosis=diagnosis))
+    told = Tell(incident.id, "diagnosed", diagnosis.words, diagnosis.cause, diagnosis.nodes) if diagnosis else None
+    orders = (*orders, told) if told else orders
+    if state.told:
+        then = _leave(state, e.at, "stopped", f"told to stop by {state.told}")
+    else:
+        why = _hand_up(state, diagnosis, after)
+        then = _leave(state, e.at, "failed", why) if why else _relaunch(state, e.at, diagnosis)
+    return then[0], orders + then[1]
+
+
+def _as_the_operator_sees_it(state: LadderState) -> State:
+    return State(
+        nodes=state.nodes,
+        launched=True,
+        step=state.step,
+        max_step=state.max_step,
+        durable=state.durable,
+        incidents=state.incidents,
+    )
+
+
+def _hand_up(state: LadderState, diagnosis: Diagnosis | None, after: Ended) -> str:
+    """Why this is not for a relaunch, or nothing."""
+    words = diagnosis.words if diagnosis else "the training step ended"
+    if after.unheard:
+        return f"{words}; no answer from {', '.join(after.unheard)}"
+    if after.survivors:
+        node, what = after.survivors[0]
+        return f"{words}; {what} on {node} cannot be ended"
+    if diagnosis is None or not diagnosis.restart or diagnosis.isolate != "none":
+        return words
+    if not state.policy.relaunches:
+        return words
+    spent = _spent(state, diagnosis.cause)
+    if spent >= state.policy.relaunches:
+        return f"{words}; relaunched {spent} times without progress beyond step {state.progress}"
+    return ""
+
+
+def _reached(state: LadderState) -> int:
+    """What a new launch can count on: the newest durable step, or without checkpoints the newest step."""
+    return state.durable if state.durable >= 0 else state.max_step
+
+
+def _spent(state: LadderState, cause: str) -> int:
+    return 0 if _reached(state) > state.progress else dict(state.spent).get(cause, 0)
+
+
+def _relaunch(state: LadderState, at: float, diagnosis: Diagnosis | None) -> Step:
+    cause = diagnosis.cause if diagnosis else ""
+    spent = {} if _reached(state) > state.progress else dict(state.spent)
+    spent[cause] = spent.get(cause, 0) + 1
+    incident = replace(state.incident, stage=Stage.STARTING) if state.incident else None
+    state = replace(
+        state,
+        rung=Rung.TRAINING,
+        launch=state.launch + 1,
+        step=-1,
+        exits=(),
+        over=False,
+        srun=None,
+        failing_since=None,
+        after=None,
+        progress=max(state.progress, _reached(state)),
+        spent=tuple(sorted(spent.items())),
+        incident=incident,
+    )
+    return state, (Start(state.launch),)
+
+
+def _stepped(state: LadderState, e: Stepped) -> Step:
+    if e.launch != state.launch or state.rung is not Rung.TRAINING or e.step <= state.step:
+        return state, ()
+    state = replace(state, step=e.step, max_step=max(e.step, state.max_step))
+    if state.incident is None:
+        return state, ()
+    told = Tell(state.incident.id, "recovered", f"step {e.step} done in launch {state.launch}")
+    return _close(state, e.at, "recovered"), (told,)
+
+
+def _durable(state: LadderState, e: Durable) -> Step:
+    return replace(state, durable=max(e.step, state.durable)), ()
+
+
+def _told(state: LadderState, e: Told) -> Step:
+    """The ranks hear it too, from srun. What was going on is not taken up again."""
+    return replace(state, told=state.told or e.signal), ()
+
+
+def _close(state: LadderState, at: float, result: str) -> LadderState:
+    if state.incident is None:
+        return state
+    closed = replace(state.incident, stage=Stage.CLOSED, result=result, ended_at=at)
+    return replace(state, incident=None, incidents=(*state.incidents, closed))
+
+
+def _leave(state: LadderState, at: float, status: str, why: str) -> Step:
+    incident, after = state.incident, state.after
+    if incident is not None and incident.stage is Stage.STARTING:
+        incident = None  # it is about an earlier launch
+    hung = incident is not None and incident.quiet
+    exits = () if hung else state.exits  # as they were before we ended the rest
+    heard = {x.node for x in (*state.exits, *(after.exits if after else ()))}
+    silent = {n for n in state.nodes if n not in heard} if status == "failed" and not hung else set()
+    missing = tuple(n for n in state.nodes if n in silent or (after is not None and n in after.unheard))
+    suspects = incident.quiet_nodes if incident is not None else ()
+    cause = "hang" if hung else ""
+    outcome = OutcomeSeen(at, state.attempt, status, why, exits, missing, state.nodes, cause, suspects, state.durable)
+    first = first_bad(exits)
+    code = 0 if status == "done" else _exit_code(first.code, first.signal) if first else (state.srun or 1)
+    state = replace(_close(state, at, "stopped" if status == "stopped" else "handed up"), rung=Rung.LEFT)
+    return state, (Leave(outcome, code),)
+
+
+def _exit_code(code: int | None, signal: int | None) -> int:
+    return 128 + signal if signal is not None else (code or 1)
+
+
+_HANDLERS: dict[type[Heard], Callable[[LadderState, Any], Step]] = {
+    Begun: _begun,
+    Tick: _tick,
+    Exits: _exits,
+    Quiet: _quiet,
+    Stepped: _stepped,
+    Durable: _durable,
+    Ended: _ended,
+    Read: _read,
+    Told: _told,
+}

@@ -1,0 +1,127 @@
+"""The attempt's agents, as the launcher sees them: a Slurm step beside the training, asked over authenticated lines."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import socket
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+
+from transom_cli.agent import secret
+from transom_cli.agent.client import Client
+from transom_cli.beats.places import ROLE
+from transom_cli.core.ladder_shapes import Ended
+from transom_cli.errors import TransomError
+from transom_cli.files import publish_text
+from transom_cli.layout import AttemptDir
+from transom_cli.supervise import launchplan
+from transom_cli.supervise.launchplan import Allocation, LaunchOptions
+
+END = 3.0  # seconds for the agents to see the outcome and leave
+CONNECT = 3.0
+GRACE = 2.0  # seconds from TERM to KILL for the ranks of a failed launch
+KILLING = 10.0  # more, for what dies slowly and for a busy node
+EVIDENCE = 20.0  # seconds for the stacks of a node's ranks
+AT_ONCE = 64  # agents asked at the same time
+
+
+def address_of(node: str) -> str:
+    """A name that the other nodes can connect to: the node's own if it resolves, else Slurm's NodeAddr."""
+    try:
+        socket.getaddrinfo(node, None)
+        return node
+    except OSError:
+        from transom_cli.wiring import slurm_client
+
+        return next(iter(slurm_client().nodes([node]))).address or node
+
+
+class Agents:
+    def __init__(self, allocation: Allocation, options: LaunchOptions, attempt: AttemptDir) -> None:
+        self._allocation = allocation
+        self._options = options
+        self._attempt = attempt
+        self._step: subprocess.Popen[bytes] | None = None
+        self._address = {node: _ip(address_of(node)) for node in allocation.nodes}
+
+    def start(self) -> None:
+        """Their step, and beforehand what they check a caller by: the run's secret, and who may connect at all."""
+        secret.make(self._options.run.secret)
+        publish_text(self._attempt.peers, json.dumps(sorted(self._peers())) + "\n")
+        argv = launchplan.agent_argv(self._allocation, self._options, self._attempt)
+        self._step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env={**os.environ, ROLE: "agent"})
+
+    def _peers(self) -> set[str]:
+        """Addresses of the job's nodes, and all of this one's: it may reach the others by any of its interfaces."""
+        own = {a.address.partition("%")[0] for known in psutil.net_if_addrs().values() for a in known}
+        return {a for a in (*own, *self._address.values()) if _is_ip(a)}
+
+    def stop(self, *, at_once: bool) -> None:
+        """They end by themselves once the outcome stands; when Slurm ends the job there is no time to wait for that."""
+        if self._step is None:
+            return
+        try:
+            self._step.wait(0 if at_once else END)
+        except subprocess.TimeoutExpired:
+            self._step.kill()
+
+    def evidence(self, launch: int, incident: str) -> tuple[str, ...]:
+        """What every rank of the launch was doing, a line each; the files are in the attempt's evidence folder."""
+        folder = self._attempt.evidence(incident)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        answers = self._ask_all("evidence", EVIDENCE, launch=launch, incident=incident)
+        lines: list[str] = []
+        for node, answer in answers.items():
+            found = answer.get("ranks")
+            if isinstance(answer.get("error"), str):
+                lines.append(f"{node}: no evidence: {answer['error']}")
+            lines += [str(line) for line in found] if isinstance(found, list) else []
+        return tuple(lines)
+
+    def end(self, launch: int) -> Ended:
+        """Nothing of the launch is left, node by node; or it is told where that could not be heard or done."""
+        unheard, survivors = [], []
+        for node, answer in self._ask_all("end", GRACE + KILLING, launch=launch, grace=GRACE).items():
+            if not answer.get("ok"):
+                unheard.append(node)
+            left = answer.get("survivors")
+            survivors += [(node, str(what)) for what in left] if isinstance(left, list) else []
+        return Ended(0.0, launch, unheard=tuple(unheard), survivors=tuple(survivors))
+
+    def _ask_all(self, name: str, timeout: float, **arguments: object) -> dict[str, dict[str, object]]:
+        nodes = self._allocation.nodes
+        with ThreadPoolExecutor(min(len(nodes), AT_ONCE), thread_name_prefix="agents") as pool:
+            answers = pool.map(lambda node: self._ask(node, name, timeout, arguments), nodes)
+            return dict(zip(nodes, answers, strict=True))
+
+    def _ask(self, node: str, name: str, timeout: float, arguments: dict[str, object]) -> dict[str, object]:
+        try:
+            port = int(json.loads(self._attempt.endpoint(node).read_text())["port"])
+            key = secret.read(self._options.run.secret)
+            identity = f"{self._attempt.name}/{node}"
+            with Client.connect(self._address[node], port, key, identity, CONNECT) as line:
+                return {"ok": True, **line.ask(name, timeout, **arguments)}
+        except TransomError as error:
+            return {"error": f"{error.what}: {error.why}" if error.why else error.what}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return {"error": f"its endpoint cannot be read: {error}"}
+
+
+def _ip(name: str) -> str:
+    """Empty when it cannot be found out: then this node's agent cannot be asked, and nothing is relaunched there."""
+    try:
+        return str(socket.getaddrinfo(name, None)[0][4][0])
+    except OSError:
+        return ""
+
+
+def _is_ip(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False  # a hardware address
+    return True

@@ -1,0 +1,55 @@
+"""Reads an attempt's beat tables and judges their silence. Used by launcher and operator, each on its clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from transom_cli.beats.table import BadTable, NodeTable, decode
+from transom_cli.core import quiet
+
+OVERDUE = 3.0  # an agent writes once a second
+
+
+class BeatWatch:
+    def __init__(self, nodes: Path, limits: quiet.QuietLimits) -> None:
+        self._nodes = nodes
+        self._limits = limits
+        self._quiet = quiet.start()
+        self._renewed: dict[str, float] = {}  # node -> when its table was last seen to be new
+        self.tables: dict[str, NodeTable] = {}
+
+    def expect(self, nodes: Iterable[str]) -> None:
+        """Nodes of the attempt: one of them that never sends a table is found silent too."""
+        self._quiet = quiet.expect(self._quiet, nodes)
+
+    def look(self, now: float) -> tuple[quiet.QuietFinding, ...]:
+        for path in self._listed():
+            try:
+                table = decode(path.read_bytes())
+            except (OSError, BadTable):
+                continue  # gone, or caught while it was replaced on a file system without atomic rename
+            if path.stem not in self.tables or self.tables[path.stem].seq != table.seq:
+                self._renewed[table.node] = now
+            self.tables[path.stem] = table
+        self._quiet, findings = quiet.watch(self._quiet, self.tables, now, self._limits)
+        return findings
+
+    def step(self, launch: int) -> int:
+        """The last step that every rank of this launch has done; -1: none, or the tables are still about another."""
+        known = self._quiet.launch
+        return self._quiet.step if known is not None and known[1] == launch else -1
+
+    def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        where = {r.rank: t.node for t in self.tables.values() for r in t.ranks}
+        return tuple(dict.fromkeys(where[r] for r in ranks if r in where))
+
+    def overdue(self, now: float) -> tuple[str, ...]:
+        """Nodes whose own table is late: what is on them cannot be seen any more."""
+        return tuple(sorted(node for node, at in self._renewed.items() if now - at > OVERDUE))
+
+    def _listed(self) -> Iterator[Path]:
+        try:
+            yield from sorted(p for p in self._nodes.iterdir() if p.suffix == ".beats")
+        except OSError:
+            return
