@@ -100,6 +100,12 @@ def test_only_leftovers_of_dead_writers_are_abandoned():
     assert not abandoned(".tmp-something-else", here)
 
 
+def test_leftovers_of_an_earlier_launch_are_abandoned():
+    here = Here("12.3.1", "n1", alive=lambda pid: True)
+    for owner, dead in (("12.3.0", True), ("12.3", True), ("12.2.9", True), ("12.3.1", False), ("12.3.2", False)):
+        assert abandoned(tmp_name(5, owner, "0" * 8), here) is dead, owner
+
+
 def test_retention_keeps_the_newest_good_and_never_touches_a_bad_one(tmp_path: Path):
     for step in (1, 2, 3, 4, 5):
         bare_checkpoint(tmp_path, step)

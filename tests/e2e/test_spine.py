@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from e2e.support import COMMAND, Person, at_step, over
 
 from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox
+from transom_cli.supervise.lease import read_holder
 
 pytestmark = pytest.mark.sandbox
 
@@ -46,22 +49,58 @@ def test_the_batch_host_dies_and_a_successor_goes_on(person: Person, sandbox: Sa
     assert [x[0] for x in view["excluded"]] == ["node1"]
 
 
-def test_a_killed_rank_restarts_and_blames_no_node(person: Person, sandbox: Sandbox) -> None:
+def test_a_killed_rank_is_relaunched_in_the_same_allocation(person: Person, sandbox: Sandbox) -> None:
     run = person.start("-N", "2", "--", *COMMAND, "--steps", "50")
     view = person.wait(run, at_step(10))
     faults.kill_rank(sandbox, view["job_id"], 1)
     view = person.wait(run, over)
-    assert (view["phase"], view["starts"], view["excluded"]) == ("done", 1, [])
-    assert "rank 1 on node2 ended with signal 9" in view["incidents"][0]["words"]
+    assert (view["phase"], view["step"], view["starts"], view["excluded"]) == ("done", 50, 0, [])
+    (incident,) = view["incidents"]
+    assert incident["result"] == "recovered" and "rank 1 on node2 ended with signal 9" in incident["words"]
+    assert [m[1] for m in incident["marks"]] == ["seen", "diagnosed", "launched", "first_step"]
+    again = (run.attempt(view["job_id"], 0).logs(1) / "rank-0.log").read_text()
+    assert "goes on from step" in again and "from step 0" not in again
 
 
-def test_a_stopped_rank_is_seen_and_restarted(person: Person, sandbox: Sandbox) -> None:
+def test_a_stopped_rank_is_seen_and_relaunched_with_evidence(person: Person, sandbox: Sandbox) -> None:
     run = person.start("-N", "2", "--set", "detect.floor=2", "--", *COMMAND, "--steps", "60")
     view = person.wait(run, at_step(15))
     faults.stop_rank(sandbox, view["job_id"], 1)
     view = person.wait(run, over)
-    assert (view["phase"], view["starts"], view["excluded"]) == ("done", 1, [])
-    assert "node2 stand" in view["incidents"][0]["words"]
+    assert (view["phase"], view["starts"], view["excluded"]) == ("done", 0, [])
+    (incident,) = view["incidents"]
+    assert "node2 stand" in incident["words"]
+    told = [m[2] for m in incident["marks"] if m[1] == "evidence"]
+    assert any("rank 1 on node2, state T" in line for line in told), told
+    assert any("rank 0 on node1" in line and "meet" in line for line in told), told
+    folder = run.attempt(view["job_id"], 0).evidence("l1")
+    assert {p.name for p in folder.iterdir()} >= {"rank-0.proc.json", "rank-0.stack.txt", "rank-1.proc.json"}
+
+
+def test_without_an_operator_the_launcher_relaunches_all_the_same(person: Person, sandbox: Sandbox) -> None:
+    run = person.start("-N", "2", "--", *COMMAND, "--steps", "80")
+    view = person.wait(run, at_step(10))
+    holder = read_holder(run)
+    assert holder is not None
+    os.kill(holder.pid, signal.SIGKILL)
+    faults.kill_rank(sandbox, view["job_id"], 0)
+    person.wait(run, lambda _: (run.attempt(view["job_id"], 0).logs(1) / "rank-0.log").exists())
+    person.transom("attach", "--detach", run.run_id)
+    view = person.wait(run, over)
+    assert (view["phase"], view["starts"]) == ("done", 0)
+    assert "rank 0 on node1 ended with signal 9" in view["incidents"][0]["words"]
+
+
+def test_a_node_on_which_ranks_die_again_is_left_to_the_operator(person: Person) -> None:
+    """The second death of a rank on the same node: the operator keeps the run away from it for a while."""
+    run = person.start("-N", "2", "--", *COMMAND, "--steps", "30", "--end", "SIGSEGV", "--at", "12", "--rank", "1")
+    view = person.wait(run, over)
+    assert (view["phase"], view["starts"]) == ("done", 0)
+    words = ("--steps", "30", "--end", "SIGSEGV", "--at", "12", "--rank", "1", "--always")
+    run = person.start("-N", "2", "--", *COMMAND, *words)
+    view = person.wait(run, lambda v: bool(v["excluded"]) or v["over"])
+    assert [x[0] for x in view["excluded"]] == ["node2"]
+    assert person.transom("stop", run.run_id).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -84,6 +123,7 @@ def test_what_a_restart_would_not_mend_is_not_restarted(
 
 def test_a_crash_loop_without_progress_stops(person: Person) -> None:
     settings = ("--set", "restart.max_without_progress=1", "--set", "restart.backoff=0.5")
+    settings += ("--set", "restart.relaunches=0")
     done = person.run("-N", "1", *settings, "--", *COMMAND, "--end", "SIGSEGV", "--at", "8", "--always")
     assert done.returncode == 21, done.stderr
     assert "without progress beyond step 5" in done.stderr

@@ -19,18 +19,19 @@ from transom_cli import beat
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--delay", type=float, default=0.1)
-parser.add_argument("--end", default="", help="CODE, or a signal's name, at --at of the run's first attempt")
-parser.add_argument("--always", action="store_true", help="in every attempt")
+parser.add_argument("--end", default="", help="CODE, or a signal's name, at --at of the run's first launch")
+parser.add_argument("--always", action="store_true", help="in every launch")
 parser.add_argument("--at", type=int, default=10**9)
 parser.add_argument("--rank", type=int, default=0)
 parser.add_argument("--quiet-words", default="")
 args = parser.parse_args()
 
 rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
-first = args.always or int(os.environ.get("SLURM_RESTART_COUNT") or 0) == 0
+restart, launch = (int(os.environ.get(name) or 0) for name in ("SLURM_RESTART_COUNT", "TRANSOM_LAUNCH"))
+first = args.always or (restart, launch) == (0, 0)
 world = int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", "1")))
 folder = Path(os.environ["TRANSOM_CHECKPOINT_DIR"])
-start = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT') or 0}"
+start = f"{os.environ['SLURM_JOB_ID']}.{restart}.{launch}"
 meeting = Path(os.environ["TRANSOM_RUN_DIR"], "meeting", start)
 meeting.mkdir(parents=True, exist_ok=True)
 

@@ -24,7 +24,7 @@ class Training:
     def __init__(self, root: Path) -> None:
         self.run = RunDir(root)
         self.follower = Follower(self.run, self.run.checkpoints, LIMITS)
-        self.seq = 0
+        self.seq = self.signs = 0
         self.state = STATE
         self.now = 1000.0
 
@@ -33,15 +33,23 @@ class Training:
         attempt.nodes.mkdir(parents=True, exist_ok=True)
         return attempt
 
-    def launch(self, restart: int = 0) -> None:
-        record = {"type": "launch", "wall": 5.0, "launch": 0, "nodes": ["n1", "n2"], "world_size": 2, "argv": ["srun"]}
-        with self.attempt(restart).launcher_journal.open("a") as f:
-            f.write(json.dumps({"type": "attempt", "nodes": ["n1", "n2"]}) + "\n" + json.dumps(record) + "\n")
+    def launch(self, restart: int = 0, launch: int = 0) -> None:
+        record = {"type": "launch", "wall": 5.0, "launch": launch, "nodes": ["n1", "n2"], "world_size": 2}
+        self.journal({"type": "attempt", "nodes": ["n1", "n2"]}, {**record, "argv": ["srun"]}, restart=restart)
 
-    def beats(self, step: int, *nodes: str, proc: str = "R", restart: int = 0) -> None:
+    def journal(self, *records: dict[str, object], restart: int = 0) -> None:
+        with self.attempt(restart).launcher_journal.open("a") as f:
+            f.writelines(json.dumps(record) + "\n" for record in records)
+
+    def sign(self) -> None:
+        """The launcher's sign of life."""
+        self.signs += 1
+        self.attempt().launcher_alive.write_text(f"{self.signs}\n")
+
+    def beats(self, step: int, *nodes: str, proc: str = "R", restart: int = 0, launch: int = 0) -> None:
         self.seq += 1
         for node in nodes:
-            beat = RankBeat(int(node[1]) - 1, 0, step, step + 1, 0.1, None, "step", 100, proc)
+            beat = RankBeat(int(node[1]) - 1, launch, step, step + 1, 0.1, None, "step", 100, proc)
             table = NodeTable(node, self.run.attempt(7, restart).name, self.seq, (beat,))
             (self.attempt(restart).nodes / f"{node}.beats").write_bytes(encode(table))
 
@@ -227,3 +235,66 @@ def test_a_node_of_the_launch_that_never_sends_a_table_is_silent_too(training: T
         told += [e for e in training.poll() if isinstance(e, ev.NodeSilent)]
     (silent,) = told
     assert silent.node == "n2" and silent.silent_for >= LIMITS.missing
+
+
+def test_a_relaunch_begins_with_steps_of_its_own(training: Training) -> None:
+    training.launch()
+    training.beats(9, "n1", "n2")
+    assert kinds(training.poll()) == ["LaunchSeen", "StepSeen"]
+    heal = {"type": "heal", "launch": 0, "incident": "l1", "what": "seen", "words": "rank 1 died", "nodes": ["n2"]}
+    training.journal(heal)
+    assert training.poll() == [ev.HealSeen(1002.0, "7.0", "l1", "seen", "rank 1 died", nodes=("n2",))]
+    training.launch(launch=1)
+    assert kinds(training.poll()) == ["LaunchSeen"], "the tables are still about the launch before"
+    training.beats(-1, "n1", "n2", launch=1)
+    assert training.poll() == []
+    training.beats(6, "n1", "n2", launch=1)
+    assert training.poll() == [ev.StepSeen(1005.0, "7.0", 6)]
+
+
+def quiet_rank(training: Training) -> list[ev.Event]:
+    """A training that steps for a while; then one rank is stopped for long."""
+    training.launch()
+    for step in range(10):
+        training.beats(step, "n1", "n2")
+        training.sign()
+        training.poll()
+    events = []
+    for _ in range(20):
+        training.beats(9, "n1")
+        training.beats(9, "n2", proc="T")
+        training.sign()
+        events += training.poll()
+    return events
+
+
+def test_a_silence_is_left_to_a_launcher_that_lives(training: Training) -> None:
+    assert "RanksQuiet" not in kinds(quiet_rank(training))
+    training.beats(10, "n1", "n2")
+    training.sign()
+    assert "RanksBack" not in kinds(training.poll()), "nobody was told of the silence"
+
+
+def test_a_silence_is_told_once_its_launcher_is_silent_too(training: Training) -> None:
+    quiet_rank(training)
+    events = []
+    for _ in range(12):
+        training.beats(9, "n1")
+        training.beats(9, "n2", proc="T")
+        events += training.poll()
+    (quiet,) = [e for e in events if isinstance(e, ev.RanksQuiet)]
+    assert (quiet.culprits, quiet.nodes) == ((1,), ("n2",))
+
+
+def test_bad_ends_are_left_to_a_launcher_that_lives(training: Training) -> None:
+    training.launch()
+    exits = training.attempt().exits(0)
+    exits.mkdir(parents=True)
+    record = {"schema": 1, "rank": 1, "node": "n2", "pid": 9, "code": 1, "signal": None, "wall": 50.0, "steps": 5}
+    (exits / "rank-1.json").write_text(json.dumps(record))
+    events = []
+    for _ in range(12):
+        training.sign()
+        events += training.poll()
+    assert "OutcomeSeen" not in kinds(events)
+    assert "OutcomeSeen" in kinds([e for _ in range(8) for e in training.poll()])

@@ -1,4 +1,4 @@
-"""The node's agent: reads the ranks' records in node memory, writes the node's beat table into the run directory.
+"""The node's agent: writes the node's beat table into the run directory, and answers the attempt's launcher.
 
     python -m transom_cli.agent.agent --attempt-dir D [--beats-dir B] [--node N]
 
@@ -17,11 +17,12 @@ import sys
 import time
 from pathlib import Path
 
+from transom_cli.agent.answers import serve
 from transom_cli.beats import places, record
 from transom_cli.beats.reading import GONE, process, publish, row
 from transom_cli.beats.table import BadTable, NodeTable, RankBeat, decode
 from transom_cli.errors import BadNodes, TransomError
-from transom_cli.layout import AttemptDir
+from transom_cli.layout import AttemptDir, RunDir
 
 LOOK = 0.25  # seconds between two looks at the ranks
 EVERY = 1.0  # seconds between two tables while nothing happens
@@ -153,8 +154,11 @@ def main(argv: list[str]) -> int:
         return TransomError.exit_code
     places.sweep(options.node, keep=beats_dir)
     agent = Agent(attempt, beats_dir, options.node)
+    server = serve(RunDir(attempt.path.parents[1]), attempt, options.node, beats_dir)
     if keep(agent, attempt):
         agent.close()
+    if server is not None:
+        server.stop()
     os.close(held)
     places.discard(beats_dir)  # stays while a rank's wrapper holds it; then the next agent on this node sweeps it
     return 0

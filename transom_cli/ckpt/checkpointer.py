@@ -58,7 +58,7 @@ class Checkpointer:
                 "TRANSOM_CHECKPOINT_DIR is not set: this trainer was not started by transom",
                 'give one: Checkpointer(state, "checkpoints", every=...)',
             )
-        attempt = os.environ.get("TRANSOM_ATTEMPT") or local_attempt(socket.gethostname(), os.getpid())
+        attempt = _attempt()
         if not valid_attempt(attempt):
             raise UsageError(f"TRANSOM_ATTEMPT={attempt!r} cannot be part of a file name")
         self.directory = Path(where).absolute()
@@ -206,6 +206,14 @@ class Checkpointer:
     def _say(self, line: str) -> None:
         if self._ranks.first:
             _to_stderr(f"transom: {line}")
+
+
+def _attempt() -> str:
+    """Who writes: the attempt and its launch, under transom; else this process."""
+    attempt, launch = os.environ.get("TRANSOM_ATTEMPT"), os.environ.get("TRANSOM_LAUNCH")
+    if not attempt:
+        return local_attempt(socket.gethostname(), os.getpid())
+    return f"{attempt}.{launch}" if launch else attempt
 
 
 def _to_stderr(text: str) -> None:

@@ -5,7 +5,7 @@
     .tmp-step-<n>-<attempt>-<nonce>         being written by that attempt
     .trash-step-<n>-<attempt>-<nonce>       being deleted by that attempt
 
-`<attempt>` is `<job id>.<restart>` under transom, and `local-<host>-<pid>` for a trainer started by hand.
+`<attempt>` is `<job id>.<restart>.<launch>` under transom, and `local-<host>-<pid>` for a trainer started by hand.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DCP_METADATA = ".metadata"
 
 _STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 _WORK = re.compile(r"\.(?:tmp|trash)-step-[0-9]+-(.+)-[0-9a-f]{8}")
-_SLURM_ATTEMPT = re.compile(r"([0-9]+)\.([0-9]+)")
+_SLURM_ATTEMPT = re.compile(r"([0-9]+)\.([0-9]+)(?:\.([0-9]+))?")
 _LOCAL_ATTEMPT = re.compile(r"local-(.+)-([0-9]+)")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_.-]{1,120}")
 
@@ -64,7 +64,8 @@ def abandoned(name: str, here: Here) -> bool:
     """Whether `name` is a working directory whose writer can no longer be at work.
 
     True for an older attempt of this run (Slurm has ended it before ours started; a successor has a higher job
-    id) and for a process of this host that is gone. Everything else, our own attempt too, is left alone.
+    id), for an older launch of ours (its launcher has), and for a process of this host that is gone. Everything else,
+    our own launch too, is left alone.
     """
     work = _WORK.fullmatch(name)
     if work is None:
@@ -72,7 +73,7 @@ def abandoned(name: str, here: Here) -> bool:
     owner = work.group(1)
     theirs, ours = _SLURM_ATTEMPT.fullmatch(owner), _SLURM_ATTEMPT.fullmatch(here.attempt)
     if theirs and ours:
-        return tuple(map(int, theirs.groups())) < tuple(map(int, ours.groups()))
+        return tuple(int(n or 0) for n in theirs.groups()) < tuple(int(n or 0) for n in ours.groups())
     local = _LOCAL_ATTEMPT.fullmatch(owner)
     if local is None or owner == here.attempt:
         return False

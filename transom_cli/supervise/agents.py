@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -23,6 +24,7 @@ from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 
 END = 3.0  # seconds for the agents to see the outcome and leave
 CONNECT = 3.0
+COMING_UP = 10.0  # seconds for an agent to say where it listens
 GRACE = 2.0  # seconds from TERM to KILL for the ranks of a failed launch
 KILLING = 10.0  # more, for what dies slowly and for a busy node
 EVIDENCE = 20.0  # seconds for the stacks of a node's ranks
@@ -73,7 +75,7 @@ class Agents:
         """What every rank of the launch was doing, a line each; the files are in the attempt's evidence folder."""
         folder = self._attempt.evidence(incident)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        answers = self._ask_all("evidence", EVIDENCE, launch=launch, incident=incident)
+        answers = self._ask_all("evidence", EVIDENCE + 2.0, launch=launch, incident=incident, timeout=EVIDENCE)
         lines: list[str] = []
         for node, answer in answers.items():
             found = answer.get("ranks")
@@ -100,7 +102,7 @@ class Agents:
 
     def _ask(self, node: str, name: str, timeout: float, arguments: dict[str, object]) -> dict[str, object]:
         try:
-            port = int(json.loads(self._attempt.endpoint(node).read_text())["port"])
+            port = self._port(node)
             key = secret.read(self._options.run.secret)
             identity = f"{self._attempt.name}/{node}"
             with Client.connect(self._address[node], port, key, identity, CONNECT) as line:
@@ -109,6 +111,17 @@ class Agents:
             return {"error": f"{error.what}: {error.why}" if error.why else error.what}
         except (OSError, ValueError, KeyError, TypeError) as error:
             return {"error": f"its endpoint cannot be read: {error}"}
+
+    def _port(self, node: str) -> int:
+        """Where the node's agent listens. It may only be coming up: ranks can fail before it is there."""
+        deadline = time.monotonic() + COMING_UP
+        while True:
+            try:
+                return int(json.loads(self._attempt.endpoint(node).read_text())["port"])
+            except FileNotFoundError:
+                if time.monotonic() >= deadline or (self._step is not None and self._step.poll() is not None):
+                    raise
+            time.sleep(0.1)
 
 
 def _ip(name: str) -> str:

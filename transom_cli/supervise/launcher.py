@@ -239,7 +239,7 @@ class Launcher:
         try:
             lines = self._agents.evidence(order.launch, order.incident) if order.evidence else ()
             ended = replace(self._agents.end(order.launch), evidence=lines)
-            if step is not None and not step.wait(SRUN_END):
+            if step is not None and not ended.unheard and not step.wait(SRUN_END):
                 step.kill()
                 lives = (socket.gethostname(), f"srun of launch {order.launch}")
                 ended = replace(ended, survivors=(*ended.survivors, lives))

@@ -1,0 +1,80 @@
+"""What the node's agent does for the launcher that asks: probe, evidence of every rank, end a launch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+
+from transom_cli.agent import secret
+from transom_cli.agent.ending import Left, end_launch
+from transom_cli.agent.evidence import take
+from transom_cli.agent.server import Server
+from transom_cli.errors import TransomError
+from transom_cli.files import publish_text
+from transom_cli.layout import AttemptDir, RunDir
+
+_INCIDENT = re.compile(r"l\d{1,6}")
+
+
+class Answers:
+    """The handler of the agent's `Server`. A wrong question is a ValueError, which the asker gets to read."""
+
+    def __init__(self, attempt: AttemptDir, node: str, beats_dir: str) -> None:
+        self._attempt, self._node, self._beats_dir = attempt, node, beats_dir
+
+    def __call__(self, name: str, arguments: dict[str, object]) -> dict[str, object]:
+        if name == "probe":
+            return {"node": self._node, "load": list(os.getloadavg())}
+        if name == "evidence":
+            return self._evidence(arguments)
+        if name == "end":
+            return self._end(arguments)
+        raise ValueError(f"an agent is not asked for {name!r}")
+
+    def _evidence(self, arguments: dict[str, object]) -> dict[str, object]:
+        incident, timeout = arguments.get("incident"), _number(arguments, "timeout")
+        if not isinstance(incident, str) or not _INCIDENT.fullmatch(incident):
+            raise ValueError(f"{incident!r} names no incident of a launcher")
+        folder, launch = self._attempt.evidence(incident), int(_number(arguments, "launch"))
+        entries = take(self._attempt.path, launch, self._node, folder, timeout, beats_dir=self._beats_dir)
+        return {"ranks": [_line(entry, self._node) for entry in entries]}
+
+    def _end(self, arguments: dict[str, object]) -> dict[str, object]:
+        launch, grace = int(_number(arguments, "launch")), _number(arguments, "grace")
+        ended = end_launch(self._attempt.path, launch, self._node, grace)
+        return {"killed": [_words(x) for x in ended.killed], "survivors": [_words(x) for x in ended.survivors]}
+
+
+def serve(run: RunDir, attempt: AttemptDir, node: str, beats_dir: str) -> Server | None:
+    """Answer this attempt's launcher, and say where. None, with the reason on stderr, when that cannot be."""
+    try:
+        allowed = frozenset(json.loads(attempt.peers.read_text()))
+        server = Server(secret.read(run.secret), f"{attempt.name}/{node}", allowed, Answers(attempt, node, beats_dir))
+        port = server.start()
+        publish_text(attempt.endpoint(node), json.dumps({"port": port, "pid": os.getpid()}) + "\n")
+    except (OSError, ValueError, TypeError, TransomError) as error:
+        print(f"transom: the agent of {node} answers nobody: {error}", file=sys.stderr)
+        return None
+    return server
+
+
+def _number(arguments: dict[str, object], name: str) -> float:
+    value = arguments.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e6:
+        raise ValueError(f"{name} is {value!r}, not a number that makes sense")
+    return value
+
+
+def _line(entry: dict[str, object], node: str) -> str:
+    rank = "a process" if entry["rank"] is None else f"rank {entry['rank']}"
+    top = entry["top"]
+    where = f" in {' < '.join(map(str, top))}" if isinstance(top, (list, tuple)) and top else ""
+    note = f" ({entry['note']})" if entry["note"] else ""
+    return f"{rank} on {node}, state {entry['state']}{where}{note}"
+
+
+def _words(left: Left) -> str:
+    of = f" of rank {left.rank}" if left.rank is not None else ""
+    return f"{left.kind} {left.comm} (process {left.pid}{of}, state {left.state})"
