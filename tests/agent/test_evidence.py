@@ -16,7 +16,7 @@ import pytest
 from agent_ranks import NODE, SLEEP, UP, Ranks, wait_for
 
 from transom_cli.agent import evidence, flight, procfs, pyspy
-from transom_cli.agent.flight import flight_prefix
+from transom_cli.beats.places import flight_prefix
 from transom_cli.core import stacks
 from transom_cli.layout import AttemptDir
 

@@ -69,8 +69,7 @@ def _number(arguments: dict[str, object], name: str) -> float:
 
 def _line(entry: dict[str, object], node: str) -> str:
     rank = "a process" if entry["rank"] is None else f"rank {entry['rank']}"
-    top = entry["top"]
-    where = f" in {' < '.join(map(str, top))}" if isinstance(top, (list, tuple)) and top else ""
+    where = f", in {entry['top']}" if entry["top"] else ""
     note = f" ({entry['note']})" if entry["note"] else ""
     return f"{rank} on {node}, state {entry['state']}{where}{note}"
 

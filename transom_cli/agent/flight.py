@@ -13,17 +13,10 @@ import stat
 import time
 from pathlib import Path
 
-VARIABLE = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+from transom_cli.beats.places import flight_prefix
+
 LIMIT = 64 << 20  # bytes of one dump
 _CHUNK = 1 << 20
-
-
-def flight_prefix(beats_dir: str, launch: int) -> str:
-    """The value of VARIABLE for a launch's ranks: in the node's beats folder, with which the dumps are removed.
-
-    A plain file there whose name does not begin with `rank-` is left alone by whoever reads beats.
-    """
-    return f"{beats_dir}/flight-{launch}-"
 
 
 def copy_all(beats_dir: str, launch: int, folder: Path, deadline: float) -> dict[int, str]:

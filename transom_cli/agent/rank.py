@@ -28,7 +28,8 @@ from transom_cli.beats import places, record
 
 NOT_VISIBLE = 14  # errors.BadNodes.exit_code
 USAGE = 2
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_PTRACER = 1, 4, 0x59616D61
+_ANY = ctypes.c_ulong(-1)
 _STEP_WIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -139,6 +140,8 @@ def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | Non
         path = options.beats_dir or places.beats_dir(options.attempt_dir, options.node)
         held = places.enter(path)
         env[places.BEAT_DIR] = path
+        if not any(env.get(name) for name in places.FLIGHT):  # its default is one place for all jobs of a user
+            env[places.FLIGHT[0]] = places.flight_prefix(path, options.launch)
         if options.torchrun:
             return None, held
         fresh = record.Record(int(env["RANK"]), options.launch, time.monotonic_ns())
@@ -160,6 +163,7 @@ def _start(command: list[str], env: dict[str, str], beats: int | None) -> int:
         return pid
     try:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(_PR_SET_PTRACER, _ANY)  # Yama: the agent, not our parent, may look at our stack (same user only)
         if os.getppid() != wrapper:  # it died before the line above
             os._exit(128 + signal.SIGKILL)
         if beats is not None:

@@ -26,6 +26,9 @@ BEAT_DIR = "TRANSOM_BEAT_DIR"
 CHECKPOINT_DIR = "TRANSOM_CHECKPOINT_DIR"
 ROLE = "TRANSOM_ROLE"
 
+FLIGHT = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE")
+"""Where torch's flight recorder dumps to, by its older name, which every version knows, and by its newer one."""
+
 AUTO_BEAT_PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "auto")
 """Put in front of PYTHONPATH, this folder makes an unchanged trainer beat."""
 
@@ -50,6 +53,14 @@ def beats_dir(attempt_dir: str, node: str) -> str:
         if os.access(base, os.W_OK | os.X_OK) and (_is_private(path) or not os.path.lexists(path)):
             return path
     raise OSError(f"no folder for beats: tried {name} in {', '.join(_bases())}")
+
+
+def flight_prefix(beats_dir: str, launch: int) -> str:
+    """What the flight recorder's files of a launch begin with; torch adds the rank. They go with the beats folder.
+
+    Plain files there whose names do not begin with `rank-` are left alone by whoever reads beats.
+    """
+    return f"{beats_dir}/flight-{launch}-"
 
 
 def enter(path: str) -> int:
