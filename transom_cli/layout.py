@@ -43,6 +43,15 @@ class AttemptDir:
         return self.path / "nodes"
 
     @property
+    def peers(self) -> Path:
+        """Addresses that may connect to the attempt's agents, written by the launcher before they start."""
+        return self.path / "peers.json"
+
+    def endpoint(self, node: str) -> Path:
+        """Where the node's agent listens, as JSON."""
+        return self.nodes / f"{node}.endpoint"
+
+    @property
     def outcome(self) -> Path:
         return self.path / "outcome.json"
 
@@ -94,6 +103,11 @@ class RunDir:
     def epochs(self) -> Path:
         """One empty file an epoch, made with O_EXCL: who makes it is the operator of that epoch."""
         return self.path / "epochs"
+
+    @property
+    def secret(self) -> Path:
+        """By which launcher and agents of this run know each other; 0600."""
+        return self.path / "agent.secret"
 
     @property
     def operator_log(self) -> Path:

@@ -57,7 +57,7 @@ def test_a_killed_rank_is_relaunched_in_the_same_allocation(person: Person, sand
     assert (view["phase"], view["step"], view["starts"], view["excluded"]) == ("done", 50, 0, [])
     (incident,) = view["incidents"]
     assert incident["result"] == "recovered" and "rank 1 on node2 ended with signal 9" in incident["words"]
-    assert [m[1] for m in incident["marks"]] == ["seen", "diagnosed", "launched", "first_step"]
+    assert [m[1] for m in incident["marks"]] == ["seen", "examined", "diagnosed", "launched", "first_step"]
     again = (run.attempt(view["job_id"], 0).logs(1) / "rank-0.log").read_text()
     assert "goes on from step" in again and "from step 0" not in again
 

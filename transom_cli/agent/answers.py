@@ -34,7 +34,7 @@ class Answers:
         raise ValueError(f"an agent is not asked for {name!r}")
 
     def _evidence(self, arguments: dict[str, object]) -> dict[str, object]:
-        incident, timeout = arguments.get("incident"), _number(arguments, "timeout")
+        incident, timeout = arguments.get("incident"), _number(arguments, "seconds")
         if not isinstance(incident, str) or not _INCIDENT.fullmatch(incident):
             raise ValueError(f"{incident!r} names no incident of a launcher")
         folder, launch = self._attempt.evidence(incident), int(_number(arguments, "launch"))

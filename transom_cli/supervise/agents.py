@@ -75,7 +75,7 @@ class Agents:
         """What every rank of the launch was doing, a line each; the files are in the attempt's evidence folder."""
         folder = self._attempt.evidence(incident)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        answers = self._ask_all("evidence", EVIDENCE + 2.0, launch=launch, incident=incident, timeout=EVIDENCE)
+        answers = self._ask_all("evidence", EVIDENCE + 2.0, launch=launch, incident=incident, seconds=EVIDENCE)
         lines: list[str] = []
         for node, answer in answers.items():
             found = answer.get("ranks")

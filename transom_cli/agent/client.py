@@ -1,0 +1,172 @@
+"""The launcher's end of the connection to one agent: ask, and get that question's answer or an error in time.
+
+Both sides prove that they know the run's secret; nothing is encrypted (see `wire`). One thread at a time may ask.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from types import TracebackType
+
+from transom_cli.agent import wire
+from transom_cli.errors import TransomError
+
+
+class AgentError(TransomError):
+    """An agent gave no answer, or not the one that was asked for."""
+
+
+class Unreachable(AgentError):
+    """No connection, or none any more, or no whole answer in time. The connection is closed."""
+
+
+class Refused(AgentError):
+    """Something answers there, but it will not have us, or is not the agent that we mean. The connection is closed.
+
+    An agent closes without a word on a host that is not allowed and when too many are connected, and one that dies
+    during the handshake looks the same: try again before believing it.
+    """
+
+
+class Failed(AgentError):
+    """The agent's own words why it could not; or the question cannot be sent. The connection can be used further."""
+
+
+class Client:
+    """A connection that both sides have proven themselves on. Made by `connect`."""
+
+    def __init__(self, sock: socket.socket, meeting: wire.Meeting, who: str) -> None:
+        self._socket, self._meeting, self._who = sock, meeting, who
+        self._closed = False
+
+    @classmethod
+    def connect(cls, address: str, port: int, secret: bytes, identity: str, timeout: float) -> Client:
+        """Connect and prove, all within ``timeout`` seconds.
+
+        ``address`` is an IP address: looking a name up could take any time. ``identity`` is the agent's, exactly.
+        """
+        party = wire.Party(wire.LAUNCHER, secret, identity)
+        who = f"The agent of {identity} at {address} port {port}"
+        deadline = time.monotonic() + timeout
+        try:
+            sock = _dial(address, port, deadline)
+        except OSError as error:
+            raise Unreachable(f"{who} cannot be reached", _words(error, timeout)) from error
+        try:
+            return cls(sock, _handshake(sock, party, deadline), who)
+        except BaseException as error:
+            sock.close()
+            if isinstance(error, wire.BadMac):
+                raise Refused(f"{who} is not the one: it does not know the run's secret", str(error)) from error
+            if isinstance(error, wire.WireError):
+                raise Refused(f"{who} does not speak as an agent does", str(error)) from error
+            if isinstance(error, ConnectionError):
+                raise Refused(f"{who} closed the connection before it was made", _words(error, timeout)) from error
+            if isinstance(error, OSError):
+                raise Unreachable(f"{who} did not finish the handshake", _words(error, timeout)) from error
+            raise
+
+    def ask(self, name: str, timeout: float, **arguments: object) -> dict[str, object]:
+        """The agent's answer (without ``ok``), whole within ``timeout`` seconds; an AgentError otherwise.
+
+        After Unreachable or Refused the connection is closed, so that an answer that comes late is never taken for
+        the answer to a later question.
+        """
+        if self._closed:
+            raise Unreachable(f"{self._who} cannot be asked for {name}", "the connection is closed")
+        deadline = time.monotonic() + timeout
+        try:
+            frame = self._meeting.sender.frame(dict(ask=name, **arguments))
+        except wire.WireError as error:
+            raise Failed(f"{name} cannot be asked of an agent", str(error)) from error
+        try:
+            _send(self._socket, frame, deadline)
+            reply = self._reply(deadline)
+            if not isinstance(reply.get("ok"), bool):
+                raise wire.Malformed("an answer without ok")
+        except BaseException as error:  # also a signal handler's: half an exchange must not be gone on with
+            self.close()
+            if isinstance(error, wire.WireError):
+                raise Refused(f"{self._who} answered {name} in a way that is refused", str(error)) from error
+            if isinstance(error, OSError):
+                raise Unreachable(f"{self._who} did not answer {name}", _words(error, timeout)) from error
+            raise
+        if not reply.pop("ok"):
+            raise Failed(f"{self._who} could not do {name}", str(reply.get("error", "")))
+        return reply
+
+    def _reply(self, deadline: float) -> dict[str, object]:
+        receiver = self._meeting.receiver
+        while (message := receiver.next()) is None:
+            receiver.feed(_receive(self._socket, receiver.wanted, deadline))
+        return message
+
+    def close(self) -> None:
+        self._closed = True
+        self._socket.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _dial(address: str, port: int, deadline: float) -> socket.socket:
+    family, kind, number, _, where = socket.getaddrinfo(
+        address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+    )[0]
+    sock = socket.socket(family, kind, number)
+    try:
+        sock.settimeout(_left(deadline))
+        sock.connect(where)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _handshake(sock: socket.socket, party: wire.Party, deadline: float) -> wire.Meeting:
+    nonce = os.urandom(wire.NONCE_BYTES)
+    _send(sock, wire.hello(nonce), deadline)
+    meeting = party.meet(nonce, wire.read_hello(_receive_all(sock, wire.HELLO_BYTES, deadline)))
+    _send(sock, meeting.proof, deadline)
+    meeting.check(_receive_all(sock, wire.PROOF_BYTES, deadline))
+    return meeting
+
+
+def _send(sock: socket.socket, data: bytes, deadline: float) -> None:
+    sock.settimeout(_left(deadline))  # of sendall as a whole
+    sock.sendall(data)
+
+
+def _receive(sock: socket.socket, count: int, deadline: float) -> bytes:
+    """From 1 to ``count`` bytes."""
+    sock.settimeout(_left(deadline))
+    data = sock.recv(count)
+    if not data:
+        raise ConnectionResetError("it closed the connection")
+    return data
+
+
+def _receive_all(sock: socket.socket, count: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < count:
+        data += _receive(sock, count - len(data), deadline)
+    return data
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _words(error: OSError, timeout: float) -> str:
+    if isinstance(error, TimeoutError) and error.errno is None:
+        return f"not within {timeout:g} s"
+    return error.strerror or str(error)
