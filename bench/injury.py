@@ -35,8 +35,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class Recovery:
-    """Seconds. `total`: from the fault to the first step of the new attempt, as the operator saw it; the others add
-    up to it. `start_up`: how long the ranks say they took from their first line to a restored state, and its parts."""
+    """Seconds. `total`: from the fault to the first step of the new launch, as the operator saw it; those up to
+    `resume` add up to it. `start_up`: how long the ranks say they took from their first line to a restored state, by
+    part. `beyond`: `total` less what every start of this trainer takes (import, join), fault or not."""
 
     total: float
     detect: float  # fault to first sign
@@ -45,6 +46,7 @@ class Recovery:
     requeue: float  # until the job waits without the node, free to start
     start: float  # until the launcher has started the ranks
     resume: float  # until the first new step: the ranks' own start, restore and step
+    beyond: float
     start_up: dict[str, float]
     incidents: int
     cause: str
@@ -105,15 +107,17 @@ def recovery(run: LiveRun, fault: Fault) -> Recovery:
         times.append(max(after.get(what, times[-1]), times[-1]))
     detect, decide, isolate, requeue, start, resume = (round(b - a, 3) for a, b in itertools.pairwise(times))
     last = state.incidents[-1]
+    total, parts = times[-1] - fault.at, start_up(run.dir, state)
     return Recovery(
-        total=round(times[-1] - fault.at, 3),
+        total=round(total, 3),
         detect=detect,
         decide=decide,
         isolate=isolate,
         requeue=requeue,
         start=start,
         resume=resume,
-        start_up=start_up(run.dir, state),
+        beyond=round(total - parts.get("import", 0.0) - parts.get("join", 0.0), 3),
+        start_up=parts,
         incidents=len(state.incidents),
         cause=last.diagnosis.cause if last.diagnosis else "",
         resumed_from=_first_step(last) - 1,

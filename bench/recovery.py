@@ -4,11 +4,14 @@
 
 Each run trains the example GPT on 3 of a sandbox's 4 nodes (Slurm's own defaults, SlurmdTimeout=300 among them). At a
 random step between two checkpoints a node with everything on it, or one rank, is killed. Measured is the wall time from
-just before the fault to the first step of the new attempt as the operator saw it, split by the marks of the incident:
+just before the fault to the first step of the new launch as the operator saw it, split by the marks of the incident:
 
     detect   fault -> first sign            requeue  -> the job waits, without the node, free to start
     decide   -> diagnosis                   start    -> the launcher has started the ranks
     isolate  -> node drained or excluded    resume   -> first new step (import, join, build, restore, step)
+
+A fault that the launcher mends inside the allocation knows no requeue. `beyond` is the whole time less the trainer's
+own start-up (import, join), which every start pays.
 
 Every run's final state is compared with that of one uninterrupted run, by a hash over all parameters and optimizer
 tensors. Against it, in the same call: the same training and fault under `sbatch --requeue` alone, see bench/plain.py.
@@ -84,7 +87,7 @@ def summaries(rows: list[dict[str, Any]], kinds: list[str]) -> dict[str, Any]:
             groups["of these, others"] = [r for r in groups[kind] if not r["batch_host"]]
         for name, group in groups.items():
             if group:
-                columns = {column: summary([r[column] for r in group]) for column in ("total", *PHASES)}
+                columns = {column: summary([r[column] for r in group]) for column in ("total", *PHASES, "beyond")}
                 told[name] = {"runs": len(group), **columns, "start_up": _start_up(group)}
     return told
 
@@ -113,7 +116,7 @@ def _title(name: str, group: dict[str, Any]) -> str:
 def table(told: dict[str, Any], plain: list[PlainOutcome], rows: list[dict[str, Any]]) -> str:
     lines = ["seconds from the fault to the first new step: median (min to max)", ""]
     lines.append(" " * 10 + "".join(f"{_title(name, group):<34}" for name, group in told.items()).rstrip())
-    for column in ("total", *PHASES):
+    for column in ("total", *PHASES, "beyond"):
         cells = [group[column] for group in told.values()]
         spans = [f"{c['median']:.1f} ({c['min']:.1f} to {c['max']:.1f})" for c in cells]
         lines.append(f"{column:<10}" + "".join(f"{span:<34}" for span in spans).rstrip())
