@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from transom_cli.agent.answers import serve
+from transom_cli.agent.answers import serve, told
 from transom_cli.beats import places, record
 from transom_cli.beats.reading import GONE, process, publish, row
 from transom_cli.beats.table import BadTable, NodeTable, RankBeat, decode
@@ -159,6 +159,7 @@ def main(argv: list[str]) -> int:
         agent.close()
     if server is not None:
         server.stop()
+        print(f"transom: the agent of {options.node} answered: {told(server.counts)}")
     os.close(held)
     places.discard(beats_dir)  # stays while a rank's wrapper holds it; then the next agent on this node sweeps it
     return 0

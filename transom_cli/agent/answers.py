@@ -77,3 +77,8 @@ def _line(entry: dict[str, object], node: str) -> str:
 def _words(left: Left) -> str:
     of = f" of rank {left.rank}" if left.rank is not None else ""
     return f"{left.kind} {left.comm} (process {left.pid}{of}, state {left.state})"
+
+
+def told(counts: dict[str, int]) -> str:
+    """What a server did and refused, for the agents' log."""
+    return ", ".join(f"{kind} {count}" for kind, count in counts.items() if count) or "nothing"

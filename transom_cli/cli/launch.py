@@ -23,7 +23,8 @@ def launch(
     import sys
 
     from transom_cli.layout import RunDir
-    from transom_cli.supervise.launcher import main, require_run_dir
+    from transom_cli.supervise.allocation import require_run_dir
+    from transom_cli.supervise.launcher import main
     from transom_cli.supervise.launchplan import LaunchOptions
     from transom_cli.wiring import checkpoints_of, quiet_limits, read_settings
 

@@ -31,15 +31,15 @@ EVIDENCE = 20.0  # seconds for the stacks of a node's ranks
 AT_ONCE = 64  # agents asked at the same time
 
 
-def address_of(node: str) -> str:
-    """A name that the other nodes can connect to: the node's own if it resolves, else Slurm's NodeAddr."""
-    try:
-        socket.getaddrinfo(node, None)
-        return node
-    except OSError:
+def addresses(nodes: tuple[str, ...]) -> dict[str, str]:
+    """By node, a name that the others can connect to: the node's own if it resolves, else Slurm's NodeAddr."""
+    unknown = [node for node in nodes if not _ip(node)]
+    known = {node: node for node in nodes}
+    if unknown:
         from transom_cli.wiring import slurm_client
 
-        return next(iter(slurm_client().nodes([node]))).address or node
+        known.update((found.name, found.address or found.name) for found in slurm_client().nodes(unknown))
+    return known
 
 
 class Agents:
@@ -48,7 +48,8 @@ class Agents:
         self._options = options
         self._attempt = attempt
         self._step: subprocess.Popen[bytes] | None = None
-        self._address = {node: _ip(address_of(node)) for node in allocation.nodes}
+        self.addresses = addresses(allocation.nodes)
+        self._ips = {node: _ip(address) for node, address in self.addresses.items()}
 
     def start(self) -> None:
         """Their step, and beforehand what they check a caller by: the run's secret, and who may connect at all."""
@@ -60,7 +61,7 @@ class Agents:
     def _peers(self) -> set[str]:
         """Addresses of the job's nodes, and all of this one's: it may reach the others by any of its interfaces."""
         own = {a.address.partition("%")[0] for known in psutil.net_if_addrs().values() for a in known}
-        return {a for a in (*own, *self._address.values()) if _is_ip(a)}
+        return {a for a in (*own, *self._ips.values()) if _is_ip(a)}
 
     def stop(self, *, at_once: bool) -> None:
         """They end by themselves once the outcome stands; when Slurm ends the job there is no time to wait for that."""
@@ -105,7 +106,7 @@ class Agents:
             port = self._port(node)
             key = secret.read(self._options.run.secret)
             identity = f"{self._attempt.name}/{node}"
-            with Client.connect(self._address[node], port, key, identity, CONNECT) as line:
+            with Client.connect(self._ips[node], port, key, identity, CONNECT) as line:
                 return {"ok": True, **line.ask(name, timeout, **arguments)}
         except TransomError as error:
             return {"error": f"{error.what}: {error.why}" if error.why else error.what}

@@ -19,7 +19,7 @@ from transom_cli.core.diagnose import first_bad
 from transom_cli.core.state import Stage, State
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.supervise.beatwatch import BeatWatch
-from transom_cli.supervise.exits import read_exits
+from transom_cli.supervise.exits import ExitRecords
 
 PROGRESS_EVERY = 60.0  # one progress line a minute in the journal
 ABANDONED = 3.0  # seconds from a rank's bad end to the launcher's account of it, before the launcher counts as gone
@@ -113,7 +113,7 @@ class AttemptFollower:
         if self._launch is None or now - self._looked < LOOK_EVERY:
             return None
         self._looked = now
-        exits = read_exits(self._dir.exits(self._launch.launch))
+        exits = ExitRecords(self._dir.exits(self._launch.launch)).read()
         if not any(x.bad for x in exits.values()) or self._launcher_lives(now):
             self._ended_since = None
             return None

@@ -1,8 +1,4 @@
-"""The launcher: owns one attempt, in the batch script. All judgement is in `core.ladder`.
-
-After an outcome of failure it does not leave at once: while a live operator's lease is renewed, the allocation is kept
-until the operator requeues the job (a job that ends with a dead node in it hangs in COMPLETING until SlurmdTimeout).
-"""
+"""The launcher: owns one attempt, in the batch script. All judgement is in `core.ladder`."""
 
 from __future__ import annotations
 
@@ -42,51 +38,26 @@ from transom_cli.core.ladder_shapes import (
     Tick,
     Told,
 )
-from transom_cli.errors import BadNodes, UsageError
+from transom_cli.errors import BadNodes
 from transom_cli.files import publish_text, replace_text
-from transom_cli.layout import RunDir
 from transom_cli.supervise import launchplan
-from transom_cli.supervise.agents import Agents, address_of
+from transom_cli.supervise.agents import Agents
+from transom_cli.supervise.allocation import allocation_from
 from transom_cli.supervise.beatwatch import BeatWatch
 from transom_cli.supervise.examine import examine
 from transom_cli.supervise.follow import newest_checkpoint
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
-from transom_cli.supervise.lease import read_holder
+from transom_cli.supervise.linger import linger
 from transom_cli.supervise.training import TrainingStep
 
 TURN = 0.05
+EXITS = 0.2  # seconds between two looks at the ranks' exit records
 LOOK = 0.25  # seconds between two looks at the beats
 SIGN = 1.0  # seconds between two signs of life
-OPERATOR_GONE = 20.0  # seconds without a renewed lease, on our clock
-LINGER = 180.0  # at most this long for a live operator to requeue
 KILL_AFTER = 25.0  # seconds from TERM to KILL, within Slurm's own KillWait of 30
 SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
+_LEAVE = (signal.SIGTERM, signal.SIGINT)
 WRAPPER = Path(__file__).resolve().parents[1] / "agent" / "rank.py"
-
-
-def allocation_from(environ: dict[str, str] | os._Environ[str]) -> Allocation:
-    from ClusterShell.NodeSet import NodeSet
-
-    try:
-        job_id = int(environ["SLURM_JOB_ID"])
-        nodes = tuple(NodeSet(environ["SLURM_JOB_NODELIST"]))
-    except (KeyError, ValueError) as error:
-        raise UsageError(
-            "`transom launch` runs inside a Slurm job's batch script",
-            f"missing or unreadable: {error}",
-            "Submit with `transom run -- COMMAND`, which writes such a script.",
-        ) from error
-    restart = int(environ.get("SLURM_RESTART_COUNT") or 0)  # unset on a job's first start
-    return Allocation(job_id, restart, nodes, environ.get("SLURM_CPUS_PER_TASK", ""))
-
-
-def require_run_dir(run: RunDir) -> None:
-    if not run.settings.exists():
-        raise BadNodes(
-            f"The run directory `{run.path}` is not visible on node {socket.gethostname()}",
-            "its run.toml is not there; the run directory must be on a file system that every node mounts",
-            "Set `root` to a folder on a shared file system, and submit again.",
-        )
 
 
 class Launcher:
@@ -101,7 +72,7 @@ class Launcher:
         self._step: TrainingStep | None = None
         self._told = Exits(0.0, 0, ())
         self._stop_by: float | None = None
-        self._looked = self._signed = self._looked_durable = float("-inf")
+        self._looked = self._looked_exits = self._looked_durable = self._signed = float("-inf")
         self._signs = 0
         self._code, self._failed = 1, False
 
@@ -124,7 +95,9 @@ class Launcher:
                 self._observe(time.monotonic())
                 time.sleep(TURN)
             if self._failed and not self._state.told:
-                self._linger()
+                linger(self._options.run, lambda: any(n in _LEAVE for n in self._signals))
+                if self._step is not None:
+                    self._step.kill()  # Slurm removes what is left of it
         finally:
             self._agents.stop(at_once=bool(self._state.told))
         return self._code
@@ -146,7 +119,8 @@ class Launcher:
                 self._hear(replace(self._inbox.get_nowait(), at=now))
             except queue.Empty:
                 break
-        if self._step is not None and self._state.rung is Rung.TRAINING:
+        if self._step is not None and self._state.rung is Rung.TRAINING and now - self._looked_exits >= EXITS:
+            self._looked_exits = now
             self._look_at_step(now, self._step)
         if now - self._looked >= LOOK:
             self._looked = now
@@ -172,7 +146,7 @@ class Launcher:
             self._journal("signal", name=signal.Signals(number).name)
             if self._step is not None:
                 self._step.signal(number)
-            if number in (signal.SIGTERM, signal.SIGINT):
+            if number in _LEAVE:
                 self._stop_by = self._stop_by or now + KILL_AFTER
                 self._hear(Told(now, signal.Signals(number).name))
         if self._stop_by is not None and now > self._stop_by and self._step is not None:
@@ -221,7 +195,7 @@ class Launcher:
         allocation, options, attempt = self._allocation, self._options, self._attempt
         for path in (attempt.logs(launch), attempt.exits(launch)):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        master = address_of(allocation.nodes[0])
+        master = self._agents.addresses[allocation.nodes[0]]
         port = launchplan.port_for(allocation, launch)
         env = launchplan.training_env(os.environ, master, port, options.run)
         argv = launchplan.training_argv(allocation, options, attempt, launch, wrapper=WRAPPER, master=master, port=port)
@@ -270,24 +244,6 @@ class Launcher:
                 f.write(json.dumps(record) + "\n")
         except OSError as error:  # a full disk: the training itself may go on
             print(f"transom: cannot write {self._attempt.launcher_journal}: {error}", file=sys.stderr, flush=True)
-
-    def _linger(self) -> None:
-        """Keep the allocation for a live operator; be gone when there is none, or when Slurm says so."""
-        began = seen_at = time.monotonic()
-        seen = read_holder(self._options.run)
-        while time.monotonic() - began < LINGER and not self._state.told:
-            holder = read_holder(self._options.run)
-            if holder is None or holder.released:
-                return
-            if seen is None or (holder.epoch, holder.renewals) != (seen.epoch, seen.renewals):
-                seen, seen_at = holder, time.monotonic()
-            if time.monotonic() - seen_at > OPERATOR_GONE:
-                return
-            if any(n in (signal.SIGTERM, signal.SIGINT) for n in self._signals):
-                break  # the job is being requeued or cancelled: Slurm removes what is left of the step
-            time.sleep(0.1)
-        if self._step is not None:
-            self._step.kill()
 
 
 def plain_fields(fields: dict[str, Any]) -> dict[str, Any]:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from transom_cli.core.events import RankExit
 from transom_cli.core.srunwords import task_exits
-from transom_cli.supervise.exits import read_exits
+from transom_cli.supervise.exits import ExitRecords
 
 
 class TrainingStep:
     """`tasks` stand on `nodes` in blocks of equal size, as `--ntasks-per-node` puts them."""
 
     def __init__(self, argv: list[str], env: dict[str, str], exits: Path, nodes: tuple[str, ...], tasks: int) -> None:
-        self._exits = exits
+        self._exits = ExitRecords(exits)
         self._nodes = nodes
         self._tasks = tasks
         self._said: dict[int, RankExit] = {}
@@ -38,7 +38,7 @@ class TrainingStep:
 
     def exits(self) -> tuple[RankExit, ...]:
         """By rank (under torchrun: by node). A wrapper's own record counts before what srun says of its task."""
-        known = {**self._said, **read_exits(self._exits)}
+        known = {**self._said, **self._exits.read()}
         return tuple(known[n] for n in sorted(known))
 
     @property

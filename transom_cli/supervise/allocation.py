@@ -1,0 +1,35 @@
+"""Where a launcher finds itself: the allocation that Slurm gave, and the run directory as this node sees it."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from transom_cli.errors import BadNodes, UsageError
+from transom_cli.layout import RunDir
+from transom_cli.supervise.launchplan import Allocation
+
+
+def allocation_from(environ: dict[str, str] | os._Environ[str]) -> Allocation:
+    from ClusterShell.NodeSet import NodeSet
+
+    try:
+        job_id = int(environ["SLURM_JOB_ID"])
+        nodes = tuple(NodeSet(environ["SLURM_JOB_NODELIST"]))
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            "`transom launch` runs inside a Slurm job's batch script",
+            f"missing or unreadable: {error}",
+            "Submit with `transom run -- COMMAND`, which writes such a script.",
+        ) from error
+    restart = int(environ.get("SLURM_RESTART_COUNT") or 0)  # unset on a job's first start
+    return Allocation(job_id, restart, nodes, environ.get("SLURM_CPUS_PER_TASK", ""))
+
+
+def require_run_dir(run: RunDir) -> None:
+    if not run.settings.exists():
+        raise BadNodes(
+            f"The run directory `{run.path}` is not visible on node {socket.gethostname()}",
+            "its run.toml is not there; the run directory must be on a file system that every node mounts",
+            "Set `root` to a folder on a shared file system, and submit again.",
+        )
