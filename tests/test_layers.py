@@ -20,6 +20,7 @@ STANDARD = set(sys.stdlib_module_names)
 PURE = (
     "errors",
     "layout",
+    "agent.wire",
     "core",
     "core.*",
     "slurm.parse",
@@ -36,8 +37,8 @@ PURE = (
 # Values and text only. Not here: os, subprocess, time, socket, random, and all else that looks around.
 PURE_STANDARD = {
     "__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "difflib", "enum", "fnmatch",
-    "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "pathlib", "re", "shlex", "statistics",
-    "string", "struct", "textwrap", "types", "typing", "unicodedata", "zlib",
+    "functools", "hashlib", "heapq", "hmac", "itertools", "json", "math", "operator", "pathlib", "re", "shlex",
+    "statistics", "string", "struct", "textwrap", "types", "typing", "unicodedata", "zlib",
 }  # fmt: skip
 PURE_OTHERS = {
     "ckpt.manifest": {"xxhash"},

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
 import queue
 import selectors
 import socket
@@ -23,11 +22,10 @@ from collections import deque
 from collections.abc import Callable
 
 from transom_cli.agent import wire
+from transom_cli.agent.peer import Peer
 
 PEERS = 8  # connections at once
 WORKERS = 2  # questions answered at once
-HANDSHAKE = 5.0  # seconds from the connection to the proof
-IDLE = 600.0  # seconds after which a connection on which nothing moves is closed
 PAUSE = 1.0  # seconds without new connections after accept() failed (no file descriptors left, most likely)
 LEAVE = 5.0  # seconds that stop() waits for questions that are being answered
 ERROR_TEXT = 4000  # characters of an error that are sent
@@ -61,17 +59,18 @@ class Server:
         self._handle = handle
         self.counts: dict[str, int] = dict.fromkeys(KINDS, 0)
         self._selector = selectors.DefaultSelector()
-        self._peers: dict[_Peer, None] = {}  # a set in order of arrival
-        self._questions: queue.SimpleQueue[tuple[_Peer, str, dict[str, object]] | None] = queue.SimpleQueue()
-        self._replies: deque[tuple[_Peer, bytes]] = deque()
+        self._peers: dict[Peer, None] = {}  # a set in order of arrival
+        self._questions: queue.SimpleQueue[tuple[Peer, str, dict[str, object]] | None] = queue.SimpleQueue()
+        self._replies: deque[tuple[Peer, bytes]] = deque()
         self._threads: list[threading.Thread] = []
         self._deaf_until: float | None = None
         self._stopping = False
 
     def start(self, host: str = "0.0.0.0") -> int:
-        """Listen on a free port, and say which. Once only. Signals that other threads wait for must be blocked before."""
+        """Listen on a free port, and say which. Once only; signals that sigwait is to get must be blocked before."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=2 * PEERS)
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        self._listener = socket.create_server((host, 0), family=family, backlog=2 * PEERS, dualstack_ipv6=both)
         self._listener.setblocking(False)
         self._woken, self._wake = socket.socketpair()
         self._woken.setblocking(False)
@@ -89,6 +88,8 @@ class Server:
 
         Waits a few seconds for questions that are being answered, then leaves their (daemon) threads behind.
         """
+        if not self._threads:
+            return
         self._stopping = True
         self._rouse()
         for _ in range(WORKERS):
@@ -107,7 +108,7 @@ class Server:
                 self._replies.append((peer, self._answer(peer, name, arguments)))
                 self._rouse()
 
-    def _answer(self, peer: _Peer, name: str, arguments: dict[str, object]) -> bytes:
+    def _answer(self, peer: Peer, name: str, arguments: dict[str, object]) -> bytes:
         try:
             return peer.sender.frame({**self._handle(name, arguments), "ok": True})
         except BaseException as error:  # SystemExit too would end nothing but this thread
@@ -134,6 +135,7 @@ class Server:
                 if peer in self._peers:
                     self.counts["answered"] += 1
                     peer.busy = False
+                    peer.moved()
                     peer.outbox += reply
                     self._serve(peer)
             self._expire()
@@ -180,11 +182,11 @@ class Server:
         sock.setblocking(False)
         with contextlib.suppress(OSError):  # it has hung up already; reading will tell
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer = _Peer(sock)
+        peer = Peer(sock)
         self._peers[peer] = None
         self._selector.register(sock, selectors.EVENT_READ, peer)
 
-    def _serve(self, peer: _Peer) -> None:
+    def _serve(self, peer: Peer) -> None:
         """Move what can be moved without waiting: one piece out, or one piece in."""
         try:
             if peer.outbox:
@@ -212,7 +214,7 @@ class Server:
             return self._drop(peer, "malformed" if peer.proven else "refused_handshake")
         self._watch(peer)
 
-    def _take(self, peer: _Peer, data: bytes) -> None:
+    def _take(self, peer: Peer, data: bytes) -> None:
         if not peer.proven:
             peer.shake(data, self._party)
             self.counts["accepted"] += peer.proven
@@ -227,7 +229,7 @@ class Server:
         peer.busy, peer.ahead = True, False
         self._questions.put((peer, name, message))
 
-    def _ended(self, peer: _Peer) -> None:
+    def _ended(self, peer: Peer) -> None:
         if not peer.proven:
             return self._drop(peer, "refused_handshake")
         try:
@@ -236,7 +238,7 @@ class Server:
             return self._drop(peer, "malformed")
         self._drop(peer)
 
-    def _watch(self, peer: _Peer) -> None:
+    def _watch(self, peer: Peer) -> None:
         events = selectors.EVENT_READ
         if peer.outbox:
             events = selectors.EVENT_WRITE
@@ -249,64 +251,13 @@ class Server:
                 self._selector.register(peer.sock, events, peer)
             peer.watched = events
 
-    def _drop(self, peer: _Peer, why: str | None = None) -> None:
+    def _drop(self, peer: Peer, why: str | None = None) -> None:
         if why is not None:
             self.counts[why] += 1  # before the peer can notice
         del self._peers[peer]
         if peer.watched:
             self._selector.unregister(peer.sock)
         peer.sock.close()
-
-
-class _Peer:
-    """One connection. Its reads are never longer than what is wanted next, so what it can make us hold is bounded."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.deadline = time.monotonic() + HANDSHAKE
-        self.watched = selectors.EVENT_READ
-        self.outbox = bytearray()
-        self.busy = False  # a question of its is being answered
-        self.ahead = False  # and it has sent more meanwhile
-        self.proven = False
-        self._inbox = bytearray()  # of the handshake
-        self._meeting: wire.Meeting | None = None
-
-    @property
-    def sender(self) -> wire.Sender:
-        assert self._meeting is not None
-        return self._meeting.sender
-
-    @property
-    def receiver(self) -> wire.Receiver:
-        assert self._meeting is not None
-        return self._meeting.receiver
-
-    @property
-    def wanted(self) -> int:
-        if self.proven:
-            return self.receiver.wanted
-        return (wire.HELLO_BYTES if self._meeting is None else wire.PROOF_BYTES) - len(self._inbox)
-
-    def shake(self, data: bytes, party: wire.Party) -> None:
-        """The handshake's next bytes: nonces first, then the launcher's proof, and ours only after it."""
-        self._inbox += data
-        if self.wanted:
-            return
-        data, self._inbox = bytes(self._inbox), bytearray()
-        if self._meeting is None:
-            nonce = os.urandom(wire.NONCE_BYTES)
-            self._meeting = party.meet(nonce, wire.read_hello(data))
-            self.outbox += wire.hello(nonce)
-        else:
-            self._meeting.check(data)
-            self.outbox += self._meeting.proof
-            self.proven = True
-            self.moved()
-
-    def moved(self) -> None:
-        if self.proven:  # the handshake's time runs from its start, however it trickles
-            self.deadline = time.monotonic() + IDLE
 
 
 def _normal(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
