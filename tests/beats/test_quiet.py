@@ -214,6 +214,16 @@ def test_a_dead_node_is_silent_once_and_its_ranks_are_the_culprits() -> None:
     assert NodeBack("n1") in job.pass_time(2.0)
 
 
+def test_a_dead_agent_is_a_silent_node_but_no_silence_of_a_training_that_goes_on() -> None:
+    job = Job()
+    job.settle()
+    job.dead = {"n1"}
+    found = alarms(job.steps([1.0] * 60))
+    assert [(type(f), f.node) for f in found if isinstance(f, NodeSilent)] == [(NodeSilent, "n1")] and len(found) == 1
+    found = alarms(job.pass_time(60.0))
+    assert [f.culprits for f in found if isinstance(f, RanksQuiet)] == [(2, 3)], "now the others wait, too"
+
+
 def test_one_rank_behind_the_others_is_the_culprit() -> None:
     job = Job()
     job.settle()

@@ -161,15 +161,70 @@ def test_the_end_of_a_training() -> None:
 
 
 def test_srun_that_ends_without_a_word_of_its_ranks() -> None:
-    state, orders = feed(training(), sh.Exits(9.0, 0, (), over=True, srun=1))
+    state, orders = feed(training(), sh.Exits(9.0, 0, (), over=True, srun=1), sh.Tick(13.9))
+    assert orders == [], "their words may be on the way, through a network file system"
+    state, orders = feed(state, sh.Tick(14.0))
     assert orders[-1] == sh.End(0, "l1", evidence=False)
-    _, orders = feed(state, sh.Ended(10.0, 0), sh.Read(11.0, 0, "unknown", ""))
+    _, orders = feed(state, sh.Ended(15.0, 0), sh.Read(16.0, 0, "unknown", ""))
     assert orders[-1] == sh.Start(1)
+
+
+def test_srun_that_ended_well_without_a_word_of_its_ranks_is_a_good_end() -> None:
+    state, orders = feed(training(), sh.Exits(9.0, 0, exits(0, None, 0), over=True, srun=0), sh.Tick(13.9))
+    assert orders == []
+    _, orders = feed(state, sh.Tick(14.0))
+    assert (outcome(orders).outcome.status, outcome(orders).exit_code) == ("done", 0)
+
+
+def test_an_srun_that_was_killed_gives_a_shells_exit_code() -> None:
+    state, _ = feed(training(relaunches=0), sh.Exits(9.0, 0, (), over=True, srun=-9), sh.Tick(14.0), sh.Ended(15.0, 0))
+    _, orders = feed(state, sh.Read(16.0, 0, "unknown", ""))
+    assert outcome(orders).exit_code == 128 + 9
+
+
+def test_a_relaunch_that_starts_no_task_is_handed_up() -> None:
+    state = killed(training(), 9.0)  # relaunched at 13
+    state, orders = feed(state, sh.Tick(132.9))
+    assert orders == []
+    state, orders = feed(state, sh.Tick(133.0), sh.Ended(134.0, 1), sh.Read(135.0, 1, "unknown", ""))
+    assert "launch 1 did not start a task within 120 s" in outcome(orders).outcome.why
+    state, orders = feed(killed(training(), 9.0), sh.Appeared(100.0, 1), sh.Tick(900.0))
+    assert orders == [], "it is there, and as slow as it likes"
+
+
+def test_a_relaunch_is_given_the_time_that_the_first_launch_took() -> None:
+    state, _ = feed(fresh(), sh.Begun(0.0), sh.Appeared(300.0, 0), sh.Stepped(400.0, 0, 4))
+    state = killed(state, 500.0)  # relaunched at 504
+    assert feed(state, sh.Tick(504.0 + 899.0))[1] == []
+    assert any(isinstance(o, sh.End) for o in feed(state, sh.Tick(504.0 + 900.0))[1])
+
+
+def test_a_launch_that_cannot_even_be_asked_for_is_handed_up() -> None:
+    _, orders = feed(killed(training(), 9.0), sh.NotStarted(20.0, 1, "launch 1 cannot be started: no space left"))
+    assert outcome(orders).outcome.why == "launch 1 cannot be started: no space left"
+
+
+def test_what_is_never_answered_is_handed_up() -> None:
+    ending, _ = feed(training(), sh.Exits(9.0, 0, exits(-15, -9, -15)))
+    assert feed(ending, sh.Tick(128.9))[1] == []
+    reading, orders = feed(ending, sh.Tick(129.0))
+    assert orders == [sh.ReadLogs(0, 0)]
+    assert feed(reading, sh.Tick(158.9))[1] == []
+    _, orders = feed(reading, sh.Tick(159.0))
+    assert "cannot be ended" in outcome(orders).outcome.why
+
+
+def test_out_of_time_the_outcome_is_written_whatever_is_under_way() -> None:
+    ending, _ = feed(training(), sh.Exits(9.0, 0, exits(-15, -9, -15)), sh.Told(10.0, "SIGTERM"))
+    _, orders = feed(ending, sh.Overtime(37.0))
+    assert (outcome(orders).outcome.status, outcome(orders).exit_code) == ("stopped", 128 + 15)
 
 
 def test_what_is_told_of_another_launch_changes_nothing() -> None:
     state = killed(training(), 9.0)
     for late in (
+        sh.Appeared(20.0, 0),
+        sh.NotStarted(20.0, 0, "x"),
         sh.Exits(20.0, 0, exits(1, 1, 1)),
         sh.Quiet(20.0, 0, 4, 8.0, 7.0),
         sh.Ended(20.0, 0),
@@ -187,7 +242,7 @@ some_nodes = st.lists(st.sampled_from((*NODES, "n9")), max_size=2).map(tuple)
 at = st.just(0.0)
 stories = st.lists(
     st.tuples(
-        st.sampled_from([0.0, 0.1, 2.0]),
+        st.sampled_from([0.0, 0.1, 2.0, 150.0]),
         st.one_of(
             st.builds(sh.Tick, at),
             st.builds(sh.Begun, at, steps),
@@ -205,6 +260,9 @@ stories = st.lists(
             ),
             st.builds(sh.Read, at, launches, st.sampled_from(["user", "peer", "unknown"]), st.sampled_from(["", "x"])),
             st.builds(sh.Told, at, st.just("TERM")),
+            st.builds(sh.Appeared, at, launches),
+            st.builds(sh.NotStarted, at, launches, st.just("no space")),
+            st.builds(sh.Overtime, at),
         ),
     ),
     max_size=40,
@@ -250,4 +308,5 @@ def test_promises(relaunches: int, story: list[tuple[float, sh.Heard]]) -> None:
                 assert set(told.missing) <= set(NODES) and set(told.suspects) <= set(NODES)
                 assert (told.status == "done") == (order.exit_code == 0)
                 if told.status == "done":
-                    assert len(state.exits) == 3 and not any(x.bad for x in state.exits)
+                    assert len(state.exits) == 3 or state.srun == 0
+                    assert not any(x.bad for x in state.exits)

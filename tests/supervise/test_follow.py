@@ -268,14 +268,43 @@ def quiet_rank(training: Training) -> list[ev.Event]:
     return events
 
 
+SEEN = {"type": "heal", "launch": 0, "incident": "l1", "what": "seen", "words": "no step for 9.0 s", "cause": "hang"}
+
+
 def test_a_silence_is_left_to_a_launcher_that_lives(training: Training) -> None:
+    training.launch()
+    training.journal({**SEEN, "nodes": ["n2"]})
     assert "RanksQuiet" not in kinds(quiet_rank(training))
     training.beats(10, "n1", "n2")
     training.sign()
     assert "RanksBack" not in kinds(training.poll()), "nobody was told of the silence"
 
 
+def test_a_silence_that_a_living_launcher_does_not_take_up_is_told(training: Training) -> None:
+    events = quiet_rank(training)
+    assert "RanksQuiet" not in kinds(events[:-8])
+    for _ in range(10):
+        training.beats(9, "n1")
+        training.beats(9, "n2", proc="T")
+        training.sign()
+        events += training.poll()
+    assert kinds(events).count("RanksQuiet") == 1
+
+
+def test_ranks_that_the_launcher_ended_itself_are_not_to_blame(training: Training) -> None:
+    training.launch()
+    training.journal({**SEEN, "nodes": ["n2"]})
+    exits = training.attempt().exits(0)
+    exits.mkdir(parents=True)
+    record = {"schema": 1, "rank": 0, "node": "n1", "pid": 9, "code": None, "signal": 15, "wall": 50.0, "steps": 5}
+    (exits / "rank-0.json").write_text(json.dumps(record))
+    (outcome,) = [e for _ in range(8) for e in training.poll() if isinstance(e, ev.OutcomeSeen)]
+    assert (outcome.cause, outcome.suspects, outcome.exits, outcome.missing) == ("hang", ("n2",), (), ("n2",))
+
+
 def test_a_silence_is_told_once_its_launcher_is_silent_too(training: Training) -> None:
+    training.launch()
+    training.journal({**SEEN, "nodes": ["n2"]})
     quiet_rank(training)
     events = []
     for _ in range(12):

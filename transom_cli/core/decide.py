@@ -88,7 +88,7 @@ def _launch_seen(state: State, e: ev.LaunchSeen) -> Step:
 def _heal_seen(state: State, e: ev.HealSeen) -> Step:
     if not _mine(state, e.attempt) or job.restarting(state):
         return state, ()
-    return healing.told(state, e.at, e.what, e.words, e.cause, e.nodes), ()
+    return healing.told(state, e.at, e.incident, e.what, e.words, e.cause, e.nodes), ()
 
 
 def _outcome_seen(state: State, e: ev.OutcomeSeen) -> Step:

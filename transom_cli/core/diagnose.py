@@ -123,7 +123,7 @@ def _rank_ended(incident: Incident, state: State, first: RankExit | None) -> Dia
     cause = "rank_killed" if first.signal is not None else "rank_failed"
     line = f": {incident.log_line}" if incident.log_line and first.signal is None else ""
     own_words = incident.log_category in ("user", "usage", "storage")  # the program's, which say nothing of the node
-    again = 0 if own_words else _blamed_before(state, first.node)
+    again = 0 if own_words or len(state.nodes) == 1 else _blamed_before(state, first.node)
     return Diagnosis(
         cause,
         first.words + line + (f"; {first.node} for the {again + 1}. time" if again else ""),
@@ -139,7 +139,7 @@ def _hang(incident: Incident, state: State) -> Diagnosis | None:
         return None
     nodes = incident.quiet_nodes
     where = f" ({', '.join(nodes)} stand out)" if nodes else ""
-    again = any(_blamed_before(state, node) for node in nodes) and len(nodes) == 1
+    again = len(nodes) == 1 < len(state.nodes) and _blamed_before(state, nodes[0]) > 0
     words = f"no rank has stepped since step {incident.step}{where}"
     return Diagnosis("hang", words, nodes, sure=False, isolate="exclude" if again else "none", restart=True)
 

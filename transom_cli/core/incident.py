@@ -266,6 +266,7 @@ def new_attempt(state: State, job_id: int, restarts: int) -> State:
         starts=state.starts + (1 if fresh else 0),
         launched=False if fresh else state.launched,
         launch=0 if fresh else state.launch,
+        healed=0 if fresh else state.healed,
         step=-1 if fresh else state.step,
         slurm_state="PENDING" if fresh else state.slurm_state,
     )

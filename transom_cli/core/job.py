@@ -149,7 +149,8 @@ def gone(state: State, e: ev.JobGone) -> Step:
     if state.phase is Phase.FINISHING:
         return over(state, e.at, Phase.DONE, "", 0)
     incident = state.incident
-    if incident is not None and not starting(state) and (incident.ended or incident.stage is not Stage.EXAMINING):
+    given_up = incident is not None and incident.stage not in (Stage.EXAMINING, Stage.HEALING)
+    if incident is not None and not starting(state) and (incident.ended or given_up):
         return state, ()
     return inc.sign(state, e.at, "Slurm has forgotten the job", ended="GONE")
 

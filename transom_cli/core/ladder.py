@@ -17,6 +17,7 @@ from typing import Any
 from transom_cli.core.diagnose import diagnose, first_bad
 from transom_cli.core.events import OutcomeSeen
 from transom_cli.core.ladder_shapes import (
+    Appeared,
     Begun,
     Durable,
     End,
@@ -25,7 +26,9 @@ from transom_cli.core.ladder_shapes import (
     Heard,
     LadderState,
     Leave,
+    NotStarted,
     Order,
+    Overtime,
     Quiet,
     Read,
     ReadLogs,
@@ -53,8 +56,21 @@ def decide(state: LadderState, heard: Heard) -> Step:
 def _begun(state: LadderState, e: Begun) -> Step:
     if state.launch >= 0:
         return state, ()
-    state = replace(state, launch=0, durable=e.durable, max_step=e.durable, progress=e.durable)
+    state = replace(state, since=e.at, launch=0, durable=e.durable, max_step=e.durable, progress=e.durable)
     return state, (Start(0),)
+
+
+def _not_started(state: LadderState, e: NotStarted) -> Step:
+    if e.launch != state.launch or state.rung is not Rung.TRAINING:
+        return state, ()
+    return _leave(state, e.at, "failed", e.words)
+
+
+def _appeared(state: LadderState, e: Appeared) -> Step:
+    if e.launch != state.launch or state.rung is not Rung.TRAINING or state.appeared:
+        return state, ()
+    took = e.at - state.since if state.launch == 0 else state.came_up
+    return replace(state, appeared=True, came_up=took), ()
 
 
 def _exits(state: LadderState, e: Exits) -> Step:
@@ -62,23 +78,40 @@ def _exits(state: LadderState, e: Exits) -> Step:
         return state, ()
     bad = any(x.bad for x in e.exits)
     since = e.at if bad and state.failing_since is None else state.failing_since
-    state = replace(state, exits=e.exits, over=state.over or e.over, failing_since=since)
+    over_since = e.at if e.over and state.over_since is None else state.over_since
+    state = replace(state, exits=e.exits, over_since=over_since, failing_since=since)
     state = replace(state, srun=e.srun if e.srun is not None else state.srun)
     return _settle(state, e.at)
 
 
 def _tick(state: LadderState, e: Tick) -> Step:
-    return _settle(state, e.at) if state.rung is Rung.TRAINING else (state, ())
+    """What takes too long is not waited for any longer."""
+    for_so_long = e.at - state.since
+    if state.rung is Rung.ENDING and for_so_long >= state.policy.ending:
+        stuck = ("this launcher", f"the end of launch {state.launch}, under way for {for_so_long:.0f} s,")
+        return _ended(state, Ended(e.at, state.launch, survivors=(stuck,)))
+    if state.rung is Rung.READING and for_so_long >= state.policy.reading:
+        return _read(state, Read(e.at, state.launch, "unknown", f"no answer for {for_so_long:.0f} s", "logs"))
+    if state.rung is not Rung.TRAINING:
+        return state, ()
+    come_up = max(state.policy.come_up, 3 * state.came_up)
+    if state.launch > 0 and not state.appeared and not state.exits and for_so_long >= come_up:
+        words = f"launch {state.launch} did not start a task within {for_so_long:.0f} s"
+        return _fail(state, e.at, words, outcome=OutcomeSeen(e.at, state.attempt, "failed", words))
+    return _settle(state, e.at)
 
 
 def _settle(state: LadderState, at: float) -> Step:
     """The launch is over when all its tasks or its srun have ended, or a moment after the first bad end."""
     all_told = len(state.exits) >= state.tasks
-    if all_told and state.failing_since is None:
+    over = state.over_since is not None
+    overdue = state.over_since is not None and at - state.over_since >= state.policy.late
+    if state.failing_since is None and (all_told or (overdue and state.srun == 0)):
         status = "stopped" if state.told else "done"  # a trainer may end in good order when it is told to
-        return _leave(state, at, status, "every rank ended with exit code 0")
-    settled = state.failing_since is not None and at - state.failing_since >= state.policy.settle
-    if not (all_told or settled or state.over):
+        which = "every rank" if all_told else "the training step"
+        return _leave(state, at, status, f"{which} ended with exit code 0")
+    settled = state.failing_since is not None and (over or at - state.failing_since >= state.policy.settle)
+    if not (all_told or settled or overdue):
         return state, ()
     first = first_bad(state.exits)
     silent = f"the training step ended (srun exit code {state.srun}) without a word of its ranks"
@@ -105,8 +138,9 @@ def _fail(state: LadderState, at: float, words: str, **found: object) -> Step:
     name = f"l{len(state.incidents) + 1}"
     incident = Incident(name, state.job_id, state.restart, at, max(state.step, state.max_step))
     incident = replace(incident, marks=(Mark(at, "seen", words),), **found)  # type: ignore[arg-type]
-    return replace(state, incident=incident, rung=Rung.ENDING), (
-        Tell(name, "seen", words),
+    cause = "hang" if incident.quiet else ""
+    return replace(state, incident=incident, rung=Rung.ENDING, since=at), (
+        Tell(name, "seen", words, cause, incident.quiet_nodes),
         End(state.launch, name, evidence=incident.quiet),
     )
 
@@ -118,7 +152,7 @@ def _ended(state: LadderState, e: Ended) -> Step:
     told = tuple(Tell(incident.id, "evidence", line) for line in e.evidence)
     first = first_bad(incident.outcome.exits) if incident.outcome else None
     read = ReadLogs(state.launch, first.rank if first else None)
-    return replace(state, rung=Rung.READING, after=e), (*told, read)
+    return replace(state, rung=Rung.READING, since=e.at, after=e), (*told, read)
 
 
 def _read(state: LadderState, e: Read) -> Step:
@@ -160,6 +194,8 @@ def _hand_up(state: LadderState, diagnosis: Diagnosis | None, after: Ended) -> s
     if after.survivors:
         node, what = after.survivors[0]
         return f"{words}; {what} on {node} cannot be ended"
+    if state.launch > 0 and not (state.appeared or state.exits):
+        return words  # a second try would find the same
     if diagnosis is None or not diagnosis.restart or diagnosis.isolate != "none":
         return words
     if not state.policy.relaunches:
@@ -187,10 +223,12 @@ def _relaunch(state: LadderState, at: float, diagnosis: Diagnosis | None) -> Ste
     state = replace(
         state,
         rung=Rung.TRAINING,
+        since=at,
         launch=state.launch + 1,
+        appeared=False,
         step=-1,
         exits=(),
-        over=False,
+        over_since=None,
         srun=None,
         failing_since=None,
         after=None,
@@ -220,6 +258,11 @@ def _told(state: LadderState, e: Told) -> Step:
     return replace(state, told=state.told or e.signal), ()
 
 
+def _overtime(state: LadderState, e: Overtime) -> Step:
+    who = state.told or "Slurm"
+    return _leave(state, e.at, "stopped", f"told to stop by {who}, and not all could be ended in time")
+
+
 def _close(state: LadderState, at: float, result: str) -> LadderState:
     if state.incident is None:
         return state
@@ -240,7 +283,7 @@ def _leave(state: LadderState, at: float, status: str, why: str) -> Step:
     cause = "hang" if hung else ""
     outcome = OutcomeSeen(at, state.attempt, status, why, exits, missing, state.nodes, cause, suspects, state.durable)
     first = first_bad(exits)
-    code = 0 if status == "done" else _exit_code(first.code, first.signal) if first else (state.srun or 1)
+    code = 0 if status == "done" else _exit_code(first.code, first.signal) if first else _srun_code(state.srun)
     state = replace(_close(state, at, "stopped" if status == "stopped" else "handed up"), rung=Rung.LEFT)
     return state, (Leave(outcome, code),)
 
@@ -249,8 +292,16 @@ def _exit_code(code: int | None, signal: int | None) -> int:
     return 128 + signal if signal is not None else (code or 1)
 
 
+def _srun_code(srun: int | None) -> int:
+    """As a shell gives it; srun itself may have been killed, which is below zero here."""
+    return 128 - srun if srun is not None and srun < 0 else (srun or 1)
+
+
 _HANDLERS: dict[type[Heard], Callable[[LadderState, Any], Step]] = {
     Begun: _begun,
+    Appeared: _appeared,
+    NotStarted: _not_started,
+    Overtime: _overtime,
     Tick: _tick,
     Exits: _exits,
     Quiet: _quiet,

@@ -15,10 +15,17 @@ class LadderPolicy:
     """relaunches: how many without progress, for each cause, before the attempt is handed up; 0: none at all.
 
     settle: seconds after the first bad exit in which the other ranks' ends are still waited for.
+    late: seconds for the ranks' words to come through a network file system, once their srun has ended.
+    come_up: seconds for a relaunched step to start its tasks; or three times what the first launch took.
+    ending, reading: seconds after which the end of a launch, or the reading of its logs, counts as failed.
     """
 
     relaunches: int = 3
     settle: float = 1.0
+    late: float = 5.0
+    come_up: float = 120.0
+    ending: float = 120.0
+    reading: float = 30.0
 
 
 # --- what it hears ---
@@ -39,6 +46,21 @@ class Begun(Heard):
 @dataclass(frozen=True)
 class Tick(Heard):
     pass
+
+
+@dataclass(frozen=True)
+class Appeared(Heard):
+    """The first sign of a launch's tasks: a log, a beat, an exit."""
+
+    launch: int
+
+
+@dataclass(frozen=True)
+class NotStarted(Heard):
+    """A training step that could not even be asked for."""
+
+    launch: int
+    words: str
 
 
 @dataclass(frozen=True)
@@ -102,6 +124,11 @@ class Told(Heard):
     """Slurm or a person ends the attempt: TERM or INT."""
 
     signal: str
+
+
+@dataclass(frozen=True)
+class Overtime(Heard):
+    """The time that Slurm leaves a job that is told to end is almost up."""
 
 
 # --- what it orders ---
@@ -171,12 +198,15 @@ class LadderState:
     tasks: int  # whose ends are recorded: one a rank; under torchrun one a node
     policy: LadderPolicy = LadderPolicy()
     rung: Rung = Rung.TRAINING
+    since: float = 0.0  # on this rung
     launch: int = -1
+    appeared: bool = False  # tasks of this launch were seen
+    came_up: float = 0.0  # seconds that the first launch took to be seen
     step: int = -1  # of this launch
     max_step: int = -1  # of this attempt
     durable: int = -1
     exits: tuple[RankExit, ...] = ()
-    over: bool = False
+    over_since: float | None = None  # its srun has ended
     srun: int | None = None
     failing_since: float | None = None
     told: str = ""

@@ -229,6 +229,7 @@ def _limit(state: QuietState, limits: QuietLimits) -> float:
 def _judge_ranks(state: QuietState, node_silent: float) -> tuple[QuietState, list[QuietFinding]]:
     stepping = state.stepping_since is not None
     judged = {r: p for r, p in state.pulses.items() if _is_judged(state, p) and (p.beat.count > 0 or not stepping)}
+    judged = _seen_of(state, judged, node_silent)
     if state.quiet:
         known = [state.pulses[r] for r in state.quiet if r in state.pulses]
         back_again = [p for p in known if p.moved > state.quiet_at or p.beat.phase == "done"]
@@ -251,6 +252,18 @@ def _judge_ranks(state: QuietState, node_silent: float) -> tuple[QuietState, lis
         culprits=_culprits(state, quiet, node_silent),
     )
     return replace(state, quiet=ranks, quiet_at=state.clock), [found]
+
+
+def _seen_of(state: QuietState, judged: dict[int, Pulse], node_silent: float) -> dict[int, Pulse]:
+    """Without the ranks whose table is late, while all others step: they would not, if those ranks did not.
+
+    Then it is their node's agent that is gone, not the training.
+    """
+    late = set(_overdue(state, node_silent))
+    others = {r: p for r, p in judged.items() if r not in late}
+    if late and others and all(state.clock - p.moved < state.limit / 2 for p in others.values()):
+        return others
+    return judged
 
 
 def _culprits(state: QuietState, quiet: Mapping[int, Pulse], node_silent: float) -> tuple[int, ...]:

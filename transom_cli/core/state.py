@@ -102,7 +102,7 @@ class Incident:
     began: float
     step: int  # the last step seen before it
     stage: Stage = Stage.EXAMINING
-    healing: bool = False  # the launcher took it up first
+    healing: int = 0  # the launcher's own number of it, if it is at it
     quiet_nodes: tuple[str, ...] = ()  # nodes that a detector points at
     overdue_nodes: tuple[str, ...] = ()  # nodes that could not be seen any more when the ranks fell silent
     quiet: bool = False  # the ranks stopped stepping (a hang, or a death nobody reported)
@@ -156,6 +156,7 @@ class State:
     batch_host: str = ""
     launched: bool = False  # the training step of this attempt was started
     launch: int = 0  # the newest launch of this attempt
+    healed: int = 0  # the number of the newest fault that this attempt's launcher took up
     step: int = -1  # of this attempt
     max_step: int = -1  # of the run
     durable: int = -1  # newest published checkpoint

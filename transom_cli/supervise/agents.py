@@ -28,7 +28,7 @@ COMING_UP = 10.0  # seconds for an agent to say where it listens
 GRACE = 2.0  # seconds from TERM to KILL for the ranks of a failed launch
 KILLING = 10.0  # more, for what dies slowly and for a busy node
 EVIDENCE = 20.0  # seconds for the stacks of a node's ranks
-AT_ONCE = 64  # agents asked at the same time
+AT_ONCE = 256  # agents asked at the same time
 
 
 def addresses(nodes: tuple[str, ...]) -> dict[str, str]:
@@ -127,10 +127,12 @@ class Agents:
 
 def _ip(name: str) -> str:
     """Empty when it cannot be found out: then this node's agent cannot be asked, and nothing is relaunched there."""
-    try:
-        return str(socket.getaddrinfo(name, None)[0][4][0])
-    except OSError:
-        return ""
+    for family in (socket.AF_INET, socket.AF_UNSPEC):  # the agents listen on IPv4 where there is any
+        try:
+            return str(socket.getaddrinfo(name, None, family)[0][4][0])
+        except OSError:
+            continue
+    return ""
 
 
 def _is_ip(address: str) -> bool:

@@ -35,10 +35,14 @@ class BeatWatch:
         self._quiet, findings = quiet.watch(self._quiet, self.tables, now, self._limits)
         return findings
 
+    @property
+    def launch(self) -> int:
+        """The launch that the tables and findings are about; -1: none yet."""
+        return self._quiet.launch[1] if self._quiet.launch is not None else -1
+
     def step(self, launch: int) -> int:
         """The last step that every rank of this launch has done; -1: none, or the tables are still about another."""
-        known = self._quiet.launch
-        return self._quiet.step if known is not None and known[1] == launch else -1
+        return self._quiet.step if self.launch == launch else -1
 
     def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
         where = {r.rank: t.node for t in self.tables.values() for r in t.ranks}

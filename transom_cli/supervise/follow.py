@@ -23,6 +23,7 @@ from transom_cli.supervise.exits import ExitRecords
 
 PROGRESS_EVERY = 60.0  # one progress line a minute in the journal
 ABANDONED = 3.0  # seconds from a rank's bad end to the launcher's account of it, before the launcher counts as gone
+TAKEN_UP = 15.0  # seconds for a living launcher to take up a silence of the ranks, before it is told to the core
 LAUNCHER_SILENT = 5.0  # seconds without a new sign of life, which comes once a second
 LOOK_EVERY = 1.0  # for what changes slowly: new attempts, checkpoints, requests
 
@@ -68,6 +69,7 @@ class AttemptFollower:
         self._sign = ""  # the launcher's sign of life, and when it was last seen to change
         self._signed = float("-inf")
         self._held: ev.RanksQuiet | None = None  # a silence that is left to the launcher as long as it lives
+        self._taken: ev.HealSeen | None = None  # the launcher is at a fault of this launch
 
     @property
     def name(self) -> str:
@@ -85,6 +87,8 @@ class AttemptFollower:
                     self._begin_launch()
                 self._launch = told
                 self._watch.expect(told.nodes)
+            if isinstance(told, ev.HealSeen) and told.what == "seen":
+                self._taken = told
             if told is not None:
                 yield told
         yield from self._beats(now)
@@ -97,7 +101,8 @@ class AttemptFollower:
 
     def _begin_launch(self) -> None:
         """The steps of a former launch, and its end, tell nothing of this one."""
-        self._step, self._told, self._held, self._ended_since = -1, (-1, 0.0), None, None
+        self._step, self._told, self._ended_since = -1, (-1, 0.0), None
+        self._held = self._taken = None
 
     def _launcher_lives(self, now: float) -> bool:
         try:
@@ -125,6 +130,10 @@ class AttemptFollower:
         missing = tuple(n for n in self._launch.nodes if n not in heard)
         first = first_bad(ranks)
         why = f"{first.words if first else 'a rank ended'}, and the launcher is silent"
+        if self._taken is not None and self._taken.cause == "hang":  # then it was the launcher that ended the ranks
+            why = f"{self._taken.words}, and the launcher is silent"
+            end = ev.OutcomeSeen(now, self.name, "failed", why, (), missing, self._launch.nodes, "hang")
+            return replace(end, suspects=self._taken.nodes)
         return ev.OutcomeSeen(now, self.name, "failed", why, ranks, missing, self._launch.nodes)
 
     def _beats(self, now: float) -> Iterator[ev.Event]:
@@ -137,10 +146,12 @@ class AttemptFollower:
             if event is not None:
                 yield from self._tell_step(now)
                 yield event
-        if self._held is not None and not self._launcher_lives(now):
+        held = self._held
+        ignored = held is not None and self._taken is None and now - held.at >= TAKEN_UP
+        if held is not None and (ignored or not self._launcher_lives(now)):
             yield from self._tell_step(now)
-            event, self._held = replace(self._held, at=now), None
-            yield event
+            self._held = None
+            yield replace(held, at=now)
 
     def _tell_step(self, now: float) -> Iterator[ev.Event]:
         if self._step > self._told[0]:
@@ -153,6 +164,8 @@ class AttemptFollower:
         if isinstance(finding, quiet.NodeBack):
             return ev.NodeBack(now, self.name, finding.node)
         if isinstance(finding, quiet.RanksQuiet):
+            if self._launch is not None and self._watch.launch != self._launch.launch:
+                return None  # of the launch before this one
             nodes, overdue = self._watch.nodes_of(finding.culprits), self._watch.overdue(now)
             quiet_for, culprits = finding.quiet_for, tuple(finding.culprits)
             self._held = ev.RanksQuiet(now, self.name, finding.step, quiet_for, finding.limit, culprits, nodes, overdue)

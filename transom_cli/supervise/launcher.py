@@ -18,6 +18,7 @@ from typing import Any
 from transom_cli.core import ladder, quiet
 from transom_cli.core.codec import plain
 from transom_cli.core.ladder_shapes import (
+    Appeared,
     Begun,
     Durable,
     End,
@@ -27,7 +28,9 @@ from transom_cli.core.ladder_shapes import (
     LadderPolicy,
     LadderState,
     Leave,
+    NotStarted,
     Order,
+    Overtime,
     Quiet,
     Read,
     ReadLogs,
@@ -38,7 +41,7 @@ from transom_cli.core.ladder_shapes import (
     Tick,
     Told,
 )
-from transom_cli.errors import BadNodes
+from transom_cli.errors import BadNodes, TransomError
 from transom_cli.files import publish_text, replace_text
 from transom_cli.supervise import launchplan
 from transom_cli.supervise.agents import Agents
@@ -53,8 +56,10 @@ from transom_cli.supervise.training import TrainingStep
 TURN = 0.05
 EXITS = 0.2  # seconds between two looks at the ranks' exit records
 LOOK = 0.25  # seconds between two looks at the beats
+TABLES = 256  # from as many nodes on, a look a second
 SIGN = 1.0  # seconds between two signs of life
 KILL_AFTER = 25.0  # seconds from TERM to KILL, within Slurm's own KillWait of 30
+SRUN_KILLED = 2.0  # more, to say how the attempt ended
 SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
 _LEAVE = (signal.SIGTERM, signal.SIGINT)
 WRAPPER = Path(__file__).resolve().parents[1] / "agent" / "rank.py"
@@ -75,6 +80,7 @@ class Launcher:
         self._looked = self._looked_exits = self._looked_durable = self._signed = float("-inf")
         self._signs = 0
         self._code, self._failed = 1, False
+        self._look_every = max(LOOK, min(1.0, len(allocation.nodes) / TABLES))
 
     def run(self) -> int:
         """The batch script's exit code: 0 done, else that of the rank that died first (128 + n for a signal)."""
@@ -88,7 +94,7 @@ class Launcher:
         self._journal("attempt", nodes=self._allocation.nodes, host=socket.gethostname(), pid=os.getpid())
         self._watch = BeatWatch(self._attempt.nodes, self._options.limits)
         self._agents = Agents(self._allocation, self._options, self._attempt)
-        self._agents.start()
+        self._start_agents()
         try:
             self._hear(Begun(time.monotonic(), newest_checkpoint(self._options.checkpoints)))
             while self._state.rung is not Rung.LEFT:
@@ -109,6 +115,14 @@ class Launcher:
         except OSError as error:
             raise BadNodes(f"Cannot write in the run directory `{self._options.run.path}`", str(error)) from error
 
+    def _start_agents(self) -> None:
+        """Without them the training runs all the same: its faults are then handed up, not handled here."""
+        try:
+            self._agents.start()
+        except (OSError, TransomError) as error:
+            self._journal("agents", error=str(error))
+            say(f"transom: no agents: {error}")
+
     # --- hearing ---
 
     def _observe(self, now: float) -> None:
@@ -122,7 +136,7 @@ class Launcher:
         if self._step is not None and self._state.rung is Rung.TRAINING and now - self._looked_exits >= EXITS:
             self._looked_exits = now
             self._look_at_step(now, self._step)
-        if now - self._looked >= LOOK:
+        if now - self._looked >= self._look_every:
             self._looked = now
             self._look_at_beats(now)
         self._hear(Tick(now))
@@ -149,22 +163,41 @@ class Launcher:
             if number in _LEAVE:
                 self._stop_by = self._stop_by or now + KILL_AFTER
                 self._hear(Told(now, signal.Signals(number).name))
-        if self._stop_by is not None and now > self._stop_by and self._step is not None:
-            self._step.kill()
+        if self._stop_by is not None and now > self._stop_by:
+            if self._step is not None:
+                self._step.kill()
+            if now > self._stop_by + SRUN_KILLED:
+                self._hear(Overtime(now))
 
     def _look_at_step(self, now: float, step: TrainingStep) -> None:
         code = step.code  # before the exits: what was written until srun ended is read
-        told = Exits(0.0, self._state.launch, step.exits(), code is not None, code)
+        launch = self._state.launch
+        if not self._state.appeared and self._has_appeared(launch):
+            self._hear(Appeared(now, launch))
+        try:
+            told = Exits(0.0, launch, step.exits(), code is not None, code)
+        except OSError:
+            return  # the run directory does not answer: seen at the next look
         if told != self._told:
             self._told = told
             self._hear(replace(told, at=now))
 
+    def _has_appeared(self, launch: int) -> bool:
+        """slurmstepd makes a task's log when it starts the task."""
+        if self._watch.launch == launch:
+            return True
+        try:
+            return any(True for _ in self._attempt.logs(launch).iterdir())
+        except OSError:
+            return False
+
     def _look_at_beats(self, now: float) -> None:
-        launch = self._state.launch
         findings = self._watch.look(now)
+        launch = self._watch.launch  # after a relaunch the tables are about the launch before it for a moment
         self._hear(Stepped(now, launch, self._watch.step(launch)))
+        blind = set(self._watch.overdue(now)) >= {table.node for table in self._watch.tables.values()}
         for found in findings:
-            if isinstance(found, quiet.RanksQuiet):
+            if isinstance(found, quiet.RanksQuiet) and not blind:  # else it is not the ranks: for the operator to see
                 nodes = self._watch.nodes_of(found.culprits)
                 culprits = tuple(found.culprits)
                 self._durable(now, at_once=True)
@@ -174,20 +207,24 @@ class Launcher:
     def _durable(self, now: float, *, at_once: bool = False) -> None:
         if at_once or now - self._looked_durable >= 1.0:
             self._looked_durable = now
-            self._hear(Durable(now, newest_checkpoint(self._options.checkpoints)))
+            with contextlib.suppress(OSError):
+                self._hear(Durable(now, newest_checkpoint(self._options.checkpoints)))
 
     # --- doing ---
 
     def _do(self, order: Order) -> None:
         if isinstance(order, Start):
-            self._start(order.launch)
+            try:
+                self._start(order.launch)
+            except (OSError, TransomError) as error:
+                self._inbox.put(NotStarted(0.0, order.launch, f"launch {order.launch} cannot be started: {error}"))
         elif isinstance(order, End):
             threading.Thread(target=self._end, args=(order, self._step), name="end", daemon=True).start()
         elif isinstance(order, ReadLogs):
             threading.Thread(target=self._read, args=(order,), name="read", daemon=True).start()
         elif isinstance(order, Tell):
             self._journal("heal", **plain_fields(vars(order)))
-            print(f"transom: {order.incident} {order.what}: {order.words}", flush=True)
+            say(f"transom: {order.incident} {order.what}: {order.words}")
         else:
             self._leave(order)
 
@@ -202,11 +239,8 @@ class Launcher:
         self._step = TrainingStep(argv, env, attempt.exits(launch), allocation.nodes, self._state.tasks)
         world = options.tasks_per_node * len(allocation.nodes)
         self._journal("launch", launch=launch, nodes=allocation.nodes, world_size=world, argv=argv)
-        print(
-            f"transom: launch {launch} of attempt {attempt.name}: {world} ranks on {len(allocation.nodes)} nodes, "
-            f"logs in {attempt.logs(launch)}",
-            flush=True,
-        )
+        where = f"{world} ranks on {len(allocation.nodes)} nodes, logs in {attempt.logs(launch)}"
+        say(f"transom: launch {launch} of attempt {attempt.name}: {where}")
 
     def _end(self, order: End, step: TrainingStep | None) -> None:
         """In a thread of its own: dead nodes and slow ones must not keep the loop from hearing Slurm's signals."""
@@ -234,8 +268,11 @@ class Launcher:
         told = order.outcome
         self._code, self._failed = order.exit_code, told.status == "failed"
         self._journal("outcome", status=told.status, why=told.why, exit_code=order.exit_code)
-        publish_text(self._attempt.outcome, json.dumps(plain(told)) + "\n")
-        print(f"transom: {told.status}: {told.why}", flush=True)
+        try:
+            publish_text(self._attempt.outcome, json.dumps(plain(told)) + "\n")
+        except OSError as error:  # Slurm's own account of the job must do
+            say(f"transom: cannot write {self._attempt.outcome}: {error}")
+        say(f"transom: {told.status}: {told.why}")
 
     def _journal(self, kind: str, **fields: Any) -> None:
         record = {"type": kind, "wall": time.time(), "launch": self._state.launch, **plain_fields(fields)}
@@ -243,7 +280,13 @@ class Launcher:
             with self._attempt.launcher_journal.open("a", encoding="utf-8") as f:
                 f.write(json.dumps(record) + "\n")
         except OSError as error:  # a full disk: the training itself may go on
-            print(f"transom: cannot write {self._attempt.launcher_journal}: {error}", file=sys.stderr, flush=True)
+            say(f"transom: cannot write {self._attempt.launcher_journal}: {error}")
+
+
+def say(words: str) -> None:
+    """Into the job's own log. A full disk there is no reason to end a training."""
+    with contextlib.suppress(OSError):
+        print(words, flush=True)
 
 
 def plain_fields(fields: dict[str, Any]) -> dict[str, Any]:

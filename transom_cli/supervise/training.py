@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -30,8 +31,9 @@ class TrainingStep:
         """srun's own words: passed on as they are, and read for tasks whose wrapper's word may never come."""
         assert self._srun.stderr is not None
         for line in self._srun.stderr:
-            sys.stderr.buffer.write(line)
-            sys.stderr.buffer.flush()
+            with contextlib.suppress(OSError):  # a full disk: srun's words must still be drained, or it would stop
+                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.flush()
             for told in task_exits(line.decode(errors="replace"), time.time()):
                 where = told.node or self._nodes[told.rank * len(self._nodes) // self._tasks]
                 self._said.setdefault(told.rank, replace(told, node=where))
