@@ -16,6 +16,7 @@ from typing import Any
 
 from transom_cli.core.diagnose import diagnose, first_bad
 from transom_cli.core.events import OutcomeSeen
+from transom_cli.core.ladder_end import close, leave
 from transom_cli.core.ladder_shapes import (
     Appeared,
     Begun,
@@ -25,7 +26,6 @@ from transom_cli.core.ladder_shapes import (
     Exits,
     Heard,
     LadderState,
-    Leave,
     NotStarted,
     Order,
     Overtime,
@@ -63,7 +63,7 @@ def _begun(state: LadderState, e: Begun) -> Step:
 def _not_started(state: LadderState, e: NotStarted) -> Step:
     if e.launch != state.launch or state.rung is not Rung.TRAINING:
         return state, ()
-    return _leave(state, e.at, "failed", e.words)
+    return leave(state, e.at, "failed", e.words)
 
 
 def _appeared(state: LadderState, e: Appeared) -> Step:
@@ -109,7 +109,7 @@ def _settle(state: LadderState, at: float) -> Step:
     if state.failing_since is None and (all_told or (overdue and state.srun == 0)):
         status = "stopped" if state.told else "done"  # a trainer may end in good order when it is told to
         which = "every rank" if all_told else "the training step"
-        return _leave(state, at, status, f"{which} ended with exit code 0")
+        return leave(state, at, status, f"{which} ended with exit code 0")
     settled = state.failing_since is not None and (over or at - state.failing_since >= state.policy.settle)
     if not (all_told or settled or overdue):
         return state, ()
@@ -133,8 +133,8 @@ def _quiet(state: LadderState, e: Quiet) -> Step:
 
 def _fail(state: LadderState, at: float, words: str, **found: object) -> Step:
     if state.told:
-        return _leave(state, at, "stopped", words)
-    state = _close(state, at, "failed again")
+        return leave(state, at, "stopped", words)
+    state = close(state, at, "failed again")
     name = f"l{len(state.incidents) + 1}"
     incident = Incident(name, state.job_id, state.restart, at, max(state.step, state.max_step))
     incident = replace(incident, marks=(Mark(at, "seen", words),), **found)  # type: ignore[arg-type]
@@ -168,10 +168,10 @@ def _read(state: LadderState, e: Read) -> Step:
     told = Tell(incident.id, "diagnosed", diagnosis.words, diagnosis.cause, diagnosis.nodes) if diagnosis else None
     orders = (*orders, told) if told else orders
     if state.told:
-        then = _leave(state, e.at, "stopped", f"told to stop by {state.told}")
+        then = leave(state, e.at, "stopped", f"told to stop by {state.told}")
     else:
         why = _hand_up(state, diagnosis, after)
-        then = _leave(state, e.at, "failed", why) if why else _relaunch(state, e.at, diagnosis)
+        then = leave(state, e.at, "failed", why) if why else _relaunch(state, e.at, diagnosis)
     return then[0], orders + then[1]
 
 
@@ -246,7 +246,7 @@ def _stepped(state: LadderState, e: Stepped) -> Step:
     if state.incident is None:
         return state, ()
     told = Tell(state.incident.id, "recovered", f"step {e.step} done in launch {state.launch}")
-    return _close(state, e.at, "recovered"), (told,)
+    return close(state, e.at, "recovered"), (told,)
 
 
 def _durable(state: LadderState, e: Durable) -> Step:
@@ -260,41 +260,7 @@ def _told(state: LadderState, e: Told) -> Step:
 
 def _overtime(state: LadderState, e: Overtime) -> Step:
     who = state.told or "Slurm"
-    return _leave(state, e.at, "stopped", f"told to stop by {who}, and not all could be ended in time")
-
-
-def _close(state: LadderState, at: float, result: str) -> LadderState:
-    if state.incident is None:
-        return state
-    closed = replace(state.incident, stage=Stage.CLOSED, result=result, ended_at=at)
-    return replace(state, incident=None, incidents=(*state.incidents, closed))
-
-
-def _leave(state: LadderState, at: float, status: str, why: str) -> Step:
-    incident, after = state.incident, state.after
-    if incident is not None and incident.stage is Stage.STARTING:
-        incident = None  # it is about an earlier launch
-    hung = incident is not None and incident.quiet
-    exits = () if hung else state.exits  # as they were before we ended the rest
-    heard = {x.node for x in (*state.exits, *(after.exits if after else ()))}
-    silent = {n for n in state.nodes if n not in heard} if status == "failed" and not hung else set()
-    missing = tuple(n for n in state.nodes if n in silent or (after is not None and n in after.unheard))
-    suspects = incident.quiet_nodes if incident is not None else ()
-    cause = "hang" if hung else ""
-    outcome = OutcomeSeen(at, state.attempt, status, why, exits, missing, state.nodes, cause, suspects, state.durable)
-    first = first_bad(exits)
-    code = 0 if status == "done" else _exit_code(first.code, first.signal) if first else _srun_code(state.srun)
-    state = replace(_close(state, at, "stopped" if status == "stopped" else "handed up"), rung=Rung.LEFT)
-    return state, (Leave(outcome, code),)
-
-
-def _exit_code(code: int | None, signal: int | None) -> int:
-    return 128 + signal if signal is not None else (code or 1)
-
-
-def _srun_code(srun: int | None) -> int:
-    """As a shell gives it; srun itself may have been killed, which is below zero here."""
-    return 128 - srun if srun is not None and srun < 0 else (srun or 1)
+    return leave(state, e.at, "stopped", f"told to stop by {who}, and not all could be ended in time")
 
 
 _HANDLERS: dict[type[Heard], Callable[[LadderState, Any], Step]] = {

@@ -49,6 +49,7 @@ from transom_cli.supervise.allocation import allocation_from
 from transom_cli.supervise.beatwatch import BeatWatch
 from transom_cli.supervise.examine import examine
 from transom_cli.supervise.follow import newest_checkpoint
+from transom_cli.supervise.launcherlog import LauncherLog, say
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 from transom_cli.supervise.linger import linger
 from transom_cli.supervise.training import TrainingStep
@@ -72,6 +73,7 @@ class Launcher:
         self._allocation = allocation
         self._options = options
         self._attempt = options.run.attempt(allocation.job_id, allocation.restart)
+        self._log = LauncherLog(self._attempt.launcher_journal)
         self._signals: list[int] = []
         self._inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         self._step: TrainingStep | None = None
@@ -223,7 +225,7 @@ class Launcher:
         elif isinstance(order, ReadLogs):
             threading.Thread(target=self._read, args=(order,), name="read", daemon=True).start()
         elif isinstance(order, Tell):
-            self._journal("heal", **plain_fields(vars(order)))
+            self._journal("heal", **vars(order))
             say(f"transom: {order.incident} {order.what}: {order.words}")
         else:
             self._leave(order)
@@ -238,7 +240,7 @@ class Launcher:
         argv = launchplan.training_argv(allocation, options, attempt, launch, wrapper=WRAPPER, master=master, port=port)
         self._step = TrainingStep(argv, env, attempt.exits(launch), allocation.nodes, self._state.tasks)
         world = options.tasks_per_node * len(allocation.nodes)
-        self._journal("launch", launch=launch, nodes=allocation.nodes, world_size=world, argv=argv)
+        self._journal("launch", nodes=allocation.nodes, world_size=world, argv=argv)
         where = f"{world} ranks on {len(allocation.nodes)} nodes, logs in {attempt.logs(launch)}"
         say(f"transom: launch {launch} of attempt {attempt.name}: {where}")
 
@@ -275,22 +277,7 @@ class Launcher:
         say(f"transom: {told.status}: {told.why}")
 
     def _journal(self, kind: str, **fields: Any) -> None:
-        record = {"type": kind, "wall": time.time(), "launch": self._state.launch, **plain_fields(fields)}
-        try:
-            with self._attempt.launcher_journal.open("a", encoding="utf-8") as f:
-                f.write(json.dumps(record) + "\n")
-        except OSError as error:  # a full disk: the training itself may go on
-            say(f"transom: cannot write {self._attempt.launcher_journal}: {error}")
-
-
-def say(words: str) -> None:
-    """Into the job's own log. A full disk there is no reason to end a training."""
-    with contextlib.suppress(OSError):
-        print(words, flush=True)
-
-
-def plain_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: plain(value) for name, value in fields.items()}
+        self._log.write(kind, self._state.launch, **fields)
 
 
 def main(options: LaunchOptions) -> int:

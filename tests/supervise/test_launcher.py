@@ -1,0 +1,105 @@
+"""The launcher's loop around its core: real processes in place of srun, and agents that answer as they are told."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from transom_cli.core.ladder_shapes import Ended
+from transom_cli.layout import RunDir
+from transom_cli.supervise import launcher as module
+from transom_cli.supervise.launcher import Launcher
+from transom_cli.supervise.launchplan import Allocation, LaunchOptions
+
+RANK = """
+import json, os, sys, time
+exits, code = sys.argv[1], int(sys.argv[2])
+time.sleep(0.1)
+record = {"rank": 0, "node": "n1", "code": code, "signal": None, "wall": 1.0, "steps": 3}
+open(os.path.join(exits, "rank-0.json"), "w").write(json.dumps(record))
+sys.exit(code)
+"""
+
+
+class TwoFacedAgents:
+    """No agent comes up; asked to end a launch, they say that nothing of it is left."""
+
+    def __init__(self, allocation: Allocation, *_: object) -> None:
+        self.addresses = {node: node for node in allocation.nodes}
+
+    def start(self) -> None:
+        raise OSError(28, "No space left on device")
+
+    def end(self, launch: int) -> Ended:
+        return Ended(0.0, launch)
+
+    def stop(self, *, at_once: bool) -> None:
+        pass
+
+
+@pytest.fixture
+def codes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The exit code of each launch to come."""
+    planned: list[int] = []
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    handlers |= {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGUSR2)}
+
+    def argv(_a: object, _o: object, attempt: object, launch: int, **_: object) -> list[str]:
+        return [sys.executable, "-I", "-c", RANK, str(attempt.exits(launch)), str(planned[launch])]  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(module, "Agents", TwoFacedAgents)
+    monkeypatch.setattr(module.launchplan, "training_argv", argv)
+    yield planned
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def launcher(folder: Path, relaunches: int = 3) -> Launcher:
+    options = LaunchOptions(RunDir(folder), "srun", ("true",), (sys.executable,), relaunches=relaunches)
+    return Launcher(Allocation(7, 0, ("n1",)), options)
+
+
+def journal(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in RunDir(folder).attempt(7, 0).launcher_journal.read_text().splitlines()]
+
+
+def outcome(folder: Path) -> dict[str, object]:
+    return json.loads(RunDir(folder).attempt(7, 0).outcome.read_text())  # type: ignore[no-any-return]
+
+
+def test_a_training_without_agents_goes_on_and_says_so(tmp_path: Path, codes: list[int]) -> None:
+    codes += [0]
+    assert launcher(tmp_path).run() == 0
+    assert outcome(tmp_path)["status"] == "done"
+    (told,) = [r for r in journal(tmp_path) if r["type"] == "agents"]
+    assert "No space left" in str(told["error"])
+
+
+def test_a_rank_that_fails_is_relaunched_in_the_same_attempt(tmp_path: Path, codes: list[int]) -> None:
+    codes += [7, 0]
+    assert launcher(tmp_path).run() == 0
+    assert [r["launch"] for r in journal(tmp_path) if r["type"] == "launch"] == [0, 1]
+    assert [r["what"] for r in journal(tmp_path) if r["type"] == "heal"] == ["seen", "diagnosed"]
+
+
+def test_a_relaunch_that_cannot_be_started_is_handed_up(tmp_path: Path, codes: list[int]) -> None:
+    codes += [7, 0]
+    logs = RunDir(tmp_path).attempt(7, 0).logs(1)
+    logs.parent.mkdir(parents=True)
+    logs.write_text("in the way")
+    assert launcher(tmp_path).run() != 0
+    assert outcome(tmp_path)["status"] == "failed"
+    assert "launch 1 cannot be started" in str(outcome(tmp_path)["why"])
+
+
+def test_an_outcome_that_cannot_be_written_leaves_the_exit_code(tmp_path: Path, codes: list[int]) -> None:
+    codes += [7]
+    path = RunDir(tmp_path).attempt(7, 0).outcome
+    path.mkdir(parents=True)  # nothing can be renamed onto it
+    (path / "x").touch()
+    assert launcher(tmp_path, relaunches=0).run() == 7
