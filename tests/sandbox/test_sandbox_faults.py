@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -29,6 +30,35 @@ def test_a_killed_node_says_nothing_to_slurm_and_comes_back(healed_sandbox: Sand
     assert [fault.undo for fault in faults.active(sb)] == ["restore-node node2"]
     faults.restore_node(sb, "node2")
     assert faults.active(sb) == []
+
+
+def test_the_death_of_the_batch_host_ends_nothing_on_other_nodes(healed_sandbox: Sandbox) -> None:
+    """Its sruns die with it, and get no chance to end their steps elsewhere, as on a machine that loses power."""
+    sb = healed_sandbox
+    job = submit(sb, "srun --overlap sleep 300 & srun --overlap sleep 300 & wait", "-N3", "--ntasks-per-node=2")
+    wait_sleepers(sb, job, 12)
+    faults.kill_node(sb, "node1")
+    time.sleep(2.0)
+    assert len(sleepers(sb, job)) == 8
+
+
+def test_children_die_before_their_parents(healed_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    sb = healed_sandbox
+    job = submit(sb, "srun sleep 300", "-N2", "-w", "node1,node2", "--ntasks-per-node=2")
+    wait_sleepers(sb, job, 4)
+    parents = {proc.pid: proc.ppid for proc in belonging.on_node(sb.cluster, "node1")}
+    killed: list[int] = []
+    real = procs.signal_one
+
+    def signal_one(ident: Ident, number: int) -> bool:
+        killed.extend([ident.pid] if number == signal.SIGKILL else [])
+        return real(ident, number)
+
+    monkeypatch.setattr(procs, "signal_one", signal_one)
+    faults.kill_node(sb, "node1")
+    order = {pid: n for n, pid in enumerate(killed)}
+    assert len(order) >= 7, "slurmd, slurmstepds, the script, srun and its second process, two tasks"
+    assert all(order[pid] < order[parent] for pid, parent in parents.items() if pid in order and parent in order)
 
 
 def test_a_restored_node_is_usable_but_keeps_a_drain(healed_sandbox: Sandbox) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,27 +129,42 @@ def freeze_then_kill(collect: Callable[[], list[Proc]], *, timeout_s: float = 20
     """Stop everything that ``collect`` finds, kill it once all of it stands still, until nothing is found.
 
     Stopping first matters twice: nothing can fork its way out, and a dying
-    slurmstepd gets no chance to report to the controller. Returns how many died.
+    slurmstepd gets no chance to report to the controller. Children die before their parents: the
+    kernel wakes the stopped members of a process group that becomes orphaned (SIGHUP, SIGCONT), and an srun that wakes
+    ends its step on other nodes, which a dead machine would not. Returns how many died.
     """
     deadline = time.monotonic() + timeout_s
     killed: set[Ident] = set()
     while time.monotonic() < deadline:
-        frozen: set[Ident] = set()
-        while new := [proc.ident for proc in collect() if proc.ident not in frozen]:
-            for ident in new:
+        frozen: dict[Ident, Proc] = {}
+        while new := [proc for proc in collect() if proc.ident not in frozen]:
+            for proc in new:
                 with contextlib.suppress(PermissionError):
-                    signal_one(ident, signal.SIGSTOP)
-            frozen.update(new)
+                    signal_one(proc.ident, signal.SIGSTOP)
+                frozen[proc.ident] = proc
         if not frozen:
             return len(killed)
-        for ident in frozen:
-            signal_one(ident, signal.SIGKILL)
-        killed |= frozen
-        _wait_gone(frozen, deadline)
+        for proc in _children_first(frozen.values()):
+            signal_one(proc.ident, signal.SIGKILL)
+        killed |= frozen.keys()
+        _wait_gone(frozen.keys(), deadline)
     raise TimeoutError(f"still alive after SIGKILL: {sorted(proc.pid for proc in collect())}")
 
 
-def _wait_gone(idents: set[Ident], deadline: float) -> None:
+def _children_first(found: Collection[Proc]) -> list[Proc]:
+    parents = {proc.pid: proc.ppid for proc in found}
+
+    def depth(pid: int) -> int:
+        seen: set[int] = set()
+        while pid in parents and pid not in seen:
+            seen.add(pid)
+            pid = parents[pid]
+        return len(seen)
+
+    return sorted(found, key=lambda proc: depth(proc.pid), reverse=True)
+
+
+def _wait_gone(idents: Set[Ident], deadline: float) -> None:
     while any(alive(ident) for ident in idents) and time.monotonic() < deadline:
         time.sleep(0.01)
 

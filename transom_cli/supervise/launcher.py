@@ -107,7 +107,7 @@ class Launcher:
                 if self._step is not None:
                     self._step.kill()  # Slurm removes what is left of it
         finally:
-            self._agents.stop(at_once=bool(self._state.told))
+            self._agents.stop(at_once=bool(self._state.told) or any(n in _LEAVE for n in self._signals))
         return self._code
 
     def _make_attempt_dir(self) -> None:
