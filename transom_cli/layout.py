@@ -39,7 +39,7 @@ class AttemptDir:
 
     @property
     def nodes(self) -> Path:
-        """`<node>.beats` (the node's beat table) and `<node>.jsonl` (the agent's findings)."""
+        """`<node>.beats` (the node's beat table) and `<node>.endpoint` (where its agent listens)."""
         return self.path / "nodes"
 
     @property

@@ -67,7 +67,8 @@ class Ranks:
         assert made.stdout is not None
         for pid in made.stdout.readline().split():
             found = procfs.read(int(pid))
-            assert found is not None
+            if found is None:
+                continue  # gone already: it was to
             self._idents.append(found)
         return made.pid
 

@@ -43,6 +43,25 @@ def test_a_descendant_whose_environment_says_nothing(ranks: Ranks) -> None:
     assert (ranks.pids[1], "child", 3) in rows(ranks)
 
 
+def test_a_job_that_a_rank_submitted_is_another_one(ranks: Ranks) -> None:
+    """sbatch hands the environment on, and the new job may run on a node of this one."""
+    code = """
+import subprocess
+sleep = "import time; time.sleep(600)"
+jobs = (os.environ | {"SLURM_JOB_ID": n} for n in ("12", "77"))
+made = [subprocess.Popen([sys.executable, "-c", sleep], env=env, start_new_session=True) for env in jobs]
+if os.fork():
+    up(*(p.pid for p in made))
+    os._exit(0)
+time.sleep(600)
+"""
+    ranks.start(code)
+    same, other = ranks.pids
+    wait_for(lambda: all((process := procfs.read(pid)) is not None and process.ppid == 1 for pid in ranks.pids))
+    pids = [pid for pid, _, _ in rows(ranks)]
+    assert same in pids and other not in pids
+
+
 def test_a_rank_behind_a_shell(ranks: Ranks) -> None:
     wrapper = ranks.command(["/bin/sh", "-c", '"$@"; exit 7', "sh", sys.executable, "-c", UP + SLEEP])
     (python,) = ranks.pids
@@ -143,7 +162,6 @@ def test_a_zombie_is_gone_but_not_one_whose_threads_live(ranks: Ranks) -> None:
     ranks.start(thread)
     (pid,) = ranks.pids
     wait_for(lambda: procfs._bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()[0] == b"Z")
-    found = procfs.read(pid)
-    assert found is not None and found.state == "S"
+    wait_for(lambda: (found := procfs.read(pid)) is not None and found.state == "S")  # its other thread sleeps
     assert (pid, "rank", 3) in rows(ranks)
     assert procfs.environ(pid)["TRANSOM_LAUNCH"] == "2"

@@ -296,6 +296,22 @@ def test_two_tables_of_one_node_one_of_them_fresh_is_not_a_silent_node() -> None
     assert not any(isinstance(f, NodeSilent) for f in found)
 
 
+def test_a_launch_that_was_ended_for_its_silence_alone_teaches_patience() -> None:
+    """An evaluation that is longer than all that was seen: each time it is ended, the next one may take longer."""
+    job = Job()
+    job.settle()
+    limits = []
+    for launch in (1, 2, 3):
+        (found,) = alarms(job.pass_time(job.state.limit + 5.0))
+        assert isinstance(found, RanksQuiet)
+        limits.append(found.limit)
+        job.set(launch=launch, step=-1, count=0, phase="start")
+        job.pass_time(2.0)
+        job.set(phase="step")
+        job.settle()
+    assert limits[1] > 1.4 * limits[0] and limits[2] > 1.4 * limits[1]
+
+
 def test_a_relaunch_forgets_the_ranks_and_keeps_what_was_learned() -> None:
     job = Job()
     job.settle()

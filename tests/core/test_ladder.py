@@ -76,6 +76,18 @@ def test_when_all_have_ended_nothing_is_waited_for() -> None:
     assert orders[-1] == sh.End(0, "l1", evidence=False)
 
 
+def test_the_silence_of_a_trainer_that_never_beats_is_no_sign_whatever_is_durable() -> None:
+    state, _ = feed(fresh(), sh.Begun(0.0, durable=40), sh.Durable(5.0, 50))
+    assert feed(state, sh.Quiet(1900.0, 0, -1, 1800.0, 1800.0))[1] == []
+
+
+def test_of_many_ranks_evidence_some_are_told() -> None:
+    state, _ = feed(training(), sh.Quiet(9.0, 0, 4, 8.0, 7.0, (1,), ("n2",)))
+    state, orders = feed(state, sh.Ended(11.0, 0, evidence=tuple(f"rank {n}: T" for n in range(1000))))
+    told = [o.words for o in orders if isinstance(o, sh.Tell)]
+    assert len(told) == 65 and told[-1] == "... and 936 more, in the attempt's evidence folder"
+
+
 def test_a_hang_is_relaunched_after_evidence() -> None:
     state, orders = feed(training(), sh.Quiet(9.0, 0, 4, 8.0, 7.0, (1,), ("n2",)))
     assert orders[-1] == sh.End(0, "l1", evidence=True)

@@ -42,3 +42,13 @@ def test_the_silence_of_a_trainer_that_has_beaten_before_is_one_also_before_its_
     state, _ = _running(ev.StepSeen(10.0, "7.0", 10), ev.JobSeen(20.0, 7, 1, "RUNNING", nodes=NODES))
     state, actions = decide(state, ev.RanksQuiet(2000.0, "7.1", -1, 1800.0, 1800.0, (), ()))
     assert {a.node for a in actions if isinstance(a, Probe)} == set(NODES)
+
+
+def test_the_silence_of_all_agents_beside_a_living_launcher_is_no_hang() -> None:
+    unseen = ev.RanksQuiet(20.0, "7.0", 10, 5.0, 5.0, (), (), overdue=NODES, unseen=True)
+    state, actions = _running(ev.StepSeen(10.0, "7.0", 10), unseen)
+    probes = [a for a in actions if isinstance(a, Probe)]
+    assert {a.node for a in probes} == set(NODES)
+    for probe in probes:
+        state, actions = decide(state, ev.Probed(21.0, probe.key, probe.node, "PASS", "up"))
+    assert (state.incident, actions, [i.result for i in state.incidents]) == (None, (), ["nothing"])

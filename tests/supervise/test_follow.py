@@ -291,6 +291,41 @@ def test_a_silence_that_a_living_launcher_does_not_take_up_is_told(training: Tra
     assert kinds(events).count("RanksQuiet") == 1
 
 
+def test_a_silence_of_all_agents_is_told_as_such_while_the_launcher_lives(training: Training) -> None:
+    training.launch()
+    for step in range(10):
+        training.beats(step, "n1", "n2")
+        training.sign()
+        training.poll()
+    events = []
+    for _ in range(60):
+        training.sign()
+        events += training.poll()
+    (quiet,) = [e for e in events if isinstance(e, ev.RanksQuiet)]
+    assert quiet.unseen and quiet.overdue == ("n1", "n2")
+
+
+def test_the_launchers_own_host_is_asked_when_it_falls_silent(training: Training) -> None:
+    training.launch()
+    training.state = State(job_id=7, num_nodes=2, nodes=("n1", "n2"), batch_host="n1")
+    exits = training.attempt().exits(0)
+    exits.mkdir(parents=True)
+    for rank, node in ((0, "n1"), (1, "n2")):
+        record = {
+            "schema": 1,
+            "rank": rank,
+            "node": node,
+            "pid": 9,
+            "code": 1,
+            "signal": None,
+            "wall": 50.0,
+            "steps": 5,
+        }
+        (exits / f"rank-{rank}.json").write_text(json.dumps(record))
+    (outcome,) = [e for _ in range(8) for e in training.poll() if isinstance(e, ev.OutcomeSeen)]
+    assert outcome.missing == ("n1",)
+
+
 def test_ranks_that_the_launcher_ended_itself_are_not_to_blame(training: Training) -> None:
     training.launch()
     training.journal({**SEEN, "nodes": ["n2"]})

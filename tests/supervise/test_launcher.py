@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,3 +105,22 @@ def test_an_outcome_that_cannot_be_written_leaves_the_exit_code(tmp_path: Path, 
     path.mkdir(parents=True)  # nothing can be renamed onto it
     (path / "x").touch()
     assert launcher(tmp_path, relaunches=0).run() == 7
+
+
+def test_a_warning_that_comes_while_a_launch_is_being_ended_is_kept_for_the_next(
+    tmp_path: Path, codes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes += [7, 0]
+    sent: list[tuple[int, int]] = []
+
+    def end(agents: TwoFacedAgents, launch: int) -> Ended:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        time.sleep(0.3)
+        return Ended(0.0, launch)
+
+    monkeypatch.setattr(TwoFacedAgents, "end", end)
+    monkeypatch.setattr(module.TrainingStep, "signal", lambda step, number: sent.append((id(step), number)))
+    monkeypatch.setattr(module.BeatWatch, "launch", property(lambda _: 1))
+    monkeypatch.setattr(module.BeatWatch, "step", lambda _, launch: 5)
+    assert launcher(tmp_path).run() == 0
+    assert [number for _, number in sent] == [signal.SIGUSR2]

@@ -120,13 +120,23 @@ def keep(agent: Agent, attempt: AttemptDir) -> bool:
     while os.getppid() == parent:
         now = time.monotonic()
         agent.look(now)
-        # os.path and not pathlib: an EIO or ESTALE of a network file system is "not seen now", and no exception
-        if os.path.isdir(attempt.path):  # noqa: PTH112
+        if not _removed(attempt.path):
             seen = now
         elif now - seen > VANISHED:
             return False
         if os.path.exists(attempt.outcome) or signal.sigtimedwait(_TOLD, LOOK) is not None:  # noqa: PTH110
             return True
+    return False
+
+
+def _removed(path: Path) -> bool:
+    """Known not to be there: an EIO or ESTALE of a network file system does not say that."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
     return False
 
 

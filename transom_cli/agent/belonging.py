@@ -3,7 +3,7 @@
 The wrapper (agent/rank.py) puts the attempt's folder and the launch's number into the environment of what it starts,
 and children inherit them, also those that left their session or lost their parent. The wrapper's own environment knows
 nothing of them: it is known by its command line. Descendants belong as well, whatever their environment says by now:
-setproctitle and its like write over it.
+setproctitle and its like write over it. A job that a rank submits inherits all of this too, and is told by its job id.
 
 Not found: a process that emptied its environment and outlived every ancestor. On a cluster it is still in the cgroup
 of its Slurm step, which slurmstepd empties when the step ends.
@@ -21,7 +21,7 @@ from transom_cli.agent.procfs import Process, command_line, environ, is_python, 
 from transom_cli.beats import places, record
 
 WRAPPER, RANK, CHILD = "wrapper", "rank", "child"
-_NODE = "SLURMD_NODENAME"
+_NODE, _JOB = "SLURMD_NODENAME", "SLURM_JOB_ID"
 _CLAIM = (places.ROLE, places.ATTEMPT_DIR, places.LAUNCH)
 _WRAPPER_PATH = "transom_cli/agent/rank.py"
 
@@ -52,6 +52,7 @@ def find(attempt_dir: str | os.PathLike[str], launch: int, node: str) -> list[Me
     one of this node's. The caller and its ancestors are never among them.
     """
     folder = os.path.abspath(attempt_dir)  # noqa: PTH100 - as the wrapper does it: no symlink is followed
+    job = Path(folder).name.partition(".")[0]
     processes = living()
     wrappers: dict[int, int | None] = {}
     environs: dict[int, Mapping[str, str]] = {}
@@ -62,7 +63,7 @@ def find(attempt_dir: str | os.PathLike[str], launch: int, node: str) -> list[Me
             continue
         if options is not None and options[:2] == (folder, launch):
             wrappers[pid] = None if options[2] else _number(env.get("RANK", env.get("SLURM_PROCID", "0")))
-        elif [env.get(x) for x in _CLAIM] == ["rank", folder, str(launch)]:
+        elif [env.get(x) for x in _CLAIM] == ["rank", folder, str(launch)] and env.get(_JOB, job) == job:
             environs[pid] = env
     for pid in [pid for pid in wrappers if processes[pid].ppid in wrappers]:
         del wrappers[pid]  # forked, and not yet another program: a rank in the making

@@ -7,7 +7,6 @@ the secret protects against other users and other hosts, not against the trainer
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -38,10 +37,14 @@ def make(path: Path) -> None:
             file.write(os.urandom(SECRET_BYTES).hex().encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # another one was sooner: theirs is the secret
+        try:
             os.link(temporary, path)
+        except FileExistsError:
+            pass  # another one was sooner: theirs is the secret
+        except OSError:  # a file system without hard links; a run has one launcher at a time
+            temporary.rename(path)
     finally:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)
     fsync_dir(path.parent)
 
 

@@ -100,6 +100,7 @@ def _outcome_seen(state: State, e: ev.OutcomeSeen) -> Step:
         return replace(state, phase=Phase.FINISHING, since=e.at), ()
     reached = min((x.step for x in e.exits), default=-1)  # beats are a second old at most; the wrappers know exactly
     state = replace(state, step=max(reached, state.step), max_step=max(reached, state.max_step))
+    state = replace(state, durable=max(e.durable, state.durable))
     told = not job.starting(state) and state.incident is not None and state.incident.outcome is not None
     if e.status != "failed" or told:
         return state, ()
@@ -138,6 +139,8 @@ def _ranks_quiet(state: State, e: ev.RanksQuiet) -> Step:
     who = f", ranks {', '.join(map(str, e.culprits))} stand out" if e.culprits else ""
     words = f"no step for {e.quiet_for:.1f} s (limit {e.limit:.1f} s) after step {e.step}{who}"
     suspects = _suspects(state, e.nodes)
+    if e.unseen:
+        return inc.silence(state, e.at, f"{words}; none of these ranks can be seen", _suspects(state, e.overdue))
     return inc.sign(state, e.at, words, quiet=True, quiet_over=False, quiet_nodes=suspects, overdue_nodes=e.overdue)
 
 

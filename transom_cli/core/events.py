@@ -157,6 +157,7 @@ class RanksQuiet(Event):
     culprits: tuple[int, ...]
     nodes: tuple[str, ...]  # where the culprits are; empty when nobody stands out
     overdue: tuple[str, ...] = ()  # nodes whose own table is late: what is on them cannot be seen any more
+    unseen: bool = False  # all quiet ranks are on such nodes, and the launcher lives: it may be their agents' silence
 
 
 @dataclass(frozen=True)

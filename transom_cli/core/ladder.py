@@ -42,6 +42,7 @@ from transom_cli.core.ladder_shapes import (
 from transom_cli.core.state import Diagnosis, Incident, Mark, Stage, State
 
 Step = tuple[LadderState, tuple[Order, ...]]
+EVIDENCE = 64  # ranks whose stack is told in the incident's story; the files hold all of them
 
 
 def decide(state: LadderState, heard: Heard) -> Step:
@@ -56,7 +57,7 @@ def decide(state: LadderState, heard: Heard) -> Step:
 def _begun(state: LadderState, e: Begun) -> Step:
     if state.launch >= 0:
         return state, ()
-    state = replace(state, since=e.at, launch=0, durable=e.durable, max_step=e.durable, progress=e.durable)
+    state = replace(state, since=e.at, launch=0, durable=e.durable, progress=e.durable)
     return state, (Start(0),)
 
 
@@ -149,7 +150,10 @@ def _ended(state: LadderState, e: Ended) -> Step:
     incident = state.incident
     if e.launch != state.launch or state.rung is not Rung.ENDING or incident is None:
         return state, ()
-    told = tuple(Tell(incident.id, "evidence", line) for line in e.evidence)
+    lines = e.evidence[:EVIDENCE]
+    if len(e.evidence) > EVIDENCE:
+        lines += (f"... and {len(e.evidence) - EVIDENCE} more, in the attempt's evidence folder",)
+    told = tuple(Tell(incident.id, "evidence", line) for line in lines)
     first = first_bad(incident.outcome.exits) if incident.outcome else None
     read = ReadLogs(state.launch, first.rank if first else None)
     return replace(state, rung=Rung.READING, since=e.at, after=e), (*told, read)

@@ -93,8 +93,19 @@ def _newest_launch(state: QuietState, readings: Mapping[str, NodeTable]) -> Quie
     launch = max([known, *seen])
     if (attempt, launch) == state.launch:
         return state
+    times = state.times
+    if state.quiet and state.suspect < state.stepped:  # it was ended for its silence alone, and might have come back
+        times = times.with_silence(state.clock - state.stepped)
     fresh = replace(
-        state, launch=(attempt, launch), pulses={}, step=-1, stepping_since=None, aside=False, suspect=-1.0, quiet=()
+        state,
+        times=times,
+        launch=(attempt, launch),
+        pulses={},
+        step=-1,
+        stepping_since=None,
+        aside=False,
+        suspect=-1.0,
+        quiet=(),
     )
     if state.launch is None or state.launch[0] == attempt:
         return fresh

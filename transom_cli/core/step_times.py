@@ -8,7 +8,8 @@ Two limits come out of the same samples:
   hang from outside, and are a detector's typical false alarm. So it is `patience` times wider (24 medians by default:
   an evaluation of 20 steps' length passes unseen the first time); it is at least `settle` in the first `settle` seconds
   of stepping, when compilations fall; and a silence that the run came back from by itself raises it for good to
-  `HEADROOM` times that silence. What is longer than all that and was never seen before raises one alarm, once.
+  `HEADROOM` times that silence. What is longer than all that and was never seen before raises one alarm; a launch that
+  is ended for that counts as come back, since it might have: so a long evaluation is not ended for ever.
 
 A median and an interquartile range, so that a few long steps among many do not move the limits by themselves.
 """

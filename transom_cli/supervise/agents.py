@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -38,7 +39,8 @@ def addresses(nodes: tuple[str, ...]) -> dict[str, str]:
     if unknown:
         from transom_cli.wiring import slurm_client
 
-        known.update((found.name, found.address or found.name) for found in slurm_client().nodes(unknown))
+        with contextlib.suppress(TransomError):  # an agent that cannot be reached is told of when it is asked
+            known.update((found.name, found.address or found.name) for found in slurm_client().nodes(unknown))
     return known
 
 
@@ -52,11 +54,16 @@ class Agents:
         self._ips = {node: _ip(address) for node, address in self.addresses.items()}
 
     def start(self) -> None:
-        """Their step, and beforehand what they check a caller by: the run's secret, and who may connect at all."""
-        secret.make(self._options.run.secret)
-        publish_text(self._attempt.peers, json.dumps(sorted(self._peers())) + "\n")
-        argv = launchplan.agent_argv(self._allocation, self._options, self._attempt)
-        self._step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env={**os.environ, ROLE: "agent"})
+        """Their step, and beforehand what they check a caller by: the run's secret, and who may connect at all.
+
+        Without these they still tell of the ranks' beats; so their step is started before an OSError is raised.
+        """
+        try:
+            secret.make(self._options.run.secret)
+            publish_text(self._attempt.peers, json.dumps(sorted(self._peers())) + "\n")
+        finally:
+            argv = launchplan.agent_argv(self._allocation, self._options, self._attempt)
+            self._step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env={**os.environ, ROLE: "agent"})
 
     def _peers(self) -> set[str]:
         """Addresses of the job's nodes, and all of this one's: it may reach the others by any of its interfaces."""
@@ -127,7 +134,7 @@ class Agents:
 
 def _ip(name: str) -> str:
     """Empty when it cannot be found out: then this node's agent cannot be asked, and nothing is relaunched there."""
-    for family in (socket.AF_INET, socket.AF_UNSPEC):  # the agents listen on IPv4 where there is any
+    for family in (socket.AF_INET, socket.AF_UNSPEC):  # the agents listen on IPv4
         try:
             return str(socket.getaddrinfo(name, None, family)[0][4][0])
         except OSError:

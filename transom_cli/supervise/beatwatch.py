@@ -16,6 +16,7 @@ class BeatWatch:
         self._nodes = nodes
         self._limits = limits
         self._quiet = quiet.start()
+        self._found: quiet.RanksQuiet | None = None
         self._renewed: dict[str, float] = {}  # node -> when its table was last seen to be new
         self.tables: dict[str, NodeTable] = {}
 
@@ -33,7 +34,20 @@ class BeatWatch:
                 self._renewed[table.node] = now
             self.tables[path.stem] = table
         self._quiet, findings = quiet.watch(self._quiet, self.tables, now, self._limits)
+        for found in findings:
+            if isinstance(found, quiet.RanksQuiet):
+                self._found = found
         return findings
+
+    @property
+    def found(self) -> quiet.RanksQuiet | None:
+        """The silence of ranks that goes on."""
+        return self._found if self._quiet.quiet else None
+
+    def blind(self, now: float) -> bool:
+        """Whether all ranks that are quiet are on nodes that cannot be seen: it may be their agents that are."""
+        overdue = set(self.overdue(now))
+        return bool(self._quiet.quiet) and overdue.issuperset(self.nodes_of(self._quiet.quiet))
 
     @property
     def launch(self) -> int:

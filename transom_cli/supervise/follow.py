@@ -23,7 +23,8 @@ from transom_cli.supervise.exits import ExitRecords
 
 PROGRESS_EVERY = 60.0  # one progress line a minute in the journal
 ABANDONED = 3.0  # seconds from a rank's bad end to the launcher's account of it, before the launcher counts as gone
-TAKEN_UP = 15.0  # seconds for a living launcher to take up a silence of the ranks, before it is told to the core
+TAKEN_UP = 15.0  # seconds for a living launcher to take up a silence of the ranks, before it is told to the core;
+PATIENCE = 2.0  # or as many limits more, if longer: it may know better, having listened for longer
 LAUNCHER_SILENT = 5.0  # seconds without a new sign of life, which comes once a second
 LOOK_EVERY = 1.0  # for what changes slowly: new attempts, checkpoints, requests
 
@@ -79,7 +80,7 @@ class AttemptFollower:
     def tables(self) -> dict[str, NodeTable]:
         return self._watch.tables
 
-    def poll(self, now: float) -> Iterator[ev.Event]:
+    def poll(self, now: float, batch_host: str = "") -> Iterator[ev.Event]:
         for record in self._tail.records():
             told = _from_journal(now, self.name, record)
             if isinstance(told, ev.LaunchSeen):
@@ -93,7 +94,7 @@ class AttemptFollower:
                 yield told
         yield from self._beats(now)
         if not self._outcome:
-            outcome = read_outcome(self._dir, now) or self._abandoned(now)
+            outcome = read_outcome(self._dir, now) or self._abandoned(now, batch_host)
             if outcome is not None:
                 self._outcome = True
                 yield from self._tell_step(now)
@@ -113,7 +114,7 @@ class AttemptFollower:
             self._sign, self._signed = sign, now
         return now - self._signed < LAUNCHER_SILENT
 
-    def _abandoned(self, now: float) -> ev.OutcomeSeen | None:
+    def _abandoned(self, now: float, batch_host: str) -> ev.OutcomeSeen | None:
         """Ranks ended badly and no launcher says so: its host is gone, and the ranks' own records are the account."""
         if self._launch is None or now - self._looked < LOOK_EVERY:
             return None
@@ -127,7 +128,7 @@ class AttemptFollower:
             return None
         ranks = tuple(exits[n] for n in sorted(exits))
         heard = {x.node for x in ranks}
-        missing = tuple(n for n in self._launch.nodes if n not in heard)
+        missing = tuple(n for n in self._launch.nodes if n not in heard or n == batch_host)  # the launcher's own host
         first = first_bad(ranks)
         why = f"{first.words if first else 'a rank ended'}, and the launcher is silent"
         if self._taken is not None and self._taken.cause == "hang":  # then it was the launcher that ended the ranks
@@ -147,11 +148,12 @@ class AttemptFollower:
                 yield from self._tell_step(now)
                 yield event
         held = self._held
-        ignored = held is not None and self._taken is None and now - held.at >= TAKEN_UP
-        if held is not None and (ignored or not self._launcher_lives(now)):
+        lives = self._launcher_lives(now)
+        ignored = held is not None and self._taken is None and now - held.at >= max(TAKEN_UP, PATIENCE * held.limit)
+        if held is not None and (ignored or not lives):
             yield from self._tell_step(now)
             self._held = None
-            yield replace(held, at=now)
+            yield replace(held, at=now, overdue=self._watch.overdue(now), unseen=lives and self._watch.blind(now))
 
     def _tell_step(self, now: float) -> Iterator[ev.Event]:
         if self._step > self._told[0]:
@@ -204,7 +206,7 @@ class Follower:
         if name and (self._attempt is None or self._attempt.name != name):
             self._attempt = AttemptFollower(AttemptDir(self._run.attempts / name), self._limits)
         if self._attempt is not None:
-            for event in self._attempt.poll(now):
+            for event in self._attempt.poll(now, state.batch_host):
                 if isinstance(event, (ev.OutcomeSeen, ev.NodeSilent, ev.RanksQuiet)):
                     yield from self._checkpoint(now)  # the budget of a restart counts on what is durable by now
                 yield event

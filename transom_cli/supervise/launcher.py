@@ -75,9 +75,11 @@ class Launcher:
         self._attempt = options.run.attempt(allocation.job_id, allocation.restart)
         self._log = LauncherLog(self._attempt.launcher_journal)
         self._signals: list[int] = []
+        self._unheard: list[int] = []  # signals that came while no launch could hear them
         self._inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         self._step: TrainingStep | None = None
         self._told = Exits(0.0, 0, ())
+        self._found: quiet.RanksQuiet | None = None
         self._stop_by: float | None = None
         self._looked = self._looked_exits = self._looked_durable = self._signed = float("-inf")
         self._signs = 0
@@ -147,6 +149,7 @@ class Launcher:
         self._state, orders = ladder.decide(self._state, heard)
         for order in orders:
             self._do(order)
+            self._sign(time.monotonic())  # a story of many lines takes its time on a slow file system
 
     def _sign(self, now: float) -> None:
         """A full disk is no reason to leave the ranks alone: then the operator sees this launcher as silent."""
@@ -160,7 +163,9 @@ class Launcher:
         while self._signals:
             number = self._signals.pop(0)
             self._journal("signal", name=signal.Signals(number).name)
-            if self._step is not None:
+            if self._state.rung is not Rung.TRAINING and number not in _LEAVE:
+                self._unheard.append(number)  # a warning of the time limit, most likely: for the launch to come
+            elif self._step is not None:
                 self._step.signal(number)
             if number in _LEAVE:
                 self._stop_by = self._stop_by or now + KILL_AFTER
@@ -194,16 +199,19 @@ class Launcher:
             return False
 
     def _look_at_beats(self, now: float) -> None:
-        findings = self._watch.look(now)
+        self._watch.look(now)
         launch = self._watch.launch  # after a relaunch the tables are about the launch before it for a moment
-        self._hear(Stepped(now, launch, self._watch.step(launch)))
-        blind = set(self._watch.overdue(now)) >= {table.node for table in self._watch.tables.values()}
-        for found in findings:
-            if isinstance(found, quiet.RanksQuiet) and not blind:  # else it is not the ranks: for the operator to see
-                nodes = self._watch.nodes_of(found.culprits)
-                culprits = tuple(found.culprits)
-                self._durable(now, at_once=True)
-                self._hear(Quiet(now, launch, found.step, found.quiet_for, found.limit, culprits, nodes))
+        step = self._watch.step(launch)
+        if step >= 0 and launch == self._state.launch and self._step is not None:
+            while self._unheard:
+                self._step.signal(self._unheard.pop(0))
+        self._hear(Stepped(now, launch, step))
+        found = self._watch.found
+        if found is not None and self._state.rung is Rung.TRAINING and not self._watch.blind(now):
+            nodes = self._watch.nodes_of(found.culprits)
+            self._durable(now, at_once=found is not self._found)
+            self._found = found
+            self._hear(Quiet(now, launch, found.step, found.quiet_for, found.limit, tuple(found.culprits), nodes))
         self._durable(now)
 
     def _durable(self, now: float, *, at_once: bool = False) -> None:

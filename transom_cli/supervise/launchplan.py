@@ -6,7 +6,7 @@ Lists of words all the way; nothing here meets a shell.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,13 +46,10 @@ class LaunchOptions:
         return 1 if self.kind == "torchrun" else self.tasks_per_node
 
 
-def port_for(allocation: Allocation, launch: int, taken: Sequence[int] = ()) -> int:
+def port_for(allocation: Allocation, launch: int) -> int:
     """A rendezvous port that differs from launch to launch, so that a stale rank of an old one cannot join."""
     seed = zlib.crc32(f"{allocation.job_id}.{allocation.restart}.{launch}".encode())
-    port = PORTS[seed % len(PORTS)]
-    while port in taken:
-        port = PORTS[(port + 1) % len(PORTS)]
-    return port
+    return PORTS[seed % len(PORTS)]
 
 
 def pattern(path: Path) -> str:
