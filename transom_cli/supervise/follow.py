@@ -7,6 +7,7 @@ on a network file system a file may show seconds late.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -249,7 +250,8 @@ class Follower:
 def newest_checkpoint(directory: Path) -> int:
     """The step of the newest published checkpoint (its manifest stands), or -1. Its bytes are not read here."""
     steps = (p for p in _listed(directory) if p.name.startswith("step-") and p.name[5:].isdecimal())
-    return max((int(p.name[5:]) for p in steps if (p / "manifest.json").exists()), default=-1)
+    # os.path and not pathlib: an EIO or EACCES there is "not seen now", and no exception
+    return max((int(p.name[5:]) for p in steps if os.path.exists(p / "manifest.json")), default=-1)  # noqa: PTH110
 
 
 def read_outcome(attempt: AttemptDir, now: float) -> ev.OutcomeSeen | None:
