@@ -94,6 +94,7 @@ def operator_for(run: RunDir) -> Operator:
     from transom_cli.submit.script import inspect_script
     from transom_cli.supervise.follow import Follower
     from transom_cli.supervise.hands import Hands, Orders
+    from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import Lease
     from transom_cli.supervise.operator import Operator, Pace
     from transom_cli.supervise.slurmwatch import SlurmWatch
@@ -102,7 +103,9 @@ def operator_for(run: RunDir) -> Operator:
     slurm = slurm_client(settings.slurm.timeout)
     script = inspect_script(run.script.read_text(encoding="utf-8"))
     drain_command = tuple(settings.isolate.drain_command)
-    orders = Orders(run, Plan.load(run).submission(run), drain_command, stay_held="hold" in script.lines)
+    submission = Plan.load(run).submission(run)
+    tasks = (script.ntasks_per_node or 1) if fold(run.journal).state.spares else 0
+    orders = Orders(run, submission, drain_command, tasks, stay_held="hold" in script.lines)
     limits = quiet_limits(settings)
     lease = Lease.take(run)
 

@@ -24,6 +24,7 @@ keys = st.one_of(
     st.builds("i{}/{}".format, st.integers(1, 3), st.sampled_from(("restart", "restart/2", "examine", "isolate/n1"))),
     st.builds("i{}/probe/{}/{}".format, st.integers(1, 3), nodes, st.integers(1, 2)),
     st.sampled_from(("submit", "patch/1", "cancel/7.0", "release/7.0")),
+    st.builds("idle/7.{}/{}/{}".format, counts, nodes, st.sampled_from(("1", "2", "drain", "exclude"))),
 )
 exits = st.builds(
     ev.RankExit,
@@ -55,29 +56,32 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
     ev.JobGone: st.builds(ev.JobGone, at, jobs),
     ev.SlurmLost: st.builds(ev.SlurmLost, at, st.just("timed out")),
     ev.SlurmBack: st.builds(ev.SlurmBack, at),
-    ev.LaunchSeen: st.builds(ev.LaunchSeen, at, attempts, st.integers(0, 1), some_nodes, st.integers(1, 8)),
+    ev.LaunchSeen: st.builds(ev.LaunchSeen, at, attempts, st.integers(0, 1), some_nodes, st.integers(1, 8), some_nodes),
     ev.HealSeen: st.builds(
         ev.HealSeen,
         at,
         attempts,
         st.just("l1"),
-        st.sampled_from(("seen", "seen", "evidence", "diagnosed", "recovered")),
+        st.sampled_from(("seen", "seen", "evidence", "diagnosed", "swapped", "recovered")),
         st.just("words"),
-        st.sampled_from(("", "hang", "rank_killed")),
+        st.sampled_from(("", "hang", "rank_killed", "node_silent", "maintenance")),
         some_nodes,
     ),
     ev.OutcomeSeen: st.builds(
         ev.OutcomeSeen,
         at,
         attempts,
-        st.sampled_from(("done", "failed", "failed", "stopped")),
+        st.sampled_from(("done", "failed", "failed", "stopped", "left")),
         st.just("why"),
         st.lists(exits, max_size=3).map(tuple),
         some_nodes,
-        cause=st.sampled_from(("", "hang")),
+        cause=st.sampled_from(("", "hang", "time_limit", "isolated_nodes")),
         suspects=some_nodes,
+        blamed=some_nodes,
     ),
-    ev.NodeSilent: st.builds(ev.NodeSilent, at, attempts, st.sampled_from((*NODES, "x9")), st.just(11.0)),
+    ev.NodeSilent: st.builds(
+        ev.NodeSilent, at, attempts, st.sampled_from((*NODES, "x9")), st.just(11.0), st.booleans()
+    ),
     ev.NodeBack: st.builds(ev.NodeBack, at, attempts, nodes),
     ev.RanksQuiet: st.builds(
         ev.RanksQuiet, at, attempts, st.integers(-1, 9), st.just(9.0), st.just(8.0), st.just((1,)), some_nodes

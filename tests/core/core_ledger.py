@@ -69,7 +69,7 @@ class Ledger:
         if key in self.asked and isinstance(self.asked[key], _ANSWERS[type(event)]):
             action = self.asked.pop(key)
             if isinstance(event, ev.Probed) and isinstance(action, act.Probe):
-                self.verdicts[action.key.partition("/")[0], action.node].append(event.verdict)
+                self.verdicts[_about(action.key), action.node].append(event.verdict)
             if isinstance(event, ev.ActionFailed):
                 self.failed.add(key)
         if isinstance(event, ev.Submitted | ev.Restarted):
@@ -77,14 +77,16 @@ class Ledger:
         if isinstance(event, ev.JobSeen) and event.job_id in self.own_jobs:
             self.own_nodes.update(event.nodes)
         if isinstance(event, ev.LaunchSeen):
-            self.own_nodes.update(event.nodes)
+            self.own_nodes.update((*event.nodes, *event.idle))
+        if isinstance(event, ev.HealSeen) and event.what == "swapped":
+            self.accused.update(event.nodes)
         if isinstance(event, ev.NodeSilent):
             self.accused.add(event.node)
         if isinstance(event, ev.RanksQuiet):
             self.accused.update(event.nodes)
         if isinstance(event, ev.OutcomeSeen):
             self.accused.update(x.node for x in event.exits)
-            self.accused.update(event.missing)
+            self.accused.update((*event.missing, *event.blamed))
         if isinstance(event, ev.StepSeen):
             self.best = (self.best[0], max(self.best[1], event.step))
         if isinstance(event, ev.CheckpointSeen):
@@ -124,12 +126,12 @@ class Ledger:
             self.kept_away = set(action.exclude)
 
     def _check_isolate(self, action: act.Isolate, at: float, first: bool) -> None:
-        verdicts = self.verdicts[action.key.partition("/")[0], action.node]
+        verdicts = self.verdicts[_about(action.key), action.node]
         if action.drain:
             assert verdicts[-2:] == ["FAIL", "FAIL"], f"{action.node} drained after {verdicts}"
         else:
             assert action.node in self.accused or verdicts[-2:] == ["FAIL", "FAIL"]
-        self._isolations(at, 1 if first else 0)
+        self._isolations(at, 1 if first and action.node not in self.kept_away else 0)
         self.kept_away.add(action.node)
 
     def _isolations(self, at: float, count: int) -> None:
@@ -148,3 +150,8 @@ class Ledger:
             self.vain = 0 if self.best != self.best_at_restart else self.vain + 1
             self.best_at_restart = self.best
             assert self.vain <= self.policy.max_without_progress, "a restart loop"
+
+
+def _about(key: str) -> str:
+    """The incident that an action belongs to, or the attempt whose idle nodes it is about."""
+    return key.rpartition(f"/{key.split('/')[2]}")[0] if key.startswith("idle/") else key.partition("/")[0]

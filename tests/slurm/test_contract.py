@@ -31,7 +31,7 @@ from transom_cli.slurm.port import (
     SlurmUnknown,
     Submission,
 )
-from transom_cli.slurm.restart import restart_job
+from transom_cli.slurm.restart import SETTLE, restart_job
 from transom_cli.slurm.runner import Runner
 
 
@@ -116,6 +116,18 @@ def test_a_plain_requeue_waits_for_slurm(world: World) -> None:
     assert world.slurm.job(job.job_id).restarts == 1
     with pytest.raises(SlurmRefused, match="refused"):
         world.slurm.requeue(start(world, "--no-requeue").job_id)
+
+
+def test_a_job_that_is_to_do_with_fewer_nodes_is_told_its_tasks_too(world: World) -> None:
+    job = start(world, nodes=4)
+    world.slurm.requeue_hold(job.job_id)
+    wait_for(world, job.job_id, lambda j: j.state is JobState.PENDING and not j.completing)
+    world.slurm.update_pending(job.job_id, exclude=[world.nodes[3]], num_nodes=3, num_tasks=3)
+    world.slurm.release(job.job_id)
+    world.sleep(SETTLE)
+    world.slurm.start_now(job.job_id)
+    again = wait_for(world, job.job_id, running)
+    assert len(again.nodes) == 3 and world.nodes[3] not in again.nodes
 
 
 def test_restart_excludes_and_does_not_wait_two_minutes(world: World) -> None:

@@ -15,6 +15,7 @@ def launch(
     run_dir: Annotated[Path, typer.Option(help="The run directory.")],
     kind: Annotated[str, typer.Option(help="srun: one task a rank; torchrun: one task a node.")] = "srun",
     tasks_per_node: Annotated[int, typer.Option(min=1, help="Ranks on each node.")] = 1,
+    nodes: Annotated[int, typer.Option(min=0, help="Nodes that carry ranks; the others stand by [0: all].")] = 0,
     srun_arg: Annotated[list[str] | None, typer.Option(help="A flag for srun; repeatable.")] = None,
     torchrun_arg: Annotated[list[str] | None, typer.Option(help="A flag for torchrun; repeatable.")] = None,
     auto_beat: Annotated[bool, typer.Option(help="Beats without a changed line in the trainer.")] = True,
@@ -46,7 +47,7 @@ def launch(
         limits=quiet_limits(settings),
         relaunches=settings.restart.relaunches,
         max_without_progress=settings.restart.max_without_progress,
-        spares=settings.job.spares,
+        nodes=nodes,
         leave_drained=settings.restart.leave_drained,
         expiry=settings.isolate.expiry,
     )

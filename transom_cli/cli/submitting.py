@@ -27,6 +27,7 @@ class Prepared:
     words: tuple[str, ...]
     script_text: str = ""  # of a user's own script; empty when it is rendered
     num_nodes: int = 0
+    spares: int = 0
 
     def script(self, run_dir: Path) -> str:
         from transom_cli.submit.render import render_script
@@ -94,7 +95,8 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
         named = {**flags, "name": flags.get("name") or facts.job_name or Path(words[0]).stem}
         return Prepared(load(run_file, named, os.environ), words, text, facts.nodes or 0)
     settings = load(run_file, flags, os.environ)
-    return Prepared(settings, words, num_nodes=settings.job.nodes + settings.job.spares)
+    spares = settings.job.spares
+    return Prepared(settings, words, num_nodes=settings.job.nodes + spares, spares=spares)
 
 
 def create(prepared: Prepared) -> RunDir:
@@ -110,5 +112,5 @@ def create(prepared: Prepared) -> RunDir:
         print(f"warning: {warning}", file=sys.stderr)
     run = new_run(root, prepared.settings.name, datetime.now(timezone.utc), prepared.settings, prepared.script)
     prepared.plan(run.path).save(run)
-    write_header(run.journal, policy_of(prepared.settings), prepared.num_nodes)
+    write_header(run.journal, policy_of(prepared.settings), prepared.num_nodes, prepared.spares)
     return run

@@ -57,13 +57,15 @@ class Restart(Action):
 class Patch(Action):
     """Set the exclusions of a job that is pending already (requeued behind our back, or exclusions expired).
 
-    `start`: then let it start at once; Slurm keeps what it requeued waiting for about 121 s.
+    `start`: then let it start at once; Slurm keeps what it requeued waiting for about 121 s. `num_nodes`: so many are
+    enough, 0: as it is.
     """
 
     job_id: int
     exclude: tuple[str, ...]
     drop: tuple[str, ...] = ()
     start: bool = False
+    num_nodes: int = 0
 
 
 @dataclass(frozen=True)

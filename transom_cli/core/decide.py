@@ -45,7 +45,7 @@ def _tick(state: State, e: ev.Tick) -> Step:
     waiting = state.slurm_state == "PENDING" and job.starting(state) and state.phase is not Phase.STOPPING
     if expired and waiting:
         return job.patch(state, drop=expired)
-    return state, ()
+    return job.waive_spares(state, e.at) if waiting else (state, ())
 
 
 def _submitted(state: State, e: ev.Submitted) -> Step:

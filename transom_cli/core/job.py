@@ -14,6 +14,7 @@ from transom_cli.core.actions import Cancel, Patch, Release
 from transom_cli.core.incident import Step, both, order
 from transom_cli.core.state import Exclusion, Incident, Phase, Stage, State
 
+SPARES_WAIT = 5.0  # seconds in which a restarted job would start if there were nodes for its spares too
 # Slurm's words for a pending job that can never start with these exclusions.
 _IMPOSSIBLE = ("ReqNodeNotAvail", "BadConstraints", "PartitionNodeLimit", "Requested node configuration")
 
@@ -90,7 +91,16 @@ def patch(state: State, *, drop: tuple[str, ...] = (), start: bool = False) -> S
     keep = tuple(x for x in state.exclusions if x.node not in drop)
     state, let_in = inc.withdraw_patches(replace(state, exclusions=keep, patches=state.patches + 1))
     drop = tuple(dict.fromkeys((*let_in, *drop)))
-    return order(state, Patch(f"patch/{state.patches}", state.job_id, state.excluded, drop, start))
+    enough = state.num_nodes - state.spares if state.waived == state.attempt else 0
+    return order(state, Patch(f"patch/{state.patches}", state.job_id, state.excluded, drop, start, enough))
+
+
+def waive_spares(state: State, at: float) -> Step:
+    """A restart does not wait for spares: what trains without one is better than what waits with one."""
+    again = state.spares > 0 and state.starts > 0 and state.waived != state.attempt
+    if not again or state.phase is not Phase.RECOVERING or at - state.since < SPARES_WAIT:
+        return state, ()
+    return patch(replace(state, waived=state.attempt))
 
 
 def requeued_behind(state: State, e: ev.JobSeen) -> Step:

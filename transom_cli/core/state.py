@@ -143,7 +143,9 @@ class Exclusion:
 @dataclass(frozen=True)
 class State:
     policy: Policy = field(default_factory=Policy)
-    num_nodes: int = 0  # asked for; 0: an unmodified script that leaves it to Slurm
+    num_nodes: int = 0  # asked for, spares included; 0: an unmodified script that leaves it to Slurm
+    spares: int = 0
+    waived: str = ""  # the attempt that is to start without waiting for spares
     phase: Phase = Phase.SUBMITTING
     since: float = 0.0  # of the phase
     epoch: int = 0

@@ -47,8 +47,11 @@ class CliSlurm:
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         self._runner.run(["scontrol", "update", f"jobid={job_id}", f"NodeList={_hosts(nodes)}"])
 
-    def update_pending(self, job_id: int, *, exclude: Sequence[str], num_nodes: int | None = None) -> None:
+    def update_pending(
+        self, job_id: int, *, exclude: Sequence[str], num_nodes: int | None = None, num_tasks: int | None = None
+    ) -> None:
         count = [f"NumNodes={num_nodes}"] if num_nodes is not None else []
+        count += [f"NumTasks={num_tasks}"] if num_tasks is not None else []
         excluded = _hosts(exclude) if exclude else ""
         self._runner.run(["scontrol", "update", f"jobid={job_id}", *count, f"ExcNodeList={excluded}"])
 

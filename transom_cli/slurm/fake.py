@@ -114,6 +114,8 @@ class FakeSlurm:
             self._next_id,
             submission,
             num_nodes=int(options.get("nodes", "1")),
+            tasks_per_node=int(options.get("ntasks-per-node", "0")),
+            num_tasks=int(options.get("nodes", "1")) * int(options.get("ntasks-per-node", "0")),
             user=self.user,
             name=options.get("job-name", submission.script.name),
             comment=options.get("comment", ""),
@@ -185,7 +187,9 @@ class FakeSlurm:
         job.num_nodes = len(job.nodes)
 
     @_recorded
-    def update_pending(self, job_id: int, *, exclude: Sequence[str], num_nodes: int | None = None) -> None:
+    def update_pending(
+        self, job_id: int, *, exclude: Sequence[str], num_nodes: int | None = None, num_tasks: int | None = None
+    ) -> None:
         job = self._ours(job_id)
         if job.state is not JobState.PENDING:
             ended = "Job has already finished" if job.state.ended else "Job is no longer pending execution"
@@ -195,6 +199,7 @@ class FakeSlurm:
                 raise refused("update_pending", "Invalid node name specified")
         job.excluded = tuple(exclude)
         job.num_nodes = num_nodes or job.num_nodes
+        job.num_tasks = num_tasks or job.num_tasks
 
     @_recorded
     def release(self, job_id: int) -> None:

@@ -35,6 +35,8 @@ class FakeJob:
     job_id: int
     submission: Submission
     num_nodes: int
+    tasks_per_node: int  # 0: not asked for
+    num_tasks: int
     user: str
     name: str
     comment: str
@@ -107,6 +109,9 @@ class FakeCluster:
             for node in self.nodes.values()
             if not (node.drain or node.down or node.name in busy or node.name in job.excluded)
         ]
+        if job.num_tasks > job.num_nodes * job.tasks_per_node:
+            job.reason = "BadConstraints"
+            return
         if len(free) < job.num_nodes:
             job.reason = "Resources"
             return

@@ -142,8 +142,13 @@ class Slurm(Protocol):
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         """Give up all nodes of a running job but these. SlurmRefused when the batch host is not among them."""
 
-    def update_pending(self, job_id: int, *, exclude: Sequence[str], num_nodes: int | None = None) -> None:
-        """Replace the exclusion list (and the node count) of a pending job. SlurmRefused unless it is PENDING."""
+    def update_pending(
+        self, job_id: int, *, exclude: Sequence[str], num_nodes: int | None = None, num_tasks: int | None = None
+    ) -> None:
+        """Replace the exclusion list (and the counts) of a pending job. SlurmRefused unless it is PENDING.
+
+        A job with --ntasks-per-node never starts on fewer nodes than its number of tasks needs: change both.
+        """
 
     def release(self, job_id: int) -> None:
         """Lift a user's hold. A job that is not held is a success."""

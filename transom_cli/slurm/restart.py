@@ -36,6 +36,7 @@ class RestartRequest:
     num_nodes: how many nodes the job asks for (a shrink takes from it, so it is set again).
     tag: the comment of a successor, without spaces, unique to the run and the action.
     submission: how a successor is submitted; --exclude, --comment, --nodes and --hold are added.
+    tasks_per_node: the job's --ntasks-per-node where its node count has been changed before; 0: leave the tasks alone.
     drop: exclusions of ours that have expired, removed from the old list unless they are in `exclude`.
     """
 
@@ -47,6 +48,7 @@ class RestartRequest:
     tag: str
     submission: Submission
     drop: tuple[str, ...] = ()
+    tasks_per_node: int = 0
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,8 @@ class _Restart:
         exclude = self._exclusions(job)
         if set(exclude) != set(job.excluded) or job.num_nodes != self.request.num_nodes:
             count = self.request.num_nodes if job.num_nodes != self.request.num_nodes else None
-            self.slurm.update_pending(job.job_id, exclude=exclude, num_nodes=count)
+            tasks = count * self.request.tasks_per_node if count is not None else 0
+            self.slurm.update_pending(job.job_id, exclude=exclude, num_nodes=count, num_tasks=tasks or None)
         if job.held and how == "already" and job.reason != _HELD_BY_US:
             return RestartResult(job.job_id, job.restarts, how)  # held by a person or a prolog: theirs to release
         self.slurm.release(job.job_id)  # Slurm's own delay still keeps it from starting

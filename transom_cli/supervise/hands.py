@@ -46,6 +46,7 @@ class Orders:
     run: RunDir
     submission: Submission
     drain_command: tuple[str, ...] = ()
+    tasks_per_node: int = 0  # where a restart may do with fewer nodes (without spares): to keep the tasks in step
     stay_held: bool = False  # the user's own script asks for --hold: releasing it is theirs
 
     @property
@@ -202,6 +203,7 @@ class Hands:
             exclude=action.exclude,
             dead=action.dead,
             num_nodes=action.num_nodes,
+            tasks_per_node=self._orders.tasks_per_node,
             tag=f"{self._orders.tag}:{action.key}",
             submission=self._orders.submission,
             drop=action.drop,
@@ -220,8 +222,10 @@ class Hands:
             job = self._slurm.job(action.job_id)
             keep = [n for n in job.excluded if n not in action.drop]
             exclude = tuple(dict.fromkeys((*keep, *action.exclude)))
-            if set(exclude) != set(job.excluded):
-                self._slurm.update_pending(action.job_id, exclude=exclude)
+            fewer = action.num_nodes if 0 < action.num_nodes < job.num_nodes else None
+            if set(exclude) != set(job.excluded) or fewer:
+                tasks = fewer * self._orders.tasks_per_node if fewer else None
+                self._slurm.update_pending(action.job_id, exclude=exclude, num_nodes=fewer, num_tasks=tasks or None)
             detail = f"excluded: {', '.join(action.exclude) or 'none'}"
             if action.start and self._start(action.job_id):
                 detail += "; started at once"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,9 @@ class Folded:
     events: tuple[Event, ...]
 
 
-def write_header(path: Path, policy: Policy, num_nodes: int) -> None:
-    """Begin a run's journal. Called once, when the run directory is made."""
-    header = {"type": "Header", "schema": SCHEMA, "policy": plain(policy), "num_nodes": num_nodes}
+def write_header(path: Path, policy: Policy, num_nodes: int, spares: int = 0) -> None:
+    """Begin a run's journal. Called once, when the run directory is made. num_nodes: spares included."""
+    header = {"type": "Header", "schema": SCHEMA, "policy": plain(policy), "num_nodes": num_nodes, "spares": spares}
     with path.open("x", encoding="utf-8") as f:
         f.write(json.dumps(header) + "\n")
         f.flush()
@@ -72,6 +72,7 @@ def fold(path: Path) -> Folded:
             f"its first line has type {header.get('type')!r} and schema {header.get('schema')!r}, not schema {SCHEMA}",
         )
     state = State(policy=build(Policy, header["policy"]), num_nodes=int(header["num_nodes"]))
+    state = replace(state, spares=int(header.get("spares", 0)))
     epoch, last_at, events = 0, 0.0, []
     for record in records:
         if int(record.get("epoch", 0)) < epoch:

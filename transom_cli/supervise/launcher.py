@@ -26,7 +26,7 @@ from transom_cli.supervise.follow import newest_checkpoint
 from transom_cli.supervise.launcherlog import LauncherLog, say
 from transom_cli.supervise.launchhands import LaunchHands
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
-from transom_cli.supervise.linger import go_on, linger
+from transom_cli.supervise.linger import give_up_nodes, go_on, linger
 from transom_cli.supervise.nodewatch import NodeWatch
 from transom_cli.supervise.training import TrainingStep
 
@@ -69,7 +69,7 @@ class Launcher:
             signal.signal(number, lambda n, _frame: self._signals.append(n))  # no work inside a handler
         options, nodes = self._options, self._allocation.nodes
         policy = LadderPolicy(relaunches=options.relaunches, max_without_progress=options.max_without_progress)
-        wanted = max(1, len(nodes) - options.spares)
+        wanted = min(options.nodes or len(nodes), len(nodes))
         where = (self._allocation.job_id, self._allocation.restart, nodes)
         self._state = LadderState(*where, wanted, options.tasks_on_node, policy)
         self._journal("attempt", nodes=nodes, host=socket.gethostname(), pid=os.getpid())
@@ -84,8 +84,12 @@ class Launcher:
             while self._state.rung is not Rung.LEFT:
                 self._observe(time.monotonic())
                 time.sleep(TURN)
-            if (self._failed or self._again) and not self._state.told:
+            if self._state.told:
+                pass  # Slurm waits for this process
+            elif self._failed or self._again:
                 self._hand_over()
+            else:
+                self._give_up_idle_nodes()
         finally:
             self._nodewatch.stop()
             self._agents.stop(at_once=bool(self._state.told) or self._asked_to_leave())
@@ -99,6 +103,13 @@ class Launcher:
             self._journal("requeued", words=go_on(self._allocation.job_id, self._again, self._asked_to_leave))
         if self._step is not None:
             self._step.kill()
+
+    def _give_up_idle_nodes(self) -> None:
+        state, overdue = self._state, self._watch.overdue(time.monotonic())
+        idle = (n for n in self._allocation.nodes if n not in state.nodes)
+        gone = tuple(n for n in idle if n not in state.ready or n in overdue)
+        if gone and state.nodes:
+            give_up_nodes(self._allocation, gone)
 
     def _asked_to_leave(self) -> bool:
         return any(n in _LEAVE for n in self._signals)

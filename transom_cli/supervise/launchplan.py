@@ -40,7 +40,7 @@ class LaunchOptions:
     limits: QuietLimits = field(default_factory=QuietLimits)
     relaunches: int = 3
     max_without_progress: int = 3
-    spares: int = 0
+    nodes: int = 0  # that carry ranks; 0: all that the attempt has
     leave_drained: bool = True
     expiry: float = 3600.0  # seconds that the blame of an earlier attempt stands
 
@@ -117,7 +117,7 @@ def training_argv(
     ]
     if nodes != allocation.nodes:
         argv += [f"--nodelist={','.join(nodes)}"]
-        argv += ["--overlap"] if launch else []
+        argv += ["--overlap", "--mem=0"] if launch else []
     if allocation.cpus_per_task:
         argv.append(f"--cpus-per-task={allocation.cpus_per_task}")  # srun no longer inherits it from sbatch
     argv += options.srun_args

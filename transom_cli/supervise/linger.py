@@ -13,6 +13,7 @@ from collections.abc import Callable
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
 from transom_cli.supervise.launcherlog import say
+from transom_cli.supervise.launchplan import Allocation
 from transom_cli.supervise.lease import read_holder
 
 OPERATOR_GONE = 20.0  # seconds without a renewed lease, on our clock
@@ -34,6 +35,17 @@ def linger(run: RunDir, told_to_leave: Callable[[], bool]) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def give_up_nodes(allocation: Allocation, given_up: tuple[str, ...]) -> None:
+    """Before the end: with a dead node in it the job would hang in COMPLETING until SlurmdTimeout. At best."""
+    from transom_cli.wiring import slurm_client
+
+    living = tuple(n for n in allocation.nodes if n not in given_up)
+    try:
+        slurm_client().shrink(allocation.job_id, living)
+    except TransomError as error:
+        say(f"transom: {', '.join(given_up)} stays in the job until Slurm misses it: {error.why or error.what}")
 
 
 def go_on(job_id: int, again: str, told_to_leave: Callable[[], bool]) -> str:

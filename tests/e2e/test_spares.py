@@ -1,0 +1,67 @@
+"""Hot spares on a real Slurm: they take the place of a node that fails, without the queue."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from e2e.support import COMMAND, Person, at_step, over
+
+from transom_cli.layout import RunDir
+from transom_cli.sandbox import faults
+from transom_cli.sandbox.cluster import Sandbox
+
+pytestmark = pytest.mark.sandbox
+
+
+def launches(run: RunDir, job_id: int) -> list[list[str]]:
+    lines = run.attempt(job_id, 0).launcher_journal.read_text().splitlines()
+    return [r["nodes"] for r in map(json.loads, lines) if r["type"] == "launch"]
+
+
+def ready(run: RunDir, job_id: int) -> bool:
+    return '"type": "spare"' in run.attempt(job_id, 0).launcher_journal.read_text()
+
+
+def test_a_spare_takes_the_place_of_a_dead_node(person: Person, sandbox: Sandbox) -> None:
+    run = person.start("-N", "3", "--spares", "1", "--", *COMMAND, "--steps", "100")
+    job_id = person.wait(run, at_step(10))["job_id"]
+    person.wait(run, lambda _: ready(run, job_id))
+    faults.kill_node(sandbox, "node2")
+    view = person.wait(run, over)
+    assert (view["phase"], view["step"], view["starts"]) == ("done", 100, 0), "the job was never requeued"
+    assert launches(run, job_id) == [["node1", "node2", "node3"], ["node1", "node3", "node4"]]
+    (incident,) = view["incidents"]
+    assert incident["result"] == "recovered" and "swapped" in [m[1] for m in incident["marks"]]
+    assert [(x[0], x[1]) for x in view["excluded"]] == [("node2", "drained")]
+    resumed = (run.attempt(job_id, 0).logs(1) / "rank-0.log").read_text()
+    assert "goes on from step" in resumed and "from step 0" not in resumed
+
+
+def test_a_dead_spare_harms_nobody(person: Person, sandbox: Sandbox) -> None:
+    run = person.start("-N", "2", "--spares", "1", "--", *COMMAND, "--steps", "150")
+    view = person.wait(run, at_step(10))
+    person.wait(run, lambda _: ready(run, view["job_id"]))
+    spare = launches(run, view["job_id"])
+    assert spare == [["node1", "node2"]]
+    faults.kill_node(sandbox, "node3")
+    person.wait(run, lambda v: v["step"] >= 60)
+    faults.kill_rank(sandbox, view["job_id"], 0)
+    view = person.wait(run, over)
+    assert (view["phase"], view["starts"]) == ("done", 0)
+    assert launches(run, view["job_id"]) == [["node1", "node2"]] * 2
+
+
+def test_a_node_that_an_admin_drains_is_left_with_a_checkpoint(person: Person, sandbox: Sandbox) -> None:
+    """This trainer has no Checkpointer that could be asked: it is left at its own next checkpoint."""
+    run = person.start("-N", "2", "--", *COMMAND, "--steps", "450")
+    view = person.wait(run, at_step(10))
+    sandbox.slurm("scontrol", "update", "nodename=node2", "state=drain", "reason=a fan")
+    view = person.wait(run, lambda v: v["starts"] == 1 and v["step"] > 0)
+    left = json.loads(run.attempt(view["job_id"], 0).outcome.read_text())
+    assert (left["status"], left["cause"]) == ("left", "maintenance")
+    assert "node2 is being drained; the newest durable step is" in left["why"]
+    assert "node2" not in view["nodes"] and view["excluded"] == []
+    resumed = (run.attempt(view["job_id"], 1).logs(0) / "rank-0.log").read_text()
+    assert f"goes on from step {left['durable']}" in resumed
+    assert person.transom("stop", run.run_id).returncode == 0
