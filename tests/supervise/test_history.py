@@ -1,0 +1,114 @@
+"""What a launcher learns from the attempts before its own."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from transom_cli.core import events as ev
+from transom_cli.core.codec import plain
+from transom_cli.core.state import Policy
+from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.supervise import history
+from transom_cli.supervise.journal import Journal, write_header
+from transom_cli.supervise.lease import Lease
+
+EXPIRY = 3600.0
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    found = RunDir(tmp_path / "run")
+    found.attempts.mkdir(parents=True)
+    write_header(found.journal, Policy(), 3)
+    return found
+
+
+def ended(run: RunDir, job_id: int, restart: int, **told: object) -> AttemptDir:
+    attempt = run.attempt(job_id, restart)
+    attempt.path.mkdir()
+    outcome = ev.OutcomeSeen(1.0, attempt.name, **{"status": "failed", "why": "x", **told})  # type: ignore[arg-type]
+    attempt.outcome.write_text(json.dumps(plain(outcome)))
+    return attempt
+
+
+def now(run: RunDir, restart: int = 9) -> AttemptDir:
+    attempt = run.attempt(7, restart)
+    attempt.path.mkdir()
+    attempt.launcher_journal.write_text("")
+    return attempt
+
+
+def begun(run: RunDir, attempt: AttemptDir):  # type: ignore[no-untyped-def]
+    return history.begun(run, attempt, run.checkpoints, EXPIRY)
+
+
+def test_the_first_attempt_knows_nothing(run: RunDir) -> None:
+    found = begun(run, now(run, 0))
+    assert (found.durable, found.stuck, found.isolated, found.insist, found.lacked) == (-1, 0, (), True, False)
+
+
+def test_attempts_without_a_newer_checkpoint_are_counted_from_the_end(run: RunDir) -> None:
+    for restart, durable in enumerate((10, 10, 30, 30, 20)):
+        ended(run, 7, restart, durable=durable)
+    assert begun(run, now(run)).stuck == 2
+    ended(run, 7, 5, durable=31)
+    assert history.begun(run, run.attempt(7, 9), run.checkpoints, EXPIRY).stuck == 0
+
+
+def test_attempts_are_ordered_by_number_and_later_ones_do_not_count(run: RunDir) -> None:
+    ended(run, 7, 2, durable=5, blamed=("n2",))
+    ended(run, 7, 10, durable=50, blamed=("n9",))
+    (run.attempts / "lost+found").mkdir()
+    assert [a.name for a in history.earlier(run, run.attempt(7, 9))] == ["7.2"]
+    assert begun(run, now(run)).isolated == ("n2",)
+
+
+def test_blame_expires(run: RunDir) -> None:
+    old = ended(run, 7, 0, blamed=("n1",))
+    ended(run, 7, 1, blamed=("n2",))
+    attempt = now(run)
+    then = attempt.launcher_journal.stat().st_mtime - EXPIRY - 1
+    os.utime(old.outcome, (then, then))
+    assert begun(run, attempt).isolated == ("n2",)
+
+
+def test_a_live_operator_knows_better_than_the_blame_of_launchers(run: RunDir) -> None:
+    ended(run, 7, 0, blamed=("n2",), cause="isolated_nodes")
+    lease = Lease.take(run)
+    attempt = now(run)
+    journal = Journal(run.journal, lease.epoch)
+    found = begun(run, attempt)
+    assert (found.isolated, found.insist, found.lacked) == ((), False, True)
+    lease.give_up()
+    assert begun(run, attempt).isolated == ("n2",) and begun(run, attempt).insist
+    journal.close()
+
+
+def test_a_lease_that_was_not_renewed_for_long_is_nobodys(run: RunDir) -> None:
+    Lease.take(run)
+    attempt = now(run)
+    assert history.operator_lives(run, attempt)
+    then = attempt.launcher_journal.stat().st_mtime - history.OPERATOR_GONE - 1
+    os.utime(run.lease, (then, then))
+    assert not history.operator_lives(run, attempt)
+
+
+def test_what_the_operator_has_isolated_stays_isolated(run: RunDir) -> None:
+    journal = Journal(run.journal, 1)
+    story = (
+        ev.Started(0.0, 1),
+        ev.Submitted(0.0, "submit", 7),
+        ev.JobSeen(1.0, 7, 0, "RUNNING", nodes=("n1", "n2"), batch_host="n1"),
+        ev.NodeSilent(2.0, "7.0", "n2", 11.0),
+        ev.Probed(3.0, "i1/probe/n2/1", "n2", "FAIL", "refused"),
+        ev.Probed(4.0, "i1/probe/n2/2", "n2", "FAIL", "refused"),
+        ev.Isolated(5.0, "i1/isolate/n2", "n2", "drained", ""),
+    )
+    for event in story:
+        journal.append(event)
+    journal.close()
+    assert begun(run, now(run)).isolated == ("n2",)

@@ -1,0 +1,72 @@
+"""What is seen of the allocation's nodes: spares that are ready or not, and drains by somebody."""
+
+from __future__ import annotations
+
+import queue
+import time
+
+import pytest
+
+from transom_cli.core.ladder import Draining, Heard, Spare
+from transom_cli.slurm.fake import FakeSlurm
+from transom_cli.slurm.port import Node, SlurmUnknown
+from transom_cli.supervise import nodewatch
+from transom_cli.supervise.nodewatch import NodeWatch
+
+
+@pytest.fixture
+def inbox(monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[Heard]:
+    monkeypatch.setattr(nodewatch, "DRAIN_EVERY", 0.05)
+    monkeypatch.setattr(nodewatch, "SPARE_EVERY", 0.05)
+    return queue.SimpleQueue()
+
+
+def nothing(_: str) -> dict[str, object]:
+    return {"ok": True}
+
+
+def test_a_spare_is_ready_once_its_agent_answers_and_given_up_when_it_does_not(
+    inbox: queue.SimpleQueue[Heard],
+) -> None:
+    answers: list[dict[str, object]] = [{"error": "late"}, {"ok": True}, {"error": "late"}, {"ok": True}]
+    answers += [{"error": "refused"}] * 5
+
+    watch = NodeWatch(inbox)
+    watch.start((), ("n4",), lambda _: answers.pop(0), FakeSlurm)
+    assert inbox.get(timeout=10) == Spare(0.0, "n4", good=True)
+    assert inbox.get(timeout=10) == Spare(0.0, "n4", good=False, words="refused")
+    time.sleep(0.3)
+    assert inbox.empty() and len(answers) == 3, "given up, and not asked any more"
+    watch.stop()
+
+
+def test_a_drain_is_told_once_with_its_reason(inbox: queue.SimpleQueue[Heard]) -> None:
+    admin = FakeSlurm(admin=True, user="root")
+    names = tuple(admin.cluster.nodes)
+    watch = NodeWatch(inbox)
+    watch.start(names[:2], (), nothing, lambda: admin)
+    admin.drain(names[2], "not ours")
+    admin.drain(names[1], "a fan")
+    told = inbox.get(timeout=10)
+    assert isinstance(told, Draining) and told.nodes == (names[1],)
+    assert told.words.startswith(f"{names[1]} is being drained: a fan")
+    time.sleep(0.3)
+    assert inbox.empty()
+    watch.stop()
+
+
+def test_a_slurm_that_does_not_answer_drains_nothing(inbox: queue.SimpleQueue[Heard]) -> None:
+    class Deaf(FakeSlurm):
+        asked = 0
+
+        def nodes(self, names: object = ()) -> list[Node]:
+            Deaf.asked += 1
+            raise SlurmUnknown("no answer")
+
+    watch = NodeWatch(inbox)
+    watch.start(("n1",), (), nothing, Deaf)
+    deadline = time.monotonic() + 10
+    while Deaf.asked < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    watch.stop()
+    assert Deaf.asked >= 3 and inbox.empty()
