@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from transom_cli.agent.logs import TAIL, tail_of
 from transom_cli.core.rootline import clean, root_line
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise import examine as examine_module
-from transom_cli.supervise.examine import TAIL, candidates, examine, tail_of
+from transom_cli.supervise.examine import candidates, examine
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 31, in <module>\n    main()\n'
 PEER = TRACE + "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77, remote process exited\n"

@@ -5,22 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from transom_cli.agent.logs import tail_of
 from transom_cli.core.events import Examined
-from transom_cli.core.rootline import RootLine, root_line
+from transom_cli.core.rootline import RootLine, first_cause, log_order, root_line
 from transom_cli.layout import AttemptDir, RunDir
 
-TAIL = 256 * 1024  # bytes of a log's end that are read
 SETTLE = 2.0  # seconds for a log on a network file system to show its end
-
-
-def tail_of(path: Path) -> str:
-    try:
-        with path.open("rb") as f:
-            f.seek(0, 2)
-            f.seek(max(0, f.tell() - TAIL))
-            return f.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
+ALL = 64  # logs that are read at most
 
 
 def candidates(run: RunDir, attempt: AttemptDir, rank: int | None) -> list[Path]:
@@ -32,13 +23,13 @@ def candidates(run: RunDir, attempt: AttemptDir, rank: int | None) -> list[Path]
     ranks: list[Path] = []
     if launches:
         launch = max(launches, key=lambda p: int(p.name))
-        ranks = sorted(launch.glob("*.log"), key=lambda p: (p.name != f"rank-{rank}.log", len(p.name), p.name))
+        ranks = sorted(launch.glob("*.log"), key=lambda p: log_order(p.name, rank))
     job_id = attempt.name.partition(".")[0]
-    return [*ranks[:64], run.path / f"slurm-{job_id}.log"]
+    return [*ranks[:ALL], run.path / f"slurm-{job_id}.log"]
 
 
 def examine(key: str, run: RunDir, attempt: AttemptDir, rank: int | None, now: float) -> Examined:
-    """The first log with an error of its own tells; else the first that says anything, a victim's words included.
+    """What `rootline.first_cause` makes of them.
 
     The batch script's output counts only when no rank has said anything: it may end with an earlier attempt's error.
     """
@@ -50,9 +41,9 @@ def examine(key: str, run: RunDir, attempt: AttemptDir, rank: int | None, now: f
             text = tail_of(path) if path is not batch or not said else ""
             if text.strip():
                 said.append((root_line(text), path.name))
-        own = [x for x in said if x[0].category not in ("unknown", "peer")]
-        if said:
-            found, where = (own or said)[0]
+        told = first_cause(said, rank)
+        if told is not None:
+            found, where = told
             return Examined(now, key, found.category, found.line, where)
         if time.monotonic() >= deadline:
             return Examined(now, key, "unknown", "", "no log")
