@@ -33,7 +33,7 @@ class Findings:
         self._path, self._clock = path, clock
         self._known: dict[tuple[object, ...], float] = {}
         self._minute, self._in_minute, self._skipped = float("-inf"), 0, 0
-        self._full = False
+        self._full = self._cut = False  # cut: its last line has no end, since its writer was killed in it
         self.told: dict[str, Told] = {}  # of the host's checks, what was told last
         self._restore()
 
@@ -72,18 +72,20 @@ class Findings:
                 self._full = True
                 record = {"schema": 1, "wall": time.time(), "kind": "full", "verdict": Verdict.UNKNOWN.value}
                 record.update(words=f"no more findings: {LIMIT >> 20} MiB are written", rank=None, launch=-1)
-            os.write(descriptor, json.dumps(record).encode() + b"\n")
+            os.write(descriptor, b"\n" * self._cut + json.dumps(record).encode() + b"\n")
+            self._cut = False
         finally:
             os.close(descriptor)
 
     def _restore(self) -> None:
         """What an agent before this one has told; lines that cannot be read, the last one of a crash, are passed."""
         try:
-            lines = self._path.read_bytes().splitlines()
+            data = self._path.read_bytes()
         except OSError:
             return
+        self._cut = bool(data) and not data.endswith(b"\n")
         now = self._clock()
-        for line in lines:
+        for line in data.splitlines():
             try:
                 found = json.loads(line)
                 kind, verdict = str(found["kind"]), Verdict(found["verdict"])

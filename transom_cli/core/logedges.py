@@ -79,8 +79,9 @@ def watch(state: LogState, lines: Iterable[str]) -> tuple[LogState, tuple[Edge, 
         if line.startswith("usage: "):
             usage = BELOW_USAGE
             continue
-        told = (exception_in(line) if tracing else None) or (usage_error_in(line) if usage else None) or fault_in(line)
+        told = (exception_in(line) if tracing else None) or fault_in(line) or (usage_error_in(line) if usage else None)
         if told is not None:
+            usage = 0 if told.category == "usage" else usage
             label = _LABEL.match(line)
             found.append(Edge(told, int(label[1]) if label else None))
     return LogState(tracing, usage), tuple(found)
