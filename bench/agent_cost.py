@@ -1,11 +1,11 @@
 """What a node's agent costs the node: a real agent, eight ranks that beat and write logs.
 
-    python bench/agent_cost.py [--seconds 60] [--ranks 8] [--json]
+    python bench/agent_cost.py [--seconds 60] [--ranks 8] [--lines 1] [--json]
 
-Every rank beats ten times a second and writes a log line with each beat; one line in a hundred is such as the agent's
+Every rank beats ten times a second and writes a log line with each beat; every hundredth beat also one that the agent's
 log rules know. The agent's CPU time is that of /proc/<pid>/stat, its children's included, as a share of one core, from
-two seconds after its start; its memory is RSS and PSS. Every ten seconds it is asked what a launcher would ask (probe,
-logs). Targets: 1 % of a core, 60 MB (10^6 bytes) of RSS. Exit code 1 when one is missed.
+two seconds after its start; its memory is RSS and PSS. It is probed every ten seconds, and once asked for its logs, as
+by a launcher after a fault. Targets: 1 % of a core, 60 MB (10^6 bytes) of RSS. Exit code 1 when one is missed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ NODE = "bench1"
 ROOT = Path(__file__).resolve().parents[1]
 WRAPPER = ROOT / "transom_cli" / "agent" / "rank.py"
 RANK = """
-import time
+import sys, time
 from transom_cli import beat
 step = 0
 while True:
     beat(step, loss=0.5)
-    print(f"step {step} loss {1 / (step + 1):.4f} tokens/s 123456.7 grad norm 0.93 lr 3.0e-4", flush=True)
+    for _ in range(int(sys.argv[1])):
+        print(f"step {step} loss {1 / (step + 1):.4f} tokens/s 123456.7 grad norm 0.93 lr 3.0e-4", flush=True)
     if step % 100 == 99:
         print(f"OSError: [Errno 28] No space left on device: '/scratch/part-{step}'", flush=True)
     step += 1
@@ -44,9 +45,10 @@ while True:
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def start(
-    attempt: AttemptDir, beats: Path, ranks: int
-) -> tuple[subprocess.Popen[bytes], list[subprocess.Popen[bytes]]]:
+Processes = list[subprocess.Popen[bytes]]
+
+
+def start(attempt: AttemptDir, beats: Path, ranks: int, lines: int) -> tuple[subprocess.Popen[bytes], Processes]:
     """The agent and the ranks' wrappers, as a launcher's steps start them."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("TRANSOM_", "SLURM_"))}
     env |= {"PYTHONPATH": str(ROOT), "SLURMD_NODENAME": NODE}
@@ -56,7 +58,7 @@ def start(
         words = [sys.executable, "-I", "-S", str(WRAPPER), *where, "--node-beats-dir", str(beats)]
         with (attempt.logs(0) / f"rank-{rank}.log").open("wb") as log:
             own = env | {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
-            command = [*words, "--", sys.executable, "-c", RANK]
+            command = [*words, "--", sys.executable, "-c", RANK, str(lines)]
             wrappers.append(subprocess.Popen(command, env=own, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
     words = [sys.executable, "-m", "transom_cli.agent.agent", *where, "--beats-dir", str(beats), "--node", NODE]
     return subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL), wrappers
@@ -77,22 +79,23 @@ def memory(pid: int) -> tuple[float, float]:
     return found["Rss"], found["Pss"]
 
 
-def ask(run: RunDir, attempt: AttemptDir) -> dict[str, Any]:
+def ask(run: RunDir, attempt: AttemptDir, *, logs: bool) -> dict[str, Any]:
     """A launcher's questions; the health that the agent tells."""
     port = int(json.loads(attempt.endpoint(NODE).read_text())["port"])
     with Client.connect("127.0.0.1", port, secret.read(run.secret), f"{attempt.name}/{NODE}", 5.0) as line:
-        line.ask("logs", 10.0, launch=0, rank=0)
+        if logs:
+            line.ask("logs", 10.0, launch=0, rank=0)
         return dict(line.ask("probe", 5.0)["health"])  # type: ignore[call-overload]
 
 
-def measure(seconds: float, ranks: int) -> dict[str, Any]:
+def measure(seconds: float, ranks: int, lines: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="tagent-") as folder:
         run = RunDir(Path(folder))
         attempt = run.attempt(1, 0)
         attempt.logs(0).mkdir(parents=True)
         secret.make(run.secret)
         attempt.peers.write_text('["127.0.0.1"]\n')
-        agent, wrappers = start(attempt, Path(folder) / "beats", ranks)
+        agent, wrappers = start(attempt, Path(folder) / "beats", ranks, lines)
         try:
             while not attempt.endpoint(NODE).exists():
                 if agent.poll() is not None:
@@ -104,7 +107,7 @@ def measure(seconds: float, ranks: int) -> dict[str, Any]:
             health: dict[str, Any] = {}
             while (took := time.monotonic() - began) < seconds:
                 time.sleep(min(10.0, seconds - took))
-                health = ask(run, attempt)
+                health = ask(run, attempt, logs=not health)
                 most = max(most, memory(agent.pid))
             used = cpu_seconds(agent.pid) - before
             took = time.monotonic() - began
@@ -126,6 +129,7 @@ def measure(seconds: float, ranks: int) -> dict[str, Any]:
             "health": health["verdict"],
             "seconds": round(took, 1),
             "ranks": ranks,
+            "lines_per_beat": lines,
         }
 
 
@@ -133,14 +137,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--lines", type=int, default=1, help="of log, by each rank with each beat [1]")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    told = measure(options.seconds, options.ranks)
+    told = measure(options.seconds, options.ranks, options.lines)
     met = told["cpu_percent"] <= CPU and told["most_rss_mb"] <= MEMORY
     if options.json:
         print(json.dumps({"schema": 1, "bench": "agent_cost", "cpus": os.cpu_count(), **told, "met": met}))
     else:
-        print(f"{options.ranks} ranks at 10 beats and log lines a second, {told['seconds']:.0f} s")
+        print(f"{options.ranks} ranks at 10 beats and {10 * options.lines} log lines a second, {told['seconds']:.0f} s")
         print(f"CPU, share of a core      {told['cpu_percent']:8.2f} %    (target {CPU:g} %)")
         print(f"memory, RSS at most       {told['most_rss_mb']:8.1f} MB   (target {MEMORY:g} MB)")
         print(f"memory, PSS               {told['pss_mb']:8.1f} MB")

@@ -183,7 +183,10 @@ def _text(path: str) -> str:
     except OSError:
         return ""
     try:
-        return os.read(descriptor, 65536).decode("ascii", "replace")
+        parts = []
+        while part := os.read(descriptor, 65536):  # /proc gives a page at a time
+            parts.append(part)
+        return b"".join(parts).decode("ascii", "replace")
     except OSError:
         return ""
     finally:
