@@ -4,7 +4,7 @@ PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-long check lint types demo clean
-.PHONY: bench-recovery bench-identity bench-operator bench-healthy
+.PHONY: bench-recovery bench-identity bench-operator bench-healthy bench-agent
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ bench-operator: setup ## the operator killed in 10 incidents: is everything done
 
 bench-healthy: setup ## a healthy, uneven run of 15 minutes: false alarms
 	$(PY) bench/healthy.py
+
+bench-agent: setup ## what a node's agent costs the node: share of a core, memory (a minute)
+	$(PY) bench/agent_cost.py
 
 clean: ## remove caches and what the demo left; .venv/ stays
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo dist build

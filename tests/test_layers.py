@@ -29,6 +29,7 @@ PURE = (
     "ckpt.manifest",
     "ckpt.names",
     "ckpt.failures",
+    "health.edges",
     "health.finding",
     "submit.options",
     "submit.quoting",

@@ -39,7 +39,7 @@ class AttemptDir:
 
     @property
     def nodes(self) -> Path:
-        """`<node>.beats` (the node's beat table) and `<node>.endpoint` (where its agent listens)."""
+        """`<node>.beats` (the node's beat table), `<node>.endpoint` (where its agent listens), `<node>.jsonl`."""
         return self.path / "nodes"
 
     @property
@@ -50,6 +50,10 @@ class AttemptDir:
     def endpoint(self, node: str) -> Path:
         """Where the node's agent listens, as JSON."""
         return self.nodes / f"{node}.endpoint"
+
+    def findings(self, node: str) -> Path:
+        """What the node's agent found in the rank logs and about the host: one JSON object a line."""
+        return self.nodes / f"{node}.jsonl"
 
     @property
     def outcome(self) -> Path:

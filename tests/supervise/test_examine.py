@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from transom_cli.agent.logs import TAIL, tail_of
 from transom_cli.core.rootline import clean, root_line
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise import examine as examine_module
-from transom_cli.supervise.examine import TAIL, candidates, examine, tail_of
+from transom_cli.supervise.examine import candidates, examine
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 31, in <module>\n    main()\n'
 PEER = TRACE + "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77, remote process exited\n"
@@ -125,3 +126,29 @@ def test_only_the_end_of_a_large_log_is_read(tmp_path: Path) -> None:
     assert tail_of(path).endswith("the end")
     assert len(tail_of(path)) == TAIL
     assert tail_of(tmp_path / "none") == ""
+
+
+def test_what_the_agents_have_read_is_not_read_again(place: tuple[RunDir, AttemptDir]) -> None:
+    run, attempt = place
+    for rank in range(4):
+        write(attempt, rank, TRACE + f"ValueError: of rank {rank}, as the file says\n")
+    first = {
+        "names": ["rank-1.log", "rank-2.log"],
+        "category": "user",
+        "line": "ValueError: told",
+        "where": "rank-1.log",
+    }
+    victim = {"names": ["rank-0.log"], "category": "peer", "line": "RuntimeError: gloo", "where": "rank-0.log"}
+    told = examine("k", run, attempt, 2, 5.0, [victim, first])
+    assert (told.line, told.where) == ("ValueError: told", "rank-1.log"), "an own error, and the lowest by name"
+    told = examine("k", run, attempt, 3, 5.0, [victim, first])
+    assert told.line == "ValueError: of rank 3, as the file says", "the first to die, and its node does not answer"
+
+
+def test_answers_that_are_none_are_left_out(place: tuple[RunDir, AttemptDir]) -> None:
+    run, attempt = place
+    write(attempt, 0, TRACE + "ValueError: of the file\n")
+    nonsense = [{"names": "rank-0.log"}, {"names": [3, None], "category": 5, "line": "x", "where": "y"}, {}]
+    assert examine("k", run, attempt, 0, 5.0, nonsense).line == "ValueError: of the file"
+    loud = {"names": ["rank-0.log"], "category": "user", "line": "ValueError: \x1b[31mred", "where": "rank-0.log"}
+    assert examine("k", run, attempt, 0, 5.0, [loud]).line == "ValueError: red"

@@ -41,6 +41,9 @@ class TwoFacedAgents:
     def end(self, launch: int, nodes: tuple[str, ...], grace: float) -> Ended:
         return Ended(0.0, launch)
 
+    def logs(self, *_: object) -> list[dict[str, object]]:
+        return []
+
     def stop(self, *, at_once: bool) -> None:
         pass
 

@@ -1,4 +1,4 @@
-"""The node's agent: writes the node's beat table into the run directory, and answers the attempt's launcher.
+"""The node's agent: writes the node's beat table and what it finds there, and answers the attempt's launcher.
 
     python -m transom_cli.agent.agent --attempt-dir D [--beats-dir B] [--node N]
 
@@ -11,13 +11,16 @@ outcome stands, when its parent (the Slurm step) dies, or when the run directory
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
 import time
 from pathlib import Path
 
+from transom_cli.agent import procfs
 from transom_cli.agent.answers import serve, told
+from transom_cli.agent.eyes import Eyes
 from transom_cli.beats import places, record
 from transom_cli.beats.reading import GONE, process, publish, row
 from transom_cli.beats.table import BadTable, NodeTable, RankBeat, decode
@@ -26,6 +29,7 @@ from transom_cli.layout import AttemptDir, RunDir
 
 LOOK = 0.25  # seconds between two looks at the ranks
 EVERY = 1.0  # seconds between two tables while nothing happens
+FORMER = 5.0  # seconds for an agent that hung to be gone
 VANISHED = 3.0  # seconds that the run directory must be missing: a network file system may lose it for a moment
 _TOLD = (signal.SIGTERM, signal.SIGINT)
 _NOT_FOR_US = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)  # Slurm signals every step of a job
@@ -88,12 +92,13 @@ class Agent:
         self._path = attempt.nodes / f"{node}.beats"
         self._node = node
         self._ranks = Ranks(beats_dir)
+        self.rows: tuple[RankBeat, ...] = ()  # of the last look
         self._seq = _former_seq(self._path)
         self._edges: tuple[object, ...] | None = None
         self._due = 0.0
 
     def look(self, now: float) -> None:
-        rows = self._ranks.look()
+        rows = self.rows = self._ranks.look()
         edges = tuple((r.rank, r.launch, r.count > 0, r.phase == "done", r.proc in "TXZ") for r in rows)
         if now >= self._due or edges != self._edges:
             self._write(rows, closed=False)
@@ -163,16 +168,40 @@ def main(argv: list[str]) -> int:
         print(f"transom: no beats from node {options.node}: {error}", file=sys.stderr)
         return TransomError.exit_code
     places.sweep(options.node, keep=beats_dir)
+    end_former(attempt, options.node)
     agent = Agent(attempt, beats_dir, options.node)
-    server = serve(RunDir(attempt.path.parents[1]), attempt, options.node, beats_dir)
+    eyes = Eyes(attempt, options.node, beats_dir, lambda: agent.rows)
+    eyes.start()
+    server = serve(RunDir(attempt.path.parents[1]), attempt, options.node, beats_dir, eyes)
     if keep(agent, attempt):
         agent.close()
+    eyes.stop()
     if server is not None:
         server.stop()
         print(f"transom: the agent of {options.node} answered: {told(server.counts)}")
     os.close(held)
     places.discard(beats_dir)  # stays while a rank's wrapper holds it; then the next agent on this node sweeps it
     return 0
+
+
+def end_former(attempt: AttemptDir, node: str) -> None:
+    """An agent that the launcher took for dead, and that only hung, must not write this node's files again.
+
+    Known by its endpoint: pid and start time; and by its command line, should the node have been booted since.
+    """
+    try:
+        said = json.loads(attempt.endpoint(node).read_text())
+        former = procfs.read(int(said["pid"]))
+        if former is None or former.pid == os.getpid() or former.start != int(said["start"]):
+            return
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if str(attempt.path) not in procfs.command_line(former.pid):
+        return
+    procfs.send(former, signal.SIGKILL)
+    until = time.monotonic() + FORMER
+    while (now := procfs.read(former.pid)) and now.start == former.start and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 def _former_seq(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""What the node's agent does for the launcher that asks: probe, evidence of every rank, end a launch."""
+"""What the node's agent does for the launcher that asks: probe, logs, evidence of every rank, end a launch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import re
 import sys
 
-from transom_cli.agent import secret
+from transom_cli.agent import procfs, secret
 from transom_cli.agent.ending import Left, end_launch
 from transom_cli.agent.evidence import take
+from transom_cli.agent.eyes import Eyes
 from transom_cli.agent.server import Server
 from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
@@ -21,12 +22,15 @@ _INCIDENT = re.compile(r"l\d{1,6}")
 class Answers:
     """The handler of the agent's `Server`. A wrong question is a ValueError, which the asker gets to read."""
 
-    def __init__(self, attempt: AttemptDir, node: str, beats_dir: str) -> None:
-        self._attempt, self._node, self._beats_dir = attempt, node, beats_dir
+    def __init__(self, attempt: AttemptDir, node: str, beats_dir: str, eyes: Eyes) -> None:
+        self._attempt, self._node, self._beats_dir, self._eyes = attempt, node, beats_dir, eyes
 
     def __call__(self, name: str, arguments: dict[str, object]) -> dict[str, object]:
         if name == "probe":
-            return {"node": self._node, "load": list(os.getloadavg())}
+            return {"node": self._node, "load": list(os.getloadavg()), "health": self._eyes.health()}
+        if name == "logs":
+            rank = None if arguments.get("rank") is None else int(_number(arguments, "rank"))
+            return self._eyes.cause(int(_number(arguments, "launch")), rank)
         if name == "evidence":
             return self._evidence(arguments)
         if name == "end":
@@ -47,13 +51,15 @@ class Answers:
         return {"killed": [_words(x) for x in ended.killed], "survivors": [_words(x) for x in ended.survivors]}
 
 
-def serve(run: RunDir, attempt: AttemptDir, node: str, beats_dir: str) -> Server | None:
+def serve(run: RunDir, attempt: AttemptDir, node: str, beats_dir: str, eyes: Eyes) -> Server | None:
     """Answer this attempt's launcher, and say where. None, with the reason on stderr, when that cannot be."""
     try:
         allowed = frozenset(json.loads(attempt.peers.read_text()))
-        server = Server(secret.read(run.secret), f"{attempt.name}/{node}", allowed, Answers(attempt, node, beats_dir))
-        port = server.start()
-        publish_text(attempt.endpoint(node), json.dumps({"port": port, "pid": os.getpid()}) + "\n")
+        answers = Answers(attempt, node, beats_dir, eyes)
+        server = Server(secret.read(run.secret), f"{attempt.name}/{node}", allowed, answers)
+        port, own = server.start(), procfs.read(os.getpid())
+        where = {"port": port, "pid": os.getpid(), "start": own.start if own else 0}
+        publish_text(attempt.endpoint(node), json.dumps(where) + "\n")
     except (OSError, ValueError, TypeError, TransomError) as error:
         print(f"transom: the agent of {node} answers nobody: {error}", file=sys.stderr)
         return None

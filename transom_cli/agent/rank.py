@@ -143,6 +143,7 @@ def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | Non
         if not any(env.get(name) for name in places.FLIGHT):  # its default is one place for all jobs of a user
             env[places.FLIGHT[0]] = places.flight_prefix(path, options.launch)
         if options.torchrun:
+            places.mark_torchrun(path, options.launch, env.get("SLURM_NODEID", "0"))
             return None, held
         fresh = record.Record(int(env["RANK"]), options.launch, time.monotonic_ns())
         return record.create(f"{path}/rank-{fresh.rank}", fresh), held

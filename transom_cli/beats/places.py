@@ -63,6 +63,21 @@ def flight_prefix(beats_dir: str, launch: int) -> str:
     return f"{beats_dir}/flight-{launch}-"
 
 
+def mark_torchrun(beats_dir: str, launch: int, node_id: str) -> None:
+    """Leave word of which log is this node's: under torchrun it is one a node, by the node's number in the step."""
+    os.close(os.open(f"{beats_dir}/torchrun-{launch}-{node_id}", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+
+
+def torchrun_nodes(beats_dir: str, launch: int) -> list[int]:
+    """The node's numbers in the step of a launch under torchrun: one, or none where there is no torchrun."""
+    start = f"torchrun-{launch}-"
+    try:
+        names = os.listdir(beats_dir)
+    except OSError:
+        return []
+    return sorted(int(n[len(start) :]) for n in names if n.startswith(start) and n[len(start) :].isdecimal())
+
+
 def enter(path: str) -> int:
     """Make the beats folder if need be (0700) and hold it: a descriptor with a shared lock, to be kept open.
 

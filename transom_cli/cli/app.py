@@ -13,7 +13,7 @@ from pathlib import Path
 import typer
 
 from transom_cli.cli.ckpt import make_ckpt_app
-from transom_cli.cli.launch import launch, operate
+from transom_cli.cli.launch import agent, launch, operate
 from transom_cli.cli.run import attach, run
 from transom_cli.cli.sandbox import sandbox_app
 from transom_cli.cli.status import explain, list_, status, stop
@@ -52,6 +52,7 @@ app.command()(stop)
 app.add_typer(make_ckpt_app(_run_directory), name="ckpt")
 app.add_typer(sandbox_app, name="sandbox")
 app.command(hidden=True)(launch)
+app.command(hidden=True)(agent)
 app.command(hidden=True)(operate)
 
 

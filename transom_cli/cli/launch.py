@@ -1,4 +1,4 @@
-"""`transom launch` and `transom operate`: the processes behind a run. The templates and `transom run` start them."""
+"""`transom launch`, `agent` and `operate`: the processes behind a run. The templates and `transom run` start them."""
 
 from __future__ import annotations
 
@@ -52,6 +52,20 @@ def launch(
         expiry=settings.isolate.expiry,
     )
     raise typer.Exit(main(options))
+
+
+def agent(
+    attempt_dir: Annotated[Path, typer.Option(help="The attempt's folder in the run directory.")],
+    beats_dir: Annotated[
+        str, typer.Option(help="Where the ranks' records are; default: where their wrappers put them.")
+    ] = "",
+    node: Annotated[str, typer.Option(help="This node as Slurm calls it; default: SLURMD_NODENAME.")] = "",
+) -> None:
+    """Watch over one node of an attempt (a launcher starts one on each node, as a module of its own)."""
+    from transom_cli.agent.agent import main
+
+    given = ["--attempt-dir", str(attempt_dir), "--beats-dir", beats_dir, *(["--node", node] if node else [])]
+    raise typer.Exit(main(given))
 
 
 def operate(run_dir: Annotated[Path, typer.Option(help="The run directory.")]) -> None:

@@ -7,11 +7,13 @@ rank fail).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # An exception's last line: "ValueError: bad", "torch.OutOfMemoryError: ..."; behind optional rank labels.
 _EXCEPTION = re.compile(r"^(?:\[?[\w ]*\d+\]?:\s*)*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b.*)")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
+_USAGE_ERROR = re.compile(r"\S+: error: .+")
 _USAGE = re.compile(r"^usage: .+\n(?:.*\n)*?(\S+: error: .+)", re.MULTILINE)  # argparse and its kind
 
 # A rank that says one of these is a victim of another one's death.
@@ -54,6 +56,41 @@ def root_line(text: str) -> RootLine:
         return RootLine("usage", clean(usage[-1]))
     last = next((x for x in reversed(lines) if x), "")
     return RootLine("unknown", last)
+
+
+def first_cause(said: Sequence[tuple[RootLine, str]], rank: int | None) -> tuple[RootLine, str] | None:
+    """Of what several logs said, (root line, log's name) each, what tells: None when none said anything.
+
+    The log of the rank that died first (under torchrun: of its node) comes first, then its fellows'. The first with
+    an error of its own tells; else the first that says anything, a victim's words included.
+    """
+    ordered = sorted(said, key=lambda x: log_order(x[1], rank))
+    own = [x for x in ordered if x[0].category not in ("unknown", "peer")]
+    return next(iter(own or ordered), None)
+
+
+def log_order(name: str, rank: int | None) -> tuple[bool, int, str]:
+    """Sorts the logs of a launch by number, those of `rank` first."""
+    return name not in (f"rank-{rank}.log", f"node-{rank}.log"), len(name), name
+
+
+def exception_in(line: str) -> RootLine | None:
+    """The exception that a clean line tells of, if it is the last line of a traceback."""
+    found = _EXCEPTION.match(line)
+    return RootLine(_category(found[1]), found[1]) if found else None
+
+
+def usage_error_in(line: str) -> RootLine | None:
+    """What argparse and its kind say below their usage."""
+    return RootLine("usage", line) if _USAGE_ERROR.match(line) else None
+
+
+def fault_in(line: str) -> RootLine | None:
+    """A line that tells of a fault of device, memory or storage wherever it stands, an exception's or not."""
+    for category, pattern in (("oom", _OOM), ("storage", _STORAGE), ("device", _DEVICE)):
+        if pattern.search(line):
+            return RootLine(category, line)
+    return None
 
 
 def _category(line: str) -> str:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 
 from transom_cli.agent import secret
-from transom_cli.agent.client import Client
+from transom_cli.agent.client import Client, Unreachable
 from transom_cli.beats.places import ROLE
 from transom_cli.core.ladder import Ended
 from transom_cli.errors import TransomError
@@ -22,6 +22,7 @@ from transom_cli.files import publish_text
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise import launchplan
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
+from transom_cli.supervise.revive import ANSWER, Journal, Revival
 
 END = 3.0  # seconds for the agents to see the outcome and leave
 CONNECT = 3.0
@@ -30,6 +31,7 @@ GRACE = 2.0  # seconds from TERM to KILL for the ranks of a failed launch
 KILLING = 10.0  # more, for what dies slowly and for a busy node
 EVIDENCE = 20.0  # seconds for the stacks of a node's ranks
 FLUSH = 3.0  # seconds for an agent to pass on an order
+LOGS = 5.0  # seconds for the ends of a node's logs to be read
 AT_ONCE = 256  # agents asked at the same time
 
 Answer = dict[str, object]
@@ -48,13 +50,14 @@ def addresses(nodes: tuple[str, ...]) -> dict[str, str]:
 
 
 class Agents:
-    def __init__(self, allocation: Allocation, options: LaunchOptions, attempt: AttemptDir) -> None:
+    def __init__(self, allocation: Allocation, options: LaunchOptions, attempt: AttemptDir, journal: Journal) -> None:
         self._allocation = allocation
         self._options = options
         self._attempt = attempt
         self._step: subprocess.Popen[bytes] | None = None
         self.addresses = addresses(allocation.nodes)
         self._ips = {node: _ip(address) for node, address in self.addresses.items()}
+        self._revival = Revival(allocation, options, attempt, self._lives, journal)
 
     def start(self) -> None:
         """Their step, and beforehand what they check a caller by: the run's secret, and who may connect at all.
@@ -81,6 +84,11 @@ class Agents:
             self._step.wait(0 if at_once else END)
         except subprocess.TimeoutExpired:
             self._step.kill()
+        self._revival.stop(at_once=at_once, patience=END)
+
+    def revive(self, late: tuple[str, ...]) -> None:
+        """Start agents again that have died: of these nodes, whose tables are late. Returns at once."""
+        self._revival.look(late)
 
     def evidence(self, launch: int, incident: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """What every rank of the launch was doing, a line each; the files are in the attempt's evidence folder."""
@@ -110,6 +118,13 @@ class Agents:
         """Ask the ranks of the launch to save at `step`; -1 only asks how far they are."""
         return self._ask_all(nodes, "flush", FLUSH, {"launch": launch, "step": step})
 
+    def logs(self, launch: int, rank: int | None, nodes: tuple[str, ...]) -> list[Answer]:
+        """What the logs of the launch tell, by each node that answers (see `agent.logs.read_cause`)."""
+        with ThreadPoolExecutor(min(len(nodes), AT_ONCE), thread_name_prefix="agents") as pool:
+            about: Answer = {"launch": launch, "rank": rank}
+            answers = list(pool.map(lambda node: self._ask_once(node, "logs", LOGS, about, 0.0), nodes))
+        return [answer for answer in answers if answer.get("ok")]
+
     def ask(self, node: str, name: str, timeout: float, **arguments: object) -> Answer:
         """One agent's answer, with "ok" in it; or the "error" by which there is none."""
         return self._ask(node, name, timeout, arguments)
@@ -120,20 +135,33 @@ class Agents:
             return dict(zip(nodes, answers, strict=True))
 
     def _ask(self, node: str, name: str, timeout: float, arguments: Answer) -> Answer:
+        """Where nothing listens any more, the agent has died: it is started again, and the new one is asked."""
+        answer = self._ask_once(node, name, timeout, arguments, COMING_UP)
+        if answer.get("gone"):
+            self._revival.at_once(node)
+            answer = self._ask_once(node, name, timeout, arguments, 0.0)
+        return answer
+
+    def _lives(self, node: str) -> bool:
+        return bool(self._ask_once(node, "probe", ANSWER, {}, 0.0).get("ok"))
+
+    def _ask_once(self, node: str, name: str, timeout: float, arguments: Answer, patience: float) -> Answer:
+        """`patience`: seconds for an agent that has not said yet where it listens. "gone": nothing listens there."""
         try:
-            port = self._port(node)
+            port = self._port(node, patience)
             key = secret.read(self._options.run.secret)
             identity = f"{self._attempt.name}/{node}"
             with Client.connect(self._ips[node], port, key, identity, CONNECT) as line:
                 return {"ok": True, **line.ask(name, timeout, **arguments)}
         except TransomError as error:
-            return {"error": f"{error.what}: {error.why}" if error.why else error.what}
+            gone = isinstance(error, Unreachable) and isinstance(error.__cause__, ConnectionRefusedError)
+            return {"error": f"{error.what}: {error.why}" if error.why else error.what, "gone": gone}
         except (OSError, ValueError, KeyError, TypeError) as error:
             return {"error": f"its endpoint cannot be read: {error}"}
 
-    def _port(self, node: str) -> int:
+    def _port(self, node: str, patience: float) -> int:
         """Where the node's agent listens. It may only be coming up: ranks can fail before it is there."""
-        deadline = time.monotonic() + COMING_UP
+        deadline = time.monotonic() + patience
         while True:
             try:
                 return int(json.loads(self._attempt.endpoint(node).read_text())["port"])

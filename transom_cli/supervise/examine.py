@@ -3,57 +3,69 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from transom_cli.agent.logs import tail_of
 from transom_cli.core.events import Examined
-from transom_cli.core.rootline import RootLine, root_line
+from transom_cli.core.rootline import RootLine, clean, first_cause, log_order, root_line
 from transom_cli.layout import AttemptDir, RunDir
 
-TAIL = 256 * 1024  # bytes of a log's end that are read
 SETTLE = 2.0  # seconds for a log on a network file system to show its end
+ALL = 64  # logs that are read at most
 
 
-def tail_of(path: Path) -> str:
-    try:
-        with path.open("rb") as f:
-            f.seek(0, 2)
-            f.seek(max(0, f.tell() - TAIL))
-            return f.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-def candidates(run: RunDir, attempt: AttemptDir, rank: int | None) -> list[Path]:
+def candidates(
+    run: RunDir, attempt: AttemptDir, rank: int | None, without: Collection[str] = frozenset()
+) -> list[Path]:
     """The logs to read, best first: the rank that died first, then its fellows, then what the batch script printed.
 
-    The last one is shared by all attempts of a job.
+    The last one is shared by all attempts of a job. without: names of rank logs that have been read already.
     """
     launches = [p for p in (attempt.path / "logs").glob("*") if p.name.isdecimal()]
     ranks: list[Path] = []
     if launches:
         launch = max(launches, key=lambda p: int(p.name))
-        ranks = sorted(launch.glob("*.log"), key=lambda p: (p.name != f"rank-{rank}.log", len(p.name), p.name))
+        unread = [p for p in launch.glob("*.log") if p.name not in without]
+        ranks = sorted(unread, key=lambda p: log_order(p.name, rank))
     job_id = attempt.name.partition(".")[0]
-    return [*ranks[:64], run.path / f"slurm-{job_id}.log"]
+    return [*ranks[:ALL], run.path / f"slurm-{job_id}.log"]
 
 
-def examine(key: str, run: RunDir, attempt: AttemptDir, rank: int | None, now: float) -> Examined:
-    """The first log with an error of its own tells; else the first that says anything, a victim's words included.
+def examine(
+    key: str, run: RunDir, attempt: AttemptDir, rank: int | None, now: float, asked: Sequence[Mapping[str, object]] = ()
+) -> Examined:
+    """What `rootline.first_cause` makes of them.
 
     The batch script's output counts only when no rank has said anything: it may end with an earlier attempt's error.
+    asked: what the nodes' own agents have read (see `agent.logs.read_cause`); only the other logs are read here.
     """
     deadline = time.monotonic() + SETTLE
+    heard, read = _heard(asked)
     while True:
-        said: list[tuple[RootLine, str]] = []
-        *ranks, batch = candidates(run, attempt, rank)
+        said = list(heard)
+        *ranks, batch = candidates(run, attempt, rank, read)
         for path in (*ranks, batch):
             text = tail_of(path) if path is not batch or not said else ""
             if text.strip():
                 said.append((root_line(text), path.name))
-        own = [x for x in said if x[0].category not in ("unknown", "peer")]
-        if said:
-            found, where = (own or said)[0]
+        told = first_cause(said, rank)
+        if told is not None:
+            found, where = told
             return Examined(now, key, found.category, found.line, where)
         if time.monotonic() >= deadline:
             return Examined(now, key, "unknown", "", "no log")
         time.sleep(0.1)
+
+
+def _heard(asked: Sequence[Mapping[str, object]]) -> tuple[list[tuple[RootLine, str]], set[str]]:
+    """What the agents' answers tell, and the logs that were read for it; an answer that is none is left out."""
+    said, read = [], set()
+    for answer in asked:
+        names, told = answer.get("names"), [answer.get(name) for name in ("category", "line", "where")]
+        if isinstance(names, list):
+            read |= {name for name in names if isinstance(name, str)}
+        category, line, where = (x if isinstance(x, str) else "" for x in told)
+        if category and where:
+            said.append((RootLine(category, clean(line)), clean(where)))
+    return said, read

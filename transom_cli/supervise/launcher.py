@@ -74,7 +74,7 @@ class Launcher:
         self._state = LadderState(*where, wanted, options.tasks_on_node, policy)
         self._journal("attempt", nodes=nodes, host=socket.gethostname(), pid=os.getpid())
         self._watch = BeatWatch(self._attempt.nodes, options.limits)
-        self._agents = Agents(self._allocation, options, self._attempt)
+        self._agents = Agents(self._allocation, options, self._attempt, self._journal)
         self._hands = LaunchHands(self._allocation, options, self._attempt, self._agents, self._inbox)
         self._start_agents()
         try:
@@ -216,6 +216,9 @@ class Launcher:
 
     def _look_at_beats(self, now: float) -> None:
         self._watch.look(now)
+        late = self._watch.overdue(now)
+        if late and not self._state.told:
+            self._agents.revive(late)
         launch = self._watch.launch  # after a relaunch the tables are about the launch before it for a moment
         step = self._watch.step(launch)
         stepping = step >= 0 and launch == self._state.launch and self._state.rung is Rung.TRAINING

@@ -102,8 +102,11 @@ class LaunchHands:
         self._thread("end", work, failed)
 
     def read(self, order: ReadLogs) -> None:
+        nodes = self._nodes
+
         def work() -> Heard:
-            found = examine("", self._options.run, self._attempt, order.rank, 0.0)
+            asked = self._agents.logs(order.launch, order.rank, nodes)
+            found = examine("", self._options.run, self._attempt, order.rank, 0.0, asked)
             return Read(0.0, order.launch, found.category, found.line, found.where)
 
         def failed(error: Exception) -> Heard:

@@ -61,9 +61,14 @@ def pattern(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
-def agent_argv(allocation: Allocation, options: LaunchOptions, attempt: AttemptDir) -> list[str]:
-    """One agent a node, beside the training (`--overlap`), without devices, and not killed by another node's loss."""
-    count = str(len(allocation.nodes))
+def agent_argv(
+    allocation: Allocation, options: LaunchOptions, attempt: AttemptDir, node: str | None = None
+) -> list[str]:
+    """One agent a node, beside the training (`--overlap`), without devices, and not killed by another node's loss.
+
+    node: on this one alone, where an agent is started again.
+    """
+    count = "1" if node else str(len(allocation.nodes))
     return [
         "srun",
         "--overlap",
@@ -72,6 +77,7 @@ def agent_argv(allocation: Allocation, options: LaunchOptions, attempt: AttemptD
         f"--nodes={count}",
         f"--ntasks={count}",
         "--ntasks-per-node=1",
+        *([f"--nodelist={node}"] if node else []),
         "--cpus-per-task=1",
         "--mem=0",
         "--gres=none",

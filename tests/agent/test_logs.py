@@ -1,0 +1,88 @@
+"""Rank logs on their node: followed as they grow, and read from their end when the launcher asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transom_cli.agent.logs import LOOK, Follower, names, read_cause
+from transom_cli.beats import places
+from transom_cli.beats.table import RankBeat
+
+TRACE = 'Traceback (most recent call last):\n  File "train.py", line 31, in <module>\n'
+PEER = TRACE + "RuntimeError: Connection closed by peer\n"
+OWN = TRACE + "ValueError: mine\n"
+
+
+def lines(follower: Follower) -> list[str]:
+    return [edge.told.line for edge in follower.look()]
+
+
+def row(rank: int, launch: int = 0) -> RankBeat:
+    return RankBeat(rank, launch, 1, 1, 0.0, None, "step", 0, "S")
+
+
+def test_a_log_is_followed_from_before_it_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.log"
+    follower = Follower(path)
+    assert lines(follower) == []
+    with path.open("a") as log:
+        log.write("step 1\n" + TRACE)
+        log.flush()
+        assert lines(follower) == []
+        log.write("ValueError: mi")
+        log.flush()
+        assert lines(follower) == [], "half a line"
+        log.write("ne\n")
+        log.flush()
+        assert lines(follower) == ["ValueError: mine"]
+        assert lines(follower) == []
+        log.write("OSError: [Errno 28] No space left on device\n")
+        log.flush()
+        assert lines(follower) == ["OSError: [Errno 28] No space left on device"]
+        log.truncate(0)
+        log.write(OWN)
+        log.flush()
+        assert lines(follower) == ["ValueError: mine"], "a log that was cut is read again"
+    follower.close()
+
+
+def test_of_a_log_that_grows_too_fast_the_newest_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.log"
+    path.write_text(OWN + "x" * 3 * LOOK + "\n" + TRACE + "KeyError: 'end'\n")
+    follower = Follower(path)
+    assert lines(follower) == ["KeyError: 'end'"]
+    with path.open("a") as log:
+        log.write("no end of a line" * LOOK)
+    assert lines(follower) == []
+    assert len(follower._rest) <= 16 * 1024
+    follower.close()
+
+
+def test_a_link_in_place_of_a_log_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(OWN)
+    (tmp_path / "rank-0.log").symlink_to(tmp_path / "secret")
+    assert lines(Follower(tmp_path / "rank-0.log")) == []
+
+
+def test_which_logs_are_this_nodes(tmp_path: Path) -> None:
+    rows = (row(4), row(5), row(6, launch=1))
+    assert names(str(tmp_path), 0, rows) == ["rank-4.log", "rank-5.log"]
+    assert names(str(tmp_path / "none"), 1, rows) == ["rank-6.log"]
+    places.mark_torchrun(str(tmp_path), 0, "2")
+    places.mark_torchrun(str(tmp_path), 0, "2")
+    assert names(str(tmp_path), 0, rows) == ["node-2.log"]
+    assert names(str(tmp_path), 1, rows) == ["rank-6.log"], "of another launch"
+
+
+def test_an_own_error_counts_before_a_victims_and_the_rank_that_died_first_before_both(tmp_path: Path) -> None:
+    logs = ["rank-9.log", "rank-10.log", "rank-11.log", "rank-12.log"]
+    for name, text in zip(logs, (PEER, OWN, TRACE + "KeyError: 'x'\n", ""), strict=True):
+        (tmp_path / name).write_text(text)
+    assert read_cause(tmp_path, logs, 9) == {
+        "names": logs, "category": "user", "line": "ValueError: mine", "where": "rank-10.log",
+    }  # fmt: skip
+    assert read_cause(tmp_path, logs, 11)["line"] == "KeyError: 'x'"
+    assert read_cause(tmp_path, logs[:1], None)["category"] == "peer"
+    assert read_cause(tmp_path, logs[3:], 12) == {"names": logs[3:]}, (
+        "a log that says nothing has been read all the same"
+    )

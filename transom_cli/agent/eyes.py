@@ -1,0 +1,106 @@
+"""What the agent sees beside the beats: the host's health and the rank logs, each in a thread of its own.
+
+The beat table must not wait for them. Health is read without the run directory, so that it can be told over the
+connection also while that directory's file system hangs; the other thread reads the logs and writes the findings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from transom_cli.agent.findings import HOST, LOG, Findings
+from transom_cli.agent.logs import NodeLogs
+from transom_cli.beats.table import RankBeat
+from transom_cli.core.rootline import RootLine
+from transom_cli.health import edges, host
+from transom_cli.health.finding import Finding, Verdict
+from transom_cli.health.host import HostReader, HostReading
+from transom_cli.layout import AttemptDir
+
+HEALTH = 10.0  # seconds between two readings of the host
+LOGS = 1.0  # seconds between two looks at the logs
+LEAVE = 2.0  # seconds for the last look
+_HARDWARE = ("ECC", "Xid")  # a CUDA error without these may as well be the program's own
+
+
+class Eyes:
+    """`rows` gives the ranks of the last look at the beats. Signals that others are to get must be blocked before."""
+
+    def __init__(self, attempt: AttemptDir, node: str, beats_dir: str, rows: Callable[[], Sequence[RankBeat]]) -> None:
+        self._node, self._rows = node, rows
+        self._reader = HostReader(node, tuple(dict.fromkeys(("/tmp", "/dev/shm", str(attempt.path)))))
+        self._logs = NodeLogs(attempt, beats_dir)
+        self._findings = Findings(attempt.findings(node))
+        self._reading: HostReading | None = None
+        self._judged: tuple[Finding, ...] = ()
+        self._news: deque[Finding] = deque()
+        self._leave = threading.Event()
+        self._threads = [threading.Thread(target=x, daemon=True, name=x.__name__) for x in (self._feel, self._follow)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """After a last look at the logs, if that does not take long."""
+        self._leave.set()
+        until = time.monotonic() + LEAVE
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def health(self) -> dict[str, object]:
+        """The latest reading: its worst verdict, what is not well, the numbers, and how old it is in seconds."""
+        reading, judged = self._reading, self._judged
+        if reading is None:
+            return {"verdict": Verdict.UNKNOWN.value, "words": "no reading yet", "findings": [], "age": None}
+        bad = [f"{f.verdict.value}: {f.evidence}" for f in judged if f.verdict is not Verdict.PASS]
+        return {
+            "verdict": edges.worst(judged).value,
+            "words": host.words(reading),
+            "findings": bad[:20],
+            "age": round(time.monotonic() - reading.mono, 1),
+        }
+
+    def cause(self, launch: int, rank: int | None) -> dict[str, object]:
+        """What the logs of the launch's ranks on this node tell (see `logs.read_cause`)."""
+        return self._logs.cause(launch, rank, self._rows())
+
+    def _feel(self) -> None:
+        told: Mapping[str, edges.Told] = self._findings.told
+        while True:
+            reading = self._reader.read_host()
+            judged = host.judge_host(reading, self._reading)
+            self._reading, self._judged = reading, judged
+            told, news = edges.watch(told, judged, host.EVENTS)
+            self._news.extend(news)
+            if self._leave.wait(HEALTH):
+                return
+
+    def _follow(self) -> None:
+        leaving = False
+        while True:
+            with contextlib.suppress(OSError):  # the run directory does not answer: what comes later is told later
+                self._write()
+            if leaving:
+                return
+            leaving = self._leave.wait(LOGS)
+
+    def _write(self) -> None:
+        rows = self._rows()
+        launch = max((row.launch for row in rows), default=-1)
+        while self._news:
+            found = self._news[0]
+            always = found.check not in host.EVENTS
+            self._findings.tell(HOST + found.check, found.verdict, found.evidence, None, launch, always=always)
+            self._news.popleft()
+        for of, rank, told in self._logs.look(rows):
+            self._findings.tell(LOG + told.category, _verdict(told), told.line, rank, of)
+
+
+def _verdict(told: RootLine) -> Verdict:
+    hardware = told.category == "device" and any(word in told.line for word in _HARDWARE)
+    return Verdict.SUSPECT if hardware else Verdict.MONITOR

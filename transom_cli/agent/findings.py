@@ -1,0 +1,102 @@
+"""What the agent found on its node, in `nodes/<node>.jsonl`: one JSON object a line, appended, by the agent alone.
+
+    {"schema": 1, "wall": ..., "kind": ..., "verdict": ..., "words": ..., "rank": ..., "launch": ...}
+
+kind: "log:" and a category of `core.rootline`, or "host:" and a check of `health.host`. verdict: as in
+`health.finding`. rank: null for the node itself. skipped: findings before this one that were too many to be written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from transom_cli.health.edges import Told
+from transom_cli.health.finding import Verdict
+
+AGAIN = 600.0  # seconds for which a finding that differs from a former one only in its numbers is not told again
+A_MINUTE = 60  # records at most
+LIMIT = 1 << 20  # bytes of the file; then it ends with a word about that
+_KNOWN = 1024  # findings that are remembered in order not to be told again
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+LOG, HOST = "log:", "host:"
+
+
+class Findings:
+    """Bounded in size and in rate, whatever ranks print. An agent that is started again goes on where it ended."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock = path, clock
+        self._known: dict[tuple[object, ...], float] = {}
+        self._minute, self._in_minute, self._skipped = float("-inf"), 0, 0
+        self._full = self._cut = False  # cut: its last line has no end, since its writer was killed in it
+        self.told: dict[str, Told] = {}  # of the host's checks, what was told last
+        self._restore()
+
+    def tell(
+        self, kind: str, verdict: Verdict, words: str, rank: int | None, launch: int, *, always: bool = False
+    ) -> None:
+        """What was said lately is not said again, unless `always`: a state has changed. OSError: it was not written."""
+        now = self._clock()
+        key = _key(kind, verdict, words, rank, launch)
+        if self._full or (not always and now - self._known.get(key, float("-inf")) < AGAIN):
+            return
+        if now - self._minute >= 60.0:
+            self._minute, self._in_minute = now, 0
+        if self._in_minute >= A_MINUTE:
+            self._skipped += 1
+            return
+        record: dict[str, object] = {"schema": 1, "wall": time.time(), "kind": kind, "verdict": verdict.value}
+        record.update(words=words, rank=rank, launch=launch)
+        if self._skipped:
+            record["skipped"] = self._skipped
+        self._append(record)
+        self._in_minute, self._skipped = self._in_minute + 1, 0
+        self._remember(key, now)
+
+    def _remember(self, key: tuple[object, ...], now: float) -> None:
+        self._known.pop(key, None)
+        self._known[key] = now
+        if len(self._known) > _KNOWN:
+            del self._known[next(iter(self._known))]
+
+    def _append(self, record: dict[str, object]) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        descriptor = os.open(self._path, flags, 0o600)
+        try:
+            if os.fstat(descriptor).st_size >= LIMIT:
+                self._full = True
+                record = {"schema": 1, "wall": time.time(), "kind": "full", "verdict": Verdict.UNKNOWN.value}
+                record.update(words=f"no more findings: {LIMIT >> 20} MiB are written", rank=None, launch=-1)
+            os.write(descriptor, b"\n" * self._cut + json.dumps(record).encode() + b"\n")
+            self._cut = False
+        finally:
+            os.close(descriptor)
+
+    def _restore(self) -> None:
+        """What an agent before this one has told; lines that cannot be read, the last one of a crash, are passed."""
+        try:
+            data = self._path.read_bytes()
+        except OSError:
+            return
+        self._cut = bool(data) and not data.endswith(b"\n")
+        now = self._clock()
+        for line in data.splitlines():
+            try:
+                found = json.loads(line)
+                kind, verdict = str(found["kind"]), Verdict(found["verdict"])
+                key = _key(kind, verdict, str(found["words"]), found["rank"], found["launch"])
+                self._remember(key, now)
+            except (ValueError, KeyError, TypeError):
+                continue
+            self._full = self._full or kind == "full"
+            if kind.startswith(HOST):
+                self.told[kind.removeprefix(HOST)] = Told(verdict)
+
+
+def _key(kind: str, verdict: Verdict, words: str, rank: object, launch: object) -> tuple[object, ...]:
+    return kind, verdict, _NUMBERS.sub("#", words), rank, launch
