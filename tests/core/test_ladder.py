@@ -8,16 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom_cli.core import ladder_shapes as sh
+from transom_cli.core import ladder as sh
 from transom_cli.core.events import RankExit
-from transom_cli.core.ladder import decide
-from transom_cli.core.ladder_shapes import LadderPolicy, LadderState, Order, Rung
+from transom_cli.core.ladder import LadderPolicy, LadderState, Order, Rung, decide
 
 NODES = ("n1", "n2", "n3")
 
 
-def fresh(**policy: float) -> LadderState:
-    return LadderState(7, 0, NODES, 3, LadderPolicy(**policy))  # type: ignore[arg-type]
+SPARE = "n4"
+
+
+def fresh(allocated: tuple[str, ...] = NODES, **policy: float) -> LadderState:
+    return LadderState(7, 0, allocated, 3, 1, LadderPolicy(**policy))  # type: ignore[arg-type]
 
 
 def exits(*codes: int | None, node_of: tuple[str, ...] = NODES) -> tuple[RankExit, ...]:
@@ -36,7 +38,7 @@ def feed(state: LadderState, *heard: sh.Heard) -> tuple[LadderState, list[Order]
 
 def training(**policy: float) -> LadderState:
     state, orders = feed(fresh(**policy), sh.Begun(0.0), sh.Stepped(5.0, 0, 4), sh.Durable(6.0, 4))
-    assert orders == [sh.Start(0)]
+    assert orders == [sh.Start(0, NODES)]
     return state
 
 
@@ -53,6 +55,17 @@ def outcome(orders: list[Order]) -> sh.Leave:
     return left
 
 
+def with_spare(**policy: float) -> LadderState:
+    """Trains on n1 to n3; n4 stands by, and is ready."""
+    state, orders = feed(fresh((*NODES, SPARE), **policy), sh.Begun(0.0), sh.Spare(1.0, SPARE, good=True))
+    assert orders == [sh.Start(0, NODES)]
+    return feed(state, sh.Stepped(5.0, 0, 4), sh.Durable(6.0, 4))[0]
+
+
+def started(orders: list[Order]) -> list[tuple[str, ...]]:
+    return [o.nodes for o in orders if isinstance(o, sh.Start)]
+
+
 def test_a_dead_rank_is_relaunched_on_the_same_nodes_once_nothing_is_left() -> None:
     state, orders = feed(training(), sh.Exits(9.0, 0, exits(None, -9, None)), sh.Tick(9.5))
     assert orders == [], "the others are given a moment to say how they ended"
@@ -64,7 +77,7 @@ def test_a_dead_rank_is_relaunched_on_the_same_nodes_once_nothing_is_left() -> N
     state, orders = feed(state, sh.Ended(11.0, 0))
     assert orders == [sh.ReadLogs(0, 1)]
     state, orders = feed(state, sh.Read(12.0, 0, "unknown", "", "no log"))
-    assert orders[-1] == sh.Start(1)
+    assert orders[-1] == sh.Start(1, NODES)
     assert orders[0] == sh.Tell("l1", "diagnosed", "rank 1 on n2 ended with signal 9", "rank_killed", ("n2",))
     state, orders = feed(state, sh.Stepped(20.0, 1, 5))
     assert orders == [sh.Tell("l1", "recovered", "step 5 done in launch 1")]
@@ -94,7 +107,7 @@ def test_a_hang_is_relaunched_after_evidence() -> None:
     state, orders = feed(state, sh.Ended(11.0, 0, exits(-9, -9, -9), evidence=("rank 1: T, in read",)))
     assert orders == [sh.Tell("l1", "evidence", "rank 1: T, in read"), sh.ReadLogs(0, None)]
     _, orders = feed(state, sh.Read(12.0, 0, "unknown", ""))
-    assert orders[-1] == sh.Start(1)
+    assert orders[-1] == sh.Start(1, NODES)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +191,7 @@ def test_srun_that_ends_without_a_word_of_its_ranks() -> None:
     state, orders = feed(state, sh.Tick(14.0))
     assert orders[-1] == sh.End(0, "l1", evidence=False)
     _, orders = feed(state, sh.Ended(15.0, 0), sh.Read(16.0, 0, "unknown", ""))
-    assert orders[-1] == sh.Start(1)
+    assert orders[-1] == sh.Start(1, NODES)
 
 
 def test_srun_that_ended_well_without_a_word_of_its_ranks_is_a_good_end() -> None:
@@ -246,11 +259,153 @@ def test_what_is_told_of_another_launch_changes_nothing() -> None:
         assert decide(state, late) == (state, ())
 
 
+def lost(state: LadderState, at: float, node: str) -> tuple[LadderState, list[Order]]:
+    """A node dies: the others lose their peer, and its agent does not answer."""
+    launch, dead = state.launch, state.nodes.index(node)
+    told = exits(*(None if r == dead else 1 for r in range(3)), node_of=state.nodes)
+    state, _ = feed(state, sh.Exits(at, launch, told), sh.Tick(at + 2), sh.Ended(at + 3, launch, unheard=(node,)))
+    return feed(state, sh.Read(at + 4, launch, "peer", "Connection reset by peer", "rank-0.log"))
+
+
+def test_a_spare_takes_the_place_of_a_node_that_does_not_answer() -> None:
+    state, orders = lost(with_spare(), 9.0, "n2")
+    assert orders[-2:] == [
+        sh.Tell("l1", "swapped", "n4 for n2", "node_silent", ("n2",)),
+        sh.Start(1, ("n1", "n3", "n4")),
+    ]
+    assert (state.spares, state.ready, state.given_up) == ((), (), ("n2",))
+    state, _ = feed(state, sh.Stepped(20.0, 1, 6))
+    _, orders = lost(state, 25.0, "n4")
+    left = outcome(orders)
+    assert "no spare is ready" in left.outcome.why and left.outcome.missing == ("n4",)
+    assert left.outcome.blamed == ("n2", "n4")
+
+
+def test_a_spare_that_is_not_known_to_be_good_is_not_used() -> None:
+    state, _ = feed(fresh((*NODES, SPARE)), sh.Begun(0.0), sh.Stepped(5.0, 0, 4))
+    assert started(lost(state, 9.0, "n2")[1]) == []
+    state, _ = feed(with_spare(), sh.Spare(8.0, SPARE, good=False, words="no answer"))
+    assert state.spares == () and started(lost(state, 9.0, "n2")[1]) == []
+
+
+def test_two_nodes_at_once_need_two_spares() -> None:
+    state, _ = feed(with_spare(), sh.Exits(9.0, 0, exits(1, None, None)), sh.Tick(11.0))
+    state, _ = feed(state, sh.Ended(12.0, 0, unheard=("n2", "n3")))
+    _, orders = feed(state, sh.Read(13.0, 0, "peer", ""))
+    assert "only 1 spares are ready" in outcome(orders).outcome.why
+    assert outcome(orders).outcome.blamed == ("n2", "n3")
+
+
+def test_a_node_whose_relaunches_are_spent_is_given_up_for_a_spare() -> None:
+    state = killed(with_spare(relaunches=1), 9.0)
+    assert (state.launch, state.nodes) == (1, NODES)
+    state = killed(state, 19.0)
+    assert (state.launch, state.nodes, state.given_up) == (2, ("n1", "n3", "n4"), ("n2",))
+    assert killed(state, 29.0).launch == 3, "fresh nodes, fresh relaunches"
+
+
+def test_survivors_on_a_node_are_left_behind_with_it_but_never_this_launcher() -> None:
+    state, _ = feed(with_spare(), sh.Exits(9.0, 0, exits(1, -9, 1)), sh.Tick(11.0))
+    away, _ = feed(state, sh.Ended(12.0, 0, survivors=(("n2", "process 5 (python, D)"),)))
+    assert started(feed(away, sh.Read(13.0, 0, "unknown", ""))[1]) == [("n1", "n3", "n4")]
+    stuck, _ = feed(state, sh.Ended(12.0, 0, survivors=(("login", "srun of launch 0"),)))
+    assert started(feed(stuck, sh.Read(13.0, 0, "unknown", ""))[1]) == []
+
+
+def test_isolated_nodes_carry_no_rank() -> None:
+    all_four = fresh((*NODES, SPARE))
+    state, orders = feed(all_four, sh.Begun(0.0, isolated=("n2",), insist=True))
+    assert orders == [sh.Start(0, ("n1", "n3", "n4"))] and (state.spares, state.given_up) == ((), ("n2",))
+    _, orders = feed(fresh(), sh.Begun(0.0, isolated=("n2",), insist=True))
+    left = outcome(orders)
+    assert (left.outcome.status, left.outcome.cause, left.again) == ("left", "isolated_nodes", "requeue")
+    assert "3 nodes are needed, and only 2 can be used: n2 isolated" in left.outcome.why
+    _, orders = feed(fresh(), sh.Begun(0.0, isolated=("n2",), insist=True, lacked=True))
+    assert outcome(orders).again == "hold"
+    _, orders = feed(fresh(), sh.Begun(0.0, isolated=("n2",)))
+    assert orders == [sh.Start(0, NODES)], "an operator lives, and knows better"
+
+
+def test_before_the_time_limit_all_ranks_save_and_the_attempt_is_left() -> None:
+    state, orders = feed(training(), sh.Warned(9.0))
+    assert orders == [sh.Flush(0)]
+    state, orders = feed(state, sh.Warned(9.1), sh.Flushing(9.5, 0, 12), sh.Durable(10.0, 10))
+    assert orders == [sh.Tell("", "leaving", "all ranks save at step 12", "time_limit")]
+    state, orders = feed(state, sh.Durable(11.0, 12))
+    assert orders == [sh.End(0, "", evidence=False)]
+    _, orders = feed(state, sh.Ended(12.0, 0, exits(-9, -9, -9)))
+    left, told = outcome(orders), outcome(orders).outcome
+    assert (told.status, told.cause, left.exit_code, left.again) == ("left", "time_limit", 75, "requeue")
+    assert told.why == "the time limit is near; step 12 is durable" and told.exits == ()
+
+
+def test_a_trainer_that_cannot_be_asked_trains_on_to_the_limit() -> None:
+    state, _ = feed(training(), sh.Warned(9.0), sh.Flushing(9.5, 0, -1, "no Checkpointer listens"))
+    state, orders = feed(state, sh.Durable(30.0, 20), sh.Told(40.0, "SIGTERM"), sh.Exits(41.0, 0, exits(-15, -15, -15)))
+    assert outcome(orders).outcome.status == "stopped"
+
+
+def test_told_to_stop_the_state_is_made_durable_or_it_is_said_that_it_was_not() -> None:
+    state, orders = feed(training(), sh.Told(9.0, "SIGTERM"))
+    assert orders == [sh.Flush(0)]
+    saved, _ = feed(state, sh.Flushing(9.5, 0, 12), sh.Durable(11.0, 12))
+    _, orders = feed(saved, sh.Ended(12.0, 0))
+    assert outcome(orders).outcome.why == "told to stop by SIGTERM; step 12 is durable"
+    assert outcome(orders).again == ""
+    _, orders = feed(state, sh.Flushing(9.5, 0, 12), sh.Overtime(36.0))
+    assert "step 12 did not become durable in time: the newest durable step is 4" in outcome(orders).outcome.why
+    ending, orders = feed(state, sh.Flushing(9.5, 0, -1, "n2 is silent", keeps=True))
+    assert orders[-1] == sh.End(0, "", evidence=False)
+    _, orders = feed(ending, sh.Ended(12.0, 0))
+    assert "the newest durable step is 4 (n2 is silent)" in outcome(orders).outcome.why
+    assert not any(isinstance(o, sh.End) for o in feed(state, sh.Flushing(9.5, 0, -1, "nobody listens"))[1])
+
+
+def test_a_node_that_somebody_drains_is_left_with_a_checkpoint() -> None:
+    state, orders = feed(training(), sh.Draining(9.0, ("n2",), "n2 is drained: fan"))
+    assert orders == [sh.Tell("", "draining", "n2 is drained: fan", "maintenance", ("n2",)), sh.Flush(0)]
+    asked, orders = feed(state, sh.Draining(9.1, ("n2",), "again"), sh.Flushing(9.5, 0, 12), sh.Durable(10.0, 12))
+    _, orders = feed(asked, sh.Ended(12.0, 0))
+    left = outcome(orders).outcome
+    assert (left.status, left.cause, left.why) == ("left", "maintenance", "n2 is being drained; step 12 is durable")
+    by_itself, orders = feed(state, sh.Flushing(9.5, 0, -1, "nobody listens"), sh.Durable(9.9, 4))
+    assert not any(isinstance(o, sh.End) for o in orders)
+    assert isinstance(feed(by_itself, sh.Durable(30.0, 20))[1][0], sh.End), "at its own next checkpoint"
+
+
+def test_a_spare_takes_the_place_of_a_node_that_somebody_drains() -> None:
+    state, _ = feed(with_spare(), sh.Draining(9.0, ("n2",), "fan"), sh.Flushing(9.5, 0, 12), sh.Durable(10.0, 12))
+    state, orders = feed(state, sh.Ended(12.0, 0))
+    assert orders == [sh.Tell("", "swapped", "n4 for n2", "maintenance", ("n2",)), sh.Start(1, ("n1", "n3", "n4"))]
+    state, orders = feed(state, sh.Stepped(20.0, 1, 13), sh.Durable(21.0, 13))
+    assert orders == [], "nothing is left to be left"
+    state, _ = feed(with_spare(), sh.Draining(9.0, (SPARE,), "fan"))
+    assert started(lost(state, 10.0, "n2")[1]) == [], "a spare that is drained is not used"
+
+
+def test_a_drain_that_came_while_nothing_stepped_is_answered_by_the_next_launch() -> None:
+    state, _ = feed(training(), sh.Exits(9.0, 0, exits(None, -9, None)), sh.Draining(9.5, ("n3",), "fan"))
+    state, _ = feed(state, sh.Tick(11.0), sh.Ended(12.0, 0), sh.Read(13.0, 0, "unknown", ""))
+    assert state.launch == 1
+    assert feed(state, sh.Stepped(20.0, 1, 5))[1][-1] == sh.Flush(1)
+
+
+def test_without_an_operator_attempts_without_progress_end_held() -> None:
+    state, _ = feed(fresh(relaunches=0), sh.Begun(0.0, durable=10, stuck=3), sh.Stepped(5.0, 0, 12))
+    _, orders = feed(state, sh.Exits(9.0, 0, exits(1, 1, 1)), sh.Ended(11.0, 0), sh.Read(12.0, 0, "unknown", ""))
+    assert outcome(orders).again == "hold" and "4 attempts in a row" in outcome(orders).outcome.why
+    state, _ = feed(state, sh.Durable(8.0, 20))
+    _, orders = feed(state, sh.Exits(9.0, 0, exits(1, 1, 1)), sh.Ended(11.0, 0), sh.Read(12.0, 0, "unknown", ""))
+    assert outcome(orders).again == "requeue"
+    _, orders = feed(state, sh.Exits(9.0, 0, exits(93, 1, 1)), sh.Ended(11.0, 0), sh.Read(12.0, 0, "unknown", ""))
+    assert outcome(orders).again == "", "do not restart"
+
+
 launches, steps = st.integers(0, 4), st.integers(-1, 30)
 some_exits = st.lists(st.sampled_from([None, 0, 1, 2, 15, 93, -9, -15]), min_size=3, max_size=3).map(
     lambda c: exits(*c)
 )
-some_nodes = st.lists(st.sampled_from((*NODES, "n9")), max_size=2).map(tuple)
+some_nodes = st.lists(st.sampled_from((*NODES, SPARE, "n9")), max_size=2).map(tuple)
 at = st.just(0.0)
 stories = st.lists(
     st.tuples(
@@ -275,6 +430,10 @@ stories = st.lists(
             st.builds(sh.Appeared, at, launches),
             st.builds(sh.NotStarted, at, launches, st.just("no space")),
             st.builds(sh.Overtime, at),
+            st.builds(sh.Spare, at, st.sampled_from([SPARE, "n2"]), st.booleans()),
+            st.builds(sh.Warned, at),
+            st.builds(sh.Draining, at, some_nodes, st.just("fan")),
+            st.builds(sh.Flushing, at, launches, steps, st.just(""), st.booleans()),
         ),
     ),
     max_size=40,
@@ -282,13 +441,15 @@ stories = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(0, 2), stories)
-def test_promises(relaunches: int, story: list[tuple[float, sh.Heard]]) -> None:
-    state, now = fresh(relaunches=relaunches), 0.0
+@given(st.integers(0, 2), st.booleans(), stories)
+def test_promises(relaunches: int, spare: bool, story: list[tuple[float, sh.Heard]]) -> None:
+    allocated = (*NODES, SPARE) if spare else NODES
+    state, now = fresh(allocated, relaunches=relaunches), 0.0
     clean: set[int] = set()  # launches of which nothing is left, by their agents' word
     asked: set[int] = set()
     started: list[int] = []
-    in_vain, best = 0, -1
+    in_vain, best, swaps = 0, -1, 0
+    abandoned: set[str] = set()
     left = False
     for pause, heard in story:
         now += pause
@@ -297,17 +458,23 @@ def test_promises(relaunches: int, story: list[tuple[float, sh.Heard]]) -> None:
         state, orders = decide(state, heard)
         assert not (left and (orders or state != before)), "nothing follows the outcome"
         counts = before.rung is Rung.ENDING and isinstance(heard, sh.Ended) and heard.launch == before.launch
-        if counts and not heard.unheard and not heard.survivors:
+        if counts:
             clean.add(heard.launch)
+            abandoned = {*heard.unheard, *(node for node, _ in heard.survivors)}
         for order in orders:
             if isinstance(order, sh.Start):
-                assert order.launch == len(started)
+                assert order.launch == len(started) and len(set(order.nodes)) == 3
+                assert list(order.nodes) == [n for n in allocated if n in order.nodes], "in Slurm's order"
+                assert not set(order.nodes) & set(state.given_up)
                 assert not before.told or not started
                 if started:
                     assert order.launch - 1 in clean, "beside what may still live"
+                    assert not abandoned & set(order.nodes), "where something may still live"
+                    swaps += order.nodes != before.nodes
                     reached = state.durable if state.durable >= 0 else state.max_step
                     in_vain, best = (1, reached) if reached > best else (in_vain + 1, best)
-                    assert in_vain <= 3 * relaunches, "each of the causes has its budget"
+                    assert in_vain <= 4 * relaunches * (1 + swaps) + swaps, "each of the causes has its budget"
+                    assert swaps <= len(allocated) - 3
                 else:
                     best = state.progress
                 started.append(order.launch)
@@ -317,7 +484,9 @@ def test_promises(relaunches: int, story: list[tuple[float, sh.Heard]]) -> None:
             if isinstance(order, sh.Leave):
                 left = True
                 told = order.outcome
-                assert set(told.missing) <= set(NODES) and set(told.suspects) <= set(NODES)
+                assert set(told.missing) | set(told.suspects) | set(told.blamed) <= set(allocated)
+                assert order.again in ("", "requeue", "hold")
+                assert not order.again or told.status in ("failed", "left")
                 assert (told.status == "done") == (order.exit_code == 0)
                 if told.status == "done":
                     assert len(state.exits) == 3 or state.srun == 0

@@ -107,6 +107,17 @@ def test_requeue_by_hand_in_the_only_order_that_works(world: World) -> None:
     assert world.slurm.job(job.job_id).excluded == ()
 
 
+def test_a_plain_requeue_waits_for_slurm(world: World) -> None:
+    job = start(world)
+    world.slurm.requeue(job.job_id)
+    waiting = wait_for(world, job.job_id, lambda j: j.state is JobState.PENDING and not j.completing)
+    assert not waiting.held and waiting.restarts == 1
+    world.slurm.requeue(job.job_id)
+    assert world.slurm.job(job.job_id).restarts == 1
+    with pytest.raises(SlurmRefused, match="refused"):
+        world.slurm.requeue(start(world, "--no-requeue").job_id)
+
+
 def test_restart_excludes_and_does_not_wait_two_minutes(world: World) -> None:
     job = start(world, f"--exclude={world.nodes[3]}")
     request = restart_request(world, job, exclude=(world.nodes[1],), drop=(world.nodes[3],))

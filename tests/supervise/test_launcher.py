@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.core.ladder_shapes import Ended
+from transom_cli.core.ladder import Ended
 from transom_cli.layout import RunDir
 from transom_cli.supervise import launcher as module
+from transom_cli.supervise import launchhands, launchplan
 from transom_cli.supervise.launcher import Launcher
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 
@@ -37,7 +38,7 @@ class TwoFacedAgents:
     def start(self) -> None:
         raise OSError(28, "No space left on device")
 
-    def end(self, launch: int) -> Ended:
+    def end(self, launch: int, nodes: tuple[str, ...], grace: float) -> Ended:
         return Ended(0.0, launch)
 
     def stop(self, *, at_once: bool) -> None:
@@ -51,11 +52,11 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     handlers |= {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGUSR2)}
 
-    def argv(_a: object, _o: object, attempt: object, launch: int, **_: object) -> list[str]:
+    def argv(_a: object, _o: object, attempt: object, launch: int, _n: object, **_: object) -> list[str]:
         return [sys.executable, "-I", "-c", RANK, str(attempt.exits(launch)), str(planned[launch])]  # type: ignore[attr-defined]
 
     monkeypatch.setattr(module, "Agents", TwoFacedAgents)
-    monkeypatch.setattr(module.launchplan, "training_argv", argv)
+    monkeypatch.setattr(launchplan, "training_argv", argv)
     yield planned
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -113,13 +114,13 @@ def test_a_warning_that_comes_while_a_launch_is_being_ended_is_kept_for_the_next
     codes += [7, 0]
     sent: list[tuple[int, int]] = []
 
-    def end(agents: TwoFacedAgents, launch: int) -> Ended:
+    def end(agents: TwoFacedAgents, launch: int, nodes: tuple[str, ...], grace: float) -> Ended:
         os.kill(os.getpid(), signal.SIGUSR2)
         time.sleep(0.3)
         return Ended(0.0, launch)
 
     monkeypatch.setattr(TwoFacedAgents, "end", end)
-    monkeypatch.setattr(module.TrainingStep, "signal", lambda step, number: sent.append((id(step), number)))
+    monkeypatch.setattr(launchhands.TrainingStep, "signal", lambda step, number: sent.append((id(step), number)))
     monkeypatch.setattr(module.BeatWatch, "launch", property(lambda _: 1))
     monkeypatch.setattr(module.BeatWatch, "step", lambda _, launch: 5)
     assert launcher(tmp_path).run() == 0

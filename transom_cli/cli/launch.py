@@ -45,6 +45,10 @@ def launch(
         checkpoints=checkpoints_of(run, settings),
         limits=quiet_limits(settings),
         relaunches=settings.restart.relaunches,
+        max_without_progress=settings.restart.max_without_progress,
+        spares=settings.job.spares,
+        leave_drained=settings.restart.leave_drained,
+        expiry=settings.isolate.expiry,
     )
     raise typer.Exit(main(options))
 

@@ -94,7 +94,7 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
         named = {**flags, "name": flags.get("name") or facts.job_name or Path(words[0]).stem}
         return Prepared(load(run_file, named, os.environ), words, text, facts.nodes or 0)
     settings = load(run_file, flags, os.environ)
-    return Prepared(settings, words, num_nodes=settings.job.nodes)
+    return Prepared(settings, words, num_nodes=settings.job.nodes + settings.job.spares)
 
 
 def create(prepared: Prepared) -> RunDir:

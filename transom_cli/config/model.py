@@ -48,6 +48,9 @@ class Job(Section):
     mem: OptionalMemory = Field(default=None, description="memory per node, as sbatch --mem takes it")
     cpus_per_task: int | None = Field(default=None, ge=1, description="CPUs per task (under torchrun: per node)")
     nodes: int = Field(default=1, ge=1, description="number of nodes")
+    spares: int = Field(
+        default=0, ge=0, description="further nodes that stand by, allocated, to take the place of one that fails"
+    )
     gpus_per_node: int = Field(default=0, ge=0, description="GPUs per node (sbatch --gres=gpu:N)")
     tasks_per_node: int | None = Field(
         default=None, ge=1, description="ranks per node; unset: one per GPU, or one on nodes without GPUs"
@@ -127,6 +130,9 @@ class Restart(Section):
         default=3,
         ge=0,
         description="relaunches inside the allocation without progress, for each cause, before a requeue; 0: none",
+    )
+    leave_drained: bool = Field(
+        default=True, description="leave a node that an administrator drains, at a checkpoint of the training"
     )
     release_held: bool = Field(default=False, description="release the job when Slurm requeued it held")
 

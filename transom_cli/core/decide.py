@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from transom_cli.core import events as ev
-from transom_cli.core import healing, job
+from transom_cli.core import healing, idle, job
 from transom_cli.core import incident as inc
 from transom_cli.core.actions import Action, Cancel, Examine, Isolate, Patch, Probe, Release, Restart, Submit
 from transom_cli.core.incident import Step, done, order
@@ -77,8 +77,8 @@ def _launch_seen(state: State, e: ev.LaunchSeen) -> Step:
         return step
     if state.launched:
         words = f"training step started again in the same allocation (launch {e.launch})"
-        return healing.relaunched(state, e.at, e.launch, words), step[1]
-    state = replace(state, launched=True, launch=e.launch, nodes=e.nodes or state.nodes)
+        return healing.relaunched(replace(state, idle=e.idle), e.at, e.launch, words), step[1]
+    state = replace(state, launched=True, launch=e.launch, nodes=(*e.nodes, *e.idle) or state.nodes, idle=e.idle)
     if state.incident is not None and state.incident.stage is Stage.STARTING:
         words = f"training step started: {e.world_size} ranks on {len(e.nodes)} nodes"
         state = replace(state, incident=inc.mark(state.incident, e.at, "launched", words))
@@ -88,7 +88,8 @@ def _launch_seen(state: State, e: ev.LaunchSeen) -> Step:
 def _heal_seen(state: State, e: ev.HealSeen) -> Step:
     if not _mine(state, e.attempt) or job.restarting(state):
         return state, ()
-    return healing.told(state, e.at, e.incident, e.what, e.words, e.cause, e.nodes), ()
+    state = healing.told(state, e.at, e.incident, e.what, e.words, e.cause, e.nodes)
+    return idle.given_up(state, e.at, e.nodes, e.cause, e.words) if e.what == "swapped" else (state, ())
 
 
 def _outcome_seen(state: State, e: ev.OutcomeSeen) -> Step:
@@ -102,7 +103,7 @@ def _outcome_seen(state: State, e: ev.OutcomeSeen) -> Step:
     state = replace(state, step=max(reached, state.step), max_step=max(reached, state.max_step))
     state = replace(state, durable=max(e.durable, state.durable))
     told = not job.starting(state) and state.incident is not None and state.incident.outcome is not None
-    if e.status != "failed" or told:
+    if e.status not in ("failed", "left") or told:
         return state, ()
     if e.cause == "hang":
         suspects = _suspects(state, e.suspects)
@@ -123,6 +124,9 @@ def _suspects(state: State, nodes: tuple[str, ...]) -> tuple[str, ...]:
 def _node_silent(state: State, e: ev.NodeSilent) -> Step:
     if not _mine(state, e.attempt) or e.node not in state.nodes:
         return state, ()
+    standing_by = any(n not in {x.node for x in state.idle_looks} for n in state.idle)
+    if e.node in state.idle or (e.launcher and standing_by):
+        return idle.suspect(state, e.node)  # its launcher has a spare for it
     words = f"{e.node} silent for {e.silent_for:.1f} s"
     return inc.silence(state, e.at, words, _suspects(state, (e.node,)))
 
@@ -195,12 +199,15 @@ def _examined(state: State, e: ev.Examined) -> Step:
 def _probed(state: State, e: ev.Probed) -> Step:
     if not _asked(state, e.key, Probe, node=e.node):
         return state, ()
-    return inc.probed(done(state, e.key), e.at, e.key, e.node, e.verdict, e.evidence)
+    probed = idle.probed if e.key.startswith(idle.PREFIX) else inc.probed
+    return probed(done(state, e.key), e.at, e.key, e.node, e.verdict, e.evidence)
 
 
 def _isolated(state: State, e: ev.Isolated) -> Step:
     if not _asked(state, e.key, Isolate, node=e.node):
         return state, ()
+    if e.key.startswith(idle.PREFIX):
+        return idle.isolated(done(state, e.key), e.at, e)
     return inc.isolated(done(state, e.key), e.at, e.node, e.how, e.detail)
 
 

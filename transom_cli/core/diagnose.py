@@ -36,6 +36,7 @@ def diagnose(incident: Incident, state: State) -> Diagnosis | None:
     return (
         _node_lost(incident)
         or _told_to_stop(exits, incident)
+        or _left(incident)
         or _user_error(incident, state, first)
         or _never_started(incident, state)
         or _slurm_ended(incident)
@@ -65,6 +66,16 @@ def _told_to_stop(exits: tuple[RankExit, ...], incident: Incident) -> Diagnosis 
             where = next((f" ({x.words})" for x in exits if x.code == code), "")
             return Diagnosis(cause, words + where, (), sure=True, isolate="none", restart=False, exit_code=exit_code)
     return None
+
+
+def _left(incident: Incident) -> Diagnosis | None:
+    """The launcher ended the attempt on purpose, to go on in another one."""
+    outcome = incident.outcome
+    if outcome is None or outcome.status != "left":
+        return None
+    blamed = outcome.blamed if outcome.cause == "isolated_nodes" else ()
+    how = "exclude" if blamed else "none"
+    return Diagnosis(outcome.cause or "left", outcome.why, blamed, sure=not blamed, isolate=how, restart=True)
 
 
 def _user_error(incident: Incident, state: State, first: RankExit | None) -> Diagnosis | None:

@@ -94,17 +94,21 @@ class SlurmBack(Event):
 
 @dataclass(frozen=True)
 class LaunchSeen(Event):
-    """The launcher started the training step."""
+    """The launcher started the training step on `nodes`; `idle` are the allocation's others: spares, given up."""
 
     attempt: str
     launch: int
     nodes: tuple[str, ...]
     world_size: int
+    idle: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class HealSeen(Event):
-    """The launcher handles a fault inside the allocation. `what`: seen, evidence, examined, diagnosed or recovered."""
+    """The launcher handles a fault inside the allocation.
+
+    what: seen, evidence, examined, diagnosed, swapped (`nodes` carry no rank any more) or recovered.
+    """
 
     attempt: str
     incident: str  # the launcher's own name for it
@@ -116,10 +120,12 @@ class HealSeen(Event):
 
 @dataclass(frozen=True)
 class OutcomeSeen(Event):
-    """The launcher's account of how the attempt ended: status is done, failed or stopped.
+    """The launcher's account of how the attempt ended: status is done, failed, stopped or left.
 
+    left: on purpose, and to go on in another attempt; cause is then time_limit, maintenance or isolated_nodes.
     cause: "hang" when the launcher ended ranks that no longer stepped; then suspects names the nodes that stood out.
     durable: the newest checkpoint's step as the launcher knew it, or -1.
+    blamed: nodes of the allocation that should carry no rank of the next attempt, for all that the launcher knows.
     """
 
     attempt: str
@@ -131,13 +137,17 @@ class OutcomeSeen(Event):
     cause: str = ""
     suspects: tuple[str, ...] = ()
     durable: int = -1
+    blamed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class NodeSilent(Event):
+    """Nothing is heard of the node's agent. launcher: the attempt's launcher lives, and sees it too."""
+
     attempt: str
     node: str
     silent_for: float
+    launcher: bool = False
 
 
 @dataclass(frozen=True)

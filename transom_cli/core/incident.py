@@ -104,22 +104,28 @@ def probed(state: State, at: float, key: str, node: str, verdict: str, evidence:
     incident = state.incident
     if incident is None or incident.stage is not Stage.EXAMINING:
         return state, ()
-    look = next((x for x in incident.looks if x.node == node), Look(node))
-    if verdict == "FAIL":
-        look = replace(look, fails=look.fails + 1, evidence=evidence)
-    elif verdict == "UNKNOWN":
-        look = replace(look, unknowns=look.unknowns + 1, fails=0, evidence=look.evidence or evidence)
-    else:
-        look = replace(look, passes=look.passes + 1, fails=0, evidence=evidence)
+    look = looked(next((x for x in incident.looks if x.node == node), Look(node)), verdict, evidence)
     looks = (*(x for x in incident.looks if x.node != node), look)
     incident = mark(replace(incident, looks=looks), at, "probed", f"{node}: {verdict.lower()}, {evidence}")
     state = replace(state, incident=incident)
     look_number = int(key.rpartition("/")[2])
-    again = (verdict == "FAIL" and look.fails < 2) or (verdict == "UNKNOWN" and look.unknowns < UNKNOWN_LOOKS)
-    if again:
+    if look_again(look, verdict):
         asked = f"{incident.id}/probe/{node}/{look_number + 1}"
         return order(state, Probe(asked, node, _through(state, incident), SECOND_LOOK))
     return advance(state, at)
+
+
+def looked(look: Look, verdict: str, evidence: str) -> Look:
+    """What a further probe of the node adds."""
+    if verdict == "FAIL":
+        return replace(look, fails=look.fails + 1, evidence=evidence)
+    if verdict == "UNKNOWN":
+        return replace(look, unknowns=look.unknowns + 1, fails=0, evidence=look.evidence or evidence)
+    return replace(look, passes=look.passes + 1, fails=0, evidence=evidence)
+
+
+def look_again(look: Look, verdict: str) -> bool:
+    return (verdict == "FAIL" and look.fails < 2) or (verdict == "UNKNOWN" and look.unknowns < UNKNOWN_LOOKS)
 
 
 def advance(state: State, at: float) -> Step:
@@ -226,7 +232,7 @@ def _restart(state: State, incident: Incident, at: float, *, key: str = "restart
         state.restarts,
         num_nodes=state.num_nodes or len(state.nodes),
         exclude=state.excluded,
-        dead=incident.dead,
+        dead=tuple(dict.fromkeys((*incident.dead, *(x.node for x in state.idle_looks if x.dead)))),
         drop=tuple(dict.fromkeys((*let_in, *gone))),
     )
     return order(state, action)
@@ -268,6 +274,8 @@ def new_attempt(state: State, job_id: int, restarts: int) -> State:
         launch=0 if fresh else state.launch,
         healed=0 if fresh else state.healed,
         step=-1 if fresh else state.step,
+        idle=() if fresh else state.idle,
+        idle_looks=() if fresh else state.idle_looks,
         slurm_state="PENDING" if fresh else state.slurm_state,
     )
 

@@ -153,6 +153,8 @@ class State:
     slurm_reason: str = ""
     slurm_lost: str = ""  # the error, while Slurm does not answer
     nodes: tuple[str, ...] = ()  # of the present (or, while pending, the last) attempt
+    idle: tuple[str, ...] = ()  # those of them that carry no rank: spares, and nodes that a spare stands in for
+    idle_looks: tuple[Look, ...] = ()  # what the probes of such nodes said
     batch_host: str = ""
     launched: bool = False  # the training step of this attempt was started
     launch: int = 0  # the newest launch of this attempt

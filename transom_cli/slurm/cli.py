@@ -38,6 +38,9 @@ class CliSlurm:
         only = [_hosts(names)] if names else []
         return parse.parse_show_nodes(self._runner.run(["scontrol", "show", "node", "-o", *only]))
 
+    def requeue(self, job_id: int) -> None:
+        self._order(["scontrol", "requeue", str(job_id)], done_already=r"Job is pending execution")
+
     def requeue_hold(self, job_id: int) -> None:
         self._order(["scontrol", "requeuehold", str(job_id)], done_already=r"Job is pending execution")
 

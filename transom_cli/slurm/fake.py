@@ -157,6 +157,15 @@ class FakeSlurm:
         ]
 
     @_recorded
+    def requeue(self, job_id: int) -> None:
+        job = self._ours(job_id)
+        if job.state is JobState.PENDING:
+            return
+        if not job.requeue:
+            raise refused("requeue", "Requested operation is presently disabled")
+        self.cluster.requeue(job, held=False)
+
+    @_recorded
     def requeue_hold(self, job_id: int) -> None:
         job = self._ours(job_id)
         if job.state is JobState.PENDING:

@@ -133,6 +133,9 @@ class Slurm(Protocol):
     def nodes(self, names: Sequence[str] = ()) -> list[Node]:
         """The named nodes, or all."""
 
+    def requeue(self, job_id: int) -> None:
+        """`scontrol requeue`: it waits out Slurm's own delay. A job that is pending already is a success."""
+
     def requeue_hold(self, job_id: int) -> None:
         """`scontrol requeuehold`. A job that is pending already is a success."""
 

@@ -16,7 +16,7 @@ import psutil
 from transom_cli.agent import secret
 from transom_cli.agent.client import Client
 from transom_cli.beats.places import ROLE
-from transom_cli.core.ladder_shapes import Ended
+from transom_cli.core.ladder import Ended
 from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
 from transom_cli.layout import AttemptDir
@@ -29,7 +29,10 @@ COMING_UP = 10.0  # seconds for an agent to say where it listens
 GRACE = 2.0  # seconds from TERM to KILL for the ranks of a failed launch
 KILLING = 10.0  # more, for what dies slowly and for a busy node
 EVIDENCE = 20.0  # seconds for the stacks of a node's ranks
+FLUSH = 3.0  # seconds for an agent to pass on an order
 AT_ONCE = 256  # agents asked at the same time
+
+Answer = dict[str, object]
 
 
 def addresses(nodes: tuple[str, ...]) -> dict[str, str]:
@@ -79,11 +82,12 @@ class Agents:
         except subprocess.TimeoutExpired:
             self._step.kill()
 
-    def evidence(self, launch: int, incident: str) -> tuple[str, ...]:
+    def evidence(self, launch: int, incident: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """What every rank of the launch was doing, a line each; the files are in the attempt's evidence folder."""
         folder = self._attempt.evidence(incident)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        answers = self._ask_all("evidence", EVIDENCE + 2.0, launch=launch, incident=incident, seconds=EVIDENCE)
+        about = {"launch": launch, "incident": incident, "seconds": EVIDENCE}
+        answers = self._ask_all(nodes, "evidence", EVIDENCE + 2.0, about)
         lines: list[str] = []
         for node, answer in answers.items():
             found = answer.get("ranks")
@@ -92,23 +96,30 @@ class Agents:
             lines += [str(line) for line in found] if isinstance(found, list) else []
         return tuple(lines)
 
-    def end(self, launch: int) -> Ended:
+    def end(self, launch: int, nodes: tuple[str, ...], grace: float = GRACE) -> Ended:
         """Nothing of the launch is left, node by node; or it is told where that could not be heard or done."""
         unheard, survivors = [], []
-        for node, answer in self._ask_all("end", GRACE + KILLING, launch=launch, grace=GRACE).items():
+        for node, answer in self._ask_all(nodes, "end", grace + KILLING, {"launch": launch, "grace": grace}).items():
             if not answer.get("ok"):
                 unheard.append(node)
             left = answer.get("survivors")
             survivors += [(node, str(what)) for what in left] if isinstance(left, list) else []
         return Ended(0.0, launch, unheard=tuple(unheard), survivors=tuple(survivors))
 
-    def _ask_all(self, name: str, timeout: float, **arguments: object) -> dict[str, dict[str, object]]:
-        nodes = self._allocation.nodes
+    def flush(self, launch: int, nodes: tuple[str, ...], step: int) -> dict[str, Answer]:
+        """Ask the ranks of the launch to save at `step`; -1 only asks how far they are."""
+        return self._ask_all(nodes, "flush", FLUSH, {"launch": launch, "step": step})
+
+    def ask(self, node: str, name: str, timeout: float, **arguments: object) -> Answer:
+        """One agent's answer, with "ok" in it; or the "error" by which there is none."""
+        return self._ask(node, name, timeout, arguments)
+
+    def _ask_all(self, nodes: tuple[str, ...], name: str, timeout: float, about: Answer) -> dict[str, Answer]:
         with ThreadPoolExecutor(min(len(nodes), AT_ONCE), thread_name_prefix="agents") as pool:
-            answers = pool.map(lambda node: self._ask(node, name, timeout, arguments), nodes)
+            answers = pool.map(lambda node: self._ask(node, name, timeout, about), nodes)
             return dict(zip(nodes, answers, strict=True))
 
-    def _ask(self, node: str, name: str, timeout: float, arguments: dict[str, object]) -> dict[str, object]:
+    def _ask(self, node: str, name: str, timeout: float, arguments: Answer) -> Answer:
         try:
             port = self._port(node)
             key = secret.read(self._options.run.secret)

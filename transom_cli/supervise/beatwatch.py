@@ -58,8 +58,14 @@ class BeatWatch:
         """The last step that every rank of this launch has done; -1: none, or the tables are still about another."""
         return self._quiet.step if self.launch == launch else -1
 
+    @property
+    def step_time(self) -> float:
+        """Median seconds of a step; 0 as long as too few were seen."""
+        return self._quiet.times.median if self._quiet.times.known else 0.0
+
     def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
-        where = {r.rank: t.node for t in self.tables.values() for r in t.ranks}
+        """Where these ranks of the present launch are."""
+        where = {r.rank: t.node for t in self.tables.values() for r in t.ranks if r.launch == self.launch}
         return tuple(dict.fromkeys(where[r] for r in ranks if r in where))
 
     def overdue(self, now: float) -> tuple[str, ...]:

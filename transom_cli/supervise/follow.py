@@ -88,7 +88,7 @@ class AttemptFollower:
                 if self._launch is not None and told.launch > self._launch.launch:
                     self._begin_launch()
                 self._launch = told
-                self._watch.expect(told.nodes)
+                self._watch.expect((*told.nodes, *told.idle))
             if isinstance(told, ev.HealSeen) and told.what == "seen":
                 self._taken = told
             if told is not None:
@@ -163,7 +163,7 @@ class AttemptFollower:
 
     def _event(self, finding: quiet.QuietFinding, now: float) -> ev.Event | None:
         if isinstance(finding, quiet.NodeSilent):
-            return ev.NodeSilent(now, self.name, finding.node, finding.silent_for)
+            return ev.NodeSilent(now, self.name, finding.node, finding.silent_for, self._launcher_lives(now))
         if isinstance(finding, quiet.NodeBack):
             return ev.NodeBack(now, self.name, finding.node)
         if isinstance(finding, quiet.RanksQuiet):
@@ -266,7 +266,7 @@ def read_outcome(attempt: AttemptDir, now: float) -> ev.OutcomeSeen | None:
 
 def _from_journal(now: float, attempt: str, record: dict[str, object]) -> ev.LaunchSeen | ev.HealSeen | None:
     """A line of the launcher's journal that the core should know of."""
-    known = {"launch": 0, "nodes": [], "world_size": 0, **record, "at": now, "attempt": attempt}
+    known = {"launch": 0, "nodes": [], "idle": [], "world_size": 0, **record, "at": now, "attempt": attempt}
     try:
         if record.get("type") == "launch":
             return build(ev.LaunchSeen, known)

@@ -9,49 +9,25 @@ import queue
 import signal
 import socket
 import sys
-import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from transom_cli.core import ladder, quiet
 from transom_cli.core.codec import plain
-from transom_cli.core.ladder_shapes import (
-    Appeared,
-    Begun,
-    Durable,
-    End,
-    Ended,
-    Exits,
-    Heard,
-    LadderPolicy,
-    LadderState,
-    Leave,
-    NotStarted,
-    Order,
-    Overtime,
-    Quiet,
-    Read,
-    ReadLogs,
-    Rung,
-    Start,
-    Stepped,
-    Tell,
-    Tick,
-    Told,
-)
+from transom_cli.core.ladder import Heard, LadderPolicy, LadderState, Leaving, Order, Rung
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.files import publish_text, replace_text
-from transom_cli.supervise import launchplan
+from transom_cli.supervise import history
 from transom_cli.supervise.agents import Agents
 from transom_cli.supervise.allocation import allocation_from
 from transom_cli.supervise.beatwatch import BeatWatch
-from transom_cli.supervise.examine import examine
 from transom_cli.supervise.follow import newest_checkpoint
 from transom_cli.supervise.launcherlog import LauncherLog, say
+from transom_cli.supervise.launchhands import LaunchHands
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
-from transom_cli.supervise.linger import linger
+from transom_cli.supervise.linger import go_on, linger
+from transom_cli.supervise.nodewatch import NodeWatch
 from transom_cli.supervise.training import TrainingStep
 
 TURN = 0.05
@@ -59,11 +35,10 @@ EXITS = 0.2  # seconds between two looks at the ranks' exit records
 LOOK = 0.25  # seconds between two looks at the beats
 TABLES = 256  # from as many nodes on, a look a second
 SIGN = 1.0  # seconds between two signs of life
+PROBE = 5.0  # seconds for a spare's agent to answer
 KILL_AFTER = 25.0  # seconds from TERM to KILL, within Slurm's own KillWait of 30
 SRUN_KILLED = 2.0  # more, to say how the attempt ended
-SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
 _LEAVE = (signal.SIGTERM, signal.SIGINT)
-WRAPPER = Path(__file__).resolve().parents[1] / "agent" / "rank.py"
 
 
 class Launcher:
@@ -76,14 +51,15 @@ class Launcher:
         self._log = LauncherLog(self._attempt.launcher_journal)
         self._signals: list[int] = []
         self._unheard: list[int] = []  # signals that came while no launch could hear them
+        self._warned = False
         self._inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
-        self._step: TrainingStep | None = None
-        self._told = Exits(0.0, 0, ())
+        self._nodewatch = NodeWatch(self._inbox)
+        self._told = ladder.Exits(0.0, 0, ())
         self._found: quiet.RanksQuiet | None = None
         self._stop_by: float | None = None
         self._looked = self._looked_exits = self._looked_durable = self._signed = float("-inf")
         self._signs = 0
-        self._code, self._failed = 1, False
+        self._code, self._failed, self._again = 1, False, ""
         self._look_every = max(LOOK, min(1.0, len(allocation.nodes) / TABLES))
 
     def run(self) -> int:
@@ -91,26 +67,45 @@ class Launcher:
         self._make_attempt_dir()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, lambda n, _frame: self._signals.append(n))  # no work inside a handler
-        tasks = self._options.tasks_on_node * len(self._allocation.nodes)
-        policy = LadderPolicy(relaunches=self._options.relaunches)
-        where = (self._allocation.job_id, self._allocation.restart, self._allocation.nodes)
-        self._state = LadderState(*where, tasks, policy)
-        self._journal("attempt", nodes=self._allocation.nodes, host=socket.gethostname(), pid=os.getpid())
-        self._watch = BeatWatch(self._attempt.nodes, self._options.limits)
-        self._agents = Agents(self._allocation, self._options, self._attempt)
+        options, nodes = self._options, self._allocation.nodes
+        policy = LadderPolicy(relaunches=options.relaunches, max_without_progress=options.max_without_progress)
+        wanted = max(1, len(nodes) - options.spares)
+        where = (self._allocation.job_id, self._allocation.restart, nodes)
+        self._state = LadderState(*where, wanted, options.tasks_on_node, policy)
+        self._journal("attempt", nodes=nodes, host=socket.gethostname(), pid=os.getpid())
+        self._watch = BeatWatch(self._attempt.nodes, options.limits)
+        self._agents = Agents(self._allocation, options, self._attempt)
+        self._hands = LaunchHands(self._allocation, options, self._attempt, self._agents, self._inbox)
         self._start_agents()
         try:
-            self._hear(Begun(time.monotonic(), newest_checkpoint(self._options.checkpoints)))
+            begun = history.begun(options.run, self._attempt, options.checkpoints, options.expiry)
+            self._hear(replace(begun, at=time.monotonic()))
+            self._watch_nodes()
             while self._state.rung is not Rung.LEFT:
                 self._observe(time.monotonic())
                 time.sleep(TURN)
-            if self._failed and not self._state.told:
-                linger(self._options.run, lambda: any(n in _LEAVE for n in self._signals))
-                if self._step is not None:
-                    self._step.kill()  # Slurm removes what is left of it
+            if (self._failed or self._again) and not self._state.told:
+                self._hand_over()
         finally:
-            self._agents.stop(at_once=bool(self._state.told) or any(n in _LEAVE for n in self._signals))
+            self._nodewatch.stop()
+            self._agents.stop(at_once=bool(self._state.told) or self._asked_to_leave())
         return self._code
+
+    def _hand_over(self) -> None:
+        """To the operator, or else to Slurm; then Slurm removes what is left of the training step."""
+        alone = linger(self._options.run, self._asked_to_leave)
+        if alone and self._again:
+            self._journal("requeue", how=self._again)
+            self._journal("requeued", words=go_on(self._allocation.job_id, self._again, self._asked_to_leave))
+        if self._step is not None:
+            self._step.kill()
+
+    def _asked_to_leave(self) -> bool:
+        return any(n in _LEAVE for n in self._signals)
+
+    @property
+    def _step(self) -> TrainingStep | None:
+        return self._hands.step
 
     def _make_attempt_dir(self) -> None:
         try:
@@ -126,6 +121,13 @@ class Launcher:
         except (OSError, TransomError) as error:
             self._journal("agents", error=str(error))
             say(f"transom: no agents: {error}")
+
+    def _watch_nodes(self) -> None:
+        from transom_cli.wiring import slurm_client
+
+        nodes = self._allocation.nodes if self._options.leave_drained else ()
+        probe = lambda node: self._agents.ask(node, "probe", PROBE)  # noqa: E731
+        self._nodewatch.start(nodes, self._state.spares, probe, slurm_client)
 
     # --- hearing ---
 
@@ -143,9 +145,11 @@ class Launcher:
         if now - self._looked >= self._look_every:
             self._looked = now
             self._look_at_beats(now)
-        self._hear(Tick(now))
+        self._hear(ladder.Tick(now))
 
     def _hear(self, heard: Heard) -> None:
+        if isinstance(heard, ladder.Spare):
+            self._journal("spare", node=heard.node, good=heard.good, words=heard.words)
         self._state, orders = ladder.decide(self._state, heard)
         for order in orders:
             self._do(order)
@@ -163,26 +167,27 @@ class Launcher:
         while self._signals:
             number = self._signals.pop(0)
             self._journal("signal", name=signal.Signals(number).name)
+            self._warned = self._warned or number == signal.SIGUSR2
             if self._state.rung is not Rung.TRAINING and number not in _LEAVE:
-                self._unheard.append(number)  # a warning of the time limit, most likely: for the launch to come
+                self._unheard.append(number)  # for the launch to come
             elif self._step is not None:
                 self._step.signal(number)
             if number in _LEAVE:
                 self._stop_by = self._stop_by or now + KILL_AFTER
-                self._hear(Told(now, signal.Signals(number).name))
+                self._hear(ladder.Told(now, signal.Signals(number).name))
         if self._stop_by is not None and now > self._stop_by:
             if self._step is not None:
                 self._step.kill()
             if now > self._stop_by + SRUN_KILLED:
-                self._hear(Overtime(now))
+                self._hear(ladder.Overtime(now))
 
     def _look_at_step(self, now: float, step: TrainingStep) -> None:
         code = step.code  # before the exits: what was written until srun ended is read
         launch = self._state.launch
         if not self._state.appeared and self._has_appeared(launch):
-            self._hear(Appeared(now, launch))
+            self._hear(ladder.Appeared(now, launch))
         try:
-            told = Exits(0.0, launch, step.exits(), code is not None, code)
+            told = ladder.Exits(0.0, launch, step.exits(), code is not None, code)
         except OSError:
             return  # the run directory does not answer: seen at the next look
         if told != self._told:
@@ -202,81 +207,59 @@ class Launcher:
         self._watch.look(now)
         launch = self._watch.launch  # after a relaunch the tables are about the launch before it for a moment
         step = self._watch.step(launch)
-        if step >= 0 and launch == self._state.launch and self._step is not None:
+        stepping = step >= 0 and launch == self._state.launch and self._state.rung is Rung.TRAINING
+        if stepping and self._step is not None:
             while self._unheard:
                 self._step.signal(self._unheard.pop(0))
-        self._hear(Stepped(now, launch, step))
+        self._hear(ladder.Stepped(now, launch, step))
+        if stepping and self._warned:
+            self._hear(ladder.Warned(now))  # heard once a launch
         found = self._watch.found
         if found is not None and self._state.rung is Rung.TRAINING and not self._watch.blind(now):
             nodes = self._watch.nodes_of(found.culprits)
             self._durable(now, at_once=found is not self._found)
             self._found = found
-            self._hear(Quiet(now, launch, found.step, found.quiet_for, found.limit, tuple(found.culprits), nodes))
-        self._durable(now)
+            culprits = tuple(found.culprits)
+            self._hear(ladder.Quiet(now, launch, found.step, found.quiet_for, found.limit, culprits, nodes))
+        self._durable(now, at_once=self._state.leaving is not Leaving.NOT)
 
     def _durable(self, now: float, *, at_once: bool = False) -> None:
         if at_once or now - self._looked_durable >= 1.0:
             self._looked_durable = now
             with contextlib.suppress(OSError):
-                self._hear(Durable(now, newest_checkpoint(self._options.checkpoints)))
+                self._hear(ladder.Durable(now, newest_checkpoint(self._options.checkpoints)))
 
     # --- doing ---
 
     def _do(self, order: Order) -> None:
-        if isinstance(order, Start):
-            try:
-                self._start(order.launch)
-            except (OSError, TransomError) as error:
-                self._inbox.put(NotStarted(0.0, order.launch, f"launch {order.launch} cannot be started: {error}"))
-        elif isinstance(order, End):
-            threading.Thread(target=self._end, args=(order, self._step), name="end", daemon=True).start()
-        elif isinstance(order, ReadLogs):
-            threading.Thread(target=self._read, args=(order,), name="read", daemon=True).start()
-        elif isinstance(order, Tell):
+        if isinstance(order, ladder.Start):
+            self._start(order)
+        elif isinstance(order, ladder.Flush):
+            self._hands.flush(order, self._watch.overdue(time.monotonic()), self._watch.step_time)
+        elif isinstance(order, ladder.End):
+            self._hands.end(order)
+        elif isinstance(order, ladder.ReadLogs):
+            self._hands.read(order)
+        elif isinstance(order, ladder.Tell):
             self._journal("heal", **vars(order))
-            say(f"transom: {order.incident} {order.what}: {order.words}")
+            say(f"transom: {f'{order.incident} {order.what}'.strip()}: {order.words}")
         else:
             self._leave(order)
 
-    def _start(self, launch: int) -> None:
-        allocation, options, attempt = self._allocation, self._options, self._attempt
-        for path in (attempt.logs(launch), attempt.exits(launch)):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        master = self._agents.addresses[allocation.nodes[0]]
-        port = launchplan.port_for(allocation, launch)
-        env = launchplan.training_env(os.environ, master, port, options.run)
-        argv = launchplan.training_argv(allocation, options, attempt, launch, wrapper=WRAPPER, master=master, port=port)
-        self._step = TrainingStep(argv, env, attempt.exits(launch), allocation.nodes, self._state.tasks)
-        world = options.tasks_per_node * len(allocation.nodes)
-        self._journal("launch", nodes=allocation.nodes, world_size=world, argv=argv)
-        where = f"{world} ranks on {len(allocation.nodes)} nodes, logs in {attempt.logs(launch)}"
-        say(f"transom: launch {launch} of attempt {attempt.name}: {where}")
+    def _start(self, order: ladder.Start) -> None:
+        argv = self._hands.start(order)
+        if argv is None:
+            return
+        world = self._options.tasks_per_node * len(order.nodes)
+        idle = tuple(n for n in self._allocation.nodes if n not in order.nodes)
+        self._journal("launch", nodes=order.nodes, idle=idle, world_size=world, argv=argv)
+        where = f"{world} ranks on {len(order.nodes)} nodes, logs in {self._attempt.logs(order.launch)}"
+        say(f"transom: launch {order.launch} of attempt {self._attempt.name}: {where}")
 
-    def _end(self, order: End, step: TrainingStep | None) -> None:
-        """In a thread of its own: dead nodes and slow ones must not keep the loop from hearing Slurm's signals."""
-        try:
-            lines = self._agents.evidence(order.launch, order.incident) if order.evidence else ()
-            ended = replace(self._agents.end(order.launch), evidence=lines)
-            if step is not None and not ended.unheard and not step.wait(SRUN_END):
-                step.kill()
-                lives = (socket.gethostname(), f"srun of launch {order.launch}")
-                ended = replace(ended, survivors=(*ended.survivors, lives))
-            ended = replace(ended, exits=step.exits() if step is not None else ())
-        except Exception as error:  # a fault of ours must not leave the attempt waiting for ever
-            ended = Ended(0.0, order.launch, survivors=((socket.gethostname(), repr(error)),))
-        self._inbox.put(ended)
-
-    def _read(self, order: ReadLogs) -> None:
-        try:
-            found = examine("", self._options.run, self._attempt, order.rank, 0.0)
-            self._inbox.put(Read(0.0, order.launch, found.category, found.line, found.where))
-        except Exception as error:
-            self._inbox.put(Read(0.0, order.launch, "unknown", repr(error), "the logs could not be read"))
-
-    def _leave(self, order: Leave) -> None:
+    def _leave(self, order: ladder.Leave) -> None:
         """outcome.json is written last: whoever reads it may believe the rest of the attempt directory."""
         told = order.outcome
-        self._code, self._failed = order.exit_code, told.status == "failed"
+        self._code, self._failed, self._again = order.exit_code, told.status == "failed", order.again
         self._journal("outcome", status=told.status, why=told.why, exit_code=order.exit_code)
         try:
             publish_text(self._attempt.outcome, json.dumps(plain(told)) + "\n")

@@ -39,6 +39,10 @@ class LaunchOptions:
     checkpoints: Path = Path("checkpoints")
     limits: QuietLimits = field(default_factory=QuietLimits)
     relaunches: int = 3
+    max_without_progress: int = 3
+    spares: int = 0
+    leave_drained: bool = True
+    expiry: float = 3600.0  # seconds that the blame of an earlier attempt stands
 
     @property
     def tasks_on_node(self) -> int:
@@ -87,14 +91,19 @@ def training_argv(
     options: LaunchOptions,
     attempt: AttemptDir,
     launch: int,
+    nodes: tuple[str, ...],
     *,
     wrapper: Path,
     master: str,
     port: int,
 ) -> list[str]:
-    """The training step: one wrapper a task, which starts the user's command and records how it ended."""
+    """The training step: one wrapper a task, which starts the user's command and records how it ended.
+
+    Where some of the allocation's nodes carry no rank, an earlier launch may hold on to what it had until Slurm takes a
+    dead node out of it: `--overlap` does not wait for that.
+    """
     tasks = options.tasks_on_node
-    count = len(allocation.nodes)
+    count = len(nodes)
     name = "node-%n.log" if options.kind == "torchrun" else "rank-%t.log"
     argv = [
         "srun",
@@ -106,17 +115,20 @@ def training_argv(
         f"--output={pattern(attempt.logs(launch))}/{name}",
         "--open-mode=append",
     ]
+    if nodes != allocation.nodes:
+        argv += [f"--nodelist={','.join(nodes)}"]
+        argv += ["--overlap"] if launch else []
     if allocation.cpus_per_task:
         argv.append(f"--cpus-per-task={allocation.cpus_per_task}")  # srun no longer inherits it from sbatch
     argv += options.srun_args
     argv += [options.python[0], "-I", "-S", str(wrapper), "--attempt-dir", str(attempt.path), "--launch", str(launch)]
     argv += ["--torchrun"] if options.kind == "torchrun" else []
     argv += ["--auto-beat"] if options.auto_beat else []
-    argv += ["--", *command(allocation, options, master, port)]
+    argv += ["--", *command(nodes, options, master, port)]
     return argv
 
 
-def command(allocation: Allocation, options: LaunchOptions, master: str, port: int) -> list[str]:
+def command(nodes: tuple[str, ...], options: LaunchOptions, master: str, port: int) -> list[str]:
     """The user's command; torchrun's node rank comes from the wrapper (PET_NODE_RANK): ranks keep their nodes."""
     if options.kind != "torchrun":
         return list(options.command)
@@ -124,7 +136,7 @@ def command(allocation: Allocation, options: LaunchOptions, master: str, port: i
         options.python[0],
         "-m",
         "torch.distributed.run",
-        f"--nnodes={len(allocation.nodes)}",
+        f"--nnodes={len(nodes)}",
         f"--nproc-per-node={options.tasks_per_node}",
         "--rdzv-backend=static",
         f"--master-addr={master}",

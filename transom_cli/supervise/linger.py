@@ -1,7 +1,8 @@
-"""What the launcher does after an outcome of failure: it keeps the allocation while a live operator renews its lease.
+"""What the launcher does after an outcome that is to be followed by another attempt.
 
-The operator requeues the job out of it: a job that ends by itself with a dead node in it hangs in COMPLETING until
-SlurmdTimeout.
+It keeps the allocation while a live operator renews its lease: the operator requeues the job out of it, since a job
+that ends by itself with a dead node in it hangs in COMPLETING until SlurmdTimeout. Without an operator the launcher
+gives the job back to Slurm by itself.
 """
 
 from __future__ import annotations
@@ -9,23 +10,47 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
+from transom_cli.supervise.launcherlog import say
 from transom_cli.supervise.lease import read_holder
 
 OPERATOR_GONE = 20.0  # seconds without a renewed lease, on our clock
 LINGER = 180.0  # at most this long for a live operator to requeue
+REQUEUED = 60.0  # seconds for Slurm to end a job that was requeued
 
 
-def linger(run: RunDir, told_to_leave: Callable[[], bool]) -> None:
-    """Returns when Slurm wants the job to end, when there is no live operator, or after LINGER seconds."""
+def linger(run: RunDir, told_to_leave: Callable[[], bool]) -> bool:
+    """Whether there is no live operator. Returns too when Slurm wants the job to end, or after LINGER seconds."""
     began = seen_at = time.monotonic()
     seen = read_holder(run)
     while time.monotonic() - began < LINGER and not told_to_leave():
         holder = read_holder(run)
         if holder is None or holder.released:
-            return
+            return True
         if seen is None or (holder.epoch, holder.renewals) != (seen.epoch, seen.renewals):
             seen, seen_at = holder, time.monotonic()
         if time.monotonic() - seen_at > OPERATOR_GONE:
-            return
+            return True
         time.sleep(0.1)
+    return False
+
+
+def go_on(job_id: int, again: str, told_to_leave: Callable[[], bool]) -> str:
+    """Give the job back to Slurm: `requeue` it, or `hold` it for a person. Returns what was done, in words."""
+    from transom_cli.wiring import slurm_client
+
+    slurm = slurm_client()
+    try:
+        if again == "hold":
+            slurm.requeue_hold(job_id)
+        else:
+            slurm.requeue(job_id)
+    except TransomError as error:
+        return f"the job could not be requeued: {error.why or error.what}"
+    words = "no operator lives: the job is held" if again == "hold" else "no operator lives: the job is requeued"
+    say(f"transom: {words}")
+    deadline = time.monotonic() + REQUEUED
+    while time.monotonic() < deadline and not told_to_leave():
+        time.sleep(0.1)
+    return words

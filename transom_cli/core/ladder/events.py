@@ -1,32 +1,10 @@
-"""What the launcher's core (`core.ladder`) hears, orders and remembers. Frozen; `at` is in seconds, on its clock."""
+"""What the launcher's core hears and what it orders. Frozen; `at` is in seconds, on the launcher's clock."""
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
 from transom_cli.core.events import OutcomeSeen, RankExit
-from transom_cli.core.state import Incident
-from transom_cli.layout import attempt_name
-
-
-@dataclass(frozen=True)
-class LadderPolicy:
-    """relaunches: how many without progress, for each cause, before the attempt is handed up; 0: none at all.
-
-    settle: seconds after the first bad exit in which the other ranks' ends are still waited for.
-    late: seconds for the ranks' words to come through a network file system, once their srun has ended.
-    come_up: seconds for a relaunched step to start its tasks; or three times what the first launch took.
-    ending, reading: seconds after which the end of a launch, or the reading of its logs, counts as failed.
-    """
-
-    relaunches: int = 3
-    settle: float = 1.0
-    late: float = 5.0
-    come_up: float = 120.0
-    ending: float = 120.0
-    reading: float = 30.0
-
 
 # --- what it hears ---
 
@@ -38,14 +16,32 @@ class Heard:
 
 @dataclass(frozen=True)
 class Begun(Heard):
-    """The attempt has its nodes; `durable` is the newest checkpoint's step, or -1."""
+    """The attempt has its nodes; `durable` is the newest checkpoint's step, or -1.
+
+    stuck: attempts in a row before this one that came to no newer checkpoint. isolated: nodes that are to carry no
+    rank; with `insist` (nobody else keeps them out) not even where there are too few others. lacked: the attempt
+    before this one was left for that very reason.
+    """
 
     durable: int = -1
+    stuck: int = 0
+    isolated: tuple[str, ...] = ()
+    insist: bool = False
+    lacked: bool = False
 
 
 @dataclass(frozen=True)
 class Tick(Heard):
     pass
+
+
+@dataclass(frozen=True)
+class Spare(Heard):
+    """A spare was looked at: it is ready to take a rank's place, or it is not good."""
+
+    node: str
+    good: bool
+    words: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,6 +116,32 @@ class Read(Heard):
 
 
 @dataclass(frozen=True)
+class Warned(Heard):
+    """The time limit is near: USR2, as `sbatch --signal` asks for."""
+
+
+@dataclass(frozen=True)
+class Draining(Heard):
+    """Somebody drains nodes of ours: `words` says which, and why."""
+
+    nodes: tuple[str, ...]
+    words: str
+
+
+@dataclass(frozen=True)
+class Flushing(Heard):
+    """Answer to `Flush`: the step at which all ranks will save, or -1 and in `words` why there is none.
+
+    keeps: ranks live on through TERM, and must be ended.
+    """
+
+    launch: int
+    step: int
+    words: str = ""
+    keeps: bool = False
+
+
+@dataclass(frozen=True)
 class Told(Heard):
     """Slurm or a person ends the attempt: TERM or INT."""
 
@@ -136,7 +158,15 @@ class Overtime(Heard):
 
 @dataclass(frozen=True)
 class Start:
-    """Start the training step on the attempt's nodes, with a rendezvous of its own."""
+    """Start the training step on these nodes, with a rendezvous of its own."""
+
+    launch: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Flush:
+    """Have all ranks save at a step that none of them has passed, soon."""
 
     launch: int
 
@@ -169,53 +199,11 @@ class Tell:
 
 @dataclass(frozen=True)
 class Leave:
-    """Write the outcome and end the attempt."""
+    """Write the outcome and end the attempt. again: what to do where no operator lives: requeue, hold, or nothing."""
 
     outcome: OutcomeSeen
     exit_code: int
+    again: str = ""
 
 
-Order = Start | End | ReadLogs | Tell | Leave
-
-
-# --- what it remembers ---
-
-
-class Rung(enum.Enum):
-    """Where the attempt stands."""
-
-    TRAINING = "training"
-    ENDING = "ending"  # what is left of a failed launch is being removed
-    READING = "reading"  # its logs are being read
-    LEFT = "left"  # the outcome is ordered: nothing follows
-
-
-@dataclass(frozen=True)
-class LadderState:
-    job_id: int
-    restart: int
-    nodes: tuple[str, ...]
-    tasks: int  # whose ends are recorded: one a rank; under torchrun one a node
-    policy: LadderPolicy = LadderPolicy()
-    rung: Rung = Rung.TRAINING
-    since: float = 0.0  # on this rung
-    launch: int = -1
-    appeared: bool = False  # tasks of this launch were seen
-    came_up: float = 0.0  # seconds that the first launch took to be seen
-    step: int = -1  # of this launch
-    max_step: int = -1  # of this attempt
-    durable: int = -1
-    exits: tuple[RankExit, ...] = ()
-    over_since: float | None = None  # its srun has ended
-    srun: int | None = None
-    failing_since: float | None = None
-    told: str = ""
-    progress: int = -1  # what the last relaunch could count on
-    spent: tuple[tuple[str, int], ...] = ()  # relaunches without progress, by cause
-    incident: Incident | None = None
-    incidents: tuple[Incident, ...] = ()
-    after: Ended | None = None  # how the launch in question was ended
-
-    @property
-    def attempt(self) -> str:
-        return attempt_name(self.job_id, self.restart)
+Order = Start | Flush | End | ReadLogs | Tell | Leave

@@ -1,0 +1,68 @@
+"""The launcher's core: a fault is handled inside the allocation if possible. Pure.
+
+A launch that fails is ended for certain (no process of it is left on any node), its cause is diagnosed by the same
+rules as the operator's, and the training step is started again: on the same nodes, or with spares in the place of
+nodes to blame. The attempt is handed up, with an outcome that names cause and suspects, when neither would mend it or
+the budget is spent. Progress refills it, time does not.
+"""
+
+from transom_cli.core.ladder.core import decide
+from transom_cli.core.ladder.events import (
+    Appeared,
+    Begun,
+    Draining,
+    Durable,
+    End,
+    Ended,
+    Exits,
+    Flush,
+    Flushing,
+    Heard,
+    Leave,
+    NotStarted,
+    Order,
+    Overtime,
+    Quiet,
+    Read,
+    ReadLogs,
+    Spare,
+    Start,
+    Stepped,
+    Tell,
+    Tick,
+    Told,
+    Warned,
+)
+from transom_cli.core.ladder.state import LadderPolicy, LadderState, Leaving, Rung
+
+__all__ = [
+    "Appeared",
+    "Begun",
+    "Draining",
+    "Durable",
+    "End",
+    "Ended",
+    "Exits",
+    "Flush",
+    "Flushing",
+    "Heard",
+    "LadderPolicy",
+    "LadderState",
+    "Leave",
+    "Leaving",
+    "NotStarted",
+    "Order",
+    "Overtime",
+    "Quiet",
+    "Read",
+    "ReadLogs",
+    "Rung",
+    "Spare",
+    "Start",
+    "Stepped",
+    "Tell",
+    "Tick",
+    "Told",
+    "Warned",
+    "decide",
+]

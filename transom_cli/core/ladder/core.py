@@ -1,0 +1,187 @@
+"""`decide(state, heard) -> (state, orders)`. Total: whatever is heard in whatever state is answered.
+
+What is told of another launch than the present one changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from transom_cli.core.diagnose import first_bad
+from transom_cli.core.events import OutcomeSeen
+from transom_cli.core.ladder import fault, leaving
+from transom_cli.core.ladder.events import (
+    Appeared,
+    Begun,
+    Draining,
+    Durable,
+    Ended,
+    Exits,
+    Flushing,
+    Heard,
+    NotStarted,
+    Order,
+    Overtime,
+    Quiet,
+    Read,
+    Spare,
+    Start,
+    Stepped,
+    Tell,
+    Tick,
+    Told,
+    Warned,
+)
+from transom_cli.core.ladder.outcome import close, lack_nodes, leave
+from transom_cli.core.ladder.state import LadderState, Rung
+from transom_cli.core.state import Stage
+
+Step = tuple[LadderState, tuple[Order, ...]]
+
+
+def decide(state: LadderState, heard: Heard) -> Step:
+    handler = _HANDLERS.get(type(heard))
+    if handler is None:
+        raise TypeError(f"no handler for {type(heard).__name__}")
+    if state.rung is Rung.LEFT:
+        return state, ()
+    return handler(state, heard)
+
+
+def _begun(state: LadderState, e: Begun) -> Step:
+    """Isolated nodes carry no rank: spares come first, then, where another keeps them out, they themselves."""
+    if state.launch >= 0:
+        return state, ()
+    state = replace(state, since=e.at, durable=e.durable, began_durable=e.durable, progress=e.durable, stuck=e.stuck)
+    good = tuple(n for n in state.allocated if n not in e.isolated)
+    bad = tuple(n for n in state.allocated if n in e.isolated)
+    if len(good) < state.wanted and e.insist:
+        again = "hold" if e.lacked else "requeue"
+        return lack_nodes(replace(state, given_up=bad), e.at, len(good), again=again)
+    carrying = state.in_order((*good, *bad)[: state.wanted])
+    spares = tuple(n for n in good if n not in carrying)
+    given_up = tuple(n for n in bad if n not in carrying)
+    state = replace(state, launch=0, nodes=carrying, spares=spares, given_up=given_up)
+    return state, (Start(0, carrying),)
+
+
+def _spare(state: LadderState, e: Spare) -> Step:
+    if e.node not in state.spares:
+        return state, ()
+    if e.good:
+        return replace(state, ready=state.in_order((*state.ready, e.node))), ()
+    keep = tuple(n for n in state.spares if n != e.node)
+    return replace(state, spares=keep, ready=tuple(n for n in state.ready if n != e.node)), ()
+
+
+def _not_started(state: LadderState, e: NotStarted) -> Step:
+    if e.launch != state.launch or state.rung is not Rung.TRAINING:
+        return state, ()
+    return leave(state, e.at, "failed", e.words)
+
+
+def _appeared(state: LadderState, e: Appeared) -> Step:
+    if e.launch != state.launch or state.rung is not Rung.TRAINING or state.appeared:
+        return state, ()
+    took = e.at - state.since if state.launch == 0 else state.came_up
+    return replace(state, appeared=True, came_up=took), ()
+
+
+def _exits(state: LadderState, e: Exits) -> Step:
+    if e.launch != state.launch or state.rung is not Rung.TRAINING:
+        return state, ()
+    bad = any(x.bad for x in e.exits)
+    since = e.at if bad and state.failing_since is None else state.failing_since
+    over_since = e.at if e.over and state.over_since is None else state.over_since
+    state = replace(state, exits=e.exits, over_since=over_since, failing_since=since)
+    state = replace(state, srun=e.srun if e.srun is not None else state.srun)
+    return _settle(state, e.at)
+
+
+def _tick(state: LadderState, e: Tick) -> Step:
+    """What takes too long is not waited for any longer."""
+    for_so_long = e.at - state.since
+    if state.rung is Rung.ENDING and for_so_long >= state.policy.ending:
+        stuck = ("this launcher", f"the end of launch {state.launch}, under way for {for_so_long:.0f} s,")
+        return _ended(state, Ended(e.at, state.launch, survivors=(stuck,)))
+    if state.rung is Rung.READING and for_so_long >= state.policy.reading:
+        return fault.read(state, Read(e.at, state.launch, "unknown", f"no answer for {for_so_long:.0f} s", "logs"))
+    if state.rung is not Rung.TRAINING:
+        return state, ()
+    come_up = max(state.policy.come_up, 3 * state.came_up)
+    if state.launch > 0 and not state.appeared and not state.exits and for_so_long >= come_up:
+        words = f"launch {state.launch} did not start a task within {for_so_long:.0f} s"
+        return fault.fail(state, e.at, words, outcome=OutcomeSeen(e.at, state.attempt, "failed", words))
+    return _settle(state, e.at)
+
+
+def _settle(state: LadderState, at: float) -> Step:
+    """The launch is over when all its tasks or its srun have ended, or a moment after the first bad end."""
+    all_told = len(state.exits) >= state.tasks
+    over = state.over_since is not None
+    overdue = state.over_since is not None and at - state.over_since >= state.policy.late
+    if state.failing_since is None and (all_told or (overdue and state.srun == 0)):
+        status = "stopped" if state.told else "done"  # a trainer may end in good order when it is told to
+        which = "every rank" if all_told else "the training step"
+        return leave(state, at, status, f"{which} ended with exit code 0")
+    settled = state.failing_since is not None and (over or at - state.failing_since >= state.policy.settle)
+    if not (all_told or settled or overdue):
+        return state, ()
+    first = first_bad(state.exits)
+    silent = f"the training step ended (srun exit code {state.srun}) without a word of its ranks"
+    words = first.words if first else silent
+    outcome = OutcomeSeen(at, state.attempt, "failed", words, state.exits)
+    return fault.fail(state, at, words, outcome=outcome)
+
+
+def _quiet(state: LadderState, e: Quiet) -> Step:
+    if e.launch != state.launch or state.rung is not Rung.TRAINING or state.failing_since is not None or state.told:
+        return state, ()
+    if e.step < 0 and state.max_step < 0:
+        return state, ()  # a trainer that never beats: its silence says nothing, and a relaunch would loop
+    who = f", ranks {', '.join(map(str, e.culprits))} stand out" if e.culprits else ""
+    words = f"no step for {e.quiet_for:.1f} s (limit {e.limit:.1f} s) after step {e.step}{who}"
+    nodes = tuple(n for n in dict.fromkeys(e.nodes) if n in state.nodes)
+    return fault.fail(state, e.at, words, quiet=True, quiet_nodes=nodes)
+
+
+def _ended(state: LadderState, e: Ended) -> Step:
+    if e.launch != state.launch or state.rung is not Rung.ENDING:
+        return state, ()
+    at_fault = state.incident is not None and state.incident.stage is not Stage.STARTING  # else about a former launch
+    return fault.ended(state, e) if at_fault else leaving.ended(state, e)
+
+
+def _stepped(state: LadderState, e: Stepped) -> Step:
+    if e.launch != state.launch or state.rung is not Rung.TRAINING or e.step <= state.step:
+        return state, ()
+    first = state.step < 0
+    state = replace(state, step=e.step, max_step=max(e.step, state.max_step))
+    told: tuple[Order, ...] = ()
+    if state.incident is not None:
+        told = (Tell(state.incident.id, "recovered", f"step {e.step} done in launch {state.launch}"),)
+        state = close(state, e.at, "recovered")
+    then = leaving.stepped(state) if first else (state, ())
+    return then[0], told + then[1]
+
+
+_HANDLERS: dict[type[Heard], Callable[[LadderState, Any], Step]] = {
+    Begun: _begun,
+    Spare: _spare,
+    Appeared: _appeared,
+    NotStarted: _not_started,
+    Tick: _tick,
+    Exits: _exits,
+    Quiet: _quiet,
+    Stepped: _stepped,
+    Durable: leaving.durable,
+    Ended: _ended,
+    Read: fault.read,
+    Warned: leaving.warned,
+    Draining: leaving.draining,
+    Flushing: leaving.flushing,
+    Told: leaving.told,
+    Overtime: leaving.overtime,
+}

@@ -1,0 +1,175 @@
+"""A launch that fails: it is ended for certain, its logs are read, its cause is diagnosed; then the next rung.
+
+Relaunch on the same nodes; else spares take the place of the nodes to blame; else the attempt is handed up, with an
+outcome that names cause and suspects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transom_cli.core.diagnose import diagnose, first_bad
+from transom_cli.core.ladder.events import End, Ended, Order, Read, ReadLogs, Start, Tell
+from transom_cli.core.ladder.outcome import close, leave
+from transom_cli.core.ladder.state import LadderState, Leaving, Rung
+from transom_cli.core.state import Diagnosis, Incident, Mark, Stage, State
+
+Step = tuple[LadderState, tuple[Order, ...]]
+EVIDENCE = 64  # ranks whose stack is told in the incident's story; the files hold all of them
+
+
+def fail(state: LadderState, at: float, words: str, **found: object) -> Step:
+    if state.told:
+        return leave(state, at, "stopped", words)
+    state = close(state, at, "failed again")
+    name = f"l{len(state.incidents) + 1}"
+    incident = Incident(name, state.job_id, state.restart, at, max(state.step, state.max_step))
+    incident = replace(incident, marks=(Mark(at, "seen", words),), **found)  # type: ignore[arg-type]
+    cause = "hang" if incident.quiet else ""
+    return replace(state, incident=incident, rung=Rung.ENDING, since=at), (
+        Tell(name, "seen", words, cause, incident.quiet_nodes),
+        End(state.launch, name, evidence=incident.quiet),
+    )
+
+
+def ended(state: LadderState, e: Ended) -> Step:
+    incident = state.incident
+    assert incident is not None
+    lines = e.evidence[:EVIDENCE]
+    if len(e.evidence) > EVIDENCE:
+        lines += (f"... and {len(e.evidence) - EVIDENCE} more, in the attempt's evidence folder",)
+    told = tuple(Tell(incident.id, "evidence", line) for line in lines)
+    first = first_bad(incident.outcome.exits) if incident.outcome else None
+    read = ReadLogs(state.launch, first.rank if first else None)
+    return replace(state, rung=Rung.READING, since=e.at, after=e), (*told, read)
+
+
+def read(state: LadderState, e: Read) -> Step:
+    incident, after = state.incident, state.after
+    if e.launch != state.launch or state.rung is not Rung.READING or incident is None or after is None:
+        return state, ()
+    orders: tuple[Order, ...] = ()
+    if e.line:
+        orders = (Tell(incident.id, "examined", f"{e.where}: {e.line}"),)
+    incident = replace(incident, log_category=e.category, log_line=e.line)
+    diagnosis = _unheard(diagnose(incident, _as_the_operator_sees_it(state)), after, state)
+    state = replace(state, incident=replace(incident, diagnosis=diagnosis))
+    told = Tell(incident.id, "diagnosed", diagnosis.words, diagnosis.cause, diagnosis.nodes) if diagnosis else None
+    orders = (*orders, told) if told else orders
+    then = _next(state, e.at, diagnosis, after)
+    return then[0], orders + then[1]
+
+
+def _unheard(diagnosis: Diagnosis | None, after: Ended, state: LadderState) -> Diagnosis | None:
+    """A node that gives no answer is the likelier cause than the rank that was first to lose its peer."""
+    silent = tuple(n for n in after.unheard if n in state.nodes)
+    if diagnosis is None or not diagnosis.restart or not silent:
+        return diagnosis
+    words = f"no answer from {', '.join(silent)}; {diagnosis.words}"
+    return Diagnosis("node_silent", words, silent, sure=False, isolate="exclude", restart=True)
+
+
+def _as_the_operator_sees_it(state: LadderState) -> State:
+    return State(
+        nodes=state.allocated,
+        launched=True,
+        step=state.step,
+        max_step=state.max_step,
+        durable=state.durable,
+        incidents=state.incidents,
+    )
+
+
+def _next(state: LadderState, at: float, diagnosis: Diagnosis | None, after: Ended) -> Step:
+    if state.told:
+        return leave(state, at, "stopped", f"told to stop by {state.told}")
+    words = diagnosis.words if diagnosis else "the training step ended"
+    if state.leaving is not Leaving.NOT:
+        return leave(state, at, "failed", f"{words}; and the attempt was to be left soon ({state.leaving.value})")
+    stuck = next((f"{what} on {node} cannot be ended" for node, what in after.survivors), "")
+    suspects = _suspects(state, diagnosis, after)
+    why = f"{words}; {stuck}" if stuck else words
+    if diagnosis is None or not diagnosis.restart or not state.policy.relaunches:
+        return leave(state, at, "failed", why)
+    if any(node not in suspects for node in (*after.unheard, *(node for node, _ in after.survivors))):
+        return leave(state, at, "failed", why)  # no node of the launch's: this launcher itself cannot end it
+    if suspects:
+        return _swap(state, at, diagnosis, suspects, why)
+    if state.launch > 0 and not (state.appeared or state.exits):
+        return leave(state, at, "failed", words)  # a second try would find the same
+    spent = _spent(state, diagnosis.cause)
+    if spent < state.policy.relaunches:
+        return _relaunch(state, at, diagnosis.cause, state.nodes)
+    why = f"{words}; relaunched {spent} times without progress beyond step {state.progress}"
+    suspects = tuple(n for n in diagnosis.nodes if n in state.nodes)
+    return _swap(state, at, diagnosis, suspects, why) if suspects else leave(state, at, "failed", why)
+
+
+def _suspects(state: LadderState, diagnosis: Diagnosis | None, after: Ended) -> tuple[str, ...]:
+    """Nodes of the launch that must not carry the next one."""
+    blamed = diagnosis.nodes if diagnosis is not None and diagnosis.isolate != "none" else ()
+    found = dict.fromkeys((*after.unheard, *(node for node, _ in after.survivors), *blamed))
+    return tuple(n for n in found if n in state.nodes)
+
+
+def _swap(state: LadderState, at: float, diagnosis: Diagnosis, suspects: tuple[str, ...], why: str) -> Step:
+    usable = tuple(n for n in state.ready if n not in state.draining)
+    if len(usable) < len(suspects):
+        lack = "no spare is ready" if not usable else f"only {len(usable)} spares are ready"
+        had = len(state.allocated) > state.wanted
+        return leave(state, at, "failed", f"{why}; {lack}" if had else why)
+    return swap(state, at, suspects, usable[: len(suspects)], diagnosis.cause)
+
+
+def swap(state: LadderState, at: float, out: tuple[str, ...], into: tuple[str, ...], cause: str) -> Step:
+    """`into` take the ranks of `out`, which carry none any more in this attempt. Fresh nodes, fresh relaunches."""
+    name = state.incident.id if state.incident is not None else ""
+    words = f"{', '.join(into)} for {', '.join(out)}"
+    state = replace(
+        state,
+        spares=tuple(n for n in state.spares if n not in into),
+        ready=tuple(n for n in state.ready if n not in into),
+        given_up=(*state.given_up, *out),
+        spent=(),
+    )
+    nodes = state.in_order((*(n for n in state.nodes if n not in out), *into))
+    told = Tell(name, "swapped", words, cause, out)
+    then = _relaunch(state, at, cause, nodes)
+    return then[0], (told, *then[1])
+
+
+def reached(state: LadderState) -> int:
+    """What a new launch can count on: the newest durable step, or without checkpoints the newest step."""
+    return state.durable if state.durable >= 0 else state.max_step
+
+
+def _spent(state: LadderState, cause: str) -> int:
+    return 0 if reached(state) > state.progress else dict(state.spent).get(cause, 0)
+
+
+def _relaunch(state: LadderState, at: float, cause: str, nodes: tuple[str, ...]) -> Step:
+    spent = {} if reached(state) > state.progress else dict(state.spent)
+    if nodes == state.nodes:
+        spent[cause] = spent.get(cause, 0) + 1
+    incident = replace(state.incident, stage=Stage.STARTING) if state.incident else None
+    state = replace(
+        state,
+        rung=Rung.TRAINING,
+        nodes=nodes,
+        since=at,
+        launch=state.launch + 1,
+        appeared=False,
+        step=-1,
+        exits=(),
+        over_since=None,
+        srun=None,
+        failing_since=None,
+        after=None,
+        leaving=Leaving.NOT,
+        saving=None,
+        cannot_save="",
+        progress=max(state.progress, reached(state)),
+        spent=tuple(sorted(spent.items())),
+        incident=incident,
+    )
+    return state, (Start(state.launch, nodes),)

@@ -1,0 +1,113 @@
+"""An attempt that is to be left on purpose: before its time limit, off a node that is drained, or because it is told.
+
+All ranks save once more, at a step that none of them has passed; when that checkpoint is durable, the launch is ended
+and the attempt left, to go on in another one. A trainer that cannot be asked to save trains on: up to Slurm's own end
+at a time limit, up to its next checkpoint off a node that is drained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transom_cli.core.ladder.events import (
+    Draining,
+    Durable,
+    End,
+    Ended,
+    Flush,
+    Flushing,
+    Order,
+    Overtime,
+    Tell,
+    Told,
+    Warned,
+)
+from transom_cli.core.ladder.fault import swap
+from transom_cli.core.ladder.outcome import leave, saved_words
+from transom_cli.core.ladder.state import LadderState, Leaving, Rung
+
+Step = tuple[LadderState, tuple[Order, ...]]
+
+
+def warned(state: LadderState, e: Warned) -> Step:
+    return _begin(state, Leaving.TIME_LIMIT)
+
+
+def draining(state: LadderState, e: Draining) -> Step:
+    """The node is somebody's to repair: the training leaves it, but loses nothing for it."""
+    new = tuple(n for n in e.nodes if n in state.allocated and n not in state.draining)
+    if not new:
+        return state, ()
+    state = replace(state, draining=state.in_order((*state.draining, *new)))
+    if not any(n in state.nodes for n in new):
+        return state, ()  # spares, which are not used any more
+    then = _begin(state, Leaving.MAINTENANCE)
+    return then[0], (Tell("", "draining", e.words, "maintenance", new), *then[1])
+
+
+def stepped(state: LadderState) -> Step:
+    """Ranks step: what could not be asked for before is asked for now."""
+    still = any(n in state.draining for n in state.nodes)
+    return _begin(state, Leaving.MAINTENANCE) if still and state.leaving is Leaving.NOT else (state, ())
+
+
+def _begin(state: LadderState, why: Leaving) -> Step:
+    training = state.rung is Rung.TRAINING and state.failing_since is None and state.step >= 0
+    if not training or state.told or state.leaving is not Leaving.NOT:
+        return state, ()
+    state = replace(state, leaving=why, leaving_from=state.durable, saving=None, cannot_save="")
+    return state, (Flush(state.launch),)
+
+
+def told(state: LadderState, e: Told) -> Step:
+    """The ranks hear it too, from Slurm. What was going on is not taken up again."""
+    if state.told:
+        return state, ()
+    if state.leaving is Leaving.NOT:
+        then = _begin(state, Leaving.TOLD)
+        return replace(then[0], told=e.signal), then[1]
+    return replace(state, told=e.signal), ()
+
+
+def flushing(state: LadderState, e: Flushing) -> Step:
+    if e.launch != state.launch or state.rung is not Rung.TRAINING or state.leaving is Leaving.NOT:
+        return state, ()
+    state = replace(state, saving=e.step, cannot_save=e.words if e.step < 0 else "")
+    if e.step < 0 and e.keeps and state.told:
+        return _end(state, e.at)  # they would wait for an order that does not come
+    then = durable(state, Durable(e.at, state.durable))
+    what = f"all ranks save at step {e.step}" if e.step >= 0 else f"the ranks cannot be asked to save: {e.words}"
+    return then[0], (Tell("", "leaving", what, state.leaving.value), *then[1])
+
+
+def durable(state: LadderState, e: Durable) -> Step:
+    state = replace(state, durable=max(e.step, state.durable))
+    if state.rung is not Rung.TRAINING or state.leaving is Leaving.NOT or state.saving is None:
+        return state, ()
+    saved = 0 <= state.saving <= state.durable
+    by_itself = state.leaving is Leaving.MAINTENANCE and state.durable > state.leaving_from
+    return _end(state, e.at) if saved or by_itself else (state, ())
+
+
+def _end(state: LadderState, at: float) -> Step:
+    return replace(state, rung=Rung.ENDING, since=at), (End(state.launch, "", evidence=False),)
+
+
+def ended(state: LadderState, e: Ended) -> Step:
+    state = replace(state, after=e)
+    if state.told:
+        return leave(state, e.at, "stopped", f"told to stop by {state.told}; {saved_words(state)}")
+    if state.leaving is Leaving.MAINTENANCE:
+        out = tuple(n for n in state.nodes if n in state.draining)
+        usable = tuple(n for n in state.ready if n not in state.draining)
+        if len(usable) >= len(out) and not e.unheard and not e.survivors and state.policy.relaunches:
+            return swap(state, e.at, out, usable[: len(out)], "maintenance")
+        why = f"{', '.join(out)} is being drained; {saved_words(state)}"
+        return leave(state, e.at, "left", why, cause="maintenance")
+    return leave(state, e.at, "left", f"the time limit is near; {saved_words(state)}", cause="time_limit")
+
+
+def overtime(state: LadderState, e: Overtime) -> Step:
+    who = state.told or "Slurm"
+    words = f"told to stop by {who}, and not all could be ended in time; {saved_words(state)}"
+    return leave(state, e.at, "stopped", words)

@@ -1,0 +1,100 @@
+"""How an attempt ends: its outcome, the batch script's exit code, and what is to follow where no operator lives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transom_cli.core.diagnose import first_bad
+from transom_cli.core.events import OutcomeSeen
+from transom_cli.core.ladder.events import Leave, Order
+from transom_cli.core.ladder.state import LadderState, Leaving, Rung
+from transom_cli.core.state import Stage
+
+LEFT = 75  # EX_TEMPFAIL: not done, and meant to go on in another attempt
+
+
+def leave(
+    state: LadderState, at: float, status: str, why: str, cause: str = ""
+) -> tuple[LadderState, tuple[Order, ...]]:
+    """status: done, failed, stopped (told to), or left (on purpose, to go on in the next attempt)."""
+    incident, after = state.incident, state.after
+    if incident is not None and incident.stage is Stage.STARTING:
+        incident = None  # it is about an earlier launch
+    hung = incident is not None and incident.quiet
+    exits = () if hung or status == "left" else state.exits  # as they were before we ended the rest
+    heard = {x.node for x in (*state.exits, *(after.exits if after else ()))}
+    silent = {n for n in state.nodes if n not in heard} if status == "failed" and not hung else set()
+    missing = tuple(n for n in state.nodes if n in silent or (after is not None and n in after.unheard))
+    suspects = incident.quiet_nodes if incident is not None else ()
+    cause = cause or ("hang" if hung else "")
+    outcome = OutcomeSeen(at, state.attempt, status, why, exits, missing, state.nodes, cause, suspects, state.durable)
+    outcome = replace(outcome, blamed=_blamed(state))
+    again = _again(state, status)
+    if again == "hold":
+        outcome = replace(outcome, why=f"{why}; {state.stuck + 1} attempts in a row without a newer checkpoint")
+    state = replace(close(state, at, "stopped" if status == "stopped" else "handed up"), rung=Rung.LEFT)
+    return state, (Leave(outcome, _code(state, status, exits), again),)
+
+
+def lack_nodes(state: LadderState, at: float, good: int, *, again: str) -> tuple[LadderState, tuple[Order, ...]]:
+    """Too few nodes of the allocation may carry a rank."""
+    isolated = tuple(n for n in state.allocated if n in state.given_up)
+    why = f"{state.wanted} nodes are needed, and only {good} can be used: {', '.join(isolated)} isolated"
+    outcome = OutcomeSeen(at, state.attempt, "left", why, cause="isolated_nodes", durable=state.durable)
+    outcome = replace(outcome, nodes=state.allocated, blamed=isolated)
+    return replace(state, rung=Rung.LEFT), (Leave(outcome, LEFT, again),)
+
+
+def close(state: LadderState, at: float, result: str) -> LadderState:
+    if state.incident is None:
+        return state
+    closed = replace(state.incident, stage=Stage.CLOSED, result=result, ended_at=at)
+    return replace(state, incident=None, incidents=(*state.incidents, closed))
+
+
+def saved_words(state: LadderState) -> str:
+    """What of the training is durable, and truthfully what is not."""
+    if state.saving is not None and 0 <= state.saving <= state.durable:
+        return f"step {state.durable} is durable"
+    newest = f"the newest durable step is {state.durable}" if state.durable >= 0 else "no step is durable"
+    if state.saving is not None and state.saving >= 0:
+        return f"step {state.saving} did not become durable in time: {newest}"
+    return f"{newest}" + (f" ({state.cannot_save})" if state.cannot_save else "")
+
+
+def _blamed(state: LadderState) -> tuple[str, ...]:
+    """Nodes that the next attempt should keep out of its step: those that did not answer, and those to blame."""
+    found = dict.fromkeys(state.given_up)
+    incident = state.incident
+    if incident is not None and incident.stage is not Stage.STARTING and incident.diagnosis is not None:
+        if incident.diagnosis.isolate != "none":
+            found.update(dict.fromkeys(incident.diagnosis.nodes))
+        if state.after is not None:
+            found.update(dict.fromkeys(state.after.unheard))
+    return tuple(n for n in found if n in state.allocated)
+
+
+def _again(state: LadderState, status: str) -> str:
+    diagnosis = state.incident.diagnosis if state.incident is not None else None
+    if status not in ("failed", "left") or state.leaving is Leaving.TOLD:
+        return ""
+    if status == "failed" and diagnosis is not None and not diagnosis.restart:
+        return ""
+    progressed = state.durable > state.began_durable
+    return "hold" if not progressed and state.stuck + 1 > state.policy.max_without_progress else "requeue"
+
+
+def _code(state: LadderState, status: str, exits: tuple[object, ...]) -> int:
+    if status in ("done", "left"):
+        return 0 if status == "done" else LEFT
+    first = first_bad(state.exits if exits else ())
+    return _exit_code(first.code, first.signal) if first else _srun_code(state.srun)
+
+
+def _exit_code(code: int | None, signal: int | None) -> int:
+    return 128 + signal if signal is not None else (code or 1)
+
+
+def _srun_code(srun: int | None) -> int:
+    """As a shell gives it; srun itself may have been killed, which is below zero here."""
+    return 128 - srun if srun is not None and srun < 0 else (srun or 1)

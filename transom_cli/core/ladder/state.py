@@ -1,0 +1,99 @@
+"""What the launcher's core remembers of an attempt, and the settings that its judgement depends on. Frozen."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from transom_cli.core.events import RankExit
+from transom_cli.core.ladder.events import Ended
+from transom_cli.core.state import Incident
+from transom_cli.layout import attempt_name
+
+
+@dataclass(frozen=True)
+class LadderPolicy:
+    """relaunches: how many without progress, for each cause, before the attempt is handed up; 0: none at all.
+
+    max_without_progress: attempts in a row; beyond them a launcher without an operator holds the job.
+    settle: seconds after the first bad exit in which the other ranks' ends are still waited for.
+    late: seconds for the ranks' words to come through a network file system, once their srun has ended.
+    come_up: seconds for a relaunched step to start its tasks; or three times what the first launch took.
+    ending, reading: seconds after which the end of a launch, or the reading of its logs, counts as failed.
+    """
+
+    relaunches: int = 3
+    max_without_progress: int = 3
+    settle: float = 1.0
+    late: float = 5.0
+    come_up: float = 120.0
+    ending: float = 120.0
+    reading: float = 30.0
+
+
+class Rung(enum.Enum):
+    """Where the attempt stands."""
+
+    TRAINING = "training"
+    ENDING = "ending"  # what is left of a launch is being removed
+    READING = "reading"  # the logs of a failed one are being read
+    LEFT = "left"  # the outcome is ordered: nothing follows
+
+
+class Leaving(enum.Enum):
+    """Why the attempt is to be left as soon as the training's state is durable. Values are causes in the outcome."""
+
+    NOT = ""
+    TIME_LIMIT = "time_limit"
+    MAINTENANCE = "maintenance"
+    TOLD = "told"  # TERM: it is left in any case
+
+
+@dataclass(frozen=True)
+class LadderState:
+    job_id: int
+    restart: int
+    allocated: tuple[str, ...]  # in Slurm's order, which is the order of the ranks
+    wanted: int  # nodes that carry ranks
+    tasks_on_node: int  # whose ends are recorded: one a rank; under torchrun one a node
+    policy: LadderPolicy = LadderPolicy()
+    nodes: tuple[str, ...] = ()  # of the present launch
+    spares: tuple[str, ...] = ()  # carry no rank, and are not known to be bad
+    ready: tuple[str, ...] = ()  # those of them that were looked at
+    given_up: tuple[str, ...] = ()  # a spare has taken their place
+    draining: tuple[str, ...] = ()  # nodes of ours that somebody drains
+    rung: Rung = Rung.TRAINING
+    since: float = 0.0  # on this rung
+    launch: int = -1
+    appeared: bool = False  # tasks of this launch were seen
+    came_up: float = 0.0  # seconds that the first launch took to be seen
+    step: int = -1  # of this launch
+    max_step: int = -1  # of this attempt
+    durable: int = -1
+    began_durable: int = -1  # when the attempt began
+    stuck: int = 0  # attempts in a row before this one that came to no newer checkpoint
+    exits: tuple[RankExit, ...] = ()
+    over_since: float | None = None  # its srun has ended
+    srun: int | None = None
+    failing_since: float | None = None
+    told: str = ""
+    leaving: Leaving = Leaving.NOT
+    leaving_from: int = -1  # the newest durable step when it was decided to leave
+    saving: int | None = None  # the step at which all ranks save; -1: they cannot be asked; None: not known yet
+    cannot_save: str = ""  # why not
+    progress: int = -1  # what the last relaunch could count on
+    spent: tuple[tuple[str, int], ...] = ()  # relaunches without progress, by cause
+    incident: Incident | None = None
+    incidents: tuple[Incident, ...] = ()
+    after: Ended | None = None  # how the launch in question was ended
+
+    @property
+    def attempt(self) -> str:
+        return attempt_name(self.job_id, self.restart)
+
+    @property
+    def tasks(self) -> int:
+        return self.wanted * self.tasks_on_node
+
+    def in_order(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(n for n in self.allocated if n in nodes)

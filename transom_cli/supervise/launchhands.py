@@ -1,0 +1,121 @@
+"""Does what the launcher's core orders of a launch: start it, have it save, end it, read its logs.
+
+What may take long is done in a thread of its own, and the answer comes into the inbox: dead nodes and slow ones must
+not keep the launcher's loop from hearing Slurm's signals.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from transom_cli.core.ladder import End, Ended, Flush, Flushing, Heard, NotStarted, Read, ReadLogs, Start
+from transom_cli.errors import TransomError
+from transom_cli.layout import AttemptDir
+from transom_cli.supervise import launchplan
+from transom_cli.supervise.agents import GRACE, Agents
+from transom_cli.supervise.examine import examine
+from transom_cli.supervise.flushing import agree
+from transom_cli.supervise.launchplan import Allocation, LaunchOptions
+from transom_cli.supervise.training import TrainingStep
+
+SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
+WRAPPER = Path(__file__).resolve().parents[1] / "agent" / "rank.py"
+
+
+class LaunchHands:
+    def __init__(
+        self,
+        allocation: Allocation,
+        options: LaunchOptions,
+        attempt: AttemptDir,
+        agents: Agents,
+        inbox: queue.SimpleQueue[Heard],
+    ) -> None:
+        self._allocation, self._options, self._attempt = allocation, options, attempt
+        self._agents, self._inbox = agents, inbox
+        self._nodes: tuple[str, ...] = ()  # of the present launch
+        self.step: TrainingStep | None = None
+
+    def start(self, order: Start) -> list[str] | None:
+        """srun's command line; None, and a word in the inbox, when the launch cannot be asked for."""
+        try:
+            return self._start(order.launch, order.nodes)
+        except (OSError, TransomError) as error:
+            words = f"launch {order.launch} cannot be started: {error}"
+            self._inbox.put(NotStarted(0.0, order.launch, words))
+            return None
+
+    def _start(self, launch: int, nodes: tuple[str, ...]) -> list[str]:
+        allocation, options, attempt = self._allocation, self._options, self._attempt
+        for path in (attempt.logs(launch), attempt.exits(launch)):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        master = self._agents.addresses[nodes[0]]
+        port = launchplan.port_for(allocation, launch)
+        env = launchplan.training_env(os.environ, master, port, options.run)
+        argv = launchplan.training_argv(
+            allocation, options, attempt, launch, nodes, wrapper=WRAPPER, master=master, port=port
+        )
+        tasks = options.tasks_on_node * len(nodes)
+        self.step = TrainingStep(argv, env, attempt.exits(launch), nodes, tasks)
+        self._nodes = nodes
+        return argv
+
+    def flush(self, order: Flush, overdue: tuple[str, ...], step_time: float) -> None:
+        """overdue: nodes that cannot be seen now, and would not answer either."""
+        world = self._options.tasks_per_node * len(self._nodes)
+        nodes, launch = self._nodes, order.launch
+
+        def work() -> Heard:
+            if any(n in nodes for n in overdue):
+                return Flushing(0.0, launch, -1, f"nothing is heard of {', '.join(overdue)}", keeps=True)
+            return agree(lambda step: self._agents.flush(launch, nodes, step), launch, world, step_time)
+
+        self._thread("flush", work, lambda error: Flushing(0.0, launch, -1, repr(error), keeps=True))
+
+    def end(self, order: End) -> None:
+        """A launch whose state is durable is ended without grace: nothing of it is worth waiting for."""
+        step, nodes, launch = self.step, self._nodes, order.launch
+        grace = GRACE if order.incident else 0.0
+
+        def work() -> Heard:
+            lines = self._agents.evidence(launch, order.incident, nodes) if order.evidence else ()
+            ended = replace(self._agents.end(launch, nodes, grace), evidence=lines)
+            if step is None:
+                return ended
+            if ended.unheard:
+                step.kill()  # it would wait for those nodes
+            elif not step.wait(SRUN_END):
+                step.kill()
+                lives = (socket.gethostname(), f"srun of launch {launch}")
+                ended = replace(ended, survivors=(*ended.survivors, lives))
+            return replace(ended, exits=step.exits())
+
+        def failed(error: Exception) -> Heard:  # a fault of ours must not leave the attempt waiting for ever
+            return Ended(0.0, launch, survivors=((socket.gethostname(), repr(error)),))
+
+        self._thread("end", work, failed)
+
+    def read(self, order: ReadLogs) -> None:
+        def work() -> Heard:
+            found = examine("", self._options.run, self._attempt, order.rank, 0.0)
+            return Read(0.0, order.launch, found.category, found.line, found.where)
+
+        def failed(error: Exception) -> Heard:
+            return Read(0.0, order.launch, "unknown", repr(error), "the logs could not be read")
+
+        self._thread("read", work, failed)
+
+    def _thread(self, name: str, work: Callable[[], Heard], failed: Callable[[Exception], Heard]) -> None:
+        def run() -> None:
+            try:
+                self._inbox.put(work())
+            except Exception as error:
+                self._inbox.put(failed(error))
+
+        threading.Thread(target=run, name=name, daemon=True).start()

@@ -1,0 +1,63 @@
+"""Watches the allocation's nodes for the launcher: whether its spares are ready, and whether somebody drains a node."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Mapping
+
+from transom_cli.core.ladder import Draining, Heard, Spare
+from transom_cli.errors import TransomError
+from transom_cli.slurm.port import Slurm
+
+DRAIN_EVERY = 30.0  # seconds between two looks at the nodes' states in Slurm
+SPARE_EVERY = 10.0  # seconds between two looks at a spare
+FAILS = 2  # looks in a row that a spare must fail to be given up
+
+Probe = Callable[[str], Mapping[str, object]]  # an agent's answer, with "ok" in it, or an "error"
+
+
+class NodeWatch:
+    """Two daemon threads that put what they see into `inbox`."""
+
+    def __init__(self, inbox: queue.SimpleQueue[Heard]) -> None:
+        self._inbox = inbox
+        self._end = threading.Event()
+
+    def start(self, nodes: tuple[str, ...], spares: tuple[str, ...], probe: Probe, slurm: Callable[[], Slurm]) -> None:
+        """`spares` are looked at by `probe`; the drain of any of `nodes` is told, once for each reason."""
+        for spare in spares:
+            self._thread(self._spare, spare, probe)
+        if nodes:
+            self._thread(self._drains, nodes, slurm)
+
+    def stop(self) -> None:
+        self._end.set()
+
+    def _thread(self, work: Callable[..., None], *about: object) -> None:
+        threading.Thread(target=work, args=about, name="nodes", daemon=True).start()
+
+    def _spare(self, node: str, probe: Probe) -> None:
+        fails, known = 0, False
+        while fails < FAILS:
+            answer = probe(node)
+            fails = 0 if answer.get("ok") else fails + 1
+            if not fails and not known:
+                known = True
+                self._inbox.put(Spare(0.0, node, good=True))
+            if fails == FAILS:
+                self._inbox.put(Spare(0.0, node, good=False, words=str(answer.get("error", ""))))
+            if self._end.wait(SPARE_EVERY if not fails else 1.0):
+                return
+
+    def _drains(self, nodes: tuple[str, ...], slurm: Callable[[], Slurm]) -> None:
+        told: set[str] = set()
+        while not self._end.wait(DRAIN_EVERY):
+            with contextlib.suppress(TransomError):  # no answer is no drain
+                for node in slurm().nodes(nodes):
+                    if node.drain and node.name not in told:
+                        told.add(node.name)
+                        by = f" ({node.reason_user})" if node.reason_user else ""
+                        words = f"{node.name} is being drained: {node.reason or 'no reason given'}{by}"
+                        self._inbox.put(Draining(0.0, (node.name,), words))
