@@ -78,28 +78,32 @@ def watch_pace(run: LiveRun, step: int) -> float:
 
 
 def one_run(bench: Bench, case: Case, number: int, training: Training, seed: int, wanted: str) -> dict[str, Any]:
-    """A run, its fault and its recovery, as a row of the JSON. `wanted`: the hash of the undisturbed final state."""
+    """A run, its fault and its recovery, as a row of the JSON; with `error` where it did not recover: the next ones go
+    on. `wanted`: the hash of the undisturbed final state."""
     rng = random.Random(f"{seed}/{case.name}/{number}")
-    step = random_step(rng, training)
-    run = bench.train(f"{case.name}-{number}", training, case.spares)
-    pace = watch_pace(run, step)
-    fault = injure(run, case.kind, rng, step, case.batch_host)
-    sha256 = run.wait_done().sha256
-    found = recovery(run, fault)
-    row = {
-        "case": case.name,
-        **vars(fault),
-        **found.as_json(),
-        "median_step": round(pace, 3),
-        "bit_identical": sha256 == wanted,
-    }
-    if case.kind == "rank-stop":
-        seen = seen_after(launcher_records(run), fault.at)
-        row["seen"] = found.detect if seen is None else seen  # the operator's sign where the launcher gave none
-        row["seen_limit"] = hang_limit(pace)
+    row: dict[str, Any] = {"case": case.name, "run": number}
+    try:
+        step = random_step(rng, training)
+        run = bench.train(f"{case.name}-{number}", training, case.spares)
+        row["median_step"] = pace = round(watch_pace(run, step), 3)
+        fault = injure(run, case.kind, rng, step, case.batch_host)
+        row |= vars(fault)
+        sha256 = run.wait_done().sha256
+        row |= {**recovery(run, fault).as_json(), "bit_identical": sha256 == wanted}
+        if case.kind == "rank-stop":
+            seen = seen_after(launcher_records(run), fault.at)
+            row["seen"] = row["detect"] if seen is None else seen  # the operator's sign where the launcher gave none
+            row["seen_limit"] = hang_limit(pace)
+    except BenchError as error:
+        row["error"] = f"{error.what}: {error.why}" if error.why else error.what
+        bench.keep = True
     bench.heal()
-    progress(
-        f"transom, {case.name} {number + 1} of {fault.target} at step {fault.step}: first new step after "
-        f"{found.total:.1f} s, {'bit-identical' if row['bit_identical'] else 'DIFFERENT RESULT'}"
-    )
+    progress(f"transom, {case.name} {number + 1}: {_words(row)}")
     return row
+
+
+def _words(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return str(row["error"])
+    equal = "bit-identical" if row["bit_identical"] else "DIFFERENT RESULT"
+    return f"{row['target']} at step {row['step']}: first new step after {row['total']:.1f} s, {equal}"

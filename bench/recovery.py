@@ -115,7 +115,8 @@ def main() -> int:
     if asked.baseline and faults:
         step = random_step(random.Random(f"{asked.seed}/plain"), training)
         alone = plain.measure_all(faults, training, step, asked.baseline, asked.baseline_timeout, asked.seed)
-    told, compared = summaries(rows), beside(others, alone)
+    good = [row for row in rows if "error" not in row]
+    told, compared = summaries(good), beside(others, alone)
     if asked.json:
         print(json.dumps({
             "schema": 2, "bench": "recovery", "unit": "s", "seed": asked.seed, "training": vars(training),
@@ -124,9 +125,12 @@ def main() -> int:
             "baseline": [p.as_json() for p in alone], "ratio": ratios(told, compared), "not_measured": missing,
         }))  # fmt: skip
     else:
-        print(table(told, compared, rows))
+        print(table(told, compared, good))
         print("\n" + notes([*missing, *elastic.remarks(launchers)], others, alone))
-    if not all(r["bit_identical"] for r in rows):
+    failed = [f"{row['case']} {row['run'] + 1}: {row['error']}" for row in rows if "error" in row]
+    if failed:
+        raise BenchError(f"{len(failed)} of {len(rows)} runs did not recover", "\n".join(failed))
+    if not all(row["bit_identical"] for row in rows):
         raise BenchError("A run ended in another state than the uninterrupted one")
     return 0
 
