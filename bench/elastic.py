@@ -95,10 +95,9 @@ def remarks(launchers: Sequence[Launcher]) -> list[str]:
         "ft_launcher+beat": f"heartbeats added to the trainer; limit set to {HEARTBEAT:g} s by hand (default: 45 min)",
     }
     lines = [f"{launcher.name}: {told[launcher.name]}" for launcher in launchers if launcher.name in told]
-    return [
-        *lines,
-        "all of them: --nnodes=3, the world that the checkpoints were made in; none takes a lost node's place",
-    ]
+    if launchers:
+        lines.append("all of these: --nnodes=3, a world as large as before; nothing takes a lost node's place")
+    return lines
 
 
 @dataclass(frozen=True)

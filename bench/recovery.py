@@ -127,6 +127,7 @@ def main() -> int:
     else:
         print(table(told, compared, good))
         print("\n" + notes([*missing, *elastic.remarks(launchers)], others, alone))
+        print("measured on {cpus} CPUs, load {load}; PyTorch {torch}, {slurm}".format(**surroundings()))
     failed = [f"{row['case']} {row['run'] + 1}: {row['error']}" for row in rows if "error" in row]
     if failed:
         raise BenchError(f"{len(failed)} of {len(rows)} runs did not recover", "\n".join(failed))

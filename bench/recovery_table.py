@@ -96,8 +96,9 @@ def table(told: Mapping[str, Any], beside: Sequence[Beside], rows: Sequence[Row]
         if case in told:
             lines.append(_ours(case, "transom", told[case]))
             lines += [_ours("", f"  {name}", part) for name, part in told[case].get("split", {}).items()]
-        for by in dict.fromkeys(b.by for b in beside if b.case == case):
-            lines.append(_theirs(by, [b for b in beside if (b.by, b.case) == (by, case)], by_key[by, case]))
+        for number, by in enumerate(dict.fromkeys(b.by for b in beside if b.case == case)):
+            these = [b for b in beside if (b.by, b.case) == (by, case)]
+            lines.append(_theirs("" if number or case in told else case, by, these, by_key[by, case]))
     if told:
         lines += ["", "where transom's seconds went (medians)", ""]
         lines.append(f"{'case':<17}" + "".join(f"{phase:>9}" for phase in PHASES))
@@ -119,7 +120,7 @@ def _ours(case: str, by: str, group: Mapping[str, Any]) -> str:
     return _line(case, by, str(group["runs"]), _span(group["total"]), *parts, _span(group["beyond"]), "")
 
 
-def _theirs(by: str, these: Sequence[Beside], ratio: float | None) -> str:
+def _theirs(case: str, by: str, these: Sequence[Beside], ratio: float | None) -> str:
     def span(value: Callable[[Beside], float | None]) -> str:
         return _span(summary([v for v in map(value, these) if v is not None]))
 
@@ -128,7 +129,8 @@ def _theirs(by: str, these: Sequence[Beside], ratio: float | None) -> str:
     told = "; ".join(filter(None, [first, *dict.fromkeys(failed)]))
     parts = start_up(b.start_up for b in these)
     numbers = [_number(parts.get(part)) for part in _PARTS]
-    return _line("", by, str(len(these)), told, *numbers, span(lambda b: b.beyond), f"{ratio:g}" if ratio else "-")
+    times = f"{ratio:g}" if ratio else "-"
+    return _line(case, by, str(len(these)), told, *numbers, span(lambda b: b.beyond), times)
 
 
 def _line(case: str, by: str, jobs: str, first: str, imported: str, joined: str, beyond: str, times: str) -> str:

@@ -131,6 +131,11 @@ def test_others_are_compared_by_their_medians_and_never_is_no_number() -> None:
     assert ratios({}, back)[0]["ratio"] is None
 
 
+def test_a_case_that_transom_was_not_measured_with_keeps_its_name() -> None:
+    text = table({}, [Beside("torchrun", "rank-kill", 12.0, "back", {}, 12.0)], [])
+    assert text.splitlines()[3].split()[:4] == ["rank-kill", "torchrun", "1", "12.0"]
+
+
 def test_the_table_has_a_line_for_everybody() -> None:
     rows = [row("rank-kill", 6.0), row("hang", 15.0, seen=5.0, seen_limit=10.0)]
     others = [
