@@ -88,8 +88,8 @@ def one_run(bench: Bench, case: Case, number: int, training: Training, seed: int
         row["median_step"] = pace = round(watch_pace(run, step), 3)
         fault = injure(run, case.kind, rng, step, case.batch_host)
         row |= vars(fault)
-        sha256 = run.wait_done().sha256
-        row |= {**recovery(run, fault).as_json(), "bit_identical": sha256 == wanted}
+        result = run.wait_result() if case.spares else run.wait_done()
+        row |= {**recovery(run, fault).as_json(), "bit_identical": result.sha256 == wanted}
         if case.kind == "rank-stop":
             seen = seen_after(launcher_records(run), fault.at)
             row["seen"] = row["detect"] if seen is None else seen  # the operator's sign where the launcher gave none

@@ -211,6 +211,18 @@ class LiveRun:
             raise BenchError(f"Run {self.name} {view.phase}", view.verdict, f"less {self.dir.path}/operator.log")
         return Result.read(self.result_path)
 
+    def wait_result(self, timeout_s: float = 300.0) -> Result:
+        """Wait until the training has its result, whatever becomes of the job. BenchError when the run ends without.
+
+        For a job that has lost a node and runs on: Slurm may keep it COMPLETING until SlurmdTimeout.
+        """
+
+        def there() -> bool:
+            return self.result_path.exists() or self.view.exit_code is not None
+
+        wait_for(there, timeout_s, f"the result of run {self.name}", every_s=0.3)
+        return Result.read(self.result_path)
+
     def kill_operator(self, number: int = signal.SIGKILL) -> bool:
         """Signal the operator that holds the lease, and wait until it has gone; False when none is alive."""
         holder = read_holder(self.dir)
