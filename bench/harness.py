@@ -141,17 +141,18 @@ class Bench:
             raise BenchError(f"`transom {' '.join(words[:2])} ...` ended with exit code {done.returncode}", said)
         return done.stdout.strip()
 
-    def submit(self, name: str, train: list[str]) -> LiveRun:
+    def submit(self, name: str, train: list[str], spares: int = 0) -> LiveRun:
         """`transom run --detach` of one of our training programs, with its arguments."""
         ask = ["--root", str(self.runs), "--name", name, "-N", str(NODES), "--gpus-per-node", "1"]
+        ask += ["--spares", str(spares)] if spares else []
         run_id = self.transom("run", *ask, "--detach", "--", sys.executable, *train)
         run = LiveRun(self, RunDir(self.runs / run_id), self._result(name))
         self._made.append(run)
         return run
 
-    def train(self, name: str, training: Training) -> LiveRun:
+    def train(self, name: str, training: Training, spares: int = 0) -> LiveRun:
         hashed = ["--final-hash", str(self._result(name))]
-        return self.submit(name, [str(GPT / "train.py"), *training.words(), *hashed])
+        return self.submit(name, [str(GPT / "train.py"), *training.words(), *hashed], spares)
 
     def _result(self, name: str) -> Path:
         return self.results / f"{name}.json"
@@ -208,6 +209,18 @@ class LiveRun:
         view = self.wait_over(timeout_s)
         if view.exit_code != 0:
             raise BenchError(f"Run {self.name} {view.phase}", view.verdict, f"less {self.dir.path}/operator.log")
+        return Result.read(self.result_path)
+
+    def wait_result(self, timeout_s: float = 300.0) -> Result:
+        """Wait until the training has its result, whatever becomes of the job. BenchError when the run ends without.
+
+        For a job that has lost a node and runs on: Slurm may keep it COMPLETING until SlurmdTimeout.
+        """
+
+        def there() -> bool:
+            return self.result_path.exists() or self.view.exit_code is not None
+
+        wait_for(there, timeout_s, f"the result of run {self.name}", every_s=0.3)
         return Result.read(self.result_path)
 
     def kill_operator(self, number: int = signal.SIGKILL) -> bool:

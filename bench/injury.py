@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,16 +69,17 @@ def random_step(rng: random.Random, training: Training) -> int:
 
 
 def injure(run: LiveRun, kind: str, rng: random.Random, step: int, batch_host: bool | None = None) -> Fault:
-    """Wait for the step, then make the fault, on a random node or rank of the job.
+    """Wait for the step, then make the fault, on a random training node or rank of the job.
 
     `batch_host` chooses the node on which the batch script runs, or (False) another one.
     """
     seen = run.wait_step(step)
     state = run.state
     sandbox = run.bench.sandbox
-    fitting = [n for n, node in enumerate(state.nodes) if batch_host in (None, node == state.batch_host)]
+    nodes = training_nodes(launcher_records(run)) or state.nodes
+    fitting = [n for n, node in enumerate(nodes) if batch_host in (None, node == state.batch_host)]
     rank = rng.choice(fitting)
-    node = state.nodes[rank]
+    node = nodes[rank]
     at = time.time()
     if kind == "node-kill":
         faults.kill_node(sandbox, node)
@@ -89,6 +91,26 @@ def injure(run: LiveRun, kind: str, rng: random.Random, step: int, batch_host: b
     else:
         raise BenchError(f"There is no fault {kind!r}", f"known: {', '.join(KINDS)}")
     return Fault(kind, f"rank {rank} on {node}", node == state.batch_host, seen, at)
+
+
+def launcher_records(run: LiveRun) -> list[dict[str, Any]]:
+    """What the launcher of the newest attempt has written; a line that is not whole yet is left out."""
+    state = run.state
+    path = run.dir.attempt(state.job_id, state.restarts).launcher_journal
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def training_nodes(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Of the newest launch, in the order of the ranks: a spare is not among them."""
+    launches = [record["nodes"] for record in records if record["type"] == "launch"]
+    return tuple(launches[-1]) if launches else ()
+
+
+def seen_after(records: Sequence[Mapping[str, Any]], at: float) -> float | None:
+    """Seconds from `at` (Unix time) to the launcher's first finding since then; None: it had none."""
+    found = [record["wall"] for record in records if record["type"] == "heal" and record["what"] == "seen"]
+    return next((round(wall - at, 3) for wall in found if wall >= at), None)
 
 
 def recovery(run: LiveRun, fault: Fault) -> Recovery:
@@ -116,12 +138,17 @@ def recovery(run: LiveRun, fault: Fault) -> Recovery:
         requeue=requeue,
         start=start,
         resume=resume,
-        beyond=round(total - parts.get("import", 0.0) - parts.get("join", 0.0), 3),
+        beyond=beyond(total, parts),
         start_up=parts,
         incidents=len(state.incidents),
         cause=last.diagnosis.cause if last.diagnosis else "",
         resumed_from=_first_step(last) - 1,
     )
+
+
+def beyond(total: float, start_up: Mapping[str, float]) -> float:
+    """Seconds that a recovery took besides what every start of the trainer takes."""
+    return round(total - start_up.get("import", 0.0) - start_up.get("join", 0.0), 3)
 
 
 def _marks(incidents: Sequence[Incident]) -> dict[str, float]:

@@ -9,23 +9,20 @@ idiom     the same script, but it ends with `scontrol requeue $SLURM_JOB_ID` whe
 from __future__ import annotations
 
 import random
-import re
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness import GPT, NODES, Bench, BenchError, Training, progress, wait_for
+from harness import GPT, Bench, BenchError, Training, progress
+from slurmjob import SlurmJob, example_script, over, state_words
 
 from transom_cli.sandbox import faults
-from transom_cli.slurm.port import Job, JobState, NoSuchJob, SlurmUnknown, Submission
+from transom_cli.slurm.port import SlurmUnknown
 
-SCRIPTS = ("requeue", "idiom")
-_STEP = re.compile(r"^step (\d+) loss", re.MULTILINE)
-_BEGIN = "training from step "
-_LAST_LINE = "exec srun "
+SCRIPTS = {"requeue": "sbatch --requeue", "idiom": "scontrol requeue"}
+FAULTS = ("rank-kill", "node-kill")
 _stop = threading.Event()
 CONFIRM = 10.0  # seconds that a job must have been over, with nothing left of it, before it counts as never back
 
@@ -49,64 +46,17 @@ class PlainOutcome:
 
 def script_text(script: str) -> str:
     """The example's own script, and for `idiom` with its last line made to ask for a requeue on failure."""
-    text = (GPT / "train.sbatch").read_text()
     if script == "requeue":
-        return text
-    head, found, last = text.rpartition(_LAST_LINE)
-    if not found:
-        raise BenchError("examples/gpt/train.sbatch does not end with `exec srun` any more")
-    return f'{head}srun {last.rstrip()} && exit 0\nscontrol requeue "$SLURM_JOB_ID"\n'
-
-
-class PlainJob:
-    def __init__(self, bench: Bench, name: str, script: str, training: Training) -> None:
-        self._bench = bench
-        self._script = bench.dir / f"{name}.sbatch"
-        self._script.write_text(script_text(script))
-        self.log = bench.dir / f"{name}.log"
-        checkpoints = bench.dir / f"{name}-checkpoints"
-        checkpoints.mkdir()
-        words = [*training.words(), "--log-every", "1", "--checkpoint-dir", str(checkpoints)]
-        env = {**bench.env, "PYTHON": sys.executable, "TRAIN": str(GPT / "train.py")}
-        options = (f"--output={self.log}", f"--nodes={NODES}")
-        self.job_id = bench.slurm.submit(Submission(self._script, options, tuple(words), env, bench.dir))
-
-    def text(self) -> str:
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
-
-    def steps(self) -> list[int]:
-        """Steps told since the newest start of the training."""
-        return [int(step) for step in _STEP.findall(self.text().rpartition(_BEGIN)[2])]
-
-    def wait_step(self, step: int) -> int:
-        """The step that was seen. BenchError, with the end of the log, when the job does not get there."""
-
-        def there() -> bool:
-            job = self.job()
-            if job is None or job.state.ended or job.restarts:
-                tail = "\n".join(self.text().splitlines()[-5:])
-                raise BenchError(f"The plain job was over before step {step}", tail, f"less {self.log}")
-            return max(self.steps(), default=-1) >= step
-
-        wait_for(there, 180.0, f"step {step} under Slurm alone", every_s=0.3)
-        return self.steps()[-1]
-
-    def starts(self) -> int:
-        return self.text().count(_BEGIN)
-
-    def job(self) -> Job | None:
-        """None: Slurm has forgotten it."""
-        try:
-            return self._bench.slurm.job(self.job_id)
-        except NoSuchJob:
-            return None
+        return (GPT / "train.sbatch").read_text()
+    head, last = example_script()
+    return f'{head}srun {last} && exit 0\nscontrol requeue "$SLURM_JOB_ID"\n'
 
 
 def measure(script: str, fault: str, training: Training, step: int, timeout_s: float, seed: str) -> PlainOutcome:
     """One job, in a sandbox of its own, watched until it makes a new step, is over for good, or time is up."""
     with Bench() as bench:
         progress(f"Slurm alone ({script}), {fault} at step {step}, at most {timeout_s:.0f} s")
-        job = PlainJob(bench, script, script, training)
+        job = SlurmJob(bench, script, script_text(script), training)
         seen = job.wait_step(step)
         at = time.time()
         _injure(bench, job, fault, random.Random(seed))
@@ -115,10 +65,8 @@ def measure(script: str, fault: str, training: Training, step: int, timeout_s: f
         return outcome
 
 
-def _injure(bench: Bench, job: PlainJob, fault: str, rng: random.Random) -> None:
-    running = job.job()
-    if running is None or not running.nodes:
-        raise BenchError("The plain job was over before the fault")
+def _injure(bench: Bench, job: SlurmJob, fault: str, rng: random.Random) -> None:
+    running = job.running()
     if fault == "node-kill":
         # not the batch script's own host: with it would die the only one who could ask for a requeue
         others = [node for node in running.nodes if node != running.batch_host]
@@ -129,7 +77,7 @@ def _injure(bench: Bench, job: PlainJob, fault: str, rng: random.Random) -> None
         raise BenchError(f"Slurm alone is not measured for {fault}")
 
 
-def _watch(job: PlainJob, script: str, fault: str, step: int, at: float, timeout_s: float) -> PlainOutcome:
+def _watch(job: SlurmJob, script: str, fault: str, step: int, at: float, timeout_s: float) -> PlainOutcome:
     began = job.starts()
     story: list[tuple[float, str]] = []
     over_since: float | None = None
@@ -141,29 +89,21 @@ def _watch(job: PlainJob, script: str, fault: str, step: int, at: float, timeout
         passed = round(time.time() - at, 1)
         if _stop.is_set():
             raise BenchError("The other measurement was given up")
-        if job.starts() > began and job.steps():
+        if job.back(began):
             return outcome(passed, "back")
         try:
             seen = job.job()
         except SlurmUnknown:
             continue
-        words = _words(seen)
+        words = state_words(seen)
         if not story or story[-1][1] != words:
             story.append((passed, words))
-        over = seen is None or (seen.state.ended and not seen.completing)
-        over_since = (over_since or passed) if over else None
+        over_since = (over_since or passed) if over(seen) else None
         if over_since is not None and passed - over_since > CONFIRM:
             return outcome(None, "never came back")
         if passed > timeout_s:
             return outcome(None, f"not back within {timeout_s:.0f} s")
         time.sleep(0.25)
-
-
-def _words(job: Job | None) -> str:
-    if job is None:
-        return "forgotten"
-    reason = f" ({job.reason})" if job.state is JobState.PENDING and job.reason else ""
-    return job.state.value + reason + (" and COMPLETING" if job.completing else "")
 
 
 def measure_all(

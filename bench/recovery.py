@@ -1,20 +1,30 @@
-"""How long a training stands still after a fault: under transom, and beside it under Slurm alone.
+"""How long a training stands still after a fault: under transom, and beside it under others, in the same run.
 
-    python bench/recovery.py [--runs 10] [--faults node-kill,rank-kill] [--baseline 1] [--json]
+    python bench/recovery.py [--runs 10] [--only rank-kill,hang] [--elastic 3] [--baseline 1] [--json]
 
 Each run trains the example GPT on 3 of a sandbox's 4 nodes (Slurm's own defaults, SlurmdTimeout=300 among them). At a
-random step between two checkpoints a node with everything on it, or one rank, is killed. Measured is the wall time from
-just before the fault to the first step of the new launch as the operator saw it, split by the marks of the incident:
+random step between two checkpoints comes the fault:
+
+    rank-kill          one rank dies
+    node-kill          a node dies with everything on it
+    node-kill-spare    the same, with the 4th node in the job as a spare; not the batch script's own node
+    hang               one rank is stopped
+
+Measured is the wall time from just before the fault to the first step of the new launch as the operator saw it, split
+by the marks of the incident:
 
     detect   fault -> first sign            requeue  -> the job waits, without the node, free to start
     decide   -> diagnosis                   start    -> the launcher has started the ranks
     isolate  -> node drained or excluded    resume   -> first new step (import, join, build, restore, step)
 
 A fault that the launcher mends inside the allocation knows no requeue. `beyond` is the whole time less the trainer's
-own start-up (import, join), which every start pays.
-
+own start-up (import, join), which every start pays. For a hang, the time to the launcher's finding is told as well.
 Every run's final state is compared with that of one uninterrupted run, by a hash over all parameters and optimizer
-tensors. Against it, in the same call: the same training and fault under `sbatch --requeue` alone, see bench/plain.py.
+tensors.
+
+Beside it: `torchrun --max-restarts` and NVIDIA's ft_launcher in the same sandbox, taking turns with transom's runs (see
+bench/elastic.py), and afterwards `sbatch --requeue` (see bench/plain.py). ft_launcher is looked for in --nvrx DIR, or
+where the interpreter looks: pip install --no-deps --target DIR nvidia-resiliency-ext defusedxml pyyaml.
 """
 
 from __future__ import annotations
@@ -22,21 +32,25 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import statistics
 import time
+from pathlib import Path
 from typing import Any
 
+import elastic
+import plain
+from cases import CASES, Case, one_run, skipped
 from harness import Bench, BenchError, Training, progress, reference, run_bench, surroundings
-from injury import PHASES, Fault, Recovery, injure, random_step, recovery, summary
-from plain import PlainOutcome, measure_all
-
-KNOWN = ("node-kill", "rank-kill")
+from injury import random_step
+from recovery_table import Beside, ratios, summaries, table, targets
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=10, help="for each fault [10]")
-    parser.add_argument("--faults", default=",".join(KNOWN), help=f"some of {', '.join(KNOWN)} [all]")
+    parser.add_argument("--runs", type=int, default=10, help="under transom, for each case [10]")
+    parser.add_argument("--only", default=",".join(CASES), metavar="CASE,CASE", help="some of the cases [all]")
+    parser.add_argument("--elastic", type=int, default=3, metavar="N", help="jobs under each other launcher [3]")
+    parser.add_argument("--elastic-timeout", type=float, default=90.0, metavar="S", help="for each of them [90]")
+    parser.add_argument("--nvrx", type=Path, metavar="DIR", help="where nvidia-resiliency-ext was installed")
     parser.add_argument("--baseline", type=int, default=1, metavar="N", help="jobs of each kind under Slurm alone [1]")
     parser.add_argument("--baseline-timeout", type=float, default=700.0, metavar="S", help="for each of them [700]")
     parser.add_argument("--steps", type=int, default=80, help="of a training [80]")
@@ -44,100 +58,43 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--keep", action="store_true", help="keep the runs' files")
     asked = parser.parse_args()
-    asked.faults = [fault for fault in asked.faults.split(",") if fault]
-    if not asked.faults or set(asked.faults) - set(KNOWN):
-        parser.error(f"--faults: some of {', '.join(KNOWN)}")
+    asked.only = [case for case in asked.only.split(",") if case]
+    if not asked.only or set(asked.only) - set(CASES):
+        parser.error(f"--only: some of {', '.join(CASES)}")
     return asked
 
 
-def one_run(bench: Bench, kind: str, number: int, training: Training, seed: int) -> tuple[Fault, Recovery, str]:
-    """The fault, how it was recovered from, and the hash of the final state."""
-    rng = random.Random(f"{seed}/{kind}/{number}")
-    step = random_step(rng, training)
-    run = bench.train(f"{kind}-{number}", training)
-    fault = injure(run, kind, rng, step)
-    result = run.wait_done()
-    found = recovery(run, fault)
-    bench.heal()
-    return fault, found, result.sha256
-
-
-def under_transom(asked: argparse.Namespace, training: Training) -> tuple[list[dict[str, Any]], str]:
-    rows = []
+def rounds(
+    asked: argparse.Namespace, cases: list[Case], launchers: list[elastic.Launcher], training: Training
+) -> tuple[list[dict[str, Any]], list[elastic.ElasticOutcome], str]:
+    """All runs in one sandbox. They take turns, so that a slow minute of the machine meets everybody."""
+    rows: list[dict[str, Any]] = []
+    others: list[elastic.ElasticOutcome] = []
     with Bench(keep=asked.keep) as bench:
-        wanted = reference(bench, training).sha256
-        for number in range(asked.runs):
-            for kind in asked.faults:  # taking turns, so that a slow minute of the machine meets both
-                fault, found, sha256 = one_run(bench, kind, number, training, asked.seed)
-                equal = sha256 == wanted
-                rows.append({**vars(fault), **found.as_json(), "bit_identical": equal})
-                progress(
-                    f"{number + 1}/{asked.runs} {kind} of {fault.target} at step {fault.step}: first new step after "
-                    f"{found.total:.1f} s, {'bit-identical' if equal else 'DIFFERENT RESULT'}"
-                )
-    return rows, wanted
+        wanted = reference(bench, training).sha256 if asked.runs else ""
+        for number in range(max(asked.runs, asked.elastic)):
+            if number < asked.runs:
+                rows += [one_run(bench, case, number, training, asked.seed, wanted) for case in cases]
+            if number < asked.elastic:
+                faults = [case.name for case in cases]
+                limit = asked.elastic_timeout
+                others += elastic.turn(bench, launchers, faults, others, number, training, limit, asked.seed)
+    return rows, others, wanted
 
 
-def summaries(rows: list[dict[str, Any]], kinds: list[str]) -> dict[str, Any]:
-    told: dict[str, Any] = {}
-    for kind in kinds:
-        groups = {kind: [r for r in rows if r["kind"] == kind]}
-        if kind == "node-kill":
-            groups["of these, batch host"] = [r for r in groups[kind] if r["batch_host"]]
-            groups["of these, others"] = [r for r in groups[kind] if not r["batch_host"]]
-        for name, group in groups.items():
-            if group:
-                columns = {column: summary([r[column] for r in group]) for column in ("total", *PHASES, "beyond")}
-                told[name] = {"runs": len(group), **columns, "start_up": _start_up(group)}
-    return told
+def beside(others: list[elastic.ElasticOutcome], alone: list[plain.PlainOutcome]) -> list[Beside]:
+    launched = [Beside(o.launcher, o.fault, o.seconds, o.how, o.start_up, o.beyond) for o in others]
+    return launched + [Beside(plain.SCRIPTS[p.script], p.fault, p.seconds, p.how, {}, None) for p in alone]
 
 
-def _start_up(group: list[dict[str, Any]]) -> dict[str, float]:
-    """Medians of what the ranks say of themselves; they lie within `resume`."""
-    parts = [r["start_up"] for r in group if r["start_up"]]
-    return {key: round(statistics.median(p[key] for p in parts), 2) for key in parts[0]} if parts else {}
-
-
-def ratios(told: dict[str, Any], plain: list[PlainOutcome]) -> list[dict[str, Any]]:
-    """How many times longer it took under Slurm alone; None: never."""
-    rows = []
-    for key in dict.fromkeys((p.script, p.fault) for p in plain):
-        these = [p for p in plain if (p.script, p.fault) == key]
-        back = [p.seconds for p in these if p.seconds is not None]
-        times = round(statistics.median(back) / told[key[1]]["total"]["median"], 1) if len(back) == len(these) else None
-        rows.append({"script": key[0], "fault": key[1], "jobs": len(these), "back": len(back), "ratio": times})
-    return rows
-
-
-def _title(name: str, group: dict[str, Any]) -> str:
-    return f"{name} ({group['runs']} run{'s' if group['runs'] > 1 else ''})"
-
-
-def table(told: dict[str, Any], plain: list[PlainOutcome], rows: list[dict[str, Any]]) -> str:
-    lines = ["seconds from the fault to the first new step: median (min to max)", ""]
-    lines.append(" " * 10 + "".join(f"{_title(name, group):<34}" for name, group in told.items()).rstrip())
-    for column in ("total", *PHASES, "beyond"):
-        cells = [group[column] for group in told.values()]
-        spans = [f"{c['median']:.1f} ({c['min']:.1f} to {c['max']:.1f})" for c in cells]
-        lines.append(f"{column:<10}" + "".join(f"{span:<34}" for span in spans).rstrip())
-    for name, group in told.items():
-        if group["start_up"]:
-            parts = [f"{part} {seconds:.2f}" for part, seconds in group["start_up"].items()]
-            lines.append(f"of which, by the ranks' own account (medians), {name}: {', '.join(parts)}")
-    equal = sum(r["bit_identical"] for r in rows)
-    lines += ["", f"final state bit-identical to the uninterrupted run: {equal} of {len(rows)}"]
-    if plain:
-        lines += ["", "the same training and fault under Slurm alone (requeue: sbatch --requeue; idiom: and the script"]
-        lines += ["calls `scontrol requeue` when srun fails):", ""]
-        by_key = {(r["script"], r["fault"]): r["ratio"] for r in ratios(told, plain)}
-        for p in plain:
-            ratio = by_key[p.script, p.fault]
-            times = f", {ratio:g} times transom's median" if p.seconds is not None and ratio else ""
-            lines.append(
-                f"  {p.script:<9}{p.fault:<11}{f'{p.seconds:.0f} s' if p.seconds is not None else p.how}{times}"
-            )
-            lines.append(" " * 22 + ", ".join(f"{words} from {since:.0f} s" for since, words in p.story))
-    return "\n".join(lines)
+def notes(lines: list[str], others: list[elastic.ElasticOutcome], alone: list[plain.PlainOutcome]) -> str:
+    """What the table does not tell of the others."""
+    told = [*lines]
+    told += [f"{o.launcher}, {o.fault}: {o.words()}" for o in others if o.fault == "hang" or o.seconds is None]
+    for p in alone:
+        story = ", ".join(f"{words} from {since:.0f} s" for since, words in p.story)
+        told.append(f"{plain.SCRIPTS[p.script]}, {p.fault}: {story}")
+    return "\n".join(told)
 
 
 def main() -> int:
@@ -145,21 +102,36 @@ def main() -> int:
     training = Training(steps=asked.steps)
     random_step(random.Random(0), training)  # refuses a training that is too short, before anything is started
     began = time.time()
-    rows, wanted = under_transom(asked, training)
-    plain = []
-    if asked.baseline:
+    why_not = {case: skipped(CASES[case]) for case in asked.only}
+    cases = [CASES[case] for case, why in why_not.items() if not why]
+    ft_launchers, no_ft = elastic.ft_launchers(asked.nvrx)
+    launchers = [*elastic.TORCHRUN, *ft_launchers] if asked.elastic else []
+    missing = [why for why in (*why_not.values(), no_ft) if why]
+    for line in missing:
+        progress(line)
+    rows, others, wanted = rounds(asked, cases, launchers, training)
+    alone = []
+    faults = [case.name for case in cases if case.name in plain.FAULTS]
+    if asked.baseline and faults:
         step = random_step(random.Random(f"{asked.seed}/plain"), training)
-        plain = measure_all(asked.faults, training, step, asked.baseline, asked.baseline_timeout, asked.seed)
-    told = summaries(rows, asked.faults)
+        alone = plain.measure_all(faults, training, step, asked.baseline, asked.baseline_timeout, asked.seed)
+    good = [row for row in rows if "error" not in row]
+    told, compared = summaries(good), beside(others, alone)
     if asked.json:
         print(json.dumps({
-            "schema": 1, "bench": "recovery", "unit": "s", "seed": asked.seed, "training": vars(training),
+            "schema": 2, "bench": "recovery", "unit": "s", "seed": asked.seed, "training": vars(training),
             "where": surroundings(), "took": round(time.time() - began), "reference": wanted, "summary": told,
-            "runs": rows, "baseline": [p.as_json() for p in plain], "ratio": ratios(told, plain),
+            "targets": targets(told), "runs": rows, "elastic": [o.as_json() for o in others],
+            "baseline": [p.as_json() for p in alone], "ratio": ratios(told, compared), "not_measured": missing,
         }))  # fmt: skip
     else:
-        print(table(told, plain, rows))
-    if not all(r["bit_identical"] for r in rows):
+        print(table(told, compared, good))
+        print("\n" + notes([*missing, *elastic.remarks(launchers)], others, alone))
+        print("measured on {cpus} CPUs, load {load}; PyTorch {torch}, {slurm}".format(**surroundings()))
+    failed = [f"{row['case']} {row['run'] + 1}: {row['error']}" for row in rows if "error" in row]
+    if failed:
+        raise BenchError(f"{len(failed)} of {len(rows)} runs did not recover", "\n".join(failed))
+    if not all(row["bit_identical"] for row in rows):
         raise BenchError("A run ended in another state than the uninterrupted one")
     return 0
 

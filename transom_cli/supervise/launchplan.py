@@ -106,7 +106,7 @@ def training_argv(
     """The training step: one wrapper a task, which starts the user's command and records how it ended.
 
     Where some of the allocation's nodes carry no rank, an earlier launch may hold on to what it had until Slurm takes a
-    dead node out of it: `--overlap` does not wait for that.
+    dead node out of it: `--overlap` does not wait for that, and `--mem=0` does not count that launch's memory as taken.
     """
     tasks = options.tasks_on_node
     count = len(nodes)
