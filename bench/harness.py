@@ -141,18 +141,18 @@ class Bench:
             raise BenchError(f"`transom {' '.join(words[:2])} ...` ended with exit code {done.returncode}", said)
         return done.stdout.strip()
 
-    def submit(self, name: str, train: list[str], spares: int = 0) -> LiveRun:
-        """`transom run --detach` of one of our training programs, with its arguments."""
-        ask = ["--root", str(self.runs), "--name", name, "-N", str(NODES), "--gpus-per-node", "1"]
+    def submit(self, name: str, train: list[str], spares: int = 0, options: tuple[str, ...] = ()) -> LiveRun:
+        """`transom run --detach` of one of our training programs, with its arguments. options: of `transom run`."""
+        ask = ["--root", str(self.runs), "--name", name, "-N", str(NODES), "--gpus-per-node", "1", *options]
         ask += ["--spares", str(spares)] if spares else []
         run_id = self.transom("run", *ask, "--detach", "--", sys.executable, *train)
         run = LiveRun(self, RunDir(self.runs / run_id), self._result(name))
         self._made.append(run)
         return run
 
-    def train(self, name: str, training: Training, spares: int = 0) -> LiveRun:
+    def train(self, name: str, training: Training, spares: int = 0, options: tuple[str, ...] = ()) -> LiveRun:
         hashed = ["--final-hash", str(self._result(name))]
-        return self.submit(name, [str(GPT / "train.py"), *training.words(), *hashed], spares)
+        return self.submit(name, [str(GPT / "train.py"), *training.words(), *hashed], spares, options)
 
     def _result(self, name: str) -> Path:
         return self.results / f"{name}.json"
