@@ -14,7 +14,7 @@ that is not seen at or beyond the order's step has yet to look, and will find th
 A rank holds a record lock (fcntl) on its file while it listens. Such a lock ends with its process, is not inherited by
 a forked child, and means the same in every pid namespace, which a pid does not.
 """
-# ruff: noqa: PTH104, PTH108, PTH119, PTH208, SIM105
+# ruff: noqa: PTH104, PTH108, PTH119, PTH208
 
 from __future__ import annotations
 
