@@ -100,7 +100,10 @@ def test_an_order_of_former_times_does_not_keep_it(listener: Make, tmp_path: Pat
     assert rank.ended() == TERM
 
 
-@pytest.mark.parametrize("blocked", ["ctypes.CDLL(None).sleep(600)", "l = threading.Lock(); l.acquire(); l.acquire()"])
+NATIVE = "lock, held = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64); lock(held); lock(held)"
+
+
+@pytest.mark.parametrize("blocked", [NATIVE, "l = threading.Lock(); l.acquire(); l.acquire()"])
 def test_a_main_thread_that_runs_no_python_is_no_hindrance(listener: Make, blocked: str) -> None:
     rank = listener(wait=SOON).attend()
     rank.start(blocked)
