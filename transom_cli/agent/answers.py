@@ -1,4 +1,4 @@
-"""What the node's agent does for the launcher that asks: probe, logs, evidence of every rank, end a launch."""
+"""What the node's agent does for the launcher that asks: probe, logs, evidence of every rank, a flush, the end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import sys
 
-from transom_cli.agent import procfs, secret
+from transom_cli.agent import flush, procfs, secret
 from transom_cli.agent.ending import Left, end_launch
 from transom_cli.agent.evidence import take
 from transom_cli.agent.eyes import Eyes
@@ -33,6 +33,8 @@ class Answers:
             return self._eyes.cause(int(_number(arguments, "launch")), rank)
         if name == "evidence":
             return self._evidence(arguments)
+        if name == "flush":
+            return self._flush(arguments)
         if name == "end":
             return self._end(arguments)
         raise ValueError(f"an agent is not asked for {name!r}")
@@ -45,9 +47,15 @@ class Answers:
         entries = take(self._attempt.path, launch, self._node, folder, timeout, beats_dir=self._beats_dir)
         return {"ranks": [_line(entry, self._node) for entry in entries]}
 
+    def _flush(self, arguments: dict[str, object]) -> dict[str, object]:
+        step = arguments.get("step")
+        if isinstance(step, bool) or not isinstance(step, int) or not -1 <= step <= flush.LARGEST:
+            raise ValueError(f"step is {step!r}, not a step or -1")
+        return flush.ask(self._beats_dir, int(_number(arguments, "launch")), step)
+
     def _end(self, arguments: dict[str, object]) -> dict[str, object]:
         launch, grace = int(_number(arguments, "launch")), _number(arguments, "grace")
-        ended = end_launch(self._attempt.path, launch, self._node, grace)
+        ended = end_launch(self._attempt.path, launch, self._node, grace, self._beats_dir)
         return {"killed": [_words(x) for x in ended.killed], "survivors": [_words(x) for x in ended.survivors]}
 
 

@@ -1,13 +1,15 @@
 """End one launch on this node with nothing left of it, and say truthfully what would not go.
 
 Run by the node's agent, which is neither parent nor relative of the ranks. The caller has ended the step, or sees to
-it that it starts nothing any more. The order: TERM to the ranks themselves, so that they may save; TERM to what they
-left behind, once they are gone; KILL to all that is left; and last to the wrappers, which ignore TERM and are let to
-record how their rank ended. The looks repeat until two in a row find nothing: a process may fork between two looks.
+it that it starts nothing any more. The order: word to the ranks that no flush will come, for which some would wait;
+TERM to the ranks themselves, so that they may save; TERM to what they left behind, once they are gone; KILL to all that
+is left; and last to the wrappers, which ignore TERM and are let to record how their rank ended. The looks repeat until
+two in a row find nothing: a process may fork between two looks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -17,6 +19,7 @@ from itertools import count
 
 from transom_cli.agent import procfs
 from transom_cli.agent.belonging import RANK, WRAPPER, Member, find
+from transom_cli.agent.flush import end_now
 
 TURN = 0.1  # seconds between two looks
 WHOLE = 5  # while ranks save, every how many turns the whole node is looked at: that costs milliseconds
@@ -46,13 +49,18 @@ def end_launch(
     launch: int,
     node: str,
     grace: float,
+    beats_dir: str = "",
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Ended:
     """Returns when nothing is left, or `grace` + KILL_WAIT seconds after the call with survivors. Safe to call again.
 
-    node: as Slurm calls this node. grace: seconds between TERM and KILL; 0 kills without waiting.
+    node: as Slurm calls this node. grace: seconds between TERM and KILL; 0 kills without waiting. beats_dir: the
+    node's, where ranks that keep through TERM (ckpt.keeper) look for what to do.
     """
+    if grace > 0 and beats_dir:
+        with contextlib.suppress(OSError, ValueError):  # no such folder, no memory left: TERM and the grace will do
+            end_now(beats_dir, launch)
     scene = _Scene(attempt_dir, launch, node)
     _ask(scene, grace, clock, sleep)
     return _kill(scene, clock, sleep)

@@ -223,7 +223,7 @@ def _forget(writer: Writer, at_exit: Callable[[], None]) -> Callable[[], None]:
 
 
 def _mapped(folder: str) -> Opened | None:
-    record = _fresh(int(os.environ.get(places.LAUNCH) or 0))
+    record = _fresh(places.own_launch())
     path = f"{folder}/rank-{record.rank}"
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
@@ -244,8 +244,7 @@ def _mapped(folder: str) -> Opened | None:
 
 
 def _fresh(launch: int) -> rec.Record:
-    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
-    record = rec.Record(int(rank), launch, monotonic_ns())
+    record = rec.Record(places.own_rank(), launch, monotonic_ns())
     record.pid, record.pidns = os.getpid(), rec.pid_namespace()
     return record
 

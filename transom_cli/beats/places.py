@@ -78,6 +78,26 @@ def torchrun_nodes(beats_dir: str, launch: int) -> list[int]:
     return sorted(int(n[len(start) :]) for n in names if n.startswith(start) and n[len(start) :].isdecimal())
 
 
+def flush_file(beats_dir: str, launch: int) -> str:
+    """Where the node's agent tells a launch's ranks to make one more checkpoint (beats.flush)."""
+    return f"{beats_dir}/flush-{launch}"
+
+
+def listen_prefix(beats_dir: str, launch: int) -> str:
+    """What the files begin with in which the ranks of a launch say that they listen for that; the rank follows."""
+    return f"{beats_dir}/listen-{launch}-"
+
+
+def own_launch() -> int:
+    """This process's launch, by its environment. Raises ValueError for what is no number."""
+    return int(os.environ.get(LAUNCH) or 0)
+
+
+def own_rank() -> int:
+    """This process's rank, by its environment. Raises ValueError for what is no number."""
+    return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
+
+
 def enter(path: str) -> int:
     """Make the beats folder if need be (0700) and hold it: a descriptor with a shared lock, to be kept open.
 

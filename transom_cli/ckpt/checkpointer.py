@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli.beats.client import phase, resumed
-from transom_cli.ckpt import files
+from transom_cli.ckpt import files, orders
 from transom_cli.ckpt.engine import Writer, describe
 from transom_cli.ckpt.failures import NoCheckpointRestores, SaveFailed, WorldSizeChanged
 from transom_cli.ckpt.inventory import Candidate, candidates
@@ -39,6 +39,10 @@ class Checkpointer:
     `directory`: TRANSOM_CHECKPOINT_DIR (set by the launcher) when not given. `every`: steps between saves. `keep`: how
     many good checkpoints to keep, at least 1. `reshard`: allow a restore with another number of ranks than saved;
     model and optimizer are then resharded, while random numbers and per-rank objects start afresh.
+
+    Under transom a checkpoint can also be asked for from outside (a *flush*: before the time limit, on preemption);
+    save() then makes it at a step that all ranks agree on (ckpt.orders). So that there is time for it, TERM does not
+    end the process at once, unless the trainer handles TERM itself (ckpt.keeper).
 
     With several ranks every rank makes one, after `init_process_group`, and all make the same calls in the same order.
     After restore() the training continues bit for bit as if it had not been interrupted, provided that it is
@@ -77,6 +81,7 @@ class Checkpointer:
         self._told_to_wait = False
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         self._prepare(Here(attempt, socket.gethostname(), _alive))
+        self._orders = orders.attend()
 
     def restore(self) -> int | None:
         """Load the newest checkpoint that verifies and fits; return its step: the number of finished steps.
@@ -100,6 +105,8 @@ class Checkpointer:
                         self._saved = candidate.step
                         self._say(f"restored {candidate.path.name} (written by attempt {verdict.manifest.attempt})")
                         resumed(candidate.step)
+                        if self._orders is not None:
+                            self._orders.at(candidate.step)
                         return candidate.step
                 passed_over.append(f"{candidate.path.name}: {reason}")
                 self._say(f"passed over {passed_over[-1]}")
@@ -110,14 +117,42 @@ class Checkpointer:
     def save(self, step: int, force: bool = False) -> bool:
         """Start a checkpoint of the state after `step` steps, when `step` is a multiple of `every`, or with `force`.
 
+        Also when a flush was asked for, so call it after every step: a call that saves nothing costs microseconds.
         Returns whether one was started. Blocks for the copy of this rank's state into memory (the first time longer:
         the memory is new); the state may be changed as soon as it returns. A save that is still being written is
         waited for: there is one copy in memory, and a checkpoint asked for is not dropped. The wait is told once; a
         larger `every` avoids it. A failure is told on stderr when it is known, kept in `last_error`, and training
         goes on: the next save tries again. The step last restored or saved is not saved again.
         """
-        if not force and step % self.every != 0:
+        ordered = self._orders is not None and self._orders.due(step)
+        if not (force or ordered) and step % self.every != 0:
             return False
+        started = self._start(step)
+        if self._orders is not None and ordered:
+            self._orders.follow(self._running if started else None)
+        return started
+
+    def wait(self, strict: bool = False) -> None:
+        """Wait until nothing is being written. With `strict`, raise SaveFailed if the last save failed."""
+        if self._running is not None:
+            self._running.result()
+            self._running = None
+        if strict and self.last_error is not None:
+            raise self.last_error
+
+    def close(self, strict: bool = False) -> None:
+        """Wait, and end the background thread. Call it before `destroy_process_group`. May be called twice.
+
+        TERM then ends the process at once again, as it does by default.
+        """
+        try:
+            self.wait(strict)
+        finally:
+            self._thread.shutdown()
+            if self._orders is not None:
+                self._orders.close()
+
+    def _start(self, step: int) -> bool:
         if step == self._saved:
             return False
         with phase("checkpoint"):
@@ -135,21 +170,6 @@ class Checkpointer:
             self._running_step = step
             self._running = self._thread.submit(self._write, step, snapshot, trouble)
         return True
-
-    def wait(self, strict: bool = False) -> None:
-        """Wait until nothing is being written. With `strict`, raise SaveFailed if the last save failed."""
-        if self._running is not None:
-            self._running.result()
-            self._running = None
-        if strict and self.last_error is not None:
-            raise self.last_error
-
-    def close(self, strict: bool = False) -> None:
-        """Wait, and end the background thread. Call it before `destroy_process_group`. May be called twice."""
-        try:
-            self.wait(strict)
-        finally:
-            self._thread.shutdown()
 
     def _write(self, step: int, snapshot: Snapshot | None, trouble: str) -> None:
         """In the background thread: nobody asks for its result before the next save, so it tells failures itself."""

@@ -63,9 +63,8 @@ class Writer:
         try:
             if self._ranks.first and not trouble:
                 trouble = _attempted(lambda: work.mkdir(parents=True, mode=0o700))
-            answers = self._ranks.gather((trouble, work.name))
-            work = self._directory / answers[0][1]
-            trouble = _first_trouble([answer[0] for answer in answers])
+            name, trouble = self._meet(step, trouble, work.name)
+            work = self._directory / name
             if not trouble and snapshot is not None:
                 trouble = self._write_all(step, snapshot, work)
         except FAILURES as error:  # a collective failed: a peer is gone. Training will notice by itself
@@ -73,6 +72,21 @@ class Writer:
         if trouble and self._ranks.first:
             files.delete_tree(work)
         return trouble
+
+    def _meet(self, step: int, trouble: str, name: str) -> tuple[str, str]:
+        """Name of the working directory and first trouble, on all ranks alike, once all of them come with `step`.
+
+        They may come with different ones: a flush that not all ranks were told of in time. Those that are behind give
+        theirs up and those ahead ask again, so that no checkpoint is made of two steps, and the next one that all
+        ranks save is saved. Until then the background thread of a rank that is ahead waits here.
+        """
+        while True:
+            answers = self._ranks.gather((step, trouble, name))
+            ahead = max(answer[0] for answer in answers)
+            if step < ahead:
+                return name, f"not all ranks save this step: others are at {step_name(ahead)}"
+            if all(answer[0] == step for answer in answers):
+                return answers[0][2], _first_trouble([answer[1] for answer in answers])
 
     def _write_all(self, step: int, snapshot: Snapshot, work: Path) -> str:
         mine: list[FileEntry] = []
