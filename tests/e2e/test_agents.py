@@ -107,3 +107,15 @@ def test_what_the_agents_found_in_logs_is_in_the_attempt(person: Person) -> None
     assert view["phase"] == "done"
     (incident,) = view["incidents"]
     assert any("rank-1.log: ValueError: a wrong shape" in m[2] for m in incident["marks"] if m[1] == "examined")
+
+
+def test_under_torchrun_the_agent_knows_its_nodes_log(person: Person) -> None:
+    pytest.importorskip("torch")
+    words = ("--torchrun", "--tasks-per-node", "1", "-N", "2", "--", COMMAND[1])
+    run = person.start(*words, "--steps", "20", "--end", "error", "--at", "8", "--rank", "1")
+    view = person.wait(run, over)
+    attempt = attempt_of(run, view)
+    found = [json.loads(line) for line in attempt.findings("node2").read_text().splitlines()]
+    assert "ValueError: a wrong shape" in [f["words"] for f in found if f["kind"] == "log:user"]
+    (incident,) = view["incidents"]
+    assert any("node-1.log: " in m[2] for m in incident["marks"] if m[1] == "examined")
