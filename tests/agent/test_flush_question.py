@@ -12,6 +12,7 @@ from agent_ranks import DEAF, NODE, UP, Ranks, wait_for
 
 from transom_cli.agent import procfs
 from transom_cli.agent.answers import Answers
+from transom_cli.agent.eyes import Eyes
 from transom_cli.agent.client import Client, Failed
 from transom_cli.agent.ending import Ended, end_launch
 from transom_cli.agent.server import Server
@@ -39,7 +40,8 @@ lock(held)  # for ever, and holding the GIL
 def line(ranks: Ranks) -> Iterator[Client]:
     secret = os.urandom(32)
     ranks.beats.mkdir(mode=0o700)
-    answers = Answers(AttemptDir(ranks.attempt), NODE, str(ranks.beats))
+    attempt, beats = AttemptDir(ranks.attempt), str(ranks.beats)
+    answers = Answers(attempt, NODE, beats, Eyes(attempt, NODE, beats, tuple))
     server = Server(secret, f"12.0/{NODE}", frozenset({"127.0.0.1"}), answers)
     with Client.connect("127.0.0.1", server.start(), secret, f"12.0/{NODE}", 20.0) as client:
         yield client

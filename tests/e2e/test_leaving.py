@@ -1,0 +1,86 @@
+"""An attempt that is left on purpose, or given back to Slurm by its launcher alone: real PyTorch where it must save."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from e2e.support import COMMAND, Person, at_step, over
+
+from transom_cli.layout import RunDir
+from transom_cli.sandbox import faults
+from transom_cli.sandbox.cluster import Sandbox
+from transom_cli.supervise.lease import read_holder
+
+pytestmark = pytest.mark.sandbox
+
+GPT = Path(__file__).resolve().parents[2] / "examples" / "gpt" / "train.py"
+TRAIN = (sys.executable, str(GPT), "--layers", "1", "--width", "32", "--batch", "2", "--every", "1000")
+
+
+def outcome(run: RunDir, job_id: int, restart: int) -> dict[str, object]:
+    return json.loads(run.attempt(job_id, restart).outcome.read_text())  # type: ignore[no-any-return]
+
+
+def kill_operator(run: RunDir) -> None:
+    holder = read_holder(run)
+    assert holder is not None
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(holder.pid, signal.SIGKILL)
+
+
+def test_before_the_time_limit_all_ranks_save_and_the_run_goes_on(person: Person, sandbox: Sandbox) -> None:
+    """The warning is sent by hand here; `make bench-limits` waits for real limits."""
+    pytest.importorskip("torch")
+    run = person.start("-N", "2", "--", *TRAIN, "--steps", "150", "--step-delay", "0.1")
+    view = person.wait(run, at_step(20))
+    sandbox.slurm("scancel", "--batch", "--signal=USR2", str(view["job_id"]))
+    view = person.wait(run, lambda v: v["starts"] == 1 and v["step"] > 0)
+    left = outcome(run, view["job_id"], 0)
+    assert (left["status"], left["cause"]) == ("left", "time_limit")
+    assert left["why"] == f"the time limit is near; step {left['durable']} is durable"
+    view = person.wait(run, over)
+    assert (view["phase"], view["step"], view["excluded"]) == ("done", 150, [])
+    (incident,) = view["incidents"]
+    assert incident["result"] == "recovered" and "time limit" in incident["words"]
+    log = (run.attempt(view["job_id"], 1).logs(0) / "rank-0.log").read_text()
+    assert f"restored step-{left['durable']} " in log
+
+
+def test_scancel_leaves_a_durable_state_and_is_a_stop(person: Person, sandbox: Sandbox) -> None:
+    pytest.importorskip("torch")
+    run = person.start("-N", "2", "--", *TRAIN, "--steps", "1000", "--step-delay", "0.1")
+    view = person.wait(run, at_step(20))
+    sandbox.slurm("scancel", str(view["job_id"]))
+    view = person.wait(run, over)
+    assert view["phase"] == "stopped"
+    told = outcome(run, view["job_id"], 0)
+    assert told["status"] == "stopped"
+    assert told["why"] == f"told to stop by SIGTERM; step {told['durable']} is durable"
+    listed = person.transom("ckpt", "ls", "--json", run.run_id)
+    assert f"step-{told['durable']}" in listed.stdout, listed.stderr
+
+
+def test_without_an_operator_the_launcher_gives_the_job_back(person: Person, sandbox: Sandbox) -> None:
+    run = person.start("-N", "2", "--set", "restart.relaunches=0", "--", *COMMAND, "--steps", "60")
+    view = person.wait(run, at_step(10))
+    job_id = view["job_id"]
+    kill_operator(run)
+    faults.kill_rank(sandbox, job_id, 1)
+
+    def requeued(_: object) -> bool:
+        return "Restarts=1" in sandbox.slurm("scontrol", "show", "job", str(job_id))
+
+    person.wait(run, requeued)
+    journal = run.attempt(job_id, 0).launcher_journal.read_text()
+    assert '"how": "requeue"' in journal
+    person.transom("attach", "--detach", run.run_id)
+    view = person.wait(run, over, patience=180)
+    assert (view["phase"], view["step"], view["starts"]) == ("done", 60, 1), "not requeued twice"
+    resumed = (run.attempt(job_id, 1).logs(0) / "rank-0.log").read_text()
+    assert "goes on from step" in resumed and "from step 0" not in resumed
