@@ -35,7 +35,7 @@ demo: setup ## train on a sandbox cluster, kill a node, watch the run come back,
 .nvrx: setup
 	-test -e $@ || $(PY) -m pip install --quiet --no-deps --target $@ nvidia-resiliency-ext defusedxml pyyaml
 
-bench-recovery: setup .nvrx ## faults: seconds to the first new step, beside torchrun, ft_launcher, Slurm alone (50 minutes)
+bench-recovery: setup .nvrx ## faults: seconds to the first new step, beside torchrun, ft_launcher, Slurm alone (over an hour)
 	$(PY) bench/recovery.py --nvrx .nvrx
 
 bench-identity: setup ## is the result of 20 runs with a random fault bit-identical? (about 20 minutes)
