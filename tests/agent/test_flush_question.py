@@ -12,9 +12,9 @@ from agent_ranks import DEAF, NODE, UP, Ranks, wait_for
 
 from transom_cli.agent import procfs
 from transom_cli.agent.answers import Answers
-from transom_cli.agent.eyes import Eyes
 from transom_cli.agent.client import Client, Failed
 from transom_cli.agent.ending import Ended, end_launch
+from transom_cli.agent.eyes import Eyes
 from transom_cli.agent.server import Server
 from transom_cli.layout import AttemptDir
 
