@@ -17,6 +17,7 @@ from transom_cli.beats import places
 from transom_cli.beats import record as rec
 from transom_cli.beats.reading import process
 from transom_cli.beats.table import NodeTable, RankBeat, decode
+from transom_cli.files import replace_text
 from transom_cli.layout import AttemptDir, RunDir
 
 ROOT = Path(__file__).parents[2]
@@ -122,6 +123,28 @@ def test_told_to_end_it_removes_its_folder_when_no_rank_is_left(node: Node) -> N
     agent.terminate()
     assert agent.wait() == 0
     assert not node.beats.exists()
+
+
+def test_told_to_end_it_stays_for_a_launcher_that_lives(node: Node) -> None:
+    attempt = node.attempt
+    attempt.launcher_alive.write_text("0\n")
+    agent = node.agent()
+    wait_for(lambda: node.path.exists())
+    agent.terminate()
+    for sign in range(1, 18):  # beyond the seconds after which a launcher counts as silent
+        time.sleep(0.2)
+        replace_text(attempt.launcher_alive, f"{sign}\n")
+        assert agent.poll() is None
+    attempt.outcome.write_text("{}")
+    assert agent.wait() == 0
+
+
+def test_told_to_end_it_does_not_stay_for_a_launcher_that_is_silent(node: Node) -> None:
+    node.attempt.launcher_alive.write_text("7\n")
+    agent = node.agent()
+    wait_for(lambda: node.path.exists())
+    agent.terminate()
+    assert agent.wait() == 0
 
 
 def test_a_second_agent_goes_on_counting(node: Node) -> None:

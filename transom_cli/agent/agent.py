@@ -4,8 +4,9 @@
 
 One per node and attempt, a step of its own beside the training step, so that the table goes on when the training
 step dies. It looks four times a second and writes at most once a second, sooner only when something has happened
-that should not wait: a process stopped or gone, a first step. It ends when it is told to (TERM), when the attempt's
-outcome stands, when its parent (the Slurm step) dies, or when the run directory has vanished.
+that should not wait: a process stopped or gone, a first step. It ends when it is told to (TERM) and no launcher lives
+that may still need it, when the attempt's outcome stands, when its parent (the Slurm step) dies, or when the run
+directory has vanished.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from transom_cli.agent import procfs
 from transom_cli.agent.answers import serve, told
 from transom_cli.agent.eyes import Eyes
+from transom_cli.agent.farewell import Farewell
 from transom_cli.beats import places, record
 from transom_cli.beats.reading import GONE, process, publish, row
 from transom_cli.beats.table import BadTable, NodeTable, RankBeat, decode
@@ -116,12 +118,13 @@ class Agent:
 
 
 def keep(agent: Agent, attempt: AttemptDir) -> bool:
-    """Look until told to stop or the attempt is over (True), or until nobody is left to look for (False).
+    """Look until the attempt is over or it is told to stop (True), or until nobody is left to look for (False).
 
     The signals must be blocked.
     """
     parent = os.getppid()
     seen = time.monotonic()
+    farewell: Farewell | None = None
     while os.getppid() == parent:
         now = time.monotonic()
         agent.look(now)
@@ -129,8 +132,10 @@ def keep(agent: Agent, attempt: AttemptDir) -> bool:
             seen = now
         elif now - seen > VANISHED:
             return False
-        if os.path.exists(attempt.outcome) or signal.sigtimedwait(_TOLD, LOOK) is not None:  # noqa: PTH110
+        if os.path.exists(attempt.outcome) or (farewell is not None and farewell.over(now)):  # noqa: PTH110
             return True
+        if signal.sigtimedwait(_TOLD, LOOK) is not None and farewell is None:
+            farewell = Farewell(attempt, now)
     return False
 
 
