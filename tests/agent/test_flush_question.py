@@ -24,12 +24,15 @@ ear = orders.attend()
 ear.at(%d)
 """
 TRAINS = LISTENS + "up()\ntime.sleep(600)\n"
-STUCK = LISTENS + """
+STUCK = (
+    LISTENS
+    + """
 lock, held = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
 lock(held)
 up()
 lock(held)  # for ever, and holding the GIL
 """
+)
 
 
 @pytest.fixture
