@@ -1,4 +1,4 @@
-"""What a beat costs a trainer: nanoseconds a call, beside an empty function in the same run.
+"""What a beat, and a save() that saves nothing, cost a trainer: ns a call, beside an empty function in the same run.
 
     python bench/beat.py [--json]
 
@@ -8,6 +8,7 @@ Each figure is the median of the repeats. "beside torch" rows are left out where
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 CALLS = 20_000
 REPEATS = 15
@@ -44,6 +46,7 @@ def measure() -> dict[str, float]:
         with phase("checkpoint"):
             pass
 
+    steps = itertools.count(1)  # each call a new step, as in a training
     rows: dict[str, Callable[[int], object]] = {
         "empty function": lambda step: empty(step, loss=2.5),
         "beat(step)": lambda step: beat(step),
@@ -55,9 +58,17 @@ def measure() -> dict[str, float]:
 
         loss = torch.tensor(2.5, requires_grad=True)
         rows["beat(step, loss=CPU tensor)"] = lambda step: beat(step, loss=loss)  # type: ignore[arg-type]
+        checkpointer = _checkpointer()
+        rows["save(step), not due"] = lambda _: checkpointer.save(next(steps))
     except ImportError:
         pass
     return {name: round(cost(call), 1) for name, call in rows.items()}
+
+
+def _checkpointer() -> Any:
+    from transom_cli.ckpt import Checkpointer
+
+    return Checkpointer({"step": 0}, os.environ["BENCH_CHECKPOINTS"], every=1 << 40)
 
 
 def run(env: dict[str, str]) -> dict[str, float]:
@@ -77,8 +88,9 @@ def main() -> None:
         print(json.dumps(measure()))
         return
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:  # noqa: PTH112
-        inside = run({"TRANSOM_BEAT_DIR": folder, "RANK": "0"})
-    outside = run({})
+        checkpoints = {"BENCH_CHECKPOINTS": f"{folder}/checkpoints"}
+        inside = run({"TRANSOM_BEAT_DIR": folder, "RANK": "0", **checkpoints})
+        outside = run(checkpoints)
     if options.json:
         print(json.dumps({"schema": 1, "unit": "ns/call", "repeats": REPEATS, "inside": inside, "outside": outside}))
         return
