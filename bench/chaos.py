@@ -23,7 +23,7 @@ from typing import Any
 from chaos_faults import possible
 from chaos_judge import INVARIANTS
 from chaos_plan import KINDS, SANDBOX_NODES, make_plan
-from chaos_run import one_run
+from chaos_run import INTERRUPTED, one_run
 from harness import Bench, BenchError, Result, Training, progress, reference, run_bench, surroundings
 
 TRAINING = Training(steps=60, every=5, delay=0.15)
@@ -115,7 +115,11 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     with ThreadPoolExecutor(asked.parallel) as pool:
         workers = [pool.submit(work, asked, numbers, rows) for _ in range(asked.parallel)]
-        results = {worker.result() for worker in workers}
+        try:
+            results = {worker.result() for worker in workers}
+        except BaseException:
+            INTERRUPTED.set()
+            raise
     if len(results) != 1:
         raise BenchError("Two uninterrupted runs ended in different states", str(results))
     rows.sort(key=lambda row: int(row["seed"].rpartition("/")[2]))

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from harness import Bench, BenchError, LiveRun, Result, Training
 from transom_cli.errors import TransomError
 from transom_cli.sandbox import faults
 
+INTERRUPTED = threading.Event()  # the runs that go on end at once, tidily
 TURN = 0.1
 PATIENCE = 240.0  # seconds for a run, besides those that its faults last
 NO_RECOVERY = 12.0  # seconds after the first fault, when nobody saw a sign of trouble
@@ -63,6 +65,8 @@ class ChaosRun:
         """Until the run is over and nothing is left to undo, or its time is up."""
         try:
             while self._story.now < self.bound:
+                if INTERRUPTED.is_set():
+                    raise KeyboardInterrupt
                 self.watch.look()
                 over = self._run.state.phase.over
                 if over and not self._hand.operator_away:

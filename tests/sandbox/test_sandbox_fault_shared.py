@@ -45,6 +45,8 @@ def test_a_shared_disk_holds_what_was_there_and_leaves_what_was_made(sandbox: Sa
         file.write("two\n")
     (shared / "new" / "file").rename(shared / "moved")
     (shared / "linked").hardlink_to(shared / "moved")
+    assert sorted(path.name for path in shared.iterdir()) == ["before", "linked", "moved", "new"]
+    assert [path.name for path in shared.glob("*/")] == ["new"] and list((shared / "new").iterdir()) == []
     with pytest.raises(FileExistsError):
         os.open(shared / "moved", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     assert [fault.undo for fault in faults.active(sandbox)] == [f"unshare-disk {shared}"]

@@ -52,8 +52,12 @@ class Covered(mfusepy.Operations):
         told: dict[str, Any] = {name: getattr(found, name) for name in _STAT}
         return told | {name: getattr(found, f"{name}_ns") for name in _TIMES}
 
-    def readdir(self, path: str, fh: int) -> list[str]:
-        return [".", "..", *os.listdir(self._below + path)]  # noqa: PTH208
+    def readdir(self, path: str, fh: int) -> list[tuple[str, dict[str, int], int]]:
+        """A name without its inode number would not be listed: 0 stands for one that is deleted."""
+        with os.scandir(self._below + path) as entries:
+            names = [(entry.name, entry.inode()) for entry in entries]
+        here = os.lstat(self._below + path).st_ino
+        return [(name, {"st_ino": inode}, 0) for name, inode in ((".", here), ("..", here), *names)]
 
     def readlink(self, path: str) -> str:
         return os.readlink(self._below + path)  # noqa: PTH115
