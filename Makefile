@@ -4,7 +4,7 @@ PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-long check lint types demo clean
-.PHONY: bench-recovery bench-identity bench-operator bench-healthy
+.PHONY: chaos bench-recovery bench-identity bench-operator bench-healthy
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,13 @@ check: lint types test ## what CI runs: lint, types and tests
 
 demo: setup ## train on a sandbox cluster, kill a node, watch the run come back, compare the result bit for bit
 	$(PY) examples/demo/demo.py
+
+SEED ?= 1
+N ?= 20
+PARALLEL ?= 1
+
+chaos: setup ## N runs with random faults from SEED, several each: does what must hold, hold? (about a minute a run)
+	$(PY) bench/chaos.py --seed $(SEED) --runs $(N) --parallel $(PARALLEL)
 
 bench-recovery: setup ## node or rank killed: seconds to the first new step, beside Slurm alone (about 30 minutes)
 	$(PY) bench/recovery.py

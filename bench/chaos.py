@@ -26,7 +26,7 @@ from chaos_plan import KINDS, SANDBOX_NODES, make_plan
 from chaos_run import INTERRUPTED, one_run
 from harness import Bench, BenchError, Result, Training, progress, reference, run_bench, surroundings
 
-TRAINING = Training(steps=60, every=5, delay=0.15)
+TRAINING = Training(steps=40, every=4, delay=0.15)
 
 
 class ChaosBench(Bench):
