@@ -100,12 +100,12 @@ class Hand:
         if group == "rank":
             return self._rank(fault, job)
         if group == "launcher":
-            stop = fault.kind == "launcher-stop"
+            stop = fault.kind != "launcher-kill"
             pid = (faults.stop_launcher if stop else faults.kill_launcher)(sb, job)
             return f"launcher {pid}", lambda: stop and faults.cont_launcher(sb, job)
         node = self._run.state.nodes[fault.target % len(self._run.state.nodes)]
         if group == "agent":
-            stop = fault.kind == "agent-stop"
+            stop = fault.kind != "agent-kill"
             (faults.stop_agent if stop else faults.kill_agent)(sb, job, node)
             return f"the agent on {node}", lambda: stop and faults.cont_agent(sb, job, node)
         (faults.kill_node if fault.kind == "node-kill" else faults.stop_node)(sb, node)

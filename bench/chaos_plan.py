@@ -24,8 +24,10 @@ _KINDS: dict[str, tuple[int, tuple[float, float] | None]] = {
     "rank-slow": (2, (2.0, 8.0)),
     "agent-kill": (2, None),
     "agent-stop": (2, (2.0, 15.0)),
+    "agent-hang": (1, None),
     "launcher-kill": (3, None),
     "launcher-stop": (2, (2.0, 15.0)),
+    "launcher-hang": (1, None),
     "operator-kill": (4, (0.5, 12.0)),
     "operator-away": (1, (22.0, 40.0)),  # longer than the launcher waits for one
     "node-kill": (3, None),

@@ -41,7 +41,16 @@ def test_several_faults_a_run_and_steps_well_inside_it() -> None:
 def test_what_a_person_would_mend_is_mended_and_what_is_dead_stays_so() -> None:
     mended = {x.kind for plan in PLANS for x in plan.injections if x.lasting is not None}
     assert mended >= DISK | CONTROLLER | CLOCK | {"operator-kill", "operator-away"}
-    assert not mended & {"rank-kill", "rank-stop", "node-kill", "node-stop", "agent-kill", "launcher-kill"}
+    assert not mended & {
+        "rank-kill",
+        "rank-stop",
+        "node-kill",
+        "node-stop",
+        "agent-kill",
+        "agent-hang",
+        "launcher-kill",
+        "launcher-hang",
+    }
     assert all(0 < x.lasting <= 40 for plan in PLANS for x in plan.injections if x.lasting is not None)
 
 
