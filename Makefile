@@ -4,7 +4,7 @@ PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-long check lint types demo clean
-.PHONY: .nvrx bench-recovery bench-identity bench-operator bench-healthy bench-agent
+.PHONY: .nvrx chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,12 +31,22 @@ check: lint types test ## what CI runs: lint, types and tests
 demo: setup ## train on a sandbox cluster, kill a node, watch the run come back, compare the result bit for bit
 	$(PY) examples/demo/demo.py
 
+SEED ?= 1
+N ?= 20
+PARALLEL ?= 1
+
+chaos: setup ## N runs with random faults from SEED, several each: does what must hold, hold? (about a minute a run)
+	$(PY) bench/chaos.py --seed $(SEED) --runs $(N) --parallel $(PARALLEL)
+
 # NVIDIA's ft_launcher, to be measured beside transom: no dependency of ours, and the bench says so where it is missing.
 .nvrx: setup
 	-test -e $@ || $(PY) -m pip install --quiet --no-deps --target $@ nvidia-resiliency-ext defusedxml pyyaml
 
 bench-recovery: setup .nvrx ## faults: seconds to the first new step, beside torchrun, ft_launcher, Slurm alone (over an hour)
 	$(PY) bench/recovery.py --nvrx .nvrx
+
+bench-limits: setup ## a training over ten time limits, as one run (about 20 minutes)
+	$(PY) bench/limits.py
 
 bench-identity: setup ## is the result of 20 runs with a random fault bit-identical? (about 20 minutes)
 	$(PY) bench/identity.py

@@ -9,8 +9,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # The sandbox runs these daemons by itself, as the calling user, on its own ports and folders. The packages' own
 # services are not needed and nothing here enables or starts one; on a machine with systemd the packages may start
 # theirs (munge, mariadb). They do not get in the sandbox's way, nor it in theirs.
-PACKAGES=(slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge slurmdbd mariadb-server python3-venv)
-PROGRAMS=(slurmctld slurmd sbatch scontrol munged slurmdbd mariadbd)
+PACKAGES=(slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge slurmdbd mariadb-server
+    fuse3 gcc libc6-dev python3-venv)
+PROGRAMS=(slurmctld slurmd sbatch scontrol munged slurmdbd mariadbd fusermount3 cc)
 STAMP=.venv/.transom-setup
 export PATH="$PATH:/usr/sbin:/sbin:/usr/local/sbin"
 

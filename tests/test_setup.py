@@ -37,7 +37,7 @@ def test_without_root_and_sudo_the_command_for_an_admin_is_told(tmp_path: Path) 
     installed = 'case "$*" in *munge*|*slurmd) echo installed;; *) exit 1;; esac'
     done = setup_with(tmp_path, apt_get="exit 9", dpkg_query=installed, id="echo 1000")
     assert done.returncode == 1
-    missing = "slurmctld slurm-client slurm-wlm-basic-plugins slurmdbd mariadb-server python3-venv"
+    missing = "slurmctld slurm-client slurm-wlm-basic-plugins slurmdbd mariadb-server fuse3 gcc libc6-dev python3-venv"
     assert f"error: Packages are missing, and there is no sudo to install them: {missing}" in done.stderr
     assert f"hint: ask an admin to run `apt-get install -y --no-install-recommends {missing}`" in done.stderr
     assert not (tmp_path / ".venv").exists()

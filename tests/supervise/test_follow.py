@@ -12,7 +12,7 @@ from transom_cli.core import events as ev
 from transom_cli.core.quiet import QuietLimits
 from transom_cli.core.state import Incident, Stage, State
 from transom_cli.layout import AttemptDir, RunDir
-from transom_cli.supervise.follow import Follower, newest_checkpoint, read_outcome
+from transom_cli.supervise.follow import STUCK, Follower, newest_checkpoint, read_outcome
 
 LIMITS = QuietLimits(factor=4.0, floor=2.0, ceiling=60.0, node_silent=8.0, settle=0.0, patience=1.0)
 STATE = State(job_id=7, restarts=0, num_nodes=2, nodes=("n1", "n2"))
@@ -225,6 +225,25 @@ def test_ranks_that_ended_well_wait_for_the_launcher(training: Training) -> None
     record = {"schema": 1, "rank": 1, "node": "n2", "pid": 9, "code": 0, "signal": None, "wall": 50.0, "steps": 5}
     (exits / "rank-1.json").write_text(json.dumps(record))
     assert "OutcomeSeen" not in kinds([e for _ in range(8) for e in training.poll()])
+
+
+def test_a_launcher_that_hangs_after_the_good_end_of_all_ranks_is_not_waited_for(training: Training) -> None:
+    training.launch()
+    training.state = State(job_id=7, num_nodes=2, nodes=("n1", "n2"), batch_host="n1")
+    training.sign()
+    exits = training.attempt().exits(0)
+    exits.mkdir(parents=True)
+    record = {"schema": 1, "pid": 9, "code": 0, "signal": None, "wall": 50.0, "steps": 5}
+    (exits / "rank-0.json").write_text(json.dumps({**record, "rank": 0, "node": "n1"}))
+    assert "OutcomeSeen" not in kinds([e for _ in range(60) for e in training.poll()]), "one rank still trains"
+    (exits / "rank-1.json").write_text(json.dumps({**record, "rank": 1, "node": "n2"}))
+    for _ in range(40):
+        training.sign()
+        assert "OutcomeSeen" not in kinds(training.poll()), "it lives, and has its own account to give"
+    assert "OutcomeSeen" not in kinds([e for _ in range(int(STUCK)) for e in training.poll()])
+    (outcome,) = [e for _ in range(10) for e in training.poll() if isinstance(e, ev.OutcomeSeen)]
+    assert (outcome.status, outcome.missing) == ("failed", ("n1",)) and not any(x.bad for x in outcome.exits)
+    assert outcome.why == "every rank ended with exit code 0, and the launcher is silent"
 
 
 def test_a_node_of_the_launch_that_never_sends_a_table_is_silent_too(training: Training) -> None:

@@ -14,6 +14,8 @@ from transom_cli.cli.sandbox_fault import fault_app
 from transom_cli.cli.sandbox_folder import Dir, existing, folder, running
 from transom_cli.errors import SlurmUnreachable, UsageError
 
+Clock = Annotated[bool, typer.Option("--clock", help="With a wall clock that `fault jump-clock` can set.")]
+
 sandbox_app = typer.Typer(no_args_is_help=True, help="A real small Slurm on this machine, and real faults in it.")
 sandbox_app.add_typer(fault_app, name="fault")
 
@@ -62,12 +64,15 @@ def status(json_: Annotated[bool, typer.Option("--json", help="One JSON document
 
 
 @sandbox_app.command("exec", context_settings={"allow_interspersed_args": False})
-def exec_(command: Annotated[list[str], typer.Argument(help="The command and its words.")], dir: Dir = None) -> None:
+def exec_(
+    command: Annotated[list[str], typer.Argument(help="The command and its words.")],
+    clock: Clock = False,
+    dir: Dir = None,
+) -> None:
     """Run a command with this cluster as its Slurm; its exit code is passed through."""
-    sandbox = running(dir)
     env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_"))}
     try:
-        os.execvpe(command[0], command, {**env, **sandbox.env()})
+        os.execvpe(command[0], command, {**env, **_variables(dir, clock)})
     except FileNotFoundError as error:
         raise UsageError(f"There is no command {command[0]!r}", str(error)) from error
     except PermissionError as error:
@@ -75,7 +80,14 @@ def exec_(command: Annotated[list[str], typer.Argument(help="The command and its
 
 
 @sandbox_app.command()
-def env(dir: Dir = None) -> None:
+def env(clock: Clock = False, dir: Dir = None) -> None:
     """Print what to `eval` in a shell to use this cluster."""
-    for name, value in running(dir).env().items():
+    for name, value in _variables(dir, clock).items():
         print(f"export {name}={shlex.quote(value)}")
+
+
+def _variables(dir: Dir, clock: bool) -> dict[str, str]:
+    from transom_cli.sandbox import faults
+
+    sandbox = running(dir)
+    return {**sandbox.env(), **(faults.clock_env(sandbox) if clock else {})}

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from transom_cli.cli import sandbox_fault_jobs, sandbox_fault_shared
 from transom_cli.cli.sandbox_folder import Dir, running
 
 fault_app = typer.Typer(no_args_is_help=True, help="Make a real fault, or undo one.")
@@ -155,6 +156,10 @@ def free_disk(
 
     faults.free_disk(running(dir), folder, unmount=unmount)
     print(f"freed {folder}")
+
+
+for command in (*sandbox_fault_jobs.COMMANDS, *sandbox_fault_shared.COMMANDS):
+    fault_app.command()(command)
 
 
 @fault_app.command()

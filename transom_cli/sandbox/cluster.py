@@ -8,7 +8,6 @@ for how its processes are told from all others.
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from transom_cli.errors import SlurmUnreachable, TransomError, UsageError
 from transom_cli.sandbox import accounting, belonging, procs, state
 from transom_cli.sandbox.daemons import daemon_env, log_tail, start_daemon
 from transom_cli.sandbox.folder import prepare
+from transom_cli.sandbox.mounts import unmount
 from transom_cli.sandbox.procs import Ident
 from transom_cli.sandbox.spec import SandboxSpec, check_place, check_spec, node_names
 from transom_cli.sandbox.state import State
@@ -148,6 +148,11 @@ class Sandbox:
         known = state.load(self.dir)
         return tuple(known.disks) if known and known.of_this_boot else ()
 
+    def mounts(self) -> tuple[str, ...]:
+        """The folders that `faults.share_disk` serves."""
+        known = state.load(self.dir)
+        return tuple(known.mounts) if known and known.of_this_boot else ()
+
     @property
     def is_up(self) -> bool:
         return any(row.state != "dead" for row in self.daemons())
@@ -264,9 +269,9 @@ class Sandbox:
             return list({proc.ident: proc for proc in [*marked, *filter(None, ours)]}.values())
 
         procs.freeze_then_kill(everything)
-        for disk in known.disks:
-            subprocess.run(["umount", "--lazy", disk], check=False, capture_output=True)
-        known.daemons, known.disks = {}, []
+        for mounted in (*known.mounts, *known.disks):
+            unmount(Path(mounted))
+        known.daemons, known.disks, known.mounts = {}, [], []
         state.save(self.dir, known)
 
 

@@ -9,7 +9,16 @@ from pathlib import Path
 from transom_cli.errors import TransomError
 from transom_cli.sandbox import belonging, procs
 from transom_cli.sandbox.cluster import Sandbox, wait_until
+from transom_cli.sandbox.fault_clock import clock_env, jump_clock, offsets, reset_clock
 from transom_cli.sandbox.fault_disk import fill_disk, free_disk, small_disk
+from transom_cli.sandbox.fault_jobs import (
+    cont_agent,
+    cont_launcher,
+    kill_agent,
+    kill_launcher,
+    stop_agent,
+    stop_launcher,
+)
 from transom_cli.sandbox.fault_nodes import (
     cont_controller,
     cont_node,
@@ -21,27 +30,51 @@ from transom_cli.sandbox.fault_nodes import (
     stop_node,
 )
 from transom_cli.sandbox.fault_ranks import cont_rank, kill_rank, slow_rank, slowed, stop_rank, unslow_rank
+from transom_cli.sandbox.fault_shared import (
+    cont_disk,
+    readonly_disk,
+    served,
+    share_disk,
+    stall_disk,
+    unshare_disk,
+    writable_disk,
+)
 
 __all__ = [
     "Active",
     "active",
+    "clock_env",
+    "cont_agent",
     "cont_controller",
+    "cont_disk",
+    "cont_launcher",
     "cont_node",
     "cont_rank",
     "fill_disk",
     "free_disk",
     "heal",
+    "jump_clock",
+    "kill_agent",
     "kill_controller",
+    "kill_launcher",
     "kill_node",
     "kill_rank",
+    "readonly_disk",
+    "reset_clock",
     "restore_node",
+    "share_disk",
     "slow_rank",
     "small_disk",
+    "stall_disk",
     "start_controller",
+    "stop_agent",
     "stop_controller",
+    "stop_launcher",
     "stop_node",
     "stop_rank",
+    "unshare_disk",
     "unslow_rank",
+    "writable_disk",
 ]
 
 
@@ -71,27 +104,49 @@ def active(sb: Sandbox) -> list[Active]:
     slow = slowed(sb)
     for job, rank in slow:
         found.append(Active(f"rank {rank} of job {job} is slowed", f"unslow-rank --job {job} {rank}"))
-    stopped = {
-        (proc.environ["SLURM_JOB_ID"], proc.environ.get("RANK") or proc.environ.get("SLURM_PROCID", "?"))
-        for proc in belonging.of_sandbox(sb.cluster)
-        if proc.state in "Tt"
-        and belonging.is_job_process(proc, sb.cluster)
-        and belonging.node_of(proc, sb.cluster) not in down
-    }
-    for job_text, rank_text in sorted(stopped - {(str(job), str(rank)) for job, rank in slow}):
-        found.append(
-            Active(f"rank {rank_text} of job {job_text} is stopped", f"cont-rank --job {job_text} {rank_text}")
-        )
+    found += _stopped(sb, down, {(str(job), str(rank)) for job, rank in slow})
     found += [Active(f"{disk} is a small disk", f"free-disk --unmount {disk}") for disk in sb.disks()]
+    alive = served(sb)
+    found += [Active(*_disk_words(disk, alive.get(disk, "dead"))) for disk in sb.mounts()]
+    for host, wrong in offsets(sb).items():
+        if wrong:
+            found.append(Active(f"the clock of {host} is wrong by {wrong:+g} s", f"reset-clock --host {host}"))
     return found
+
+
+def _stopped(sb: Sandbox, down: set[str], slow: set[tuple[str, str]]) -> list[Active]:
+    """Stopped agents, launchers and ranks on nodes that are up."""
+    told: set[tuple[str, str]] = set()
+    for proc in belonging.of_sandbox(sb.cluster):
+        node = belonging.node_of(proc, sb.cluster)
+        if proc.state not in "Tt" or not belonging.is_job_process(proc, sb.cluster) or node in down:
+            continue
+        env, job = proc.environ, proc.environ["SLURM_JOB_ID"]
+        rank = env.get("RANK") or env.get("SLURM_PROCID", "?")
+        if not env.get("SLURM_STEP_ID", "").isdigit():
+            told.add((f"the launcher of job {job} is stopped", f"cont-launcher --job {job}"))
+        elif env.get("TRANSOM_ROLE") == "agent":
+            told.add((f"the agent of job {job} on {node} is stopped", f"cont-agent --job {job} {node}"))
+        elif (job, rank) not in slow:
+            told.add((f"rank {rank} of job {job} is stopped", f"cont-rank --job {job} {rank}"))
+    return [Active(*words) for words in sorted(told)]
+
+
+def _disk_words(disk: str, word: str) -> tuple[str, str]:
+    undo = {"stalled": f"cont-disk {disk}", "read-only": f"writable-disk {disk}"}
+    return f"{disk} is a shared disk ({word})", undo.get(word, f"unshare-disk {disk}")
 
 
 def heal(sb: Sandbox) -> None:
     """Undo everything: all daemons run, no job is left, every node is idle and undrained."""
     for job, rank in slowed(sb):
         unslow_rank(sb, job, rank)
-    for disk in sb.disks():
-        free_disk(sb, Path(disk), unmount=True)
+    for disk in map(Path, sb.mounts()):  # what waits for one cannot end; it goes when no job is on it any more
+        cont_disk(sb, disk)
+        writable_disk(sb, disk)
+    for disk in map(Path, sb.disks()):
+        free_disk(sb, disk)
+    reset_clock(sb)
     for proc in belonging.of_sandbox(sb.cluster):
         if proc.state in "Tt":
             procs.signal_one(proc.ident, signal.SIGCONT)
@@ -118,4 +173,8 @@ def heal(sb: Sandbox) -> None:
         restore_node(sb, node, undrain=True)
     if not wait_until(no_jobs, 60.0, every_s=0.3):
         raise TransomError("Jobs are left in the sandbox", sb.slurm("squeue"), "transom sandbox down, then up")
+    for disk in map(Path, sb.mounts()):
+        unshare_disk(sb, disk)
+    for disk in map(Path, sb.disks()):
+        free_disk(sb, disk, unmount=True)
     sb.wait_nodes(sb.node_names, only_idle=True)

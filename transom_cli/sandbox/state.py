@@ -26,7 +26,7 @@ class State:
     """``cluster`` is unique among all sandboxes: it is how our processes are told from another's.
 
     ``generation`` counts the starts in this folder: job ids of one start are never those of an earlier one.
-    ``disks`` are the small file systems that a fault mounted.
+    ``disks`` are the small file systems that a fault mounted, ``mounts`` the folders that a server of ours serves.
     """
 
     cluster: str
@@ -38,6 +38,7 @@ class State:
     boot: str
     daemons: dict[str, Ident] = field(default_factory=dict)
     disks: list[str] = field(default_factory=list)
+    mounts: list[str] = field(default_factory=list)
 
     @property
     def of_this_boot(self) -> bool:
@@ -62,6 +63,7 @@ def load(where: Path) -> State | None:
             boot=raw["boot"],
             daemons={name: Ident(**ident) for name, ident in raw["daemons"].items()},
             disks=raw["disks"],
+            mounts=raw.get("mounts", []),  # an earlier version wrote none
         )
     except FileNotFoundError:
         return None
@@ -91,6 +93,7 @@ def save(where: Path, state: State) -> None:
         "boot": state.boot,
         "daemons": {name: asdict(ident) for name, ident in state.daemons.items()},
         "disks": state.disks,
+        "mounts": state.mounts,
     }
     write_private(where / STATE_FILE, json.dumps(document, indent=1) + "\n")
 

@@ -24,6 +24,7 @@ from transom_cli.supervise.exits import ExitRecords
 
 PROGRESS_EVERY = 60.0  # one progress line a minute in the journal
 ABANDONED = 3.0  # seconds from a rank's bad end to the launcher's account of it, before the launcher counts as gone
+STUCK = 30.0  # seconds from the good end of every rank, with a silent launcher, before it counts as hanging
 TAKEN_UP = 15.0  # seconds for a living launcher to take up a silence of the ranks, before it is told to the core;
 PATIENCE = 2.0  # or as many limits more, if longer: it may know better, having listened for longer
 LAUNCHER_SILENT = 5.0  # seconds without a new sign of life, which comes once a second
@@ -116,18 +117,28 @@ class AttemptFollower:
         return now - self._signed < LAUNCHER_SILENT
 
     def _abandoned(self, now: float, batch_host: str) -> ev.OutcomeSeen | None:
-        """Ranks ended badly and no launcher says so: its host is gone, and the ranks' own records are the account."""
+        """Ranks ended badly and no launcher says so: its host is gone, and the ranks' own records are the account.
+
+        All of them may have ended well, too, under a launcher that hangs: Slurm would keep the job for ever.
+        """
         if self._launch is None or now - self._looked < LOOK_EVERY:
             return None
         self._looked = now
         exits = ExitRecords(self._dir.exits(self._launch.launch)).read()
-        if not any(x.bad for x in exits.values()) or self._launcher_lives(now):
+        bad = any(x.bad for x in exits.values())
+        all_well = not bad and 0 < self._launch.world_size <= len(exits)
+        if not (bad or all_well) or self._launcher_lives(now):
             self._ended_since = None
             return None
         self._ended_since = now if self._ended_since is None else self._ended_since
-        if not self._sign and now - self._ended_since < ABANDONED:
+        since = now - self._ended_since
+        if (all_well and since < STUCK) or (not self._sign and since < ABANDONED):
             return None
         ranks = tuple(exits[n] for n in sorted(exits))
+        if all_well:
+            why = "every rank ended with exit code 0, and the launcher is silent"
+            missing = (batch_host,) if batch_host in self._launch.nodes else ()
+            return ev.OutcomeSeen(now, self.name, "failed", why, ranks, missing, self._launch.nodes)
         heard = {x.node for x in ranks}
         missing = tuple(n for n in self._launch.nodes if n not in heard or n == batch_host)  # the launcher's own host
         first = first_bad(ranks)

@@ -1,0 +1,144 @@
+"""Random faults at random moments, several a run, also in the middle of recovery. What must hold, holds?
+
+    python bench/chaos.py [--seed 1] [--runs 20] [--only N] [--parallel 1] [--json]
+
+Each run trains the example GPT on 3 of a sandbox's 6 nodes, with its files on a shared disk of its own. Two to four
+faults come over it: on ranks, agents, the launcher, the operator, nodes, slurmctld, the disk (full, read-only,
+stalled) and the clock. What a person would mend (the disk, the controller, an operator that died) is mended after a
+while, as the plan says. Run n of seed s has the plan `s/n`, always the same one: `--only n` does it again.
+
+Each run must end with the uninterrupted run's final state, bit for bit, or stop for a reason that its faults explain;
+see chaos_judge.py for all that must hold. Exit code 1 when something did not; what is needed to find out why is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from chaos_faults import possible
+from chaos_judge import INVARIANTS
+from chaos_plan import KINDS, SANDBOX_NODES, make_plan
+from chaos_run import INTERRUPTED, one_run
+from harness import Bench, BenchError, Result, Training, progress, reference, run_bench, surroundings
+
+TRAINING = Training(steps=40, every=4, delay=0.15)
+
+
+class ChaosBench(Bench):
+    """A sandbox whose runs live under a clock that can jump, where that can be made."""
+
+    def __init__(self, keep: bool = False) -> None:
+        super().__init__(nodes=SANDBOX_NODES, keep=keep)
+        self.clock_env: dict[str, str] = {}
+        self.kinds: frozenset[str] = frozenset()
+
+    def __enter__(self) -> ChaosBench:
+        super().__enter__()
+        self.clock_env, self.kinds = possible(self.sandbox)
+        return self
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**super().env, **self.clock_env}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", default="1", help="run n has the seed `<seed>/<n>` [1]")
+    parser.add_argument("--runs", type=int, default=20, help="[20]")
+    parser.add_argument("--first", type=int, default=1, metavar="N", help="the number of the first run [1]")
+    parser.add_argument("--only", type=int, metavar="N", help="only run number N, to do one again")
+    parser.add_argument("--parallel", type=int, default=1, metavar="K", help="sandboxes side by side [1]")
+    parser.add_argument("--plan", action="store_true", help="show the plans, and run nothing")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--keep", action="store_true", help="keep the sandbox's files")
+    return parser.parse_args()
+
+
+def line(row: dict[str, Any]) -> str:
+    head = f"run {row['seed']}: "
+    if "error" in row:
+        return head + row["error"]
+    seen = row["seen"]
+    made = ", ".join(f"{x['kind']} of {x['target']} at {x['at']:.0f} s" for x in seen["made"]) or "no fault was made"
+    how = "bit-identical" if seen["sha256"] == seen["wanted"] else f"{seen['phase']}: {seen['verdict']}"
+    bad = "".join(f"\n    VIOLATED {x['invariant']}: {x['words']}" for x in row["violations"])
+    kept = f"\n    kept: {row['kept']}" if bad else ""
+    return f"{head}{made}; {how}, {row['took']:.0f} s{bad}{kept}"
+
+
+def work(asked: argparse.Namespace, numbers: queue.SimpleQueue[int], rows: list[dict[str, Any]]) -> Result:
+    """One sandbox: it takes the next number as long as there is one. Its violations keep its folder."""
+    with ChaosBench(keep=asked.keep) as bench:
+        wanted = reference(bench, TRAINING)
+        bench.runs = bench.dir / "disk"  # a new one for every run
+        bad = 0
+        while not numbers.empty():
+            try:
+                number = numbers.get_nowait()
+            except queue.Empty:
+                break
+            row = chaos(bench, f"{asked.seed}/{number}", wanted)
+            rows.append(row)
+            bad += bool(row["violations"] or "error" in row)
+            progress(line(row))
+        bench.keep |= bool(bad)
+    return wanted
+
+
+def chaos(bench: ChaosBench, seed: str, wanted: Result) -> dict[str, Any]:
+    """A run that the harness itself cannot bring to its end is no good one either; the next ones go on."""
+    try:
+        return one_run(bench, make_plan(seed, TRAINING.steps, bench.kinds), bench.kinds, TRAINING, wanted)
+    except BenchError as error:
+        bench.heal()
+        return {"seed": seed, "error": f"{error.what}: {error.why}", "violations": []}
+
+
+def main() -> int:
+    asked = arguments()
+    wanted_numbers = [asked.only] if asked.only is not None else range(asked.first, asked.first + asked.runs)
+    if asked.plan:
+        for number in wanted_numbers:
+            plan = make_plan(f"{asked.seed}/{number}", TRAINING.steps, KINDS)
+            print("\n    ".join([f"run {plan.seed}:", *(x.words for x in plan.injections)]))
+        return 0
+    numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in wanted_numbers:
+        numbers.put(number)
+    began = time.time()
+    rows: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(asked.parallel) as pool:
+        workers = [pool.submit(work, asked, numbers, rows) for _ in range(asked.parallel)]
+        try:
+            results = {worker.result() for worker in workers}
+        except BaseException:
+            INTERRUPTED.set()
+            raise
+    if len(results) != 1:
+        raise BenchError("Two uninterrupted runs ended in different states", str(results))
+    rows.sort(key=lambda row: int(row["seed"].rpartition("/")[2]))
+    bad = [row for row in rows if row["violations"] or "error" in row]
+    done = sum(row.get("seen", {}).get("exit_code") == 0 for row in rows)
+    if asked.json:
+        print(json.dumps({
+            "schema": 1, "bench": "chaos", "seed": asked.seed, "training": vars(TRAINING), "where": surroundings(),
+            "took": round(time.time() - began), "invariants": INVARIANTS, "done": done, "of": len(rows),
+            "violated": len(bad), "runs": rows,
+        }))  # fmt: skip
+    else:
+        print("\n".join(line(row) for row in rows))
+        print(f"\n{len(rows)} runs, {done} done bit-identically, {len(rows) - done - len(bad)} stopped for good reason")
+        print(f"runs in which something did not hold: {len(bad)}")
+    if bad:
+        raise BenchError(f"In {len(bad)} of {len(rows)} runs something did not hold")
+    return 0
+
+
+if __name__ == "__main__":
+    run_bench(main)

@@ -1,0 +1,127 @@
+"""From a seed to a plan: which faults, on what, when, and for how long. Pure: a seed is the same plan for ever."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any
+
+NODES = 3  # of a run
+SANDBOX_NODES = 6  # the two that may be isolated within the cap, and one more, leave three
+CAP = 2  # nodes isolated within the hour: transom's default
+
+LOSES_NODE = frozenset({"node-kill", "node-stop"})
+DISK = frozenset({"disk-full", "disk-readonly", "disk-stall"})
+CONTROLLER = frozenset({"controller-kill", "controller-stop"})
+CLOCK = frozenset({"clock-jump"})
+
+# kind: how often beside the others, and for how many seconds (None: nothing undoes it)
+_KINDS: dict[str, tuple[int, tuple[float, float] | None]] = {
+    "rank-kill": (4, None),
+    "rank-stop": (2, None),
+    "rank-pause": (2, (1.0, 12.0)),
+    "rank-slow": (2, (2.0, 8.0)),
+    "agent-kill": (2, None),
+    "agent-stop": (2, (2.0, 15.0)),
+    "agent-hang": (1, None),
+    "launcher-kill": (3, None),
+    "launcher-stop": (2, (2.0, 15.0)),
+    "launcher-hang": (1, None),
+    "operator-kill": (4, (0.5, 12.0)),
+    "operator-away": (1, (22.0, 40.0)),  # longer than the launcher waits for one
+    "node-kill": (3, None),
+    "node-stop": (2, None),
+    "node-pause": (1, (2.0, 30.0)),
+    "controller-kill": (2, (1.0, 15.0)),
+    "controller-stop": (2, (1.0, 15.0)),
+    "disk-full": (2, (1.0, 12.0)),
+    "disk-readonly": (2, (1.0, 12.0)),
+    "disk-stall": (2, (1.0, 12.0)),
+    "clock-jump": (2, (3.0, 20.0)),
+}
+KINDS = tuple(_KINDS)
+_UNTARGETED = ("launcher", "operator", "controller", "disk")
+_COUNTS = (2, 2, 2, 3, 3, 4)
+_JUMPS = (-7200.0, -600.0, -30.0, 30.0, 600.0, 7200.0)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """`seconds` after: `start`, the submission; `step`, when every rank has done `step`; `recovery`, when the first
+    sign of trouble after the first fault was seen by operator or launcher; `fault`, the fault before it."""
+
+    after: str
+    seconds: float
+    step: int = 0
+
+    @property
+    def words(self) -> str:
+        what = {"start": "the submission", "recovery": "the recovery began", "fault": "the fault before"}
+        return f"{self.seconds:.1f} s after {what.get(self.after, f'step {self.step}')}"
+
+
+@dataclass(frozen=True)
+class Injection:
+    """`target`: which rank, or which of the job's nodes at that moment. `lasting`: seconds until it is undone, or None.
+    `amount`: the share of time that a slow rank keeps; the seconds by which a clock jumps."""
+
+    kind: str
+    target: int
+    moment: Moment
+    lasting: float | None = None
+    amount: float = 0.0
+
+    @property
+    def words(self) -> str:
+        until = f", undone after {self.lasting:.1f} s" if self.lasting is not None else ""
+        amount = f" ({self.amount:g})" if self.amount else ""
+        target = "" if self.kind.startswith(_UNTARGETED) else f" of {self.target}"
+        return f"{self.kind}{amount}{target}, {self.moment.words}{until}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    seed: str
+    injections: tuple[Injection, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make_plan(seed: str, steps: int, available: Collection[str] = KINDS) -> Plan:
+    """`available`: the kinds that can be made here; in the place of another one the next that is drawn comes.
+
+    At most one node more is lost than may be isolated. The controller and the disk have one fault at a time.
+    """
+    rng = random.Random(seed)
+    count = rng.choice(_COUNTS)
+    drawn: list[str] = []
+    while len(drawn) < count:
+        kind = rng.choices(KINDS, [weight for weight, _ in _KINDS.values()])[0]
+        if kind in available and _fits(kind, drawn):
+            drawn.append(kind)
+    injections: list[Injection] = []
+    for kind in drawn:
+        bounds = _KINDS[kind][1]
+        lasting = round(rng.uniform(*bounds), 1) if bounds is not None else None
+        amount = {"rank-slow": round(rng.uniform(0.2, 0.7), 2), "clock-jump": rng.choice(_JUMPS)}.get(kind, 0.0)
+        target = rng.randrange(NODES + 2 if kind == "clock-jump" else NODES)  # a clock: of a node, login, or all
+        injections.append(Injection(kind, target, _moment(rng, steps, bool(injections)), lasting, amount))
+    return Plan(seed, tuple(injections))
+
+
+def _fits(kind: str, drawn: list[str]) -> bool:
+    if kind in LOSES_NODE and sum(x in LOSES_NODE for x in drawn) > CAP:
+        return False
+    for group in (DISK, CONTROLLER, CLOCK, {"operator-kill", "operator-away"}):
+        if kind in group and group.intersection(drawn):
+            return False
+    return True
+
+
+def _moment(rng: random.Random, steps: int, follows: bool) -> Moment:
+    kind = rng.choice(("recovery", "recovery", "fault", "step") if follows else ("step", "step", "step", "start"))
+    if kind == "step":
+        return Moment("step", round(rng.uniform(0.0, 0.5), 2), rng.randrange(2, max(3, steps * 2 // 3)))
+    return Moment(kind, round(rng.uniform(0.0, 8.0), 2))

@@ -1,0 +1,138 @@
+"""What is seen of a chaos run while it goes on and after its end: checkpoints, launches, jobs, processes, drains."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from chaos_faults import Place
+from chaos_judge import Resumed
+from harness import Bench, LiveRun
+
+from transom_cli.ckpt.inventory import candidates, survey, verify
+from transom_cli.errors import TransomError
+from transom_cli.sandbox import belonging, procs
+
+GONE = 45.0  # seconds for the last processes of an ended job: KillWait is 30
+_FROM = re.compile(r"^training from step (\d+) to ", re.MULTILINE)
+_DRAINED = re.compile(r"update_node: node (\S+) state set to DRAIN")
+
+
+class Watch:
+    """Polled a few times a second; asks Slurm once a second. Reads below the shared disk: never waits for it."""
+
+    def __init__(self, bench: Bench, run: LiveRun, place: Place) -> None:
+        self._bench, self._run = bench, run
+        self._dir = place.run_below(run.name)
+        self._log_from = len(bench.controller_log())
+        self.newest: list[int] = []
+        self.together: set[str] = set()
+        self._floors: dict[str, int] = {}  # by launch: the newest good checkpoint before its logs' folder was seen
+        self._asked = 0.0
+
+    def look(self) -> None:
+        for folder in self._launches():
+            self._floors.setdefault(_launch_name(folder), self.newest[-1] if self.newest else -1)
+        good = self._newest_good()
+        if not self.newest or good != self.newest[-1]:
+            self.newest.append(good)
+        if time.monotonic() - self._asked > 1.0:
+            self._asked = time.monotonic()
+            running = self._jobs("RUNNING")
+            if len(running) > 1:
+                self.together.add(", ".join(running))
+
+    def _newest_good(self) -> int:
+        """A folder may be set aside or deleted while it is looked at: then the next look tells."""
+        try:
+            found = (c.step for c in candidates(self._dir.checkpoints) if survey(c).good)
+            return next(found, -1)
+        except OSError:
+            return self.newest[-1] if self.newest else -1
+
+    def _launches(self) -> list[Path]:
+        return sorted(self._dir.attempts.glob("*/logs/*"))
+
+    def _jobs(self, states: str) -> list[str]:
+        try:
+            told = self._bench.sandbox.slurm("squeue", "-h", "-a", "-t", states, "-o", "%A_%T", timeout_s=2.0)
+        except TransomError:
+            return []  # the controller is dead or hangs
+        return told.split()
+
+    # --- afterwards ---
+
+    def resumed(self) -> tuple[Resumed, ...]:
+        told = []
+        for folder in self._launches():
+            log = folder / "rank-0.log"
+            found = _FROM.search(log.read_text(errors="replace")) if log.exists() else None
+            name = _launch_name(folder)
+            if found is not None:
+                told.append(Resumed(name, self._floors.get(name, -1), int(found[1])))
+        return tuple(told)
+
+    def damaged(self) -> str:
+        """What is wrong with the newest checkpoint that counted as good, all its bytes read."""
+        found = next((c for c in candidates(self._dir.checkpoints) if survey(c).good), None)
+        verdict = verify(found) if found is not None else None
+        return "" if verdict is None or verdict.good else verdict.reason
+
+    def drained(self) -> tuple[str, ...]:
+        return tuple(_DRAINED.findall(self._bench.controller_log()[self._log_from :]))
+
+    def controller_log(self) -> str:
+        return self._bench.controller_log()[self._log_from :]
+
+    def unended(self) -> tuple[str, ...]:
+        """Jobs that are pending or running, once there has been time for them to end."""
+        deadline = time.monotonic() + GONE
+        while (left := self._jobs("PENDING,RUNNING,SUSPENDED")) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return tuple(left)
+
+    def left(self, taken: Collection[str]) -> tuple[str, ...]:
+        """Job processes on nodes that nothing was done to, which outlived their job. What a node's death leaves
+        half-ended on that node is the machine's."""
+        deadline = time.monotonic() + GONE
+        while (found := self._job_processes(taken)) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return tuple(found)
+
+    def _job_processes(self, taken: Collection[str]) -> list[str]:
+        cluster = self._bench.sandbox.cluster
+        mine = [p for p in belonging.of_sandbox(cluster) if belonging.is_job_process(p, cluster)]
+        return [_words(p) for p in mine if p.environ["SLURMD_NODENAME"] not in taken]
+
+    def operators(self) -> tuple[str, ...]:
+        """Living operators of this run, after a moment in which they may leave."""
+        deadline = time.monotonic() + 10.0
+        while (found := self._operators()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return tuple(found)
+
+    def _operators(self) -> list[str]:
+        found = []
+        for pid in procs.snapshot():
+            line = _command(pid)
+            if "operate" in line and any(word.endswith(f"/{self._run.name}") for word in line):
+                found.append(f"pid {pid}: {' '.join(line)}")
+        return found
+
+
+def _launch_name(folder: Path) -> str:
+    return f"{folder.parents[1].name}.{folder.name}"
+
+
+def _command(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def _words(proc: procs.Proc) -> str:
+    where = f"job {proc.environ['SLURM_JOB_ID']} on {proc.environ['SLURMD_NODENAME']}"
+    return f"pid {proc.pid} ({proc.state}) of {where}: {' '.join(_command(proc.pid))[:200]}"

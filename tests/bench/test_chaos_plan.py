@@ -1,0 +1,79 @@
+"""Chaos plans: a seed is one plan for ever, all kinds and moments come, and no plan asks for what cannot be."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+from chaos_plan import CAP, CLOCK, CONTROLLER, DISK, KINDS, LOSES_NODE, NODES, Injection, Moment, make_plan
+
+STEPS = 60
+PLANS = [make_plan(f"1/{n}", STEPS) for n in range(2000)]
+
+
+def test_a_seed_replays_to_the_same_plan() -> None:
+    assert [make_plan(f"1/{n}", STEPS) for n in range(50)] == PLANS[:50]
+    assert len({plan.injections for plan in PLANS}) == len(PLANS)
+    assert make_plan("1/3", STEPS).injections == (
+        Injection("rank-stop", 0, Moment("step", 0.07, 13)),
+        Injection("launcher-kill", 1, Moment("recovery", 3.31)),
+    )
+
+
+def test_every_kind_comes_first_and_later_and_every_moment_comes() -> None:
+    assert {plan.injections[0].kind for plan in PLANS} == set(KINDS)
+    assert {x.kind for plan in PLANS for x in plan.injections[1:]} == set(KINDS)
+    assert {plan.injections[0].moment.after for plan in PLANS} == {"start", "step"}
+    assert {x.moment.after for plan in PLANS for x in plan.injections[1:]} == {"recovery", "fault", "step"}
+
+
+def test_several_faults_a_run_and_steps_well_inside_it() -> None:
+    assert {len(plan.injections) for plan in PLANS} == {2, 3, 4}
+    steps = {x.moment.step for plan in PLANS for x in plan.injections if x.moment.after == "step"}
+    assert min(steps) == 2 and max(steps) == STEPS * 2 // 3 - 1
+    assert {x.target for plan in PLANS for x in plan.injections if x.kind == "rank-kill"} == set(range(NODES))
+
+
+def test_what_a_person_would_mend_is_mended_and_what_is_dead_stays_so() -> None:
+    mended = {x.kind for plan in PLANS for x in plan.injections if x.lasting is not None}
+    assert mended >= DISK | CONTROLLER | CLOCK | {"operator-kill", "operator-away"}
+    assert not mended & {
+        "rank-kill",
+        "rank-stop",
+        "node-kill",
+        "node-stop",
+        "agent-kill",
+        "agent-hang",
+        "launcher-kill",
+        "launcher-hang",
+    }
+    assert all(0 < x.lasting <= 40 for plan in PLANS for x in plan.injections if x.lasting is not None)
+
+
+def test_no_more_nodes_are_lost_than_one_above_the_cap_and_that_is_rare() -> None:
+    lost = [sum(x.kind in LOSES_NODE for x in plan.injections) for plan in PLANS]
+    assert max(lost) == CAP + 1 and 0 < lost.count(CAP + 1) < len(PLANS) / 50
+
+
+@pytest.mark.parametrize("group", [DISK, CONTROLLER, CLOCK, {"operator-kill", "operator-away"}])
+def test_what_there_is_only_one_of_has_one_fault(group: set[str]) -> None:
+    assert all(sum(x.kind in group for x in plan.injections) <= 1 for plan in PLANS)
+
+
+def test_kinds_that_cannot_be_made_here_are_replaced_by_others() -> None:
+    available = set(KINDS) - DISK - CLOCK
+    plans = [make_plan(f"1/{n}", STEPS, available) for n in range(300)]
+    assert {x.kind for plan in plans for x in plan.injections} == available
+    assert all(len(plan.injections) >= 2 for plan in plans)
+
+
+def test_a_plan_is_told_in_words() -> None:
+    words = [x.words for x in make_plan("1/2", STEPS).injections]
+    assert words == [
+        "disk-full, 0.1 s after step 37, undone after 4.0 s",
+        "launcher-kill, 5.8 s after the recovery began",
+    ]
