@@ -67,7 +67,7 @@ def started(orders: list[Order]) -> list[tuple[str, ...]]:
 
 
 def test_a_dead_rank_is_relaunched_on_the_same_nodes_once_nothing_is_left() -> None:
-    state, orders = feed(training(), sh.Exits(9.0, 0, exits(None, -9, None)), sh.Tick(9.5))
+    state, orders = feed(training(), sh.Exits(9.0, 0, exits(None, -9, None)), sh.Tick(9.2))
     assert orders == [], "the others are given a moment to say how they ended"
     state, orders = feed(state, sh.Tick(10.0))
     assert orders == [
@@ -82,6 +82,15 @@ def test_a_dead_rank_is_relaunched_on_the_same_nodes_once_nothing_is_left() -> N
     state, orders = feed(state, sh.Stepped(20.0, 1, 5))
     assert orders == [sh.Tell("l1", "recovered", "step 5 done in launch 1")]
     assert [(i.id, i.result) for i in state.incidents] == [("l1", "recovered")]
+
+
+def test_the_rank_that_died_first_may_be_heard_of_last() -> None:
+    late = RankExit(2, "n3", None, 11, 5.0)
+    state, _ = feed(training(), sh.Exits(9.0, 0, exits(1, None, None)), sh.Tick(9.5))
+    state, orders = feed(state, sh.Ended(11.0, 0, (*exits(1, -15, None), late)))
+    assert orders == [sh.ReadLogs(0, 2)]
+    _, orders = feed(state, sh.Read(12.0, 0, "unknown", ""))
+    assert orders[0] == sh.Tell("l1", "diagnosed", "rank 2 on n3 ended with signal 11", "rank_killed", ("n3",))
 
 
 def test_when_all_have_ended_nothing_is_waited_for() -> None:

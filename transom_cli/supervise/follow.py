@@ -135,12 +135,11 @@ class AttemptFollower:
         if (all_well and since < STUCK) or (not self._sign and since < ABANDONED):
             return None
         ranks = tuple(exits[n] for n in sorted(exits))
-        if all_well:
-            why = "every rank ended with exit code 0, and the launcher is silent"
-            missing = (batch_host,) if batch_host in self._launch.nodes else ()
-            return ev.OutcomeSeen(now, self.name, "failed", why, ranks, missing, self._launch.nodes)
         heard = {x.node for x in ranks}
         missing = tuple(n for n in self._launch.nodes if n not in heard or n == batch_host)  # the launcher's own host
+        if all_well:
+            why = "every rank ended with exit code 0, and the launcher is silent"
+            return ev.OutcomeSeen(now, self.name, "failed", why, ranks, missing, self._launch.nodes)
         first = first_bad(ranks)
         why = f"{first.words if first else 'a rank ended'}, and the launcher is silent"
         if self._taken is not None and self._taken.cause == "hang":  # then it was the launcher that ended the ranks

@@ -30,6 +30,8 @@ def status_lines(view: RunView, width: int = 80) -> list[str]:
         lines.append(_row("checkpoint", f"disk {count(view.durable)}{behind}"))
     if view.nodes:
         lines.append(_row("nodes", f"{len(view.nodes)}: {', '.join(view.nodes)}"))
+    if view.spares:
+        lines.append(_row("spares", f"{len(view.spares)}: {', '.join(view.spares)}"))
     for node, how, reason in view.excluded:
         lines.append(_row("kept off", f"{node} ({how}): {reason}"))
     if view.slurm_state and not view.over:

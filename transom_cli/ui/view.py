@@ -34,7 +34,8 @@ class RunView:
     step: int
     durable: int
     loss: float | None
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # that carry ranks, or will
+    spares: tuple[str, ...]  # that stand by
     excluded: tuple[tuple[str, str, str], ...]  # node, how, reason
     slurm_state: str
     slurm_reason: str
@@ -53,7 +54,10 @@ def incident_view(incident: Incident) -> IncidentView:
 
 
 def view_of(run_id: str, state: State, tables: Mapping[str, NodeTable], now: float, *, operator: bool) -> RunView:
-    ranks = [r for table in tables.values() for r in table.ranks]
+    told = [r for table in tables.values() for r in table.ranks]
+    launch = max((r.launch for r in told), default=0)
+    ranks = [r for r in told if r.launch == launch]  # a node that was given up goes on telling of a former one
+    looked_at = {x.node for x in state.idle_looks}
     step = max(state.step, min((r.step for r in ranks), default=-1))
     loss = next((r.loss for r in sorted(ranks, key=lambda r: r.rank) if r.loss is not None), None)
     open_ones = (state.incident,) if state.incident is not None else ()
@@ -69,7 +73,8 @@ def view_of(run_id: str, state: State, tables: Mapping[str, NodeTable], now: flo
         step=step,
         durable=state.durable,
         loss=loss,
-        nodes=state.nodes,
+        nodes=tuple(n for n in state.nodes if n not in state.idle),
+        spares=tuple(n for n in state.idle if n not in looked_at),
         excluded=tuple((x.node, x.how, x.reason) for x in state.exclusions),
         slurm_state=state.slurm_state,
         slurm_reason=state.slurm_reason,

@@ -15,6 +15,7 @@ from transom_cli.core.ladder.state import LadderState, Leaving, Rung
 from transom_cli.core.state import Diagnosis, Incident, Mark, Stage, State
 
 Step = tuple[LadderState, tuple[Order, ...]]
+_OURS = (9, 15)  # signals by which the rest of a launch is ended
 EVIDENCE = 64  # ranks whose stack is told in the incident's story; the files hold all of them
 
 
@@ -39,9 +40,13 @@ def ended(state: LadderState, e: Ended) -> Step:
     if len(e.evidence) > EVIDENCE:
         lines += (f"... and {len(e.evidence) - EVIDENCE} more, in the attempt's evidence folder",)
     told = tuple(Tell(incident.id, "evidence", line) for line in lines)
+    if incident.outcome is not None:  # a word that came late may be of the rank that died first, if not by our hand
+        known = {x.rank: x for x in e.exits if x.signal not in _OURS} | {x.rank: x for x in incident.outcome.exits}
+        outcome = replace(incident.outcome, exits=tuple(known[rank] for rank in sorted(known)))
+        incident = replace(incident, outcome=outcome)
     first = first_bad(incident.outcome.exits) if incident.outcome else None
     read = ReadLogs(state.launch, first.rank if first else None)
-    return replace(state, rung=Rung.READING, since=e.at, after=e), (*told, read)
+    return replace(state, incident=incident, rung=Rung.READING, since=e.at, after=e), (*told, read)
 
 
 def read(state: LadderState, e: Read) -> Step:

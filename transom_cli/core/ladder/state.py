@@ -24,7 +24,7 @@ class LadderPolicy:
 
     relaunches: int = 3
     max_without_progress: int = 3
-    settle: float = 1.0
+    settle: float = 0.3
     late: float = 5.0
     come_up: float = 120.0
     ending: float = 120.0
