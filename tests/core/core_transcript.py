@@ -49,9 +49,9 @@ def play(text: str) -> str:
 def _run(word: str, rest: list[str]) -> State:
     assert word == "run", f"a transcript begins with `run`, not {word!r}"
     given = _pairs(rest)
-    num_nodes = int(given.pop("num_nodes", "3"))
+    num_nodes, spares = int(given.pop("num_nodes", "3")), int(given.pop("spares", "0"))
     hints = typing.get_type_hints(Policy)
-    return State(policy=Policy(**{k: _value(hints[k], v) for k, v in given.items()}), num_nodes=num_nodes)
+    return State(policy=Policy(**{k: _value(hints[k], v) for k, v in given.items()}), num_nodes=num_nodes, spares=spares)
 
 
 def _event(at: float, name: str, *rest: str) -> ev.Event:

@@ -76,7 +76,8 @@ def silence(state: State, at: float, words: str, quiet_nodes: tuple[str, ...]) -
 def _questions(state: State, incident: Incident) -> list[Action]:
     asked: list[Action] = []
     over = incident.outcome is not None or bool(incident.ended)
-    if over and not _examined(state, incident):
+    left = incident.outcome is not None and incident.outcome.status == "left"  # on purpose: no log tells why
+    if over and not left and not _examined(state, incident):
         first = first_bad(incident.outcome.exits) if incident.outcome else None
         asked.append(Examine(f"{incident.id}/examine", incident.attempt, first.rank if first else None))
     seen = {look.node for look in incident.looks}
