@@ -10,7 +10,8 @@ the dead node for what it is.
 
 Counted is what Slurm did, from the controller's own log and `scontrol show job`: how often the job was requeued or
 submitted anew, and how often a node was drained; beside it what the operator's journal says. Each must be one, the run
-must end done, and with the uninterrupted run's final state, bit for bit. Exit code 1 otherwise.
+must end done, and with the uninterrupted run's final state, bit for bit. Exit code 1 otherwise. After an absence it may be
+the launcher, or Slurm, that has requeued the job, and Slurm that has taken the node out: then the operator must do no more.
 """
 
 from __future__ import annotations
@@ -78,10 +79,10 @@ class Done:
     journal_isolations: int
     attempts: int  # directories of attempts
 
-    @property
-    def once(self) -> bool:
-        restarted = self.requeues + self.successors == 1 and self.restarts == self.requeues
-        return restarted and self.drains == self.journal_restarts == self.journal_isolations == 1 and self.attempts == 2
+    def once(self, absence: float) -> bool:
+        restarted = self.requeues + self.successors == 1 and self.restarts == self.requeues and self.attempts == 2
+        ours = (self.drains, self.journal_restarts, self.journal_isolations)
+        return restarted and (ours == (1, 1, 1) or (absence > 0 and max(ours) <= 1))
 
 
 def what_was_done(run: LiveRun, log: str) -> Done:
@@ -130,8 +131,8 @@ def one_run(bench: Bench, trial: Trial, training: Training, wanted: Result) -> d
         result = run.wait_done(420.0)
         wait_for(lambda: not bench.slurm.job(run.state.job_id).completing, 30.0, "the end of the job's last processes")
         done = what_was_done(run, bench.controller_log()[offset:])
-        row |= {**asdict(done), "once": done.once, "bit_identical": result == wanted}
-        row["good"] = done.once and result == wanted
+        row |= {**asdict(done), "once": done.once(trial.absence), "bit_identical": result == wanted}
+        row["good"] = row["once"] and result == wanted
     except BenchError as error:
         row["error"] = f"{error.what}: {error.why}" if error.why else error.what
         row["too_late"] = isinstance(error, TooLate)
