@@ -137,8 +137,8 @@ class AttemptFollower:
         ranks = tuple(exits[n] for n in sorted(exits))
         if all_well:
             why = "every rank ended with exit code 0, and the launcher is silent"
-            missing = (batch_host,) if batch_host in self._launch.nodes else ()
-            return ev.OutcomeSeen(now, self.name, "failed", why, ranks, missing, self._launch.nodes)
+            host = tuple(n for n in self._launch.nodes if n == batch_host)
+            return ev.OutcomeSeen(now, self.name, "failed", why, ranks, host, self._launch.nodes)
         heard = {x.node for x in ranks}
         missing = tuple(n for n in self._launch.nodes if n not in heard or n == batch_host)  # the launcher's own host
         first = first_bad(ranks)
