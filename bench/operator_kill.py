@@ -10,8 +10,9 @@ the dead node for what it is.
 
 Counted is what Slurm did, from the controller's own log and `scontrol show job`: how often the job was requeued or
 submitted anew, and how often a node was drained; beside it what the operator's journal says. Each must be one, the run
-must end done, and with the uninterrupted run's final state, bit for bit. Exit code 1 otherwise. After an absence it may be
-the launcher, or Slurm, that has requeued the job, and Slurm that has taken the node out: then the operator must do no more.
+must end done, and with the uninterrupted run's final state, bit for bit. Exit code 1 otherwise. After an absence it may
+be the launcher, or Slurm, that has requeued the job, and Slurm that has taken the node out: then the operator must do
+no more.
 """
 
 from __future__ import annotations

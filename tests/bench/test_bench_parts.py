@@ -41,8 +41,14 @@ def test_a_training_too_short_for_a_fault_is_refused() -> None:
 
 
 def test_a_requeue_or_a_successor_is_once() -> None:
-    assert ONCE.once
-    assert replace(ONCE, requeues=0, successors=1, restarts=0).once
+    assert ONCE.once(0.0)
+    assert replace(ONCE, requeues=0, successors=1, restarts=0).once(0.0)
+
+
+def test_after_an_absence_others_may_have_done_it() -> None:
+    by_others = replace(ONCE, drains=0, journal_restarts=0, journal_isolations=0)
+    assert by_others.once(300.0) and not by_others.once(0.0)
+    assert not replace(by_others, requeues=2).once(300.0) and not replace(by_others, drains=2).once(300.0)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +66,7 @@ def test_a_requeue_or_a_successor_is_once() -> None:
     ],
 )
 def test_anything_more_or_less_is_not_once(change: dict[str, int]) -> None:
-    assert not replace(ONCE, **change).once
+    assert not replace(ONCE, **change).once(0.0)
 
 
 def test_the_controllers_own_words_are_counted() -> None:

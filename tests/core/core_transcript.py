@@ -51,7 +51,8 @@ def _run(word: str, rest: list[str]) -> State:
     given = _pairs(rest)
     num_nodes, spares = int(given.pop("num_nodes", "3")), int(given.pop("spares", "0"))
     hints = typing.get_type_hints(Policy)
-    return State(policy=Policy(**{k: _value(hints[k], v) for k, v in given.items()}), num_nodes=num_nodes, spares=spares)
+    policy = Policy(**{k: _value(hints[k], v) for k, v in given.items()})
+    return State(policy=policy, num_nodes=num_nodes, spares=spares)
 
 
 def _event(at: float, name: str, *rest: str) -> ev.Event:
