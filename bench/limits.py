@@ -24,7 +24,7 @@ from transom_cli.core import events as ev
 from transom_cli.core.state import State
 from transom_cli.supervise.journal import fold
 
-STEP = 0.8  # seconds that are added to each step, so that a hundred of them fill a limit
+STEP = 1.2  # seconds that are added to each step, so that some dozens of them fill a limit
 
 
 def arguments() -> argparse.Namespace:
@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--limits", type=int, default=10, help="at least so many time limits [10]")
     parser.add_argument("--minutes", type=int, default=2, help="time limit of an attempt [2]")
     parser.add_argument("--before", type=int, default=30, help="seconds before it at which Slurm warns [30]")
-    parser.add_argument("--steps", type=int, default=900, help="of the training [900]")
+    parser.add_argument("--steps", type=int, default=600, help="of the training [600]")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--keep", action="store_true", help="keep the run's files")
     return parser.parse_args()
