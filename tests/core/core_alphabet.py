@@ -23,7 +23,7 @@ attempts = st.builds("{}.{}".format, jobs, counts)
 keys = st.one_of(
     st.builds("i{}/{}".format, st.integers(1, 3), st.sampled_from(("restart", "restart/2", "examine", "isolate/n1"))),
     st.builds("i{}/probe/{}/{}".format, st.integers(1, 3), nodes, st.integers(1, 2)),
-    st.sampled_from(("submit", "patch/1", "cancel/7.0", "release/7.0")),
+    st.sampled_from(("submit", "patch/1", "cancel/7.0", "release/7.0", "finish/7.0")),
     st.builds("idle/7.{}/{}/{}".format, counts, nodes, st.sampled_from(("1", "2", "drain", "exclude"))),
 )
 exits = st.builds(
@@ -84,7 +84,15 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
     ),
     ev.NodeBack: st.builds(ev.NodeBack, at, attempts, nodes),
     ev.RanksQuiet: st.builds(
-        ev.RanksQuiet, at, attempts, st.integers(-1, 9), st.just(9.0), st.just(8.0), st.just((1,)), some_nodes
+        ev.RanksQuiet,
+        at,
+        attempts,
+        st.integers(-1, 9),
+        st.just(9.0),
+        st.just(8.0),
+        st.just((1,)),
+        some_nodes,
+        stopped=st.booleans(),
     ),
     ev.RanksBack: st.builds(ev.RanksBack, at, attempts),
     ev.StepSeen: st.builds(ev.StepSeen, at, attempts, st.integers(0, 20)),

@@ -135,11 +135,28 @@ def test_what_may_still_live_is_never_started_beside(ended: sh.Ended, words: str
     assert not any(isinstance(o, sh.Start) for o in orders)
 
 
-@pytest.mark.parametrize(("code", "category"), [(93, "unknown"), (15, "unknown"), (14, "unknown")])
+@pytest.mark.parametrize(("code", "category"), [(93, "unknown"), (15, "unknown")])
 def test_what_a_relaunch_would_not_mend_is_handed_up(code: int, category: str) -> None:
     state, _ = feed(training(), sh.Exits(9.0, 0, exits(code, code, code)), sh.Ended(11.0, 0))
     _, orders = feed(state, sh.Read(12.0, 0, category, ""))
     assert (outcome(orders).outcome.status, outcome(orders).exit_code) == ("failed", code)
+
+
+def test_a_run_directory_that_was_never_seen_is_handed_up_and_one_that_was_is_tried_again() -> None:
+    state, _ = feed(fresh(), sh.Begun(0.0), sh.Exits(3.0, 0, exits(14, 14, 14)), sh.Ended(4.0, 0))
+    _, orders = feed(state, sh.Read(5.0, 0, "unknown", ""))
+    assert (outcome(orders).exit_code, outcome(orders).again) == (14, "")
+    state, _ = feed(training(), sh.Exits(9.0, 0, exits(14, 14, 14)), sh.Ended(11.0, 0))
+    assert started(feed(state, sh.Read(12.0, 0, "unknown", ""))[1]) == [NODES], "a disk in need"
+    state, _ = feed(with_spare(), sh.Exits(9.0, 0, exits(-15, 14, -15)), sh.Ended(11.0, 0))
+    assert started(feed(state, sh.Read(12.0, 0, "unknown", ""))[1]) == [("n1", "n3", "n4")], "a node's own trouble"
+
+
+def test_a_rank_that_is_stopped_before_the_runs_first_step_is_a_hang_all_the_same() -> None:
+    state, _ = feed(fresh(), sh.Begun(0.0))
+    assert feed(state, sh.Quiet(9.0, 0, -1, 8.0, 5.0, (1,), ("n2",)))[1] == []
+    _, orders = feed(state, sh.Quiet(9.0, 0, -1, 8.0, 5.0, (1,), ("n2",), stopped=True))
+    assert orders[-1] == sh.End(0, "l1", evidence=True)
 
 
 def test_a_users_error_before_the_first_step_is_handed_up() -> None:

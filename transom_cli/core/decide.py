@@ -41,6 +41,8 @@ def _tick(state: State, e: ev.Tick) -> Step:
     step = inc.advance(state, e.at)
     if step[1] or step[0] != state:
         return step
+    if state.phase is Phase.FINISHING:
+        return job.finish(state, e.at)
     expired = tuple(x.node for x in state.exclusions if x.until is not None and x.until <= e.at)
     waiting = state.slurm_state == "PENDING" and job.starting(state) and state.phase is not Phase.STOPPING
     if expired and waiting:
@@ -138,7 +140,7 @@ def _node_back(state: State, e: ev.NodeBack) -> Step:
 def _ranks_quiet(state: State, e: ev.RanksQuiet) -> Step:
     if not _mine(state, e.attempt):
         return state, ()
-    if e.step < 0 and state.max_step < 0:
+    if e.step < 0 and state.max_step < 0 and not e.stopped:
         return state, ()  # a trainer that never beats: its silence says nothing, and a restart would loop
     who = f", ranks {', '.join(map(str, e.culprits))} stand out" if e.culprits else ""
     words = f"no step for {e.quiet_for:.1f} s (limit {e.limit:.1f} s) after step {e.step}{who}"
@@ -222,7 +224,11 @@ def _restarted(state: State, e: ev.Restarted) -> Step:
 
 
 def _acted(state: State, e: ev.Acted) -> Step:
-    return (done(state, e.key) if _asked(state, e.key, Cancel, Patch, Release) else state), ()
+    if not _asked(state, e.key, Cancel, Patch, Release):
+        return state, ()
+    if state.phase is Phase.FINISHING and e.key.startswith(job.FINISH):
+        return job.over(state, e.at, Phase.DONE, "", 0)
+    return done(state, e.key), ()
 
 
 def _action_failed(state: State, e: ev.ActionFailed) -> Step:
@@ -237,6 +243,8 @@ def _action_failed(state: State, e: ev.ActionFailed) -> Step:
     if isinstance(action, Isolate):
         return _isolated(state, ev.Isolated(e.at, e.key, action.node, "excluded", e.error))
     state = done(state, e.key)
+    if state.phase is Phase.FINISHING and isinstance(action, Cancel):
+        return job.over(state, e.at, Phase.DONE, "", 0)  # the training is done, whatever Slurm still holds
     if isinstance(action, Submit):
         words = f"Cannot submit the job: {e.error}"
         return job.over(state, e.at, inc.final_phase(state), words, state.exit_code or 1)

@@ -35,7 +35,7 @@ def diagnose(incident: Incident, state: State) -> Diagnosis | None:
     first = first_bad(exits)
     return (
         _node_lost(incident)
-        or _told_to_stop(exits, incident)
+        or _told_to_stop(exits, incident, state)
         or _left(incident)
         or _user_error(incident, state, first)
         or _never_started(incident, state)
@@ -54,7 +54,7 @@ def _node_lost(incident: Incident) -> Diagnosis | None:
     return Diagnosis("node_lost", words, names, sure=True, isolate="drain", restart=True)
 
 
-def _told_to_stop(exits: tuple[RankExit, ...], incident: Incident) -> Diagnosis | None:
+def _told_to_stop(exits: tuple[RankExit, ...], incident: Incident, state: State) -> Diagnosis | None:
     codes = {x.code for x in exits} | {incident.exit_code}
     told = (
         (DO_NOT_RESTART, "do_not_restart", "the trainer ended with 93: do not restart", 1),
@@ -64,8 +64,17 @@ def _told_to_stop(exits: tuple[RankExit, ...], incident: Incident) -> Diagnosis 
     for code, cause, words, exit_code in told:
         if code in codes:
             where = next((f" ({x.words})" for x in exits if x.code == code), "")
+            if code == RUN_DIR_UNSEEN and max(state.max_step, state.durable) >= 0:
+                return _unseen_now(exits, cause, words + where)
             return Diagnosis(cause, words + where, (), sure=True, isolate="none", restart=False, exit_code=exit_code)
     return None
+
+
+def _unseen_now(exits: tuple[RankExit, ...], cause: str, words: str) -> Diagnosis:
+    """It was seen before: a disk in need, if no node sees it; else it is those nodes'."""
+    blind = {x.node for x in exits if x.code == RUN_DIR_UNSEEN}
+    some = tuple(sorted(blind)) if blind < {x.node for x in exits} else ()
+    return Diagnosis(cause, words, some, sure=False, isolate="exclude" if some else "none", restart=True)
 
 
 def _left(incident: Incident) -> Diagnosis | None:

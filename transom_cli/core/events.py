@@ -168,6 +168,7 @@ class RanksQuiet(Event):
     nodes: tuple[str, ...]  # where the culprits are; empty when nobody stands out
     overdue: tuple[str, ...] = ()  # nodes whose own table is late: what is on them cannot be seen any more
     unseen: bool = False  # all quiet ranks are on such nodes, and the launcher lives: it may be their agents' silence
+    stopped: bool = False  # the process of a rank is stopped: more than a silence, also of a trainer that never beats
 
 
 @dataclass(frozen=True)

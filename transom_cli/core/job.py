@@ -14,6 +14,8 @@ from transom_cli.core.actions import Cancel, Patch, Release
 from transom_cli.core.incident import Step, both, order
 from transom_cli.core.state import Exclusion, Incident, Phase, Stage, State
 
+FINISH = "finish/"
+FINISHING = 90.0  # seconds from the end of the training to that of the job, before Slurm counts as having missed it
 SPARES_WAIT = 5.0  # seconds in which a restarted job would start if there were nodes for its spares too
 # Slurm's words for a pending job that can never start with these exclusions.
 _IMPOSSIBLE = ("ReqNodeNotAvail", "BadConstraints", "PartitionNodeLimit", "Requested node configuration")
@@ -137,8 +139,15 @@ def requeued_behind(state: State, e: ev.JobSeen) -> Step:
     return both(step, seen(step[0], e))
 
 
+def finish(state: State, at: float) -> Step:
+    """A slurmctld that died at the wrong moment goes on calling a job RUNNING whose batch script has long ended."""
+    if at - state.since < FINISHING:
+        return state, ()
+    return order(state, Cancel(f"{FINISH}{state.attempt}", state.job_id))
+
+
 def _ended(state: State, e: ev.JobSeen) -> Step:
-    if e.state == "COMPLETED":
+    if e.state == "COMPLETED" or state.phase is Phase.FINISHING:  # the launcher's word that all ranks are done stands
         return over(state, e.at, Phase.DONE, "", 0)
     if e.state == "CANCELLED":
         return over(state, e.at, Phase.STOPPED, "the job was cancelled in Slurm (scancel)", 130)

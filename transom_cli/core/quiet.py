@@ -261,6 +261,7 @@ def _judge_ranks(state: QuietState, node_silent: float) -> tuple[QuietState, lis
         quiet_for=max(state.clock - p.moved for p in quiet.values()),
         limit=state.limit,
         culprits=_culprits(state, quiet, node_silent),
+        stopped=any(p.dead_since is not None and p.beat.proc == "T" for p in state.pulses.values()),
     )
     return replace(state, quiet=ranks, quiet_at=state.clock), [found]
 

@@ -46,6 +46,7 @@ class RanksQuiet:
     quiet_for: float
     limit: float
     culprits: tuple[int, ...]
+    stopped: bool = False  # a process of the job is stopped
 
 
 @dataclass(frozen=True)

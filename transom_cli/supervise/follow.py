@@ -181,7 +181,8 @@ class AttemptFollower:
                 return None  # of the launch before this one
             nodes, overdue = self._watch.nodes_of(finding.culprits), self._watch.overdue(now)
             quiet_for, culprits = finding.quiet_for, tuple(finding.culprits)
-            self._held = ev.RanksQuiet(now, self.name, finding.step, quiet_for, finding.limit, culprits, nodes, overdue)
+            about = (finding.step, quiet_for, finding.limit, culprits, nodes, overdue)
+            self._held = ev.RanksQuiet(now, self.name, *about, stopped=finding.stopped)
             return None
         if isinstance(finding, quiet.RanksBack):
             held, self._held = self._held, None

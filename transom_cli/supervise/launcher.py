@@ -234,7 +234,8 @@ class Launcher:
             self._durable(now, at_once=found is not self._found)
             self._found = found
             culprits = tuple(found.culprits)
-            self._hear(ladder.Quiet(now, launch, found.step, found.quiet_for, found.limit, culprits, nodes))
+            about = (found.step, found.quiet_for, found.limit, culprits, nodes, found.stopped)
+            self._hear(ladder.Quiet(now, launch, *about))
         self._durable(now, at_once=self._state.leaving is not Leaving.NOT)
 
     def _durable(self, now: float, *, at_once: bool = False) -> None:

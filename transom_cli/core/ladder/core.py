@@ -139,7 +139,7 @@ def _settle(state: LadderState, at: float) -> Step:
 def _quiet(state: LadderState, e: Quiet) -> Step:
     if e.launch != state.launch or state.rung is not Rung.TRAINING or state.failing_since is not None or state.told:
         return state, ()
-    if e.step < 0 and state.max_step < 0:
+    if e.step < 0 and state.max_step < 0 and not e.stopped:
         return state, ()  # a trainer that never beats: its silence says nothing, and a relaunch would loop
     who = f", ranks {', '.join(map(str, e.culprits))} stand out" if e.culprits else ""
     words = f"no step for {e.quiet_for:.1f} s (limit {e.limit:.1f} s) after step {e.step}{who}"

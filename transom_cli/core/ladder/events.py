@@ -79,6 +79,7 @@ class Quiet(Heard):
     limit: float
     culprits: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
+    stopped: bool = False  # the process of a rank is stopped
 
 
 @dataclass(frozen=True)
