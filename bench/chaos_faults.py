@@ -13,7 +13,7 @@ from pathlib import Path
 from chaos_plan import CLOCK, DISK, KINDS, LOSES_NODE, Injection
 from harness import Bench, LiveRun
 
-from transom_cli.errors import NotPermitted, UsageError
+from transom_cli.errors import NotPermitted, TransomError, UsageError
 from transom_cli.layout import RunDir
 from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox
@@ -104,6 +104,8 @@ class Hand:
             pid = (faults.stop_launcher if stop else faults.kill_launcher)(sb, job)
             return f"launcher {pid}", lambda: stop and faults.cont_launcher(sb, job)
         node = self._run.state.nodes[fault.target % len(self._run.state.nodes)]
+        if fault.kind in ("admin-drain", "admin-requeue", "limit-warning"):
+            return self._slurm(fault.kind, job, node)
         if group == "agent":
             stop = fault.kind != "agent-kill"
             (faults.stop_agent if stop else faults.kill_agent)(sb, job, node)
@@ -121,6 +123,21 @@ class Hand:
         else:
             faults.stop_rank(sb, job, rank)
         return f"rank {rank}", lambda: faults.cont_rank(sb, job, rank)
+
+    def _slurm(self, kind: str, job: int, node: str) -> tuple[str, Callable[[], object]]:
+        """What people and Slurm itself do to a job. NotNow while Slurm does not answer."""
+        words = {
+            "admin-drain": ("scontrol", "update", f"nodename={node}", "state=drain", "reason=an admin of the bench"),
+            "admin-requeue": ("scontrol", "requeue", str(job)),
+            "limit-warning": ("scancel", "--batch", "--signal=USR2", str(job)),  # as --signal=B:USR2@... sends it
+        }
+        try:
+            self._sb.slurm(*words[kind])
+        except TransomError as error:
+            raise NotNow(error.why or error.what) from error
+        if kind == "admin-drain":
+            return node, lambda: self._sb.slurm("scontrol", "update", f"nodename={node}", "state=resume")
+        return f"job {job}", lambda: None
 
     def _disk(self, kind: str) -> tuple[str, Callable[[], object]]:
         sb, place = self._sb, self._place

@@ -132,7 +132,8 @@ def _durable(seen: Readings) -> list[str]:
 
 
 def _drained(seen: Readings) -> list[str]:
-    healthy = [node for node in seen.drained if node not in lost_nodes(seen)]
+    by_an_admin = {made.target for made in seen.made if made.kind == "admin-drain"}
+    healthy = [node for node in seen.drained if node not in lost_nodes(seen) | by_an_admin]
     return [f"{node} was drained, and nothing had been done to it" for node in dict.fromkeys(healthy)]
 
 

@@ -33,6 +33,9 @@ _KINDS: dict[str, tuple[int, tuple[float, float] | None]] = {
     "node-kill": (3, None),
     "node-stop": (2, None),
     "node-pause": (1, (2.0, 30.0)),
+    "admin-drain": (2, (5.0, 30.0)),
+    "admin-requeue": (1, None),
+    "limit-warning": (2, None),
     "controller-kill": (2, (1.0, 15.0)),
     "controller-stop": (2, (1.0, 15.0)),
     "disk-full": (2, (1.0, 12.0)),
@@ -41,7 +44,7 @@ _KINDS: dict[str, tuple[int, tuple[float, float] | None]] = {
     "clock-jump": (2, (3.0, 20.0)),
 }
 KINDS = tuple(_KINDS)
-_UNTARGETED = ("launcher", "operator", "controller", "disk")
+_UNTARGETED = ("launcher", "operator", "controller", "disk", "admin-requeue", "limit")
 _COUNTS = (2, 2, 2, 3, 3, 4)
 _JUMPS = (-7200.0, -600.0, -30.0, 30.0, 600.0, 7200.0)
 
@@ -84,6 +87,7 @@ class Injection:
 class Plan:
     seed: str
     injections: tuple[Injection, ...]
+    spares: int = 0  # of the run
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -108,7 +112,7 @@ def make_plan(seed: str, steps: int, available: Collection[str] = KINDS) -> Plan
         amount = {"rank-slow": round(rng.uniform(0.2, 0.7), 2), "clock-jump": rng.choice(_JUMPS)}.get(kind, 0.0)
         target = rng.randrange(NODES + 2 if kind == "clock-jump" else NODES)  # a clock: of a node, login, or all
         injections.append(Injection(kind, target, _moment(rng, steps, bool(injections)), lasting, amount))
-    return Plan(seed, tuple(injections))
+    return Plan(seed, tuple(injections), rng.choice((0, 0, 1)))
 
 
 def _fits(kind: str, drawn: list[str]) -> bool:

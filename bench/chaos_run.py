@@ -220,9 +220,14 @@ def keep(folder: Path, run: LiveRun, watch: Watch, row: dict[str, Any]) -> None:
 def one_run(bench: Bench, plan: Plan, kinds: Collection[str], training: Training, wanted: Result) -> dict[str, Any]:
     """The row of this run: its plan, its story, what was seen, and what was violated."""
     name = f"chaos{plan.seed.partition('/')[2]}"
-    row: dict[str, Any] = {"seed": plan.seed, "plan": [x.words for x in plan.injections], "violations": []}
+    row: dict[str, Any] = {
+        "seed": plan.seed,
+        "spares": plan.spares,
+        "plan": [x.words for x in plan.injections],
+        "violations": [],
+    }
     with disk_of_its_own(bench, kinds) as place:
-        made = bench.train(name, training)
+        made = bench.train(name, training, plan.spares)
         run = dataclasses.replace(made, dir=place.run_below(made.name))
         story = Story()
         chaos = ChaosRun(bench, run, place, plan, story)

@@ -20,7 +20,7 @@ def test_a_seed_replays_to_the_same_plan() -> None:
     assert len({plan.injections for plan in PLANS}) == len(PLANS)
     assert make_plan("1/3", STEPS).injections == (
         Injection("rank-stop", 0, Moment("step", 0.07, 13)),
-        Injection("launcher-kill", 1, Moment("recovery", 3.31)),
+        Injection("launcher-stop", 1, Moment("step", 0.19, 4), 2.7),
     )
 
 
@@ -50,6 +50,8 @@ def test_what_a_person_would_mend_is_mended_and_what_is_dead_stays_so() -> None:
         "agent-hang",
         "launcher-kill",
         "launcher-hang",
+        "admin-requeue",
+        "limit-warning",
     }
     assert all(0 < x.lasting <= 40 for plan in PLANS for x in plan.injections if x.lasting is not None)
 
@@ -74,6 +76,6 @@ def test_kinds_that_cannot_be_made_here_are_replaced_by_others() -> None:
 def test_a_plan_is_told_in_words() -> None:
     words = [x.words for x in make_plan("1/2", STEPS).injections]
     assert words == [
-        "disk-full, 0.1 s after step 37, undone after 4.0 s",
-        "launcher-kill, 5.8 s after the recovery began",
+        "controller-stop, 0.1 s after step 37, undone after 4.8 s",
+        "launcher-stop, 0.6 s after the fault before, undone after 3.7 s",
     ]

@@ -66,8 +66,10 @@ class Ledger:
 
     def _learn(self, event: ev.Event) -> None:
         key = getattr(event, "key", None)
-        if key in self.asked and isinstance(self.asked[key], _ANSWERS[type(event)]):
-            action = self.asked.pop(key)
+        asked = self.asked.get(key) if isinstance(key, str) else None
+        same = asked is None or getattr(asked, "node", None) == getattr(event, "node", getattr(asked, "node", None))
+        if asked is not None and isinstance(asked, _ANSWERS[type(event)]) and same:
+            action = self.asked.pop(asked.key)
             if isinstance(event, ev.Probed) and isinstance(action, act.Probe):
                 self.verdicts[_about(action.key), action.node].append(event.verdict)
             if isinstance(event, ev.ActionFailed):
@@ -112,7 +114,7 @@ class Ledger:
         if isinstance(action, act.Patch | act.Restart):
             self.superseded.update(k for k, a in self.asked.items() if isinstance(a, act.Patch) and k != key)
         self.asked[key] = action
-        self.stopping = self.stopping or isinstance(action, act.Cancel)
+        self.stopping = self.stopping or key.startswith("cancel/")
         if isinstance(action, act.Probe | act.Isolate):
             assert action.node in self.own_nodes, f"{action} touches a node that is not ours"
         if isinstance(action, act.Isolate):

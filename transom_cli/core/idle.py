@@ -29,7 +29,7 @@ def suspect(state: State, node: str) -> Step:
 def given_up(state: State, at: float, nodes: tuple[str, ...], cause: str, words: str) -> Step:
     """The launcher has put spares in their place: on suspicion they are kept away for a while, dead ones for good."""
     step: Step = (state, ())
-    for node in nodes:
+    for node in (n for n in nodes if n in state.nodes):
         known = any(x.node == node for x in step[0].idle_looks)
         step = inc.both(step, suspect(step[0], node))
         if known or cause in _PROBES_DECIDE:
