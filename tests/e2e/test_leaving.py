@@ -66,6 +66,20 @@ def test_scancel_leaves_a_durable_state_and_is_a_stop(person: Person, sandbox: S
     assert f"step-{told['durable']}" in listed.stdout, listed.stderr
 
 
+def test_a_requeue_by_somebody_else_loses_no_step(person: Person, sandbox: Sandbox) -> None:
+    """As on preemption: TERM to all of the job, and KILL half a minute later."""
+    pytest.importorskip("torch")
+    run = person.start("-N", "2", "--", *TRAIN, "--steps", "120", "--step-delay", "0.1")
+    view = person.wait(run, at_step(20))
+    sandbox.slurm("scontrol", "requeue", str(view["job_id"]))
+    view = person.wait(run, over)
+    assert (view["phase"], view["step"], view["starts"]) == ("done", 120, 1)
+    told = outcome(run, view["job_id"], 0)
+    assert told["why"] == f"told to stop by SIGTERM; step {told['durable']} is durable"
+    log = (run.attempt(view["job_id"], 1).logs(0) / "rank-0.log").read_text()
+    assert f"restored step-{told['durable']} " in log
+
+
 def test_without_an_operator_the_launcher_gives_the_job_back(person: Person, sandbox: Sandbox) -> None:
     run = person.start("-N", "2", "--set", "restart.relaunches=0", "--", *COMMAND, "--steps", "60")
     view = person.wait(run, at_step(10))
