@@ -22,7 +22,8 @@ seen = {
     "ignored": sorted(n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN),
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
     "limits": [resource.getrlimit(n) for n in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE, resource.RLIMIT_STACK)],
-    "fds": sorted(int(n) for n in os.listdir("/proc/self/fd")), "stdin": os.readlink("/proc/self/fd/0").partition(":")[0],
+    "fds": sorted(int(n) for n in os.listdir("/proc/self/fd")),
+    "stdin": os.readlink("/proc/self/fd/0").partition(":")[0],
     "affinity": len(os.sched_getaffinity(0)), "nice": os.nice(0),
 }
 print("out of rank", rank)
