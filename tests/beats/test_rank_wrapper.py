@@ -7,78 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rank_place import WRAPPER, Place, wait_for
 
 from transom_cli.agent.rank import tasks_on_node
 from transom_cli.beats import places
 from transom_cli.beats import record as rec
 from transom_cli.beats.reading import process
-from transom_cli.layout import RunDir
-
-ROOT = Path(__file__).parents[2]
-WRAPPER = ROOT / "transom_cli" / "agent" / "rank.py"
-
-
-def as_slurmd_starts() -> None:
-    """Every signal at its default: slurmstepd resets them, while nohup, `&` or a CI runner ignore some."""
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        if number < signal.SIGRTMIN:
-            signal.signal(number, signal.SIG_DFL)
-
-
-class Place:
-    """One attempt's folders, and how to start a wrapped rank in them."""
-
-    def __init__(self, tmp_path: Path) -> None:
-        self.run = RunDir(tmp_path / "a 'run'\n")
-        self.attempt = self.run.attempt(12, 0)
-        self.attempt.path.mkdir(parents=True)
-        self.beats = tmp_path / "beats"
-        self.started: list[subprocess.Popen[str]] = []
-
-    def start(self, *command: str, flags: tuple[str, ...] = (), **env: str) -> subprocess.Popen[str]:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("TRANSOM_", "SLURM_", "RANK", "PYTHONPATH"))}
-        clean |= {"SLURM_PROCID": "3", "SLURM_NTASKS": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
-        clean |= {"SLURM_TASKS_PER_NODE": "2(x2),1", "SLURMD_NODENAME": "nodeX", "PYTHONPATH": str(ROOT)}
-        words = [sys.executable, "-I", "-S", str(WRAPPER), "--attempt-dir", str(self.attempt.path), "--launch", "2"]
-        words += ["--node-beats-dir", str(self.beats), *flags, "--", *command]
-        pipe = subprocess.PIPE
-        self.started.append(
-            subprocess.Popen(words, env=clean | env, stdout=pipe, stderr=pipe, text=True, preexec_fn=as_slurmd_starts)
-        )
-        return self.started[-1]
-
-    def python(self, code: str, **more: object) -> subprocess.Popen[str]:
-        return self.start(sys.executable, "-c", code, **more)  # type: ignore[arg-type]
-
-    def exit(self, name: str = "rank-3") -> dict[str, object]:
-        return dict(json.loads((self.attempt.exits(2) / f"{name}.json").read_text()))
-
-    def record(self, rank: int = 3) -> rec.Record:
-        found = rec.newest((self.beats / f"rank-{rank}").read_bytes())
-        assert found is not None
-        return found
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    for process_ in made.started:
-        process_.kill()
-        process_.communicate()
-
-
-def wait_for(claim: Callable[[], object]) -> None:
-    for _ in range(2000):
-        if claim():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came true")
 
 
 def test_the_environment_of_a_rank(place: Place) -> None:

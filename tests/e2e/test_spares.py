@@ -19,14 +19,15 @@ def launches(run: RunDir, job_id: int) -> list[list[str]]:
     return [r["nodes"] for r in map(json.loads, lines) if r["type"] == "launch"]
 
 
-def ready(run: RunDir, job_id: int) -> bool:
-    return '"type": "spare"' in run.attempt(job_id, 0).launcher_journal.read_text()
+def ready(run: RunDir, job_id: int, words: str = "") -> bool:
+    lines = run.attempt(job_id, 0).launcher_journal.read_text().splitlines()
+    return any(r["type"] == "spare" and r["words"].startswith(words) for r in map(json.loads, lines))
 
 
 def test_a_spare_takes_the_place_of_a_dead_node(person: Person, sandbox: Sandbox) -> None:
     run = person.start("-N", "3", "--spares", "1", "--", *COMMAND, "--steps", "100")
     job_id = person.wait(run, at_step(10))["job_id"]
-    person.wait(run, lambda _: ready(run, job_id))
+    person.wait(run, lambda _: ready(run, job_id, "warm: "))
     faults.kill_node(sandbox, "node2")
     view = person.wait(run, over)
     assert (view["phase"], view["step"], view["starts"]) == ("done", 100, 0), "the job was never requeued"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from transom_cli.ckpt import fence
 from transom_cli.core.ladder import Ended
 from transom_cli.layout import RunDir
 from transom_cli.supervise import launcher as module
@@ -66,7 +67,9 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def launcher(folder: Path, relaunches: int = 3) -> Launcher:
-    options = LaunchOptions(RunDir(folder), "srun", ("true",), (sys.executable,), relaunches=relaunches)
+    run = RunDir(folder)
+    words = (("true",), (sys.executable,))
+    options = LaunchOptions(run, "srun", *words, checkpoints=run.checkpoints, relaunches=relaunches)
     return Launcher(Allocation(7, 0, ("n1",)), options)
 
 
@@ -128,3 +131,26 @@ def test_a_warning_that_comes_while_a_launch_is_being_ended_is_kept_for_the_next
     monkeypatch.setattr(module.BeatWatch, "step", lambda _, launch: 5)
     assert launcher(tmp_path).run() == 0
     assert [number for _, number in sent] == [signal.SIGUSR2]
+
+
+def test_each_launch_fences_off_the_ranks_of_those_before_it(tmp_path: Path, codes: list[int]) -> None:
+    codes += [7, 0]
+    assert launcher(tmp_path).run() == 0
+    assert (RunDir(tmp_path).checkpoints / ".fence").read_text() == "7.0.1\n"
+
+
+def test_a_launcher_that_was_replaced_starts_nothing(tmp_path: Path, codes: list[int]) -> None:
+    codes += [0]
+    fence.take(RunDir(tmp_path).checkpoints, "8.0.0")
+    assert launcher(tmp_path).run() != 0
+    assert "launch 0 cannot be started: launch 8.0.0 has taken over the checkpoints" in str(outcome(tmp_path)["why"])
+    assert not [r for r in journal(tmp_path) if r["type"] == "launch"]
+
+
+def test_a_fence_that_cannot_be_written_keeps_nobody_from_training(
+    tmp_path: Path, codes: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes += [0]
+    RunDir(tmp_path).checkpoints.write_text("in the way")
+    assert launcher(tmp_path).run() == 0
+    assert "ranks of older launches are not fenced off" in capsys.readouterr().out

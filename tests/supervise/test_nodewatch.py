@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 
 import pytest
@@ -18,6 +19,7 @@ from transom_cli.supervise.nodewatch import NodeWatch
 def inbox(monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[Heard]:
     monkeypatch.setattr(nodewatch, "DRAIN_EVERY", 0.05)
     monkeypatch.setattr(nodewatch, "SPARE_EVERY", 0.05)
+    monkeypatch.setattr(nodewatch, "WARM_EVERY", 0.05)
     return queue.SimpleQueue()
 
 
@@ -38,6 +40,44 @@ def test_a_spare_is_ready_once_its_agent_answers_and_given_up_when_it_does_not(
     time.sleep(0.3)
     assert inbox.empty() and len(answers) == 3, "given up, and not asked any more"
     watch.stop()
+
+
+def test_a_spare_is_warmed_once_when_it_is_ready_and_the_time_has_come(inbox: queue.SimpleQueue[Heard]) -> None:
+    probed: list[str] = []
+    asked: list[str] = []
+    done = threading.Event()
+
+    def probe(node: str) -> dict[str, object]:
+        probed.append(node)
+        return {"ok": node == "n4" and probed.count(node) > 1}
+
+    def warm(node: str) -> bool:
+        assert probed.count(node) > 1, "not before it is ready"
+        asked.append(node)
+        if len(asked) == 3:
+            done.set()
+        return done.is_set()
+
+    watch = NodeWatch(inbox)
+    watch.start((), ("n4", "n5"), probe, FakeSlurm, warm)
+    assert done.wait(10)
+    time.sleep(0.3)
+    watch.stop()
+    assert asked == ["n4"] * 3, "and n5 never was"
+
+
+def test_a_spare_that_takes_long_to_be_warmed_is_looked_at_all_the_while(inbox: queue.SimpleQueue[Heard]) -> None:
+    over, looks = threading.Event(), []
+
+    def probe(_: str) -> dict[str, object]:
+        looks.append(1)
+        return {"ok": len(looks) < 4, "error": "gone"}
+
+    watch = NodeWatch(inbox)
+    watch.start((), ("n4",), probe, FakeSlurm, lambda _: over.wait(60))
+    assert [inbox.get(timeout=10).good for _ in range(2)] == [True, False]  # type: ignore[attr-defined]
+    watch.stop()
+    over.set()
 
 
 def test_a_drain_is_told_once_with_its_reason(inbox: queue.SimpleQueue[Heard]) -> None:

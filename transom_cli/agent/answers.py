@@ -1,4 +1,4 @@
-"""What the node's agent does for the launcher that asks: probe, logs, evidence of every rank, a flush, the end."""
+"""What the node's agent does for the launcher that asks: probe, logs, evidence, flush, end, files to warm."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from transom_cli.agent.ending import Left, end_launch
 from transom_cli.agent.evidence import take
 from transom_cli.agent.eyes import Eyes
 from transom_cli.agent.server import Server
+from transom_cli.agent.warm import mapped, warm
 from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
 from transom_cli.layout import AttemptDir, RunDir
@@ -35,6 +36,10 @@ class Answers:
             return self._evidence(arguments)
         if name == "flush":
             return self._flush(arguments)
+        if name == "mapped":
+            return {"files": mapped(self._attempt.path, int(_number(arguments, "launch")), self._node)}
+        if name == "warm":
+            return warm(_paths(arguments.get("files")))
         if name == "end":
             return self._end(arguments)
         raise ValueError(f"an agent is not asked for {name!r}")
@@ -79,6 +84,13 @@ def _number(arguments: dict[str, object], name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e6:
         raise ValueError(f"{name} is {value!r}, not a number that makes sense")
     return value
+
+
+def _paths(files: object) -> list[str]:
+    paths = [f for f in files if isinstance(f, str)] if isinstance(files, list) else []
+    if not isinstance(files, list) or len(paths) < len(files) or any(p[:1] != "/" or "\0" in p for p in paths):
+        raise ValueError("files is not a list of absolute paths")
+    return paths
 
 
 def _line(entry: dict[str, object], node: str) -> str:

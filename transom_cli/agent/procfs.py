@@ -95,6 +95,11 @@ def command_line(pid: int) -> list[str]:
     return [os.fsdecode(word) for word in _bytes(f"/proc/{pid}/cmdline").split(b"\0")[:-1]]
 
 
+def maps(pid: int) -> str:
+    """Its memory mappings, as in proc(5); empty when they are not ours to read."""
+    return os.fsdecode(_bytes(f"/proc/{pid}/maps"))
+
+
 def is_python(process: Process) -> bool:
     """Whether it runs an interpreter: by its program, else (not ours to read) by its name."""
     try:

@@ -6,8 +6,9 @@ r"""The wrapper around one rank: environment, beat record, and how the rank ende
 It is run by its path, in isolated mode and without `site`, because every rank of a large job pays for its start-up:
 only light modules are imported here. The command becomes a child (no shell; same stdio, folder, process group) that
 is killed when the wrapper is. The wrapper ignores the signals that Slurm sends to every process of the step: the
-child has its own copy of them, and who ends first must be the trainer, or its end would never be recorded. It ends as
-the child ended: same exit code, or the same signal.
+child has its own copy of them, and who ends first must be the trainer, or its end would never be recorded. Where Slurm
+sends them to the wrapper alone, they are handed on to the child (agent/forwarding). It ends as the child ended: same
+exit code, or the same signal.
 
 With --torchrun the command is a launcher of ranks of its own: the ranks' variables and records are left to it.
 """
@@ -31,6 +32,7 @@ USAGE = 2
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_PTRACER = 1, 4, 0x59616D61
 _ANY = ctypes.c_ulong(-1)
 _STEP_WIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_HELD = (*_STEP_WIDE, signal.SIGCHLD)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -64,7 +66,8 @@ class Options:
         self.attempt = os.path.basename(self.attempt_dir)
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
+    """`cgroups`: the file that tells this process's control groups."""
     try:
         options = Options(argv)
     except ValueError as error:
@@ -74,8 +77,8 @@ def main(argv: list[str]) -> int:
     env = rank_environment(dict(os.environ), options)
     beats, held = _beats(options, env)
     started = time.time()
-    pid = _start(options.command, env, beats)
-    _, status = os.waitpid(pid, 0)
+    pid, former = _start(options.command, env, beats)
+    status = _wait(pid, former, cgroups)
     code, killed_by = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
     exit_record: dict[str, object] = {
         "schema": 1,
@@ -152,16 +155,18 @@ def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | Non
         return None, None
 
 
-def _start(command: list[str], env: dict[str, str], beats: int | None) -> int:
-    """Fork and exec. Signals wait from before the fork until the child has its own dispositions, so none is lost."""
+def _start(command: list[str], env: dict[str, str], beats: int | None) -> tuple[int, set[int]]:
+    """Fork and exec; the child's pid, and the signal mask from before.
+
+    Signals wait from before the fork until the child has its own dispositions, so none is lost; in the wrapper they
+    still do when this returns.
+    """
     wrapper = os.getpid()
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, _STEP_WIDE)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would take the child's status with it
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
     pid = os.fork()
     if pid:
-        for number in _STEP_WIDE:
-            signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
-        return pid
+        return pid, former
     try:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         _prctl(_PR_SET_PTRACER, _ANY)  # Yama: the agent, not our parent, may look at our stack (same user only)
@@ -183,6 +188,23 @@ def _start(command: list[str], env: dict[str, str], beats: int | None) -> int:
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
     except BaseException:
         os._exit(126)
+
+
+def _wait(pid: int, former: set[int], cgroups: str) -> int:
+    """The child's status, once it has ended."""
+    from transom_cli.agent import forwarding  # the child has been started: not part of the start-up
+
+    try:
+        with open(cgroups, errors="surrogateescape") as file:
+            alone = forwarding.only_tasks_are_signalled(file.read())
+    except OSError:
+        alone = False
+    if alone:
+        return forwarding.wait(pid, _STEP_WIDE)
+    for number in _STEP_WIDE:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, former)
+    return os.waitpid(pid, 0)[1]
 
 
 def _last_step(beats: int | None, held: int | None, code: int | None, options: Options) -> int:

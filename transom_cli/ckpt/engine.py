@@ -3,7 +3,8 @@
 All ranks call `Writer.write` for the same step, and all get the same answer. Order on disk: data files, fsync,
 manifest, fsync, rename, fsync of the parent. A crash at any point leaves the checkpoints before it untouched, and a
 working directory that no reader looks at. A writer whose attempt was replaced cannot harm its successor: it
-writes under its own name, and a step that is there and good is never replaced.
+writes under its own name, a step that is there and good is never replaced, and once a newer launch has started it
+publishes nothing more (ckpt.fence).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from transom_cli.ckpt import files
+from transom_cli.ckpt import fence, files
+from transom_cli.ckpt.failures import TakenOver
 from transom_cli.ckpt.inventory import Candidate, verify
 from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
 from transom_cli.ckpt.names import DCP_METADATA, MANIFEST, step_name, tmp_name
@@ -123,16 +125,22 @@ class Writer:
         )
         files.write_new(work / MANIFEST, encode(manifest))
         final = self._directory / step_name(step)
-        if final.exists():
-            if verify(Candidate(step, final)).good:
-                files.delete_tree(work)  # an earlier attempt published this very step
-                return
+        taken = final.exists()
+        if taken and verify(Candidate(step, final)).good:
+            files.delete_tree(work)  # an earlier attempt published this very step
+            return
+        fence.check(self._directory, self._attempt)
+        if taken:
             files.set_aside(final)
         files.publish(work, final)
         self._retention.trust(manifest)
-        trouble = _attempted(lambda: self._retention.apply(step, secrets.token_hex(4)))
+        trouble = _attempted(lambda: self._retire(step))
         if trouble:  # the new checkpoint is there all the same
             self._say(f"old checkpoints could not be removed: {trouble}")
+
+    def _retire(self, step: int) -> None:
+        fence.check(self._directory, self._attempt)
+        self._retention.apply(step, secrets.token_hex(4))
 
 
 def describe(error: BaseException) -> str:
@@ -140,6 +148,8 @@ def describe(error: BaseException) -> str:
     if isinstance(error, CheckpointException) and error.failures:
         rank, failure = min(error.failures.items())
         return f"rank {rank}: {describe(failure[0])}"
+    if isinstance(error, TakenOver):
+        return error.what
     if isinstance(error.__context__, OSError) and not isinstance(error, OSError):
         return describe(error.__context__)  # the system's own words, which torch's serializer covers with its own
     if isinstance(error, OSError) and error.strerror:

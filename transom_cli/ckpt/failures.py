@@ -17,6 +17,12 @@ class SaveFailed(TransomError):
     kind = "save_failed"
 
 
+class TakenOver(TransomError):
+    """A newer launch was started over the same checkpoints: an older one publishes and deletes nothing more."""
+
+    kind = "taken_over"
+
+
 class StateMismatch(TransomError):
     """The checkpoint's bytes are good, but they are not the state that this trainer holds."""
 

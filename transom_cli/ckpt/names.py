@@ -4,6 +4,7 @@
     step-<n>.bad-<k>                        set aside: step-<n> was published again, and this one did not verify
     .tmp-step-<n>-<attempt>-<nonce>         being written by that attempt
     .trash-step-<n>-<attempt>-<nonce>       being deleted by that attempt
+    .fence                                  the newest launch that was started over the directory (ckpt.fence)
 
 `<attempt>` is `<job id>.<restart>.<launch>` under transom, and `local-<host>-<pid>` for a trainer started by hand.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 MANIFEST = "manifest.json"
 DCP_METADATA = ".metadata"
+FENCE = ".fence"
 
 _STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 _WORK = re.compile(r"\.(?:tmp|trash)-step-[0-9]+-(.+)-[0-9a-f]{8}")
@@ -51,6 +53,15 @@ def local_attempt(host: str, pid: int) -> str:
     return f"local-{re.sub(r'[^A-Za-z0-9_.]', '_', host)[:64]}-{pid}"
 
 
+def age(attempt: str) -> tuple[int, int, int] | None:
+    """Newer attempts and launches are larger: a successor has a higher job id. None for a trainer started by hand."""
+    found = _SLURM_ATTEMPT.fullmatch(attempt)
+    if found is None:
+        return None
+    job, restart, launch = found.groups()
+    return int(job), int(restart), int(launch or 0)
+
+
 @dataclass(frozen=True)
 class Here:
     """Who is asking: the attempt, and what it can tell about processes of this host."""
@@ -71,9 +82,9 @@ def abandoned(name: str, here: Here) -> bool:
     if work is None:
         return False
     owner = work.group(1)
-    theirs, ours = _SLURM_ATTEMPT.fullmatch(owner), _SLURM_ATTEMPT.fullmatch(here.attempt)
-    if theirs and ours:
-        return tuple(int(n or 0) for n in theirs.groups()) < tuple(int(n or 0) for n in ours.groups())
+    theirs, ours = age(owner), age(here.attempt)
+    if theirs is not None and ours is not None:
+        return theirs < ours
     local = _LOCAL_ATTEMPT.fullmatch(owner)
     if local is None or owner == here.attempt:
         return False

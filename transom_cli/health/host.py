@@ -76,7 +76,7 @@ class HostReader:
             booted=time.clock_gettime(time.CLOCK_BOOTTIME),
             load=os.getloadavg()[0],
             cpus=os.cpu_count() or 1,
-            memory=_memory(_text("/proc/meminfo")),
+            memory=memory(),
             oom_kills=_oom_kills(_text("/proc/vmstat")),
             pressure=_pressure(),
             rooms=tuple(room.read(PATIENCE) for room in self._rooms),
@@ -95,6 +95,11 @@ def judge_host(reading: HostReading, former: HostReading | None) -> tuple[Findin
     if former is not None:
         found += _judge_changes(reading, former)
     return tuple(found)
+
+
+def memory() -> tuple[int, int] | None:
+    """Bytes of the host's memory, available and total; None when it does not tell."""
+    return _memory(_text("/proc/meminfo"))
 
 
 def words(reading: HostReading) -> str:

@@ -29,6 +29,7 @@ from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 from transom_cli.supervise.linger import give_up_nodes, go_on, linger
 from transom_cli.supervise.nodewatch import NodeWatch
 from transom_cli.supervise.training import TrainingStep
+from transom_cli.supervise.warming import Warming
 
 TURN = 0.05
 EXITS = 0.2  # seconds between two looks at the ranks' exit records
@@ -138,7 +139,8 @@ class Launcher:
 
         nodes = self._allocation.nodes if self._options.leave_drained else ()
         probe = lambda node: self._agents.ask(node, "probe", PROBE)  # noqa: E731
-        self._nodewatch.start(nodes, self._state.spares, probe, slurm_client)
+        warming = Warming(self._agents, self._journal, lambda: self._state)
+        self._nodewatch.start(nodes, self._state.spares, probe, slurm_client, warming)
 
     # --- hearing ---
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from transom_cli.ckpt import fence
 from transom_cli.core.ladder import End, Ended, Flush, Flushing, Heard, NotStarted, Read, ReadLogs, Start
 from transom_cli.errors import TransomError
 from transom_cli.layout import AttemptDir
@@ -21,6 +22,7 @@ from transom_cli.supervise import launchplan
 from transom_cli.supervise.agents import GRACE, Agents
 from transom_cli.supervise.examine import examine
 from transom_cli.supervise.flushing import agree
+from transom_cli.supervise.launcherlog import say
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 from transom_cli.supervise.training import TrainingStep
 
@@ -61,10 +63,18 @@ class LaunchHands:
         argv = launchplan.training_argv(
             allocation, options, attempt, launch, nodes, wrapper=WRAPPER, master=master, port=port
         )
+        self._fence(launch)
         tasks = options.tasks_on_node * len(nodes)
         self.step = TrainingStep(argv, env, attempt.exits(launch), nodes, tasks)
         self._nodes = nodes
         return argv
+
+    def _fence(self, launch: int) -> None:
+        """No room to write it is no reason not to train: there may be some by the next checkpoint."""
+        try:
+            fence.take(self._options.checkpoints, f"{self._attempt.name}.{launch}")
+        except OSError as error:
+            say(f"transom: ranks of older launches are not fenced off from the checkpoints: {error}")
 
     def flush(self, order: Flush, overdue: tuple[str, ...], step_time: float) -> None:
         """overdue: nodes that cannot be seen now, and would not answer either."""

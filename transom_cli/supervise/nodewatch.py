@@ -12,23 +12,34 @@ from transom_cli.errors import TransomError
 from transom_cli.slurm.port import Slurm
 
 DRAIN_EVERY = 30.0  # seconds between two looks at the nodes' states in Slurm
+WARM_EVERY = 1.0  # seconds between two tries to warm a spare, as long as it is too early
 SPARE_EVERY = 10.0  # seconds between two looks at a spare
 FAILS = 2  # looks in a row that a spare must fail to be given up
 
 Probe = Callable[[str], Mapping[str, object]]  # an agent's answer, with "ok" in it, or an "error"
+Warm = Callable[[str], bool]  # warm this spare; False: too early, ask again
 
 
 class NodeWatch:
-    """Two daemon threads that put what they see into `inbox`."""
+    """Daemon threads: one for the drains and one for each spare, which put what they see into `inbox`."""
 
     def __init__(self, inbox: queue.SimpleQueue[Heard]) -> None:
         self._inbox = inbox
         self._end = threading.Event()
 
-    def start(self, nodes: tuple[str, ...], spares: tuple[str, ...], probe: Probe, slurm: Callable[[], Slurm]) -> None:
-        """`spares` are looked at by `probe`; the drain of any of `nodes` is told, once for each reason."""
+    def start(
+        self,
+        nodes: tuple[str, ...],
+        spares: tuple[str, ...],
+        probe: Probe,
+        slurm: Callable[[], Slurm],
+        warm: Warm = lambda _: True,
+    ) -> None:
+        """`spares` are looked at by `probe`, and handed to `warm` once they are ready, in a thread of its own: it may
+        take minutes. The drain of any of `nodes` is told, once for each reason.
+        """
         for spare in spares:
-            self._thread(self._spare, spare, probe)
+            self._thread(self._spare, spare, probe, warm)
         if nodes:
             self._thread(self._drains, nodes, slurm)
 
@@ -38,7 +49,7 @@ class NodeWatch:
     def _thread(self, work: Callable[..., None], *about: object) -> None:
         threading.Thread(target=work, args=about, name="nodes", daemon=True).start()
 
-    def _spare(self, node: str, probe: Probe) -> None:
+    def _spare(self, node: str, probe: Probe, warm: Warm) -> None:
         fails, known = 0, False
         while fails < FAILS:
             answer = probe(node)
@@ -46,10 +57,15 @@ class NodeWatch:
             if not fails and not known:
                 known = True
                 self._inbox.put(Spare(0.0, node, good=True))
+                self._thread(self._warm, node, warm)
             if fails == FAILS:
                 self._inbox.put(Spare(0.0, node, good=False, words=str(answer.get("error", ""))))
             if self._end.wait(SPARE_EVERY if not fails else 1.0):
                 return
+
+    def _warm(self, node: str, warm: Warm) -> None:
+        while not warm(node) and not self._end.wait(WARM_EVERY):
+            pass
 
     def _drains(self, nodes: tuple[str, ...], slurm: Callable[[], Slurm]) -> None:
         told: set[str] = set()
