@@ -312,6 +312,8 @@ def test_a_spare_that_is_not_known_to_be_good_is_not_used() -> None:
     assert started(lost(state, 9.0, "n2")[1]) == []
     state, _ = feed(with_spare(), sh.Spare(8.0, SPARE, good=False, words="no answer"))
     assert state.spares == () and started(lost(state, 9.0, "n2")[1]) == []
+    state, _ = feed(state, sh.Spare(8.5, SPARE, good=True), sh.Spare(8.6, "n2", good=True), sh.Spare(8.7, "x", True))
+    assert (state.spares, state.ready) == ((SPARE,), (SPARE,)), "again; never a node that carries ranks"
 
 
 def test_two_nodes_at_once_need_two_spares() -> None:

@@ -14,7 +14,7 @@ from transom_cli.slurm.port import Slurm
 DRAIN_EVERY = 30.0  # seconds between two looks at the nodes' states in Slurm
 WARM_EVERY = 1.0  # seconds between two tries to warm a spare, as long as it is too early
 SPARE_EVERY = 10.0  # seconds between two looks at a spare
-FAILS = 2  # looks in a row that a spare must fail to be given up
+FAILS = 2  # looks in a row that a spare must fail not to count as ready any more
 
 Probe = Callable[[str], Mapping[str, object]]  # an agent's answer, with "ok" in it, or an "error"
 Warm = Callable[[str], bool]  # warm this spare; False: too early, ask again
@@ -50,17 +50,21 @@ class NodeWatch:
         threading.Thread(target=work, args=about, name="nodes", daemon=True).start()
 
     def _spare(self, node: str, probe: Probe, warm: Warm) -> None:
-        fails, known = 0, False
-        while fails < FAILS:
+        """Its agent may come up late, or die and be started again: what is not ready may become so."""
+        fails, good, warming = 0, False, False
+        while True:
             answer = probe(node)
             fails = 0 if answer.get("ok") else fails + 1
-            if not fails and not known:
-                known = True
+            if not fails and not good:
+                good = True
                 self._inbox.put(Spare(0.0, node, good=True))
-                self._thread(self._warm, node, warm)
-            if fails == FAILS:
+                if not warming:
+                    warming = True
+                    self._thread(self._warm, node, warm)
+            if fails >= FAILS and good:
+                good = False
                 self._inbox.put(Spare(0.0, node, good=False, words=str(answer.get("error", ""))))
-            if self._end.wait(SPARE_EVERY if not fails else 1.0):
+            if self._end.wait(1.0 if 0 < fails < FAILS else SPARE_EVERY):
                 return
 
     def _warm(self, node: str, warm: Warm) -> None:

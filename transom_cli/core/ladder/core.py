@@ -68,10 +68,11 @@ def _begun(state: LadderState, e: Begun) -> Step:
 
 
 def _spare(state: LadderState, e: Spare) -> Step:
-    if e.node not in state.spares:
+    if e.node not in state.allocated or e.node in (*state.nodes, *state.given_up):
         return state, ()
-    if e.good:
-        return replace(state, ready=state.in_order((*state.ready, e.node))), ()
+    if e.good:  # again, maybe: its agent had died
+        spares, ready = state.in_order((*state.spares, e.node)), state.in_order((*state.ready, e.node))
+        return replace(state, spares=spares, ready=ready), ()
     keep = tuple(n for n in state.spares if n != e.node)
     return replace(state, spares=keep, ready=tuple(n for n in state.ready if n != e.node)), ()
 
