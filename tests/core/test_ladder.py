@@ -159,6 +159,25 @@ def test_a_rank_that_is_stopped_before_the_runs_first_step_is_a_hang_all_the_sam
     assert orders[-1] == sh.End(0, "l1", evidence=True)
 
 
+def test_a_node_of_which_nothing_is_heard_while_no_rank_steps_is_given_up_for_a_spare() -> None:
+    """However few steps were seen: their usual time may not be known yet."""
+    state, orders = feed(
+        with_spare(), sh.Silent(19.9, "n2", 15.0), sh.Silent(30.0, "n2", 14.9), sh.Silent(30.0, "n4", 99.0)
+    )
+    assert orders == [], "a rank stepped 15 s ago; it is not silent for long; a spare"
+    stepping, _ = feed(state, sh.Stepped(31.0, 0, 5))
+    assert feed(stepping, sh.Silent(40.0, "n2", 25.0))[1] == [], "its agent is dead, not the node"
+    state, orders = feed(state, sh.Silent(30.1, "n2", 15.0))
+    assert orders[0] == sh.Tell(
+        "l1", "seen", "nothing is heard of n2 for 15 s, and no rank has stepped since step 4", "hang", ("n2",)
+    )
+    state, _ = feed(state, sh.Ended(40.0, 0, unheard=("n2",)))
+    assert started(feed(state, sh.Read(41.0, 0, "unknown", ""))[1]) == [("n1", "n3", "n4")]
+    state, orders = feed(training(), sh.Silent(40.0, "n2", 35.0))
+    assert orders == [], "there is no spare: the operator probes the node"
+    assert isinstance(feed(state, sh.Silent(50.0, "n2", 45.0))[1][-1], sh.End)
+
+
 def test_a_users_error_before_the_first_step_is_handed_up() -> None:
     state, _ = feed(fresh(), sh.Begun(0.0), sh.Exits(3.0, 0, exits(1, 1, 1)), sh.Ended(4.0, 0))
     _, orders = feed(state, sh.Read(5.0, 0, "user", "ValueError: a wrong shape", "rank-0.log"))
@@ -460,6 +479,7 @@ stories = st.lists(
             st.builds(sh.Overtime, at),
             st.builds(sh.Spare, at, st.sampled_from([SPARE, "n2"]), st.booleans()),
             st.builds(sh.Warned, at),
+            st.builds(sh.Silent, at, st.sampled_from([SPARE, "n2"]), st.sampled_from([1.0, 20.0, 50.0])),
             st.builds(sh.Draining, at, some_nodes, st.just("fan")),
             st.builds(sh.Flushing, at, launches, steps, st.just(""), st.booleans()),
         ),

@@ -73,6 +73,7 @@ def test_agent_and_rank_killed_together_are_still_a_relaunch(person: Person, san
     assert [(r["node"], r["what"]) for r in told(attempt)] == [("node2", "started again")]
 
 
+@pytest.mark.long
 def test_an_agent_that_hangs_is_replaced_and_writes_no_more(person: Person) -> None:
     run = person.start("-N", "2", "--", *COMMAND, "--steps", "150")
     view = person.wait(run, at_step(10))
@@ -86,6 +87,7 @@ def test_an_agent_that_hangs_is_replaced_and_writes_no_more(person: Person) -> N
     assert (view["phase"], view["incidents"]) == ("done", [])
 
 
+@pytest.mark.long
 def test_on_a_dead_node_no_agent_is_started(person: Person, sandbox: Sandbox) -> None:
     run = person.start("-N", "3", "--", *COMMAND, "--steps", "60")
     view = person.wait(run, at_step(12))
@@ -109,6 +111,7 @@ def test_what_the_agents_found_in_logs_is_in_the_attempt(person: Person) -> None
     assert any("rank-1.log: ValueError: a wrong shape" in m[2] for m in incident["marks"] if m[1] == "examined")
 
 
+@pytest.mark.long
 def test_under_torchrun_the_agent_knows_its_nodes_log(person: Person) -> None:
     pytest.importorskip("torch")
     words = ("--torchrun", "--tasks-per-node", "1", "-N", "2", "--", COMMAND[1])

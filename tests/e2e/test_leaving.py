@@ -66,6 +66,7 @@ def test_scancel_leaves_a_durable_state_and_is_a_stop(person: Person, sandbox: S
     assert f"step-{told['durable']}" in listed.stdout, listed.stderr
 
 
+@pytest.mark.long
 def test_a_requeue_by_somebody_else_loses_no_step(person: Person, sandbox: Sandbox) -> None:
     """As on preemption: TERM to all of the job, and KILL half a minute later."""
     pytest.importorskip("torch")

@@ -39,6 +39,7 @@ def test_a_spare_takes_the_place_of_a_dead_node(person: Person, sandbox: Sandbox
     assert "goes on from step" in resumed and "from step 0" not in resumed
 
 
+@pytest.mark.long
 def test_a_dead_spare_harms_nobody(person: Person, sandbox: Sandbox) -> None:
     run = person.start("-N", "2", "--spares", "1", "--", *COMMAND, "--steps", "150")
     view = person.wait(run, at_step(10))
@@ -53,6 +54,7 @@ def test_a_dead_spare_harms_nobody(person: Person, sandbox: Sandbox) -> None:
     assert launches(run, view["job_id"]) == [["node1", "node2"]] * 2
 
 
+@pytest.mark.long
 def test_a_node_that_an_admin_drains_is_left_with_a_checkpoint(person: Person, sandbox: Sandbox) -> None:
     """This trainer has no Checkpointer that could be asked: it is left at its own next checkpoint."""
     run = person.start("-N", "2", "--", *COMMAND, "--steps", "450")

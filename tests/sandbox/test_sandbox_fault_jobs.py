@@ -7,7 +7,7 @@ from slurm_support import sleepers, submit, wait_sleepers
 
 from transom_cli.errors import UsageError
 from transom_cli.sandbox import belonging, fault_jobs, faults, procs
-from transom_cli.sandbox.cluster import Sandbox
+from transom_cli.sandbox.cluster import Sandbox, wait_until
 
 pytestmark = pytest.mark.sandbox
 
@@ -62,6 +62,6 @@ def test_the_launcher_stops_and_dies_alone(healed_sandbox: Sandbox) -> None:
     launcher = fault_jobs.find_launcher(sb, job)
     sruns = [proc for proc in belonging.of_job(sb.cluster, job) if proc.comm == "srun"]
     assert faults.kill_launcher(sb, job) == launcher.pid
-    assert not procs.alive(launcher.ident) and sruns
+    assert wait_until(lambda: not procs.alive(launcher.ident), 10.0) and sruns
     with pytest.raises(UsageError, match="no running batch script"):
         faults.kill_launcher(sb, job)

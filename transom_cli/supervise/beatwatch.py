@@ -18,6 +18,7 @@ class BeatWatch:
         self._quiet = quiet.start()
         self._found: quiet.RanksQuiet | None = None
         self._renewed: dict[str, float] = {}  # node -> when its table was last seen to be new
+        self._alone: dict[str, float] = {}  # node -> since when its table is late, while another's is not
         self.tables: dict[str, NodeTable] = {}
 
     def expect(self, nodes: Iterable[str]) -> None:
@@ -33,6 +34,9 @@ class BeatWatch:
             if path.stem not in self.tables or self.tables[path.stem].seq != table.seq:
                 self._renewed[table.node] = now
             self.tables[path.stem] = table
+        late = set(self.overdue(now))
+        some = late if len(late) < len(self._renewed) else set()  # all at once: it is the file system, or we ourselves
+        self._alone = {node: self._alone.get(node, now) for node in some}
         self._quiet, findings = quiet.watch(self._quiet, self.tables, now, self._limits)
         for found in findings:
             if isinstance(found, quiet.RanksQuiet):
@@ -71,6 +75,10 @@ class BeatWatch:
     def overdue(self, now: float) -> tuple[str, ...]:
         """Nodes whose own table is late: what is on them cannot be seen any more."""
         return tuple(sorted(node for node, at in self._renewed.items() if now - at > OVERDUE))
+
+    def alone(self, now: float) -> tuple[tuple[str, float], ...]:
+        """Nodes whose table is late, and for how many seconds it has been, while another's came all the time."""
+        return tuple((node, now - since) for node, since in sorted(self._alone.items()))
 
     def _listed(self) -> Iterator[Path]:
         try:

@@ -230,6 +230,8 @@ class Launcher:
         self._hear(ladder.Stepped(now, launch, step))
         if stepping and self._warned:
             self._hear(ladder.Warned(now))  # heard once a launch
+        for node, silent_for in self._watch.alone(now):
+            self._hear(ladder.Silent(now, node, silent_for))
         found = self._watch.found
         if found is not None and self._state.rung is Rung.TRAINING and not self._watch.blind(now):
             nodes = self._watch.nodes_of(found.culprits)

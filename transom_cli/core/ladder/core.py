@@ -26,6 +26,7 @@ from transom_cli.core.ladder.events import (
     Overtime,
     Quiet,
     Read,
+    Silent,
     Spare,
     Start,
     Stepped,
@@ -148,6 +149,19 @@ def _quiet(state: LadderState, e: Quiet) -> Step:
     return fault.fail(state, e.at, words, quiet=True, quiet_nodes=nodes)
 
 
+def _silent(state: LadderState, e: Silent) -> Step:
+    """The limit of a silence may not be known yet, but a node that has vanished with all ranks waiting is known."""
+    training = state.rung is Rung.TRAINING and state.failing_since is None and state.step >= 0 and not state.told
+    if not training or e.node not in state.nodes:
+        return state, ()
+    wait = state.policy.silent * (1 if state.ready else 3)
+    still = e.at - state.stepped_at
+    if e.silent_for < wait or still < wait:
+        return state, ()
+    words = f"nothing is heard of {e.node} for {e.silent_for:.0f} s, and no rank has stepped since step {state.step}"
+    return fault.fail(state, e.at, words, quiet=True, quiet_nodes=(e.node,))
+
+
 def _ended(state: LadderState, e: Ended) -> Step:
     if e.launch != state.launch or state.rung is not Rung.ENDING:
         return state, ()
@@ -159,7 +173,7 @@ def _stepped(state: LadderState, e: Stepped) -> Step:
     if e.launch != state.launch or state.rung is not Rung.TRAINING or e.step <= state.step:
         return state, ()
     first = state.step < 0
-    state = replace(state, step=e.step, max_step=max(e.step, state.max_step))
+    state = replace(state, step=e.step, max_step=max(e.step, state.max_step), stepped_at=e.at)
     told: tuple[Order, ...] = ()
     if state.incident is not None:
         told = (Tell(state.incident.id, "recovered", f"step {e.step} done in launch {state.launch}"),)
@@ -176,6 +190,7 @@ _HANDLERS: dict[type[Heard], Callable[[LadderState, Any], Step]] = {
     Tick: _tick,
     Exits: _exits,
     Quiet: _quiet,
+    Silent: _silent,
     Stepped: _stepped,
     Durable: leaving.durable,
     Ended: _ended,

@@ -83,6 +83,14 @@ class Quiet(Heard):
 
 
 @dataclass(frozen=True)
+class Silent(Heard):
+    """Nothing is heard of a node for so many seconds, while others are heard."""
+
+    node: str
+    silent_for: float
+
+
+@dataclass(frozen=True)
 class Stepped(Heard):
     """A step that every rank of the launch has done."""
 

@@ -19,6 +19,8 @@ class LadderPolicy:
     settle: seconds after the first bad exit in which the other ranks' ends are still waited for.
     late: seconds for the ranks' words to come through a network file system, once their srun has ended.
     come_up: seconds for a relaunched step to start its tasks; or three times what the first launch took.
+    silent: seconds for which nothing is heard of a node and no rank steps, before a ready spare takes its place;
+    without one, three times as long: an operator looks at the node before that, and knows more.
     ending, reading: seconds after which the end of a launch, or the reading of its logs, counts as failed.
     """
 
@@ -27,6 +29,7 @@ class LadderPolicy:
     settle: float = 0.3
     late: float = 5.0
     come_up: float = 120.0
+    silent: float = 15.0
     ending: float = 120.0
     reading: float = 30.0
 
@@ -69,6 +72,7 @@ class LadderState:
     came_up: float = 0.0  # seconds that the first launch took to be seen
     step: int = -1  # of this launch
     max_step: int = -1  # of this attempt
+    stepped_at: float = 0.0  # when that was seen
     durable: int = -1
     began_durable: int = -1  # when the attempt began
     stuck: int = 0  # attempts in a row before this one that came to no newer checkpoint
