@@ -41,6 +41,7 @@ def told(attempt: AttemptDir) -> list[dict[str, Any]]:
     return [r for r in records if r["type"] == "agent"]
 
 
+@pytest.mark.long
 def test_a_killed_agent_is_started_again_and_then_serves_a_relaunch(person: Person, sandbox: Sandbox) -> None:
     run = person.start("-N", "2", "--", *COMMAND, "--steps", "150")
     view = person.wait(run, at_step(10))

@@ -81,6 +81,7 @@ def test_a_requeue_by_somebody_else_loses_no_step(person: Person, sandbox: Sandb
     assert f"restored step-{told['durable']} " in log
 
 
+@pytest.mark.long
 def test_without_an_operator_the_launcher_gives_the_job_back(person: Person, sandbox: Sandbox) -> None:
     run = person.start("-N", "2", "--set", "restart.relaunches=0", "--", *COMMAND, "--steps", "60")
     view = person.wait(run, at_step(10))

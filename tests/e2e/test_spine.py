@@ -78,6 +78,7 @@ def test_a_stopped_rank_is_seen_and_relaunched_with_evidence(person: Person, san
     assert {p.name for p in folder.iterdir()} >= {"rank-0.proc.json", "rank-0.stack.txt", "rank-1.proc.json"}
 
 
+@pytest.mark.long
 def test_without_an_operator_the_launcher_relaunches_all_the_same(person: Person, sandbox: Sandbox) -> None:
     run = person.start("-N", "2", "--", *COMMAND, "--steps", "80")
     view = person.wait(run, at_step(10))
@@ -92,6 +93,7 @@ def test_without_an_operator_the_launcher_relaunches_all_the_same(person: Person
     assert "rank 0 on node1 ended with signal 9" in view["incidents"][0]["words"]
 
 
+@pytest.mark.long
 def test_a_node_on_which_ranks_die_again_is_left_to_the_operator(person: Person) -> None:
     """The second death of a rank on the same node: the operator keeps the run away from it for a while."""
     run = person.start("-N", "2", "--", *COMMAND, "--steps", "30", "--end", "SIGSEGV", "--at", "12", "--rank", "1")
@@ -122,6 +124,7 @@ def test_what_a_restart_would_not_mend_is_not_restarted(
     assert person.status(person.newest())["starts"] == 0
 
 
+@pytest.mark.long
 def test_a_crash_loop_without_progress_stops(person: Person) -> None:
     settings = ("--set", "restart.max_without_progress=1", "--set", "restart.backoff=0.5")
     settings += ("--set", "restart.relaunches=0")
@@ -185,6 +188,7 @@ def test_paths_with_spaces_quotes_and_newlines(person: Person) -> None:
     assert person.status(person.newest())["step"] == 6
 
 
+@pytest.mark.long
 def test_a_second_operator_is_refused_and_attach_watches(person: Person) -> None:
     run = person.start("-N", "1", "--", *COMMAND, "--steps", "80")
     person.wait(run, at_step(3))

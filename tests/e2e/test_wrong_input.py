@@ -110,6 +110,7 @@ def _damage(file: Path) -> None:
     file.write_bytes(data)
 
 
+@pytest.mark.long
 def test_damaged_checkpoints_are_passed_over_and_when_none_is_left_the_run_stops(
     person: Person, tmp_path: Path
 ) -> None:
