@@ -339,7 +339,7 @@ def test_two_nodes_at_once_need_two_spares() -> None:
     state, _ = feed(with_spare(), sh.Exits(9.0, 0, exits(1, None, None)), sh.Tick(11.0))
     state, _ = feed(state, sh.Ended(12.0, 0, unheard=("n2", "n3")))
     _, orders = feed(state, sh.Read(13.0, 0, "peer", ""))
-    assert "only 1 spares are ready" in outcome(orders).outcome.why
+    assert "2 spares are needed, and 1 ready" in outcome(orders).outcome.why
     assert outcome(orders).outcome.blamed == ("n2", "n3")
 
 
@@ -390,6 +390,7 @@ def test_a_trainer_that_cannot_be_asked_trains_on_to_the_limit() -> None:
     state, _ = feed(training(), sh.Warned(9.0), sh.Flushing(9.5, 0, -1, "no Checkpointer listens"))
     state, orders = feed(state, sh.Durable(30.0, 20), sh.Told(40.0, "SIGTERM"), sh.Exits(41.0, 0, exits(-15, -15, -15)))
     assert outcome(orders).outcome.status == "stopped"
+    assert outcome(orders).outcome.why.endswith("the newest durable step is 20 (no Checkpointer listens)")
 
 
 def test_told_to_stop_the_state_is_made_durable_or_it_is_said_that_it_was_not() -> None:
@@ -430,11 +431,25 @@ def test_a_spare_takes_the_place_of_a_node_that_somebody_drains() -> None:
     assert started(lost(state, 10.0, "n2")[1]) == [], "a spare that is drained is not used"
 
 
+def test_a_fault_while_a_drained_node_is_to_be_left_takes_the_spare_at_once() -> None:
+    state, _ = feed(with_spare(), sh.Draining(9.0, ("n2",), "fan"), sh.Exits(9.5, 0, exits(-9, None, None)))
+    state, _ = feed(state, sh.Tick(11.0), sh.Ended(12.0, 0))
+    assert started(feed(state, sh.Read(13.0, 0, "unknown", ""))[1]) == [("n1", "n3", "n4")]
+
+
+def test_a_fault_near_the_time_limit_is_handed_up() -> None:
+    state, _ = feed(with_spare(), sh.Warned(9.0), sh.Exits(9.5, 0, exits(-9, None, None)), sh.Tick(11.0))
+    _, orders = feed(state, sh.Ended(12.0, 0), sh.Read(13.0, 0, "unknown", ""))
+    assert "the time limit is near" in outcome(orders).outcome.why and outcome(orders).again == "requeue"
+
+
 def test_a_drain_that_came_while_nothing_stepped_is_answered_by_the_next_launch() -> None:
+    """Nothing is lost that is not lost already: it is left now, without another launch on it."""
     state, _ = feed(training(), sh.Exits(9.0, 0, exits(None, -9, None)), sh.Draining(9.5, ("n3",), "fan"))
-    state, _ = feed(state, sh.Tick(11.0), sh.Ended(12.0, 0), sh.Read(13.0, 0, "unknown", ""))
-    assert state.launch == 1
-    assert feed(state, sh.Stepped(20.0, 1, 5))[1][-1] == sh.Flush(1)
+    _, orders = feed(state, sh.Tick(11.0), sh.Ended(12.0, 0), sh.Read(13.0, 0, "unknown", ""))
+    assert (outcome(orders).outcome.status, outcome(orders).again, started(orders)) == ("failed", "requeue", [])
+    state, _ = feed(fresh(), sh.Begun(0.0), sh.Draining(1.0, ("n3",), "fan"))
+    assert feed(state, sh.Stepped(20.0, 0, 5))[1][-1] == sh.Flush(0), "as soon as the ranks can be asked"
 
 
 def test_without_an_operator_attempts_without_progress_end_held() -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from transom_cli import wiring
 from transom_cli.ckpt import fence
 from transom_cli.core.ladder import Ended
 from transom_cli.layout import RunDir
+from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.supervise import launcher as module
 from transom_cli.supervise import launchhands, launchplan
 from transom_cli.supervise.launcher import Launcher
@@ -59,6 +61,8 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     def argv(_a: object, _o: object, attempt: object, launch: int, _n: object, **_: object) -> list[str]:
         return [sys.executable, "-I", "-c", RANK, str(attempt.exits(launch)), str(planned[launch])]  # type: ignore[attr-defined]
 
+    slurm = FakeSlurm()
+    monkeypatch.setattr(wiring, "slurm_client", lambda *_: slurm)
     monkeypatch.setattr(module, "Agents", TwoFacedAgents)
     monkeypatch.setattr(launchplan, "training_argv", argv)
     yield planned

@@ -85,12 +85,8 @@ class Launcher:
             while self._state.rung is not Rung.LEFT:
                 self._observe(time.monotonic())
                 time.sleep(TURN)
-            if self._state.told:
-                pass  # Slurm waits for this process
-            elif self._failed or self._again:
-                self._hand_over()
-            else:
-                self._give_up_idle_nodes()
+            if not self._state.told:  # else Slurm waits for this process
+                self._hand_over() if self._failed or self._again else self._give_up_idle_nodes()
         finally:
             self._nodewatch.stop()
             self._agents.stop(at_once=bool(self._state.told) or self._asked_to_leave())
@@ -98,10 +94,10 @@ class Launcher:
 
     def _hand_over(self) -> None:
         """To the operator, or else to Slurm; then Slurm removes what is left of the training step."""
-        alone = linger(self._options.run, self._asked_to_leave)
-        if alone and self._again:
+        run, leave = self._options.run, self._asked_to_leave
+        if linger(run, leave) and self._again:
             self._journal("requeue", how=self._again)
-            self._journal("requeued", words=go_on(self._allocation.job_id, self._again, self._asked_to_leave))
+            self._journal("requeued", words=go_on(run, self._allocation.job_id, self._again, leave))
         if self._step is not None:
             self._step.kill()
 

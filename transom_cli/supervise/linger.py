@@ -12,12 +12,15 @@ from collections.abc import Callable
 
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
+from transom_cli.slurm.port import SlurmUnknown
+from transom_cli.slurm.retry import backoff
 from transom_cli.supervise.launcherlog import say
 from transom_cli.supervise.launchplan import Allocation
 from transom_cli.supervise.lease import read_holder
 
 OPERATOR_GONE = 20.0  # seconds without a renewed lease, on our clock
 LINGER = 180.0  # at most this long for a live operator to requeue
+UNKNOWN = 1800.0  # seconds for a Slurm that does not answer to come back, while the allocation is kept
 REQUEUED = 60.0  # seconds for Slurm to end a job that was requeued
 
 
@@ -48,18 +51,28 @@ def give_up_nodes(allocation: Allocation, given_up: tuple[str, ...]) -> None:
         say(f"transom: {', '.join(given_up)} stays in the job until Slurm misses it: {error.why or error.what}")
 
 
-def go_on(job_id: int, again: str, told_to_leave: Callable[[], bool]) -> str:
-    """Give the job back to Slurm: `requeue` it, or `hold` it for a person. Returns what was done, in words."""
+def go_on(run: RunDir, job_id: int, again: str, told_to_leave: Callable[[], bool]) -> str:
+    """Give the job back to Slurm: `requeue` it, or `hold` it for a person. Returns what was done, in words.
+
+    A Slurm that does not answer is asked again, unless an operator is back, which then does it.
+    """
     from transom_cli.wiring import slurm_client
 
     slurm = slurm_client()
-    try:
-        if again == "hold":
-            slurm.requeue_hold(job_id)
-        else:
-            slurm.requeue(job_id)
-    except TransomError as error:
-        return f"the job could not be requeued: {error.why or error.what}"
+    deadline, tries = time.monotonic() + UNKNOWN, 0
+    while True:
+        try:
+            slurm.requeue_hold(job_id) if again == "hold" else slurm.requeue(job_id)
+            break
+        except SlurmUnknown as error:  # a slurmctld that restarts must not cost the run
+            tries += 1
+            if told_to_leave() or time.monotonic() >= deadline:
+                return f"the job could not be requeued, Slurm gives no answer: {error.why or error.what}"
+            time.sleep(backoff(tries))
+            if not linger(run, told_to_leave):
+                return "the job is left to the operator, which is back"
+        except TransomError as error:
+            return f"the job could not be requeued: {error.why or error.what}"
     words = "no operator lives: the job is held" if again == "hold" else "no operator lives: the job is requeued"
     say(f"transom: {words}")
     deadline = time.monotonic() + REQUEUED

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from transom_cli.core.diagnose import diagnose, first_bad
 from transom_cli.core.ladder.events import End, Ended, Order, Read, ReadLogs, Start, Tell
-from transom_cli.core.ladder.outcome import close, leave
+from transom_cli.core.ladder.outcome import close, leave, saved_words
 from transom_cli.core.ladder.state import LadderState, Leaving, Rung
 from transom_cli.core.state import Diagnosis, Incident, Mark, Stage, State
 
@@ -21,7 +21,7 @@ EVIDENCE = 64  # ranks whose stack is told in the incident's story; the files ho
 
 def fail(state: LadderState, at: float, words: str, **found: object) -> Step:
     if state.told:
-        return leave(state, at, "stopped", words)
+        return leave(state, at, "stopped", f"told to stop by {state.told}: {words}; {saved_words(state)}")
     state = close(state, at, "failed again")
     name = f"l{len(state.incidents) + 1}"
     incident = Incident(name, state.job_id, state.restart, at, max(state.step, state.max_step))
@@ -87,10 +87,10 @@ def _as_the_operator_sees_it(state: LadderState) -> State:
 
 def _next(state: LadderState, at: float, diagnosis: Diagnosis | None, after: Ended) -> Step:
     if state.told:
-        return leave(state, at, "stopped", f"told to stop by {state.told}")
+        return leave(state, at, "stopped", f"told to stop by {state.told}; {saved_words(state)}")
     words = diagnosis.words if diagnosis else "the training step ended"
-    if state.leaving is not Leaving.NOT:
-        return leave(state, at, "failed", f"{words}; and the attempt was to be left soon ({state.leaving.value})")
+    if state.leaving is Leaving.TIME_LIMIT:
+        return leave(state, at, "failed", f"{words}; and the time limit is near")
     stuck = next((f"{what} on {node} cannot be ended" for node, what in after.survivors), "")
     suspects = _suspects(state, diagnosis, after)
     why = f"{words}; {stuck}" if stuck else words
@@ -113,14 +113,14 @@ def _next(state: LadderState, at: float, diagnosis: Diagnosis | None, after: End
 def _suspects(state: LadderState, diagnosis: Diagnosis | None, after: Ended) -> tuple[str, ...]:
     """Nodes of the launch that must not carry the next one."""
     blamed = diagnosis.nodes if diagnosis is not None and diagnosis.isolate != "none" else ()
-    found = dict.fromkeys((*after.unheard, *(node for node, _ in after.survivors), *blamed))
+    found = dict.fromkeys((*after.unheard, *(node for node, _ in after.survivors), *blamed, *state.draining))
     return tuple(n for n in found if n in state.nodes)
 
 
 def _swap(state: LadderState, at: float, diagnosis: Diagnosis, suspects: tuple[str, ...], why: str) -> Step:
     usable = tuple(n for n in state.ready if n not in state.draining)
     if len(usable) < len(suspects):
-        lack = "no spare is ready" if not usable else f"only {len(usable)} spares are ready"
+        lack = "no spare is ready" if not usable else f"{len(suspects)} spares are needed, and {len(usable)} ready"
         had = len(state.allocated) > state.wanted
         return leave(state, at, "failed", f"{why}; {lack}" if had else why)
     return swap(state, at, suspects, usable[: len(suspects)], diagnosis.cause)
