@@ -34,6 +34,7 @@ from transom_cli.core.ladder.events import (
     Told,
     Warned,
 )
+from transom_cli.core.ladder.outcome import made_progress
 from transom_cli.core.ladder.state import LadderPolicy, LadderState, Leaving, Rung
 
 __all__ = [
@@ -67,4 +68,5 @@ __all__ = [
     "Told",
     "Warned",
     "decide",
+    "made_progress",
 ]
