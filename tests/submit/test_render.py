@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transom_cli.config.describe import settings_of
 from transom_cli.config.load import load
 from transom_cli.config.model import Settings
 from transom_cli.errors import UsageError
@@ -190,11 +191,49 @@ def test_no_command_and_impossible_flags_are_refused() -> None:
     with pytest.raises(UsageError, match="no command"):
         render_script(made(), Path("/r"), [])
     with pytest.raises(UsageError, match=r"job\.sbatch") as caught:
-        render_script(made(job__sbatch=["--arr=1-3", "--no-requeue", "-x", "--exclusive"]), Path("/r"), ["true"])
+        render_script(made(job__sbatch=["--arr=1-3", "--no-requeue", "--exclusive"]), Path("/r"), ["true"])
     assert caught.value.why.splitlines() == [
         "--array: job arrays are not supported: start one run per element",
-        "--no-requeue: a run lives on being requeued",
+        "--no-requeue: a run lives on being requeued, and asks for it itself",
     ]
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--nodes=5", "--nodes: use `job.nodes`"),
+        ("-N5", "--nodes: use `job.nodes`"),
+        ("-N 5", "--nodes: use `job.nodes`"),
+        ("-HN5", "--nodes: use `job.nodes`"),
+        ("-n8", "--ntasks: use `job.tasks_per_node`"),
+        ("--ntasks-per-node=8", "--ntasks-per-node: use `job.tasks_per_node`"),
+        ("-Jx", "--job-name: use `name`"),
+        ("-t5", "--time: use `job.time`"),
+        ("-xn1", "--exclude: use `job.exclude`"),
+        ("--gpus-per-node=8", "--gpus-per-node: use `job.gpus_per_node`"),
+        ("-eerr", "--error: the log is in the run directory"),
+        ("-k", "--no-kill: use `job.spares`"),
+        ("--requeue", "--requeue: a run lives on being requeued"),
+        ("-Q", "--quiet: transom reads what sbatch answers"),
+        ("--pars", "--parsable: transom reads what sbatch answers"),
+    ],
+)
+def test_a_flag_that_a_setting_stands_for_is_refused_with_its_name(flag: str, words: str) -> None:
+    """`--nodes=5` once started five nodes, and the first restart asked for the setting's one."""
+    with pytest.raises(UsageError, match=r"job\.sbatch") as caught:
+        render_script(made(job__sbatch=[flag]), Path("/r"), ["true"])
+    assert caught.value.why.startswith(words)
+
+
+def test_every_setting_that_a_refusal_names_exists() -> None:
+    assert set(render._SETTINGS.values()) <= {setting.key for setting in settings_of()}
+
+
+@pytest.mark.parametrize(
+    "flag", ["--exclusive", "--gres=gpu:a100:8", "--mail-user=me", "-wnode1", "-H", "--switches=1"]
+)
+def test_other_flags_are_let_through(flag: str) -> None:
+    assert f"#SBATCH {flag}\n" in render_script(made(job__sbatch=[flag]), Path("/r"), ["true"])
 
 
 def test_cpus_per_task_is_not_given_to_srun_twice() -> None:
