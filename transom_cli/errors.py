@@ -7,6 +7,11 @@ One class a kind, the exit code on the class. `EXIT_CODES` is the table that
 from __future__ import annotations
 
 
+def printable(text: str) -> str:
+    """``text`` as a terminal may get it: what is not printable (an escape sequence, a byte that is not UTF-8) is told."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 class TransomError(Exception):
     """A failure told in three parts. ``what`` is one line; ``why`` quotes the tool; ``hint`` is a command."""
 
@@ -27,7 +32,7 @@ class TransomError(Exception):
                 "",
                 *(f"hint: {line}" if i == 0 else f"      {line}" for i, line in enumerate(self.hint.splitlines())),
             ]
-        return "\n".join(lines)
+        return "\n".join(printable(line) for line in lines)  # others' words stand in there, and a person's own
 
     def as_json(self) -> dict[str, object]:
         return {
