@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """``text`` as a terminal may get it: what is not printable (an escape sequence, a byte that is not UTF-8) is told."""
+    """``text`` as a terminal may get it: escape sequences, and bytes that are not UTF-8, as Python writes them."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import typer
 
@@ -17,8 +18,9 @@ from transom_cli.cli.launch import agent, launch, operate
 from transom_cli.cli.run import attach, run
 from transom_cli.cli.sandbox import sandbox_app
 from transom_cli.cli.status import explain, list_, status, stop
-from transom_cli.errors import EXIT_CODES, TransomError
+from transom_cli.errors import EXIT_CODES, TransomError, UsageError
 
+_BEHIND_A_RUN = ("launch", "agent", "operate")
 _CODES = "Exit codes: " + " · ".join(f"{code} {words}" for code, words in EXIT_CODES.items())
 
 
@@ -60,8 +62,30 @@ def run_app() -> None:
     try:
         app()
     except TransomError as error:
-        if "--json" in sys.argv:
-            print(json.dumps(error.as_json()))
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _end(error)
+    except OSError as error:
+        if sys.argv[1:2] and sys.argv[1] in _BEHIND_A_RUN:
+            raise  # into its log, with all that is known of it
+        _end(_told(error))
+
+
+def _end(error: TransomError) -> NoReturn:
+    ours = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv  # what follows is the training's
+    if "--json" in ours:
+        print(json.dumps(error.as_json()))
+    else:
+        print(f"error: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)
+
+
+def _told(error: OSError) -> TransomError:
+    """A path that cannot be used, wherever it was met."""
+    from transom_cli.submit.rundir import explain
+
+    if isinstance(error.filename, str):
+        return explain(error, Path(error.filename), doing="use", instead="give another path")
+    try:
+        Path.cwd()
+    except OSError as gone:
+        return UsageError("The current directory is gone", gone.strerror or "", "cd to a directory that is there")
+    return TransomError("The system refused", error.strerror or str(error))

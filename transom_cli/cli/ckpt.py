@@ -6,6 +6,7 @@ directory.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -175,5 +176,10 @@ def _convert(checkpoint: Path, out: Path) -> None:
         dcp_to_torch_save(checkpoint, partial)
         partial.rename(out)
     except (OSError, RuntimeError) as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            from transom_cli.submit.rundir import explain
+
+            raise explain(error, out.absolute(), doing="write", instead="give another file") from error
         raise TransomError(f"Cannot write {out}", str(error), f"df -h {out.absolute().parent}") from None

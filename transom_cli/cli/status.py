@@ -106,19 +106,25 @@ def stop(run: Run = None, root: Root = None) -> None:
     import time
 
     from transom_cli.files import publish_text
-    from transom_cli.submit.rundir import find_run
+    from transom_cli.submit.rundir import explain, find_run
     from transom_cli.supervise.background import start_operator
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import operator_alive
     from transom_cli.wiring import runs_root
 
     found = find_run(runs_root(root), run)
-    if fold(found.journal).state.phase.over:
+    state = fold(found.journal).state
+    if state.phase.over:
         print(f"run {found.run_id} is over already", file=sys.stderr)
         return
     who = f"{getpass.getuser()} on {socket.gethostname()}"
-    found.requests.mkdir(mode=0o700, exist_ok=True)
-    publish_text(found.requests / f"stop-{time.time_ns()}-{os.getpid()}.json", json.dumps({"ask": "stop", "who": who}))
+    try:
+        found.requests.mkdir(mode=0o700, exist_ok=True)
+        request = found.requests / f"stop-{time.time_ns()}-{os.getpid()}.json"
+        publish_text(request, json.dumps({"ask": "stop", "who": who}))
+    except OSError as error:
+        instead = f"end the job by hand: `scancel {state.job_id}`" if state.job_id else "ask the run's owner"
+        raise explain(error, found.requests, doing="put a request into", instead=instead) from error
     if operator_alive(found) is None:
         start_operator(found)
     deadline = time.monotonic() + 60
