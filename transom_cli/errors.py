@@ -76,6 +76,13 @@ class BadNodes(TransomError):
     kind = "bad_nodes"
 
 
+class Unknown(TransomError):
+    """What was asked for may have happened or not."""
+
+    exit_code = 22
+    kind = "unknown"
+
+
 class NoCheckpoint(TransomError):
     """Checkpoints exist but none of them restores. Never answered by silently starting from step 0."""
 
@@ -83,7 +90,7 @@ class NoCheckpoint(TransomError):
     kind = "no_checkpoint_restores"
 
 
-EXIT_CODES: dict[int, str] = {
+EXIT_CODES: dict[int | str, str] = {
     0: "done",
     1: "failed",
     2: "usage",
@@ -94,8 +101,10 @@ EXIT_CODES: dict[int, str] = {
     14: "bad nodes (preflight, or a run directory they cannot see)",
     15: "no checkpoint restores",
     20: "degraded",
-    21: "held",
+    21: "held, or given up (no progress, cap reached)",
     22: "unknown",
+    75: "of the batch script alone: left on purpose, to go on in the next attempt",
     93: "a trainer's own `do not restart`",
-    130: "interrupted",
+    "128+n": "of the batch script alone: ended by signal n",
+    130: "interrupted, or stopped by `transom stop`",
 }

@@ -8,39 +8,17 @@ import os
 import shutil
 import subprocess
 import sys
-from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from cli_support import transom
 
-from transom_cli.config.load import load
-from transom_cli.core.state import Policy
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.layout import RunDir
-from transom_cli.submit.rundir import new_run
 from transom_cli.supervise.allocation import require_run_dir
-from transom_cli.supervise.journal import write_header
 from transom_cli.wiring import Plan, operator_for
 
 LONG = "x" * 300
-SCRIPT = "#!/bin/bash\n#SBATCH -N1\n# \xe9\ntrue\n".encode("latin-1").decode("utf-8", "surrogateescape")
-
-
-def transom(*words: str | Path, cwd: Path | None = None, root: Path | None = None) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, **({"TRANSOM_ROOT": str(root)} if root else {})}
-    words = tuple(map(str, words))
-    return subprocess.run(
-        [sys.executable, "-m", "transom_cli", *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=60
-    )
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    settings = load(site=None, user=Path("/nonexistent"))
-    made = new_run(tmp_path / "runs", "r", datetime(2026, 3, 4, tzinfo=timezone.utc), settings, SCRIPT)
-    Plan(chdir="/").save(made)
-    write_header(made.journal, Policy(), 1)
-    return made
 
 
 @pytest.mark.parametrize("command", [("status",), ("stop",), ("attach",), ("explain",), ("ckpt", "ls")])

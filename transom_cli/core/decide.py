@@ -14,6 +14,7 @@ from transom_cli.core import events as ev
 from transom_cli.core import healing, idle, job
 from transom_cli.core import incident as inc
 from transom_cli.core.actions import Action, Cancel, Examine, Isolate, Patch, Probe, Release, Restart, Submit
+from transom_cli.core.diagnose import UNKNOWN
 from transom_cli.core.incident import Step, done, order
 from transom_cli.core.state import Phase, Stage, State
 from transom_cli.layout import parse_attempt
@@ -252,7 +253,7 @@ def _action_failed(state: State, e: ev.ActionFailed) -> Step:
         return job.over(state, e.at, inc.final_phase(state), words, state.exit_code or 1)
     if isinstance(action, Cancel):
         words = f"{state.verdict} (cancelling failed: {e.error})"
-        return job.over(state, e.at, inc.final_phase(state), words, state.exit_code or 1)
+        return job.over(state, e.at, inc.final_phase(state), words, UNKNOWN)  # the job may live on
     if isinstance(action, Restart) and state.phase is Phase.STOPPING:
         return job.cancel(inc.close(state, e.at, "stopped"), e.at)
     if isinstance(action, Restart):
