@@ -119,7 +119,7 @@ class RunDir:
 
     @property
     def requests(self) -> Path:
-        """What people ask of the operator (stop, resume), one file a request."""
+        """What people ask of the operator (stop), one file a request."""
         return self.path / "requests"
 
     @property

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from transom_cli.cli.ckpt import make_ckpt_app
+from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.cli.launch import agent, launch, operate
 from transom_cli.cli.run import attach, run
 from transom_cli.cli.sandbox import sandbox_app
@@ -22,17 +22,6 @@ from transom_cli.errors import EXIT_CODES, TransomError, UsageError
 
 _BEHIND_A_RUN = ("launch", "agent", "operate")
 _CODES = "Exit codes: " + " · ".join(f"{code} {words}" for code, words in EXIT_CODES.items())
-
-
-def _run_directory(wanted: str | None) -> Path:
-    """What was typed after `transom ckpt ...`: a folder, else a run's id or name; nothing: the newest run."""
-    if wanted is not None and Path(wanted).is_dir():
-        return Path(wanted)
-    from transom_cli.submit.rundir import find_run
-    from transom_cli.wiring import checkpoints_of, read_settings, runs_root
-
-    run = find_run(runs_root(), wanted)
-    return checkpoints_of(run, read_settings(run))
 
 
 app = typer.Typer(
@@ -51,7 +40,7 @@ app.command()(status)
 app.command()(explain)
 app.command(name="list")(list_)
 app.command()(stop)
-app.add_typer(make_ckpt_app(_run_directory), name="ckpt")
+app.add_typer(ckpt_app, name="ckpt")
 app.add_typer(sandbox_app, name="sandbox")
 app.command(hidden=True)(launch)
 app.command(hidden=True)(agent)
