@@ -121,7 +121,9 @@ class Restart(Section):
     """When a failed run is started again."""
 
     max_without_progress: int = Field(
-        default=3, ge=0, description="restarts in a row with no new step before the run stops"
+        default=3,
+        ge=0,
+        description="restarts in a row with no newer checkpoint (without checkpoints: no new step) before the run stops",
     )
     backoff: float = Field(
         default=5.0, ge=0, description="wait before the first restart without progress; doubles each time, 300 at most"
