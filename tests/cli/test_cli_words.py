@@ -65,3 +65,16 @@ def test_a_variable_that_is_not_utf8_is_refused_by_its_name() -> None:
 def test_lines_of_the_screen_are_safe_too() -> None:
     assert fit("RuntimeError: \x1b[2J", 80) == r"RuntimeError: \x1b[2J"
     assert fit("é" * 9, 6) == "ééé..."
+
+
+def test_settings_that_a_script_of_ones_own_has_no_place_for_are_named(tmp_path: Path) -> None:
+    (tmp_path / "train.sbatch").write_text("#!/bin/bash\n#SBATCH -N1\ntrue\n")
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[job]\nnodes = 4\nchdir = "/"\n[launch]\nkind = "torchrun"\n[restart]\nrelaunches = 1\nbackoff = 1\n'
+    )
+    words = ("run", "-f", str(file), "--dry-run", str(tmp_path / "train.sbatch"))
+    told = transom(*words, env={"TRANSOM_JOB__SPARES": "1"}).stderr.decode()
+    assert "not used: job.nodes, job.spares, launch.kind, restart.relaunches\n" in told
+    file.write_text("[restart]\nbackoff = 1\n")
+    assert "not used" not in transom(*words).stderr.decode()

@@ -93,10 +93,21 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
             print(f"note: {words[0]}, {note}", file=sys.stderr)
         named = {**flags, "name": flags.get("name") or facts.job_name or Path(words[0]).stem}
         settings = load(run_file, named, os.environ)
+        unused = unused_settings(settings)
+        if unused:
+            print(f"note: {words[0]} is submitted as it is; not used: {', '.join(unused)}", file=sys.stderr)
         return Prepared(settings, words, text, facts.nodes or 0, chdir=_where(settings))
     settings = load(run_file, flags, os.environ)
     spares = settings.job.spares
     return Prepared(settings, words, "", settings.job.nodes + spares, spares, _where(settings))
+
+
+def unused_settings(settings: Settings) -> list[str]:
+    """What a file or a variable says of job and launcher, and a script of the user's own has no place for."""
+    job = [f"job.{key}" for key in settings.job.model_fields_set if key != "chdir"]
+    launch = [f"launch.{key}" for key in settings.launch.model_fields_set]
+    restart = [f"restart.{key}" for key in settings.restart.model_fields_set & {"relaunches", "leave_drained"}]
+    return sorted([*job, *launch, *restart])
 
 
 def _where(settings: Settings) -> str:

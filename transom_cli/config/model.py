@@ -123,7 +123,7 @@ class Restart(Section):
     max_without_progress: int = Field(
         default=3,
         ge=0,
-        description="restarts in a row with no newer checkpoint (without checkpoints: no new step) before the run stops",
+        description="restarts in a row with no newer checkpoint (without any: no new step) before the run stops",
     )
     backoff: float = Field(
         default=5.0, ge=0, description="wait before the first restart without progress; doubles each time, 300 at most"
