@@ -33,16 +33,17 @@ def remember(run: RunDir, *events: ev.Event) -> None:
     journal.close()
 
 
-def given_up(run: RunDir) -> None:
-    """A training that ended with `exit code 15`: no checkpoint restores, and nothing is started again."""
-    exits = (ev.RankExit(0, "n1", 15, None),)
+def given_up(run: RunDir, code: int = 15, durable: int = -1) -> None:
+    """A training that ended with an exit code after which nothing is started again. 15: no checkpoint restores."""
+    exits = (ev.RankExit(0, "n1", code, None),)
     remember(
         run,
         ev.Started(1.0, 1),
         ev.Submitted(2.0, "submit", 7),
         ev.JobSeen(3.0, 7, 0, "RUNNING", nodes=("n1",)),
+        ev.CheckpointSeen(3.0, durable),
         ev.OutcomeSeen(4.0, "7.0", "failed", "rank 0 ended", exits),
-        ev.JobSeen(5.0, 7, 0, "FAILED", exit_code=15),
+        ev.JobSeen(5.0, 7, 0, "FAILED", exit_code=code),
         ev.Examined(6.0, "i1/examine", "unknown", "", ""),
     )
 
@@ -102,3 +103,12 @@ def test_stop_as_json(run: RunDir) -> None:
     assert done.returncode == 0 and not done.stderr
     assert json.loads(done.stdout) == {"schema": 1, "run_id": run.run_id, "phase": "failed", "was_over": True}
     assert f"run {run.run_id} is over already" in transom("stop", run.path).stderr
+
+
+@pytest.mark.parametrize(("code", "durable", "told"), [(93, 40, True), (93, -1, False), (15, 40, False)])
+def test_a_run_that_is_over_says_how_to_go_on(run: RunDir, code: int, durable: int, told: bool) -> None:
+    given_up(run, code, durable)
+    done = transom("attach", run.path)
+    assert done.returncode == {93: 1}.get(code, code)
+    hint = f"To go on from step 40: `transom run --set checkpoint.directory={run.checkpoints} ...`"
+    assert (hint in done.stderr) is told and (told or "checkpoint.directory" not in done.stderr)
