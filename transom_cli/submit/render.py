@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transom_cli.errors import UsageError
-from transom_cli.layout import RunDir
+from transom_cli.layout import JOB_LOG, RunDir
 from transom_cli.submit.options import read_options
 from transom_cli.submit.quoting import Quoted, code, directive, output_pattern, sh
 from transom_cli.submit.templates import template_folder
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
-
-LOG_PATTERN = "slurm-%j.log"
-"""The batch script's own output, in the run directory. Attempts of one job append to one file."""
 
 _SETTINGS = {
     "account": "job.account",
@@ -90,7 +87,7 @@ def render_script(settings: Settings, run_dir: Path, command: Sequence[str]) -> 
     torchrun = launch.kind == "torchrun"
     return environment.get_template(f"{launch.kind}.sbatch.j2").render(
         name=settings.name,
-        output=output_pattern(str(run_dir), LOG_PATTERN),
+        output=output_pattern(str(run_dir), JOB_LOG),
         job=settings.job,
         flags=_flags(settings),
         slurm_tasks_per_node=1 if torchrun else settings.ranks_per_node,

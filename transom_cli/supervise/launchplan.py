@@ -82,7 +82,7 @@ def agent_argv(
         "--mem=0",
         "--gres=none",
         "--job-name=transom-agent",
-        f"--output={pattern(attempt.path / 'agents.log')}",
+        f"--output={pattern(attempt.agents_log)}",
         "--open-mode=append",
         *options.python,
         "-m",
