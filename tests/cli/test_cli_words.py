@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from transom_cli import __version__
 from transom_cli.errors import TransomError, printable
 from transom_cli.ui.words import fit
 
@@ -78,3 +79,9 @@ def test_settings_that_a_script_of_ones_own_has_no_place_for_are_named(tmp_path:
     assert "not used: job.nodes, job.spares, launch.kind, restart.relaunches\n" in told
     file.write_text("[restart]\nbackoff = 1\n")
     assert "not used" not in transom(*words).stderr.decode()
+
+
+def test_the_version() -> None:
+    done = transom("--version")
+    assert done.returncode == 0 and done.stdout.decode() == f"transom {__version__}\n"
+    assert b"Keep a training run alive on a Slurm cluster." in transom("--help").stdout

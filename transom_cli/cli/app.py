@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from transom_cli import __version__
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.cli.launch import agent, launch, operate
 from transom_cli.cli.run import attach, run
@@ -34,6 +35,23 @@ app = typer.Typer(
     epilog=_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"transom {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def transom(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """What stands before the command."""
+
+
 app.command()(run)
 app.command()(attach)
 app.command()(status)

@@ -168,7 +168,9 @@ def _convert(checkpoint: Path, out: Path) -> None:
         from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
     except ImportError as error:
         raise TransomError(
-            "Exporting needs PyTorch, which is not installed here", str(error), "pip install 'transom-cli[train]'"
+            "Exporting needs PyTorch, which is not installed here",
+            str(error),
+            "in the clone of transom: pip install '.[train]'",
         ) from None
     partial = out.with_name(f".{out.name}.partial")
     try:
