@@ -42,10 +42,6 @@ class TransomError(Exception):
         }
 
 
-class RunFailed(TransomError):
-    """The training ended in failure and will not be restarted."""
-
-
 class UsageError(TransomError):
     exit_code = 2
     kind = "usage"
