@@ -355,7 +355,7 @@ def test_survivors_on_a_node_are_left_behind_with_it_but_never_this_launcher() -
     state, _ = feed(with_spare(), sh.Exits(9.0, 0, exits(1, -9, 1)), sh.Tick(11.0))
     away, _ = feed(state, sh.Ended(12.0, 0, survivors=(("n2", "process 5 (python, D)"),)))
     assert started(feed(away, sh.Read(13.0, 0, "unknown", ""))[1]) == [("n1", "n3", "n4")]
-    stuck, _ = feed(state, sh.Ended(12.0, 0, survivors=(("login", "srun of launch 0"),)))
+    stuck, _ = feed(state, sh.Ended(12.0, 0, survivors=((sh.THIS_LAUNCHER, "srun of launch 0"),)))
     assert started(feed(stuck, sh.Read(13.0, 0, "unknown", ""))[1]) == []
 
 

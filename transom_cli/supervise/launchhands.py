@@ -6,16 +6,27 @@ not keep the launcher's loop from hearing Slurm's signals.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
-import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from transom_cli.ckpt import fence
-from transom_cli.core.ladder import End, Ended, Flush, Flushing, Heard, NotStarted, Read, ReadLogs, Start
+from transom_cli.core.ladder import (
+    THIS_LAUNCHER,
+    End,
+    Ended,
+    Flush,
+    Flushing,
+    Heard,
+    NotStarted,
+    Read,
+    ReadLogs,
+    Start,
+)
 from transom_cli.errors import TransomError
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise import launchplan
@@ -94,7 +105,7 @@ class LaunchHands:
         grace = GRACE if order.incident else 0.0
 
         def work() -> Heard:
-            lines = self._agents.evidence(launch, order.incident, nodes) if order.evidence else ()
+            lines = self._evidence(launch, order.incident, nodes) if order.evidence else ()
             ended = replace(self._agents.end(launch, nodes, grace), evidence=lines)
             if step is None:
                 return ended
@@ -102,14 +113,23 @@ class LaunchHands:
                 step.kill()  # it would wait for those nodes
             elif not step.wait(SRUN_END):
                 step.kill()
-                lives = (socket.gethostname(), f"srun of launch {launch}")
+                lives = (THIS_LAUNCHER, f"srun of launch {launch}")
                 ended = replace(ended, survivors=(*ended.survivors, lives))
-            return replace(ended, exits=step.exits())
+            with contextlib.suppress(OSError):  # a run directory that does not answer makes nothing live on
+                ended = replace(ended, exits=step.exits())
+            return ended
 
         def failed(error: Exception) -> Heard:  # a fault of ours must not leave the attempt waiting for ever
-            return Ended(0.0, launch, survivors=((socket.gethostname(), repr(error)),))
+            return Ended(0.0, launch, survivors=((THIS_LAUNCHER, repr(error)),))
 
         self._thread("end", work, failed)
+
+    def _evidence(self, launch: int, incident: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
+        """Whatever keeps it from being taken: the launch must be ended all the same."""
+        try:
+            return self._agents.evidence(launch, incident, nodes)
+        except Exception as error:
+            return (f"no evidence: {error!r}",)
 
     def read(self, order: ReadLogs) -> None:
         nodes = self._nodes

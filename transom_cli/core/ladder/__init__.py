@@ -8,6 +8,7 @@ the budget is spent. Progress refills it, time does not.
 
 from transom_cli.core.ladder.core import decide
 from transom_cli.core.ladder.events import (
+    THIS_LAUNCHER,
     Appeared,
     Begun,
     Draining,
@@ -37,6 +38,7 @@ from transom_cli.core.ladder.events import (
 from transom_cli.core.ladder.state import LadderPolicy, LadderState, Leaving, Rung
 
 __all__ = [
+    "THIS_LAUNCHER",
     "Appeared",
     "Begun",
     "Draining",
