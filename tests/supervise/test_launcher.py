@@ -158,3 +158,23 @@ def test_a_fence_that_cannot_be_written_keeps_nobody_from_training(
     RunDir(tmp_path).checkpoints.write_text("in the way")
     assert launcher(tmp_path).run() == 0
     assert "ranks of older launches are not fenced off" in capsys.readouterr().out
+
+
+def test_a_rendezvous_of_the_users_is_replaced_from_the_first_relaunch_on_and_said_once(
+    tmp_path: Path, codes: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes += [7, 7, 0]
+    monkeypatch.setenv("MASTER_ADDR", "n1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    ports: list[str] = []
+    real = launchhands.TrainingStep
+
+    def step(argv: list[str], env: dict[str, str], *rest: object) -> object:
+        ports.append(env["MASTER_PORT"])
+        return real(argv, env, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(launchhands, "TrainingStep", step)
+    assert launcher(tmp_path).run() == 0
+    assert ports[0] == "29500" and len(set(ports)) == 3
+    said = [line for line in capsys.readouterr().out.splitlines() if "MASTER_PORT" in line]
+    assert len(said) == 1 and "MASTER_ADDR=n1 MASTER_PORT=29500 does not hold from launch 1 on" in said[0]

@@ -53,6 +53,7 @@ class LaunchHands:
         self._allocation, self._options, self._attempt = allocation, options, attempt
         self._agents, self._inbox = agents, inbox
         self._nodes: tuple[str, ...] = ()  # of the present launch
+        self._said_rendezvous = False
         self.step: TrainingStep | None = None
 
     def start(self, order: Start) -> list[str] | None:
@@ -70,7 +71,10 @@ class LaunchHands:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         master = self._agents.addresses[nodes[0]]
         port = launchplan.port_for(allocation, launch)
-        env = launchplan.training_env(os.environ, master, port, options.run)
+        keep = launchplan.keeps_rendezvous(allocation, launch, nodes)
+        if not keep:
+            self._say_rendezvous(launch)
+        env = launchplan.training_env(os.environ, master, port, options.run, keep=keep)
         argv = launchplan.training_argv(
             allocation, options, attempt, launch, nodes, wrapper=WRAPPER, master=master, port=port
         )
@@ -79,6 +83,14 @@ class LaunchHands:
         self.step = TrainingStep(argv, env, attempt.exits(launch), nodes, tasks)
         self._nodes = nodes
         return argv
+
+    def _say_rendezvous(self, launch: int) -> None:
+        """Once. torchrun's ranks find each other by its flags, and never by what is set here."""
+        theirs = [f"{name}={os.environ[name]}" for name in launchplan.RENDEZVOUS if name in os.environ]
+        if theirs and not self._said_rendezvous and self._options.kind == "srun":
+            self._said_rendezvous = True
+            why = "each launch has a rendezvous of its own, where no rank of an older one can join"
+            say(f"transom: {' '.join(theirs)} does not hold from launch {launch} on: {why}")
 
     def _fence(self, launch: int) -> None:
         """No room to write it is no reason not to train: there may be some by the next checkpoint."""
