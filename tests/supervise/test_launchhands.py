@@ -46,7 +46,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LaunchHands,
     options = LaunchOptions(run, "srun", ("true",), (sys.executable,))
     inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
     agents = Agents(allocation, options, run.attempt(7, 0), lambda *_, **__: None)
-    hands = LaunchHands(allocation, options, run.attempt(7, 0), agents, inbox)
+    hands = LaunchHands(allocation, options, run.attempt(7, 0), agents, inbox, lambda *_, **__: None)
     hands._nodes, hands.step = NODES, Step()
     return hands, agents, inbox
 
@@ -129,3 +129,5 @@ def test_an_srun_that_would_wait_for_a_silent_node_is_killed(world: World, monke
     hands.step = step = Step(ends=False)
     hands.end(End(0, "l1", evidence=False))
     assert ended(inbox) == Ended(0.0, 0, unheard=("n2",)) and step.killed
+    assert (hands.leftovers.on("n1"), hands.leftovers.on("n2")) == (False, True)
+    hands.leftovers.stop()

@@ -76,7 +76,7 @@ class Launcher:
         self._journal("attempt", nodes=nodes, host=socket.gethostname(), pid=os.getpid())
         self._watch = BeatWatch(self._attempt.nodes, options.limits)
         self._agents = Agents(self._allocation, options, self._attempt, self._journal)
-        self._hands = LaunchHands(self._allocation, options, self._attempt, self._agents, self._inbox)
+        self._hands = LaunchHands(self._allocation, options, self._attempt, self._agents, self._inbox, self._journal)
         self._start_agents()
         try:
             begun = history.begun(options.run, self._attempt, options.checkpoints, options.expiry)
@@ -89,6 +89,7 @@ class Launcher:
                 self._hand_over() if self._failed or self._again else self._give_up_idle_nodes()
         finally:
             self._nodewatch.stop()
+            self._hands.leftovers.stop()
             self._agents.stop(at_once=bool(self._state.told) or self._asked_to_leave())
         return self._code
 

@@ -35,6 +35,8 @@ from transom_cli.supervise.examine import examine
 from transom_cli.supervise.flushing import agree
 from transom_cli.supervise.launcherlog import say
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
+from transom_cli.supervise.leftovers import Leftovers
+from transom_cli.supervise.revive import Journal
 from transom_cli.supervise.training import TrainingStep
 
 SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
@@ -49,11 +51,13 @@ class LaunchHands:
         attempt: AttemptDir,
         agents: Agents,
         inbox: queue.SimpleQueue[Heard],
+        journal: Journal,
     ) -> None:
         self._allocation, self._options, self._attempt = allocation, options, attempt
         self._agents, self._inbox = agents, inbox
         self._nodes: tuple[str, ...] = ()  # of the present launch
         self._said_rendezvous = False
+        self.leftovers = Leftovers(agents.end, journal)
         self.step: TrainingStep | None = None
 
     def start(self, order: Start) -> list[str] | None:
@@ -119,6 +123,7 @@ class LaunchHands:
         def work() -> Heard:
             lines = self._evidence(launch, order.incident, nodes) if order.evidence else ()
             ended = replace(self._agents.end(launch, nodes, grace), evidence=lines)
+            self.leftovers.left(launch, ended, nodes)
             if step is None:
                 return ended
             if ended.unheard:
