@@ -431,6 +431,13 @@ def test_a_spare_takes_the_place_of_a_node_that_somebody_drains() -> None:
     assert started(lost(state, 10.0, "n2")[1]) == [], "a spare that is drained is not used"
 
 
+def test_the_node_of_the_batch_script_cannot_be_given_back_so_the_attempt_leaves_it() -> None:
+    state = replace(with_spare(), batch_host="n1")
+    state, _ = feed(state, sh.Draining(9.0, ("n1",), "fan"), sh.Flushing(9.5, 0, 12), sh.Durable(10.0, 12))
+    _, orders = feed(state, sh.Ended(12.0, 0))
+    assert (outcome(orders).outcome.cause, outcome(orders).again, started(orders)) == ("maintenance", "requeue", [])
+
+
 def test_a_fault_while_a_drained_node_is_to_be_left_takes_the_spare_at_once() -> None:
     state, _ = feed(with_spare(), sh.Draining(9.0, ("n2",), "fan"), sh.Exits(9.5, 0, exits(-9, None, None)))
     state, _ = feed(state, sh.Tick(11.0), sh.Ended(12.0, 0))

@@ -25,6 +25,7 @@ class Allocation:
     restart: int
     nodes: tuple[str, ...]
     cpus_per_task: str = ""
+    host: str = ""  # the node of the batch script, which a job cannot lose before its end
 
 
 @dataclass(frozen=True)

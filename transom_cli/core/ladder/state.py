@@ -65,6 +65,7 @@ class LadderState:
     ready: tuple[str, ...] = ()  # those of them that were looked at
     given_up: tuple[str, ...] = ()  # a spare has taken their place
     draining: tuple[str, ...] = ()  # nodes of ours that somebody drains
+    batch_host: str = ""  # stays in the job to its end
     rung: Rung = Rung.TRAINING
     since: float = 0.0  # on this rung
     launch: int = -1
