@@ -19,7 +19,7 @@ from transom_cli.core.ladder import Heard, LadderPolicy, LadderState, Leaving, O
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.files import publish_text, replace_text
 from transom_cli.slurm.port import Slurm
-from transom_cli.supervise import history
+from transom_cli.supervise import history, latewarning
 from transom_cli.supervise.agents import Agents
 from transom_cli.supervise.allocation import allocation_from
 from transom_cli.supervise.beatwatch import BeatWatch
@@ -71,6 +71,8 @@ class Launcher:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, lambda n, _frame: self._signals.append(n))  # no work inside a handler
         options, nodes = self._options, self._allocation.nodes
+        missed_for = latewarning.missed_for(os.environ, options.warn_before, time.time())
+        self._warn_at = float("inf") if missed_for is None else time.monotonic() + missed_for
         policy = LadderPolicy(relaunches=options.relaunches, max_without_progress=options.max_without_progress)
         wanted = min(options.nodes or len(nodes), len(nodes))
         where = (self._allocation.job_id, self._allocation.restart, nodes)
@@ -181,6 +183,9 @@ class Launcher:
             replace_text(self._attempt.launcher_alive, f"{self._signs}\n")
 
     def _forward(self, now: float) -> None:
+        if now >= self._warn_at:
+            self._warn_at = float("inf")
+            self._signals += [] if self._warned else [signal.SIGUSR2]
         while self._signals:
             number = self._signals.pop(0)
             self._journal("signal", name=signal.Signals(number).name)

@@ -45,6 +45,7 @@ class LaunchOptions:
     nodes: int = 0  # that carry ranks; 0: all that the attempt has
     leave_drained: bool = True
     expiry: float = 3600.0  # seconds that the blame of an earlier attempt stands
+    warn_before: int = 0  # seconds before the time limit at which Slurm warns; 0: never
 
     @property
     def tasks_on_node(self) -> int:
