@@ -100,3 +100,21 @@ def test_without_an_operator_the_launcher_gives_the_job_back(person: Person, san
     assert (view["phase"], view["step"], view["starts"]) == ("done", 60, 1), "not requeued twice"
     resumed = (run.attempt(job_id, 1).logs(0) / "rank-0.log").read_text()
     assert "goes on from step" in resumed and "from step 0" not in resumed
+
+
+@pytest.mark.long
+def test_a_time_limit_without_operator_warning_and_flush_is_no_end(person: Person, sandbox: Sandbox) -> None:
+    """Slurm ends such a job for good: the launcher, told to end, asks why, and gives the job back."""
+    run = person.start("-N", "2", "-t", "1", "--set", "job.signal_before=0", "--", *COMMAND, "--steps", "800")
+    view = person.wait(run, at_step(10))
+    job_id = view["job_id"]
+    kill_operator(run)
+
+    def requeued(_: object) -> bool:
+        return "Restarts=1" in sandbox.slurm("scontrol", "show", "job", str(job_id))
+
+    person.wait(run, requeued, patience=180)
+    assert outcome(run, job_id, 0)["status"] == "stopped"
+    person.transom("attach", "--detach", run.run_id)
+    view = person.wait(run, over, patience=240)
+    assert (view["phase"], view["step"], view["starts"]) == ("done", 800, 1), "not requeued twice"

@@ -45,7 +45,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LaunchHands,
     run, allocation = RunDir(tmp_path), Allocation(7, 0, NODES)
     options = LaunchOptions(run, "srun", ("true",), (sys.executable,))
     inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
-    agents = Agents(allocation, options, run.attempt(7, 0), lambda *_, **__: None)
+    agents = Agents(allocation, options, run.attempt(7, 0), lambda *_, **__: None, lambda: False)
     hands = LaunchHands(allocation, options, run.attempt(7, 0), agents, inbox, lambda *_, **__: None)
     hands._nodes, hands.step = NODES, Step()
     return hands, agents, inbox

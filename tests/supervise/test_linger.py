@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ class Slow(FakeSlurm):
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Slow:
     made = Slow()
-    monkeypatch.setattr(wiring, "slurm_client", lambda *_: made)
+    monkeypatch.setattr(wiring, "slurm_client", lambda *_, **__: made)
     monkeypatch.setattr(module, "backoff", lambda _: 0.01)
     monkeypatch.setattr(module, "REQUEUED", 0.0)
     (tmp_path / "s").write_text("#!/bin/bash\n")
@@ -84,6 +85,14 @@ def test_what_slurm_refuses_is_told(slurm: Slow, tmp_path: Path) -> None:
     assert "could not be requeued: Slurm said: Requested operation" in module.go_on(
         RunDir(tmp_path), job, "requeue", lambda: False
     )
+
+
+@pytest.mark.parametrize("state", [JobState.TIMEOUT, JobState.PREEMPTED, JobState.CANCELLED, JobState.RUNNING])
+def test_a_job_that_slurm_ends_is_told_from_one_that_is_cancelled(slurm: Slow, tmp_path: Path, state: JobState) -> None:
+    job = running(slurm, tmp_path)
+    seen = replace(slurm.job(job), state=state)
+    slurm.job = lambda _: seen  # type: ignore[method-assign]
+    assert module.ended_by_slurm(job) is (state in (JobState.TIMEOUT, JobState.PREEMPTED))
 
 
 def test_dead_nodes_leave_the_job_before_its_end(slurm: Slow, tmp_path: Path) -> None:

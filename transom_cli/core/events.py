@@ -124,7 +124,7 @@ class OutcomeSeen(Event):
 
     left: on purpose, and to go on in another attempt; cause is then time_limit, maintenance or isolated_nodes.
     cause: "hang" when the launcher ended ranks that no longer stepped; then suspects names the nodes that stood out.
-    durable: the newest checkpoint's step as the launcher knew it, or -1.
+    durable: the newest checkpoint's step as the launcher knew it, or -1. step: the newest step of this attempt, or -1.
     blamed: nodes of the allocation that should carry no rank of the next attempt, for all that the launcher knows.
     """
 
@@ -138,6 +138,7 @@ class OutcomeSeen(Event):
     suspects: tuple[str, ...] = ()
     durable: int = -1
     blamed: tuple[str, ...] = ()
+    step: int = -1
 
 
 @dataclass(frozen=True)

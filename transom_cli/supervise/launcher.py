@@ -28,7 +28,7 @@ from transom_cli.supervise.giveback import GiveBack
 from transom_cli.supervise.launcherlog import LauncherLog, say
 from transom_cli.supervise.launchhands import LaunchHands
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
-from transom_cli.supervise.linger import give_up_nodes, go_on, linger
+from transom_cli.supervise.linger import ended_by_slurm, give_up_nodes, go_on, linger
 from transom_cli.supervise.nodewatch import NodeWatch
 from transom_cli.supervise.training import TrainingStep
 from transom_cli.supervise.warming import Warming
@@ -54,7 +54,6 @@ class Launcher:
         self._log = LauncherLog(self._attempt.launcher_journal)
         self._signals: list[int] = []
         self._unheard: list[int] = []  # signals that came while no launch could hear them
-        self._warned = False
         self._inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         self._nodewatch = NodeWatch(self._inbox)
         self._told = ladder.Exits(0.0, 0, ())
@@ -79,7 +78,7 @@ class Launcher:
         self._state = LadderState(*where, wanted, options.tasks_on_node, policy, batch_host=self._allocation.host)
         self._journal("attempt", nodes=nodes, host=socket.gethostname(), pid=os.getpid())
         self._watch = BeatWatch(self._attempt.nodes, options.limits)
-        self._agents = Agents(self._allocation, options, self._attempt, self._journal)
+        self._agents = Agents(self._allocation, options, self._attempt, self._journal, self._asked_to_leave)
         self._hands = LaunchHands(self._allocation, options, self._attempt, self._agents, self._inbox, self._journal)
         self._giveback = GiveBack(self._allocation, _slurm, self._journal)
         self._start_agents()
@@ -90,8 +89,12 @@ class Launcher:
             while self._state.rung is not Rung.LEFT:
                 self._observe(time.monotonic())
                 time.sleep(TURN)
-            if not self._state.told:  # else Slurm waits for this process
-                self._hand_over() if self._failed or self._again else self._give_up_idle_nodes()
+            if self._state.told:  # Slurm waits for this process
+                self._go_on_uncancelled()
+            elif self._failed or self._again:
+                self._hand_over()
+            else:
+                self._give_up_idle_nodes()
         finally:
             self._nodewatch.stop()
             self._hands.leftovers.stop()
@@ -107,6 +110,13 @@ class Launcher:
             self._journal("requeued", words=go_on(run, self._allocation.job_id, self._again, leave))
         if self._step is not None:
             self._step.kill()
+
+    def _go_on_uncancelled(self) -> None:
+        """Slurm does not start a job again that it has ended for its time limit: that is for whoever supervises it."""
+        run, job_id = self._options.run, self._allocation.job_id
+        if self._again and not history.operator_lives(run, self._attempt) and ended_by_slurm(job_id):
+            self._journal("requeue", how="requeue")
+            self._journal("requeued", words=go_on(run, job_id, "requeue", lambda: True))
 
     def _give_up_idle_nodes(self) -> None:
         state, overdue = self._state, self._watch.overdue(time.monotonic())
@@ -185,11 +195,12 @@ class Launcher:
     def _forward(self, now: float) -> None:
         if now >= self._warn_at:
             self._warn_at = float("inf")
-            self._signals += [] if self._warned else [signal.SIGUSR2]
+            self._signals += [] if self._state.warned else [signal.SIGUSR2]
         while self._signals:
             number = self._signals.pop(0)
             self._journal("signal", name=signal.Signals(number).name)
-            self._warned = self._warned or number == signal.SIGUSR2
+            if number == signal.SIGUSR2:
+                self._hear(ladder.Warned(now))
             if self._state.rung is not Rung.TRAINING and number not in _LEAVE:
                 self._unheard.append(number)  # for the launch to come
             elif self._step is not None:
@@ -239,10 +250,9 @@ class Launcher:
         self._hear(ladder.Stepped(now, launch, step))
         if stepping:
             self._giveback.look(self._state, self._hands.leftovers.on)
-        if stepping and self._warned:
-            self._hear(ladder.Warned(now))  # heard once a launch
         for node, silent_for in self._watch.alone(now):
-            self._hear(ladder.Silent(now, node, silent_for))
+            if self._agents.dead(node):
+                self._hear(ladder.Silent(now, node, silent_for, self._watch.unusual))
         found = self._watch.found
         if found is not None and self._state.rung is Rung.TRAINING and not self._watch.blind(now):
             nodes = self._watch.nodes_of(found.culprits)

@@ -110,10 +110,10 @@ class LaunchHands:
 
         def work() -> Heard:
             if any(n in nodes for n in overdue):
-                return Flushing(0.0, launch, -1, f"nothing is heard of {', '.join(overdue)}", keeps=True)
+                return Flushing(0.0, launch, -1, f"nothing is heard of {', '.join(overdue)}", keeps=True, again=True)
             return agree(lambda step: self._agents.flush(launch, nodes, step), launch, world, step_time)
 
-        self._thread("flush", work, lambda error: Flushing(0.0, launch, -1, repr(error), keeps=True))
+        self._thread("flush", work, lambda error: Flushing(0.0, launch, -1, repr(error), keeps=True, again=True))
 
     def end(self, order: End) -> None:
         """A launch whose state is durable is ended without grace: nothing of it is worth waiting for."""

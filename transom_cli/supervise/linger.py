@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
-from transom_cli.slurm.port import SlurmUnknown
+from transom_cli.slurm.port import JobState, SlurmUnknown
 from transom_cli.slurm.retry import backoff
 from transom_cli.supervise.launcherlog import say
 from transom_cli.supervise.launchplan import Allocation
@@ -49,6 +49,16 @@ def give_up_nodes(allocation: Allocation, given_up: tuple[str, ...]) -> None:
         slurm_client().shrink(allocation.job_id, living)
     except TransomError as error:
         say(f"transom: {', '.join(given_up)} stays in the job until Slurm misses it: {error.why or error.what}")
+
+
+def ended_by_slurm(job_id: int) -> bool:
+    """Whether the job that is being ended reached its time limit, or was preempted; not when that is not known."""
+    from transom_cli.wiring import slurm_client
+
+    try:
+        return slurm_client(timeout=10.0).job(job_id).state in (JobState.TIMEOUT, JobState.PREEMPTED)
+    except TransomError:
+        return False
 
 
 def go_on(run: RunDir, job_id: int, again: str, told_to_leave: Callable[[], bool]) -> str:

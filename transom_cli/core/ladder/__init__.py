@@ -35,6 +35,7 @@ from transom_cli.core.ladder.events import (
     Told,
     Warned,
 )
+from transom_cli.core.ladder.outcome import made_progress
 from transom_cli.core.ladder.state import LadderPolicy, LadderState, Leaving, Rung
 
 __all__ = [
@@ -69,4 +70,5 @@ __all__ = [
     "Told",
     "Warned",
     "decide",
+    "made_progress",
 ]
