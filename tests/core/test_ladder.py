@@ -369,7 +369,7 @@ def test_survivors_on_a_node_are_left_behind_with_it_but_never_this_launcher() -
     state, _ = feed(with_spare(), sh.Exits(9.0, 0, exits(1, -9, 1)), sh.Tick(11.0))
     away, _ = feed(state, sh.Ended(12.0, 0, survivors=(("n2", "process 5 (python, D)"),)))
     assert started(feed(away, sh.Read(13.0, 0, "unknown", ""))[1]) == [("n1", "n3", "n4")]
-    stuck, _ = feed(state, sh.Ended(12.0, 0, survivors=(("login", "srun of launch 0"),)))
+    stuck, _ = feed(state, sh.Ended(12.0, 0, survivors=((sh.THIS_LAUNCHER, "srun of launch 0"),)))
     assert started(feed(stuck, sh.Read(13.0, 0, "unknown", ""))[1]) == []
 
 
@@ -508,6 +508,13 @@ def test_a_spare_takes_the_place_of_a_node_that_somebody_drains() -> None:
     assert orders == [], "nothing is left to be left"
     state, _ = feed(with_spare(), sh.Draining(9.0, (SPARE,), "fan"))
     assert started(lost(state, 10.0, "n2")[1]) == [], "a spare that is drained is not used"
+
+
+def test_the_node_of_the_batch_script_cannot_be_given_back_so_the_attempt_leaves_it() -> None:
+    state = replace(with_spare(), batch_host="n1")
+    state, _ = feed(state, sh.Draining(9.0, ("n1",), "fan"), sh.Flushing(9.5, 0, 12), sh.Durable(10.0, 12))
+    _, orders = feed(state, sh.Ended(12.0, 0))
+    assert (outcome(orders).outcome.cause, outcome(orders).again, started(orders)) == ("maintenance", "requeue", [])
 
 
 def test_a_fault_while_a_drained_node_is_to_be_left_takes_the_spare_at_once() -> None:

@@ -70,6 +70,9 @@ def test_srun_script_word_for_word() -> None:
 #SBATCH "--chdir=/home/me/my code"
 #SBATCH --switches=1
 
+# Slurm's warning before the time limit is the launcher's: until that one listens, it must not end this script.
+trap '' USR2
+
 # Without -u: module and activate scripts of many sites read unset variables.
 set -e -o pipefail
 
@@ -116,6 +119,9 @@ def test_torchrun_script_word_for_word() -> None:
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:8
+
+# Slurm's warning before the time limit is the launcher's: until that one listens, it must not end this script.
+trap '' USR2
 
 # Without -u: module and activate scripts of many sites read unset variables.
 set -e -o pipefail
@@ -164,6 +170,27 @@ def test_every_value_arrives_unharmed_through_a_real_shell(tmp_path: Path, kind:
     assert "--srun-arg=--x=a 'b' $c" in options and "--srun-arg=--container-image=image with blanks" in options
     assert ('--torchrun-arg=--log-dir=a "b"' in options) is (kind == "torchrun")
     assert checkpoints == str(folder / "run" / "checkpoints")
+
+
+@pytest.mark.parametrize("kind", ["srun", "torchrun"])
+def test_a_warning_while_the_job_is_prepared_does_not_end_the_script(tmp_path: Path, kind: str) -> None:
+    """Slurm signals the batch script's own process alone; what takes its place ignores USR2 until it says otherwise."""
+    loading = tmp_path / "python"
+    loading.write_text("#!/bin/sh\nkill -USR2 $$\necho loaded\n")
+    loading.chmod(0o755)
+    ours = ("kill -USR2 $$", "echo prepared")
+    text = render_script(made(launch__kind=kind, launch__python=str(loading), job__setup=ours), Path("/r"), ["true"])
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "prepared\nloaded\n")
+
+
+@pytest.mark.parametrize(
+    ("asked", "before"),
+    [({}, 120), ({"time": "2"}, 30), ({"time": "1-0"}, 120), ({"time": 2, "signal_before": 90}, 90)],
+)
+def test_the_warning_leaves_time_to_train(asked: dict[str, object], before: int) -> None:
+    text = render_script(settings(job=asked), Path("/r"), ["true"])
+    assert f"#SBATCH --signal=B:USR2@{before}\n" in text
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1))

@@ -50,6 +50,7 @@ def launch(
         nodes=nodes,
         leave_drained=settings.restart.leave_drained,
         expiry=settings.isolate.expiry,
+        warn_before=settings.job.warn_before,
     )
     raise typer.Exit(main(options))
 

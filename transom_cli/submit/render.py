@@ -89,6 +89,7 @@ def render_script(settings: Settings, run_dir: Path, command: Sequence[str]) -> 
         name=settings.name,
         output=output_pattern(str(run_dir), JOB_LOG),
         job=settings.job,
+        signal_before=settings.job.warn_before,
         flags=_flags(settings),
         slurm_tasks_per_node=1 if torchrun else settings.ranks_per_node,
         python=_interpreter(launch.python),

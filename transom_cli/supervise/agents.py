@@ -113,7 +113,8 @@ class Agents:
     def evidence(self, launch: int, incident: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """What every rank of the launch was doing, a line each; the files are in the attempt's evidence folder."""
         folder = self._attempt.evidence(incident)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # a full disk: the agents find out, and say so
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = {"launch": launch, "incident": incident, "seconds": EVIDENCE}
         answers = self._ask_all(nodes, "evidence", EVIDENCE + 2.0, about)
         lines: list[str] = []

@@ -23,7 +23,9 @@ def allocation_from(environ: dict[str, str] | os._Environ[str]) -> Allocation:
             "Submit with `transom run -- COMMAND`, which writes such a script.",
         ) from error
     restart = int(environ.get("SLURM_RESTART_COUNT") or 0)  # unset on a job's first start
-    return Allocation(job_id, restart, nodes, environ.get("SLURM_CPUS_PER_TASK", ""))
+    return Allocation(
+        job_id, restart, nodes, environ.get("SLURM_CPUS_PER_TASK", ""), environ.get("SLURMD_NODENAME", "")
+    )
 
 
 def require_run_dir(run: RunDir) -> None:

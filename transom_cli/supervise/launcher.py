@@ -18,11 +18,13 @@ from transom_cli.core.codec import plain
 from transom_cli.core.ladder import Heard, LadderPolicy, LadderState, Leaving, Order, Rung
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.files import publish_text, replace_text
-from transom_cli.supervise import history
+from transom_cli.slurm.port import Slurm
+from transom_cli.supervise import history, latewarning
 from transom_cli.supervise.agents import Agents
 from transom_cli.supervise.allocation import allocation_from
 from transom_cli.supervise.beatwatch import BeatWatch
 from transom_cli.supervise.follow import newest_checkpoint
+from transom_cli.supervise.giveback import GiveBack
 from transom_cli.supervise.launcherlog import LauncherLog, say
 from transom_cli.supervise.launchhands import LaunchHands
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
@@ -68,14 +70,17 @@ class Launcher:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, lambda n, _frame: self._signals.append(n))  # no work inside a handler
         options, nodes = self._options, self._allocation.nodes
+        missed_for = latewarning.missed_for(os.environ, options.warn_before, time.time())
+        self._warn_at = float("inf") if missed_for is None else time.monotonic() + missed_for
         policy = LadderPolicy(relaunches=options.relaunches, max_without_progress=options.max_without_progress)
         wanted = min(options.nodes or len(nodes), len(nodes))
         where = (self._allocation.job_id, self._allocation.restart, nodes)
-        self._state = LadderState(*where, wanted, options.tasks_on_node, policy)
+        self._state = LadderState(*where, wanted, options.tasks_on_node, policy, batch_host=self._allocation.host)
         self._journal("attempt", nodes=nodes, host=socket.gethostname(), pid=os.getpid())
         self._watch = BeatWatch(self._attempt.nodes, options.limits)
         self._agents = Agents(self._allocation, options, self._attempt, self._journal, self._asked_to_leave)
-        self._hands = LaunchHands(self._allocation, options, self._attempt, self._agents, self._inbox)
+        self._hands = LaunchHands(self._allocation, options, self._attempt, self._agents, self._inbox, self._journal)
+        self._giveback = GiveBack(self._allocation, _slurm, self._journal)
         self._start_agents()
         try:
             begun = history.begun(options.run, self._attempt, options.checkpoints, options.expiry)
@@ -92,6 +97,8 @@ class Launcher:
                 self._give_up_idle_nodes()
         finally:
             self._nodewatch.stop()
+            self._hands.leftovers.stop()
+            self._giveback.stop()
             self._agents.stop(at_once=bool(self._state.told) or self._asked_to_leave())
         return self._code
 
@@ -113,10 +120,11 @@ class Launcher:
 
     def _give_up_idle_nodes(self) -> None:
         state, overdue = self._state, self._watch.overdue(time.monotonic())
-        idle = (n for n in self._allocation.nodes if n not in state.nodes)
+        kept = self._giveback.kept()
+        idle = (n for n in kept if n not in state.nodes)
         gone = tuple(n for n in idle if n not in state.ready or n in overdue)
         if gone and state.nodes:
-            give_up_nodes(self._allocation, gone)
+            give_up_nodes(replace(self._allocation, nodes=kept), gone)
 
     def _asked_to_leave(self) -> bool:
         return any(n in _LEAVE for n in self._signals)
@@ -141,12 +149,14 @@ class Launcher:
             say(f"transom: no agents: {error}")
 
     def _watch_nodes(self) -> None:
-        from transom_cli.wiring import slurm_client
-
         nodes = self._allocation.nodes if self._options.leave_drained else ()
-        probe = lambda node: self._agents.ask(node, "probe", PROBE)  # noqa: E731
+
+        def probe(node: str) -> dict[str, object]:
+            given_back = node in self._giveback.returned
+            return {"error": "given back"} if given_back else self._agents.ask(node, "probe", PROBE)
+
         warming = Warming(self._agents, self._journal, lambda: self._state)
-        self._nodewatch.start(nodes, self._state.spares, probe, slurm_client, warming)
+        self._nodewatch.start(nodes, self._state.spares, probe, _slurm, warming)
 
     # --- hearing ---
 
@@ -183,6 +193,9 @@ class Launcher:
             replace_text(self._attempt.launcher_alive, f"{self._signs}\n")
 
     def _forward(self, now: float) -> None:
+        if now >= self._warn_at:
+            self._warn_at = float("inf")
+            self._signals += [] if self._state.warned else [signal.SIGUSR2]
         while self._signals:
             number = self._signals.pop(0)
             self._journal("signal", name=signal.Signals(number).name)
@@ -225,7 +238,7 @@ class Launcher:
 
     def _look_at_beats(self, now: float) -> None:
         self._watch.look(now)
-        late = self._watch.overdue(now)
+        late = tuple(n for n in self._watch.overdue(now) if n not in self._giveback.returned)
         if late and not self._state.told:
             self._agents.revive(late)
         launch = self._watch.launch  # after a relaunch the tables are about the launch before it for a moment
@@ -235,6 +248,8 @@ class Launcher:
             while self._unheard:
                 self._step.signal(self._unheard.pop(0))
         self._hear(ladder.Stepped(now, launch, step))
+        if stepping:
+            self._giveback.look(self._state, self._hands.leftovers.on)
         for node, silent_for in self._watch.alone(now):
             if self._agents.dead(node):
                 self._hear(ladder.Silent(now, node, silent_for, self._watch.unusual))
@@ -294,6 +309,12 @@ class Launcher:
 
     def _journal(self, kind: str, **fields: Any) -> None:
         self._log.write(kind, self._state.launch, **fields)
+
+
+def _slurm() -> Slurm:
+    from transom_cli.wiring import slurm_client
+
+    return slurm_client()
 
 
 def main(options: LaunchOptions) -> int:

@@ -8,6 +8,7 @@ the budget is spent. Progress refills it, time does not.
 
 from transom_cli.core.ladder.core import decide
 from transom_cli.core.ladder.events import (
+    THIS_LAUNCHER,
     Appeared,
     Begun,
     Draining,
@@ -38,6 +39,7 @@ from transom_cli.core.ladder.outcome import made_progress
 from transom_cli.core.ladder.state import LadderPolicy, LadderState, Leaving, Rung
 
 __all__ = [
+    "THIS_LAUNCHER",
     "Appeared",
     "Begun",
     "Draining",

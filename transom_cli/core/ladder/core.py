@@ -13,6 +13,7 @@ from transom_cli.core.diagnose import first_bad
 from transom_cli.core.events import OutcomeSeen
 from transom_cli.core.ladder import fault, leaving
 from transom_cli.core.ladder.events import (
+    THIS_LAUNCHER,
     Appeared,
     Begun,
     Draining,
@@ -107,7 +108,7 @@ def _tick(state: LadderState, e: Tick) -> Step:
     """What takes too long is not waited for any longer."""
     for_so_long = e.at - state.since
     if state.rung is Rung.ENDING and for_so_long >= state.policy.ending:
-        stuck = ("this launcher", f"the end of launch {state.launch}, under way for {for_so_long:.0f} s,")
+        stuck = (THIS_LAUNCHER, f"the end of launch {state.launch}, under way for {for_so_long:.0f} s,")
         return _ended(state, Ended(e.at, state.launch, survivors=(stuck,)))
     if state.rung is Rung.READING and for_so_long >= state.policy.reading:
         return fault.read(state, Read(e.at, state.launch, "unknown", f"no answer for {for_so_long:.0f} s", "logs"))

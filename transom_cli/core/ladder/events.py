@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from transom_cli.core.events import OutcomeSeen, RankExit
 
+THIS_LAUNCHER = "this launcher"  # a survivor's node that is none: our own fault, for which no node is to be blamed
+
 # --- what it hears ---
 
 
@@ -110,7 +112,11 @@ class Durable(Heard):
 
 @dataclass(frozen=True)
 class Ended(Heard):
-    """Answer to `End`. unheard: nodes whose agent did not say that all is gone; survivors: (node, what lives on)."""
+    """Answer to `End`.
+
+    unheard: nodes whose agent did not say that all is gone. survivors: (node, what lives on there); the node is
+    THIS_LAUNCHER where the launcher itself could not do its part.
+    """
 
     launch: int
     exits: tuple[RankExit, ...] = ()

@@ -112,6 +112,8 @@ def ended(state: LadderState, e: Ended) -> Step:
     if state.leaving is Leaving.MAINTENANCE:
         out = tuple(n for n in state.nodes if n in state.draining)
         usable = tuple(n for n in state.ready if n not in state.draining)
+        if state.batch_host in out:
+            usable = ()  # swapped, it would still be kept from whoever drains it
         if len(usable) >= len(out) and not e.unheard and not e.survivors and state.policy.relaunches:
             return swap(state, e.at, out, usable[: len(out)], "maintenance")
         why = f"{', '.join(out)} is being drained; {saved_words(state)}"

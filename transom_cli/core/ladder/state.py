@@ -68,6 +68,7 @@ class LadderState:
     given_up: tuple[str, ...] = ()  # a spare has taken their place
     inherited: tuple[str, ...] = ()  # those of them that an earlier attempt has blamed
     draining: tuple[str, ...] = ()  # nodes of ours that somebody drains
+    batch_host: str = ""  # stays in the job to its end
     rung: Rung = Rung.TRAINING
     since: float = 0.0  # on this rung
     launch: int = -1
