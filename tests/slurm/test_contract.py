@@ -194,11 +194,14 @@ def test_a_forgotten_job_gets_a_successor(world: World) -> None:
     assert restart(world, request).job_id == result.job_id
 
 
-def test_a_job_without_requeue_gets_a_successor(world: World) -> None:
-    job = start(world, "--no-requeue")
-    result = restart(world, restart_request(world, job))
+@pytest.mark.parametrize("resubmit", [False, True])
+def test_a_job_without_requeue_or_to_be_resubmitted_gets_a_successor(world: World, resubmit: bool) -> None:
+    job = start(world, "--requeue" if resubmit else "--no-requeue")
+    request = restart_request(world, job, resubmit=resubmit)
+    result = restart(world, request)
     assert result.how == "successor"
     assert world.slurm.job(job.job_id).state is not JobState.RUNNING
+    assert restart(world, request) == result
 
 
 def test_a_comment_is_set_while_the_job_runs_and_while_it_is_held(world: World) -> None:
