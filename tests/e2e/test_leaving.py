@@ -146,9 +146,12 @@ def test_without_an_operator_a_job_that_slurm_does_not_requeue_is_submitted_agai
 
 @pytest.mark.long
 def test_without_an_operator_a_job_that_leads_nowhere_is_held_and_says_why(person: Person, sandbox: Sandbox) -> None:
-    limits = ("--set", "restart.relaunches=0", "--set", "restart.max_without_progress=0")
+    checkpoints = person.root / "checkpoints"  # with one in it, beyond which the attempt does not come
+    (checkpoints / "step-0").mkdir(parents=True)
+    (checkpoints / "step-0" / "manifest.json").write_text("{}")
+    limits = ("restart.relaunches=0", "restart.max_without_progress=0", f"checkpoint.directory={checkpoints}")
     fault = ("--steps", "10", "--delay", "2", "--end", "SIGKILL", "--at", "4", "--rank", "1")
-    run = person.start("-N", "2", *limits, "--", *COMMAND, *fault)
+    run = person.start("-N", "2", *(word for x in limits for word in ("--set", x)), "--", *COMMAND, *fault)
     job_id = person.wait(run, at_step(1))["job_id"]
     kill_operator(run)
     view = person.wait(run, lambda v: v["phase"] == "held")
