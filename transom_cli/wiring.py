@@ -104,6 +104,7 @@ def operator_for(run: RunDir) -> Operator:
     from transom_cli.health.reach import judge_reach, read_reach
     from transom_cli.submit.script import inspect_script
     from transom_cli.supervise.follow import Follower
+    from transom_cli.supervise.handed import newest_handed
     from transom_cli.supervise.hands import Hands, Orders
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import Lease
@@ -116,7 +117,8 @@ def operator_for(run: RunDir) -> Operator:
     drain_command = tuple(settings.isolate.drain_command)
     submission = Plan.load(run).submission(run)
     tasks = (script.ntasks_per_node or 1) if fold(run.journal).state.spares else 0
-    orders = Orders(run, submission, drain_command, tasks, stay_held="hold" in script.lines)
+    resubmit = settings.restart.how == "resubmit"
+    orders = Orders(run, submission, drain_command, tasks, stay_held="hold" in script.lines, resubmit=resubmit)
     limits = quiet_limits(settings)
     lease = Lease.take(run)
 
@@ -125,7 +127,7 @@ def operator_for(run: RunDir) -> Operator:
 
     def parts(clock: Clock, inbox: queue.SimpleQueue[Event], pace: Pace) -> tuple[Follower, SlurmWatch, Hands]:
         follower = Follower(run, checkpoints_of(run, settings), limits)
-        watch = SlurmWatch(slurm, clock, inbox, pace)
+        watch = SlurmWatch(slurm, clock, inbox, pace, orders.tag, lambda: newest_handed(run))
         return follower, watch, Hands(orders, slurm, reach, clock, inbox)
 
     return Operator(run, lease, Clock, parts, Pace(settings.slurm.poll, settings.slurm.poll_max))

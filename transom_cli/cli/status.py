@@ -78,9 +78,10 @@ def list_(root: Root = None, json_: Json = False) -> None:
         except TransomError as error:
             print(f"warning: {run.run_id}: {error.what}", file=sys.stderr)
             continue
-        rows.append({"run_id": view.run_id, "phase": view.phase, "job_id": view.job_id, "step": view.step})
+        told = {"run_id": view.run_id, "phase": view.phase, "job_id": view.job_id, "step": view.step}
+        rows.append({**told, "verdict": view.verdict})
         if not json_:
-            print(headline(view))
+            print(headline(view) + (f"  {view.verdict}" if view.phase == "held" else ""))
     if json_:
         print(json.dumps({"schema": 1, "runs": rows}))
 
@@ -96,7 +97,7 @@ def explain(
 
     from transom_cli.submit.rundir import find_run
     from transom_cli.ui.read import read_view
-    from transom_cli.ui.render import incident_lines
+    from transom_cli.ui.render import held_lines, incident_lines
     from transom_cli.wiring import runs_root
 
     view = read_view(find_run(runs_root(root), run))
@@ -105,11 +106,13 @@ def explain(
         known = ", ".join(i.id for i in reversed(view.incidents)) or "none"
         raise UsageError(f"Run `{view.run_id}` has no incident `{incident}`", f"it has: {known}")
     if json_:
-        print(json.dumps({"schema": 1, "run_id": view.run_id, "incidents": [asdict(i) for i in chosen]}))
-    elif chosen:
-        print("\n\n".join("\n".join(incident_lines(i, 10_000)) for i in chosen))
-    else:
-        print(f"{view.run_id}: no incident so far")
+        told = {"schema": 1, "run_id": view.run_id, "phase": view.phase, "verdict": view.verdict}
+        print(json.dumps({**told, "incidents": [asdict(i) for i in chosen]}))
+        return
+    stories = ["\n".join(incident_lines(i, 10_000)) for i in chosen]
+    if view.phase == "held" and incident is None:
+        stories.append("\n".join(held_lines(view)))
+    print("\n\n".join(stories) or f"{view.run_id}: no incident so far")
 
 
 def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:

@@ -137,8 +137,12 @@ class Detect(Section):
 
 
 class Restart(Section):
-    """When a failed run is started again."""
+    """When and how a failed run is started again."""
 
+    how: Literal["requeue", "resubmit"] = Field(
+        default="requeue",
+        description="requeue: the same job again, or a new one where Slurm refuses that; resubmit: always a new job",
+    )
     max_without_progress: int = Field(
         default=3,
         ge=0,

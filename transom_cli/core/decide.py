@@ -73,6 +73,8 @@ def _launch_seen(state: State, e: ev.LaunchSeen) -> Step:
     step: Step = (state, ())
     if job_id == state.job_id and restarts > state.restarts:
         step = job.seen(state, ev.JobSeen(e.at, job_id, restarts, "RUNNING", nodes=e.nodes))
+    elif e.succeeds and job_id != state.job_id:
+        step = job.seen(state, ev.JobSeen(e.at, job_id, restarts, "RUNNING", nodes=e.nodes, succeeds=e.succeeds))
     state = step[0]
     if e.attempt != state.attempt or (state.launched and e.launch <= state.launch):
         return step

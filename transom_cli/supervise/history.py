@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from transom_cli.core.ladder import Begun, made_progress
 from transom_cli.errors import TransomError
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.supervise.follow import newest_checkpoint, read_outcome
+from transom_cli.supervise.handed import attempt_numbers
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.lease import read_holder
 
@@ -41,19 +41,7 @@ def begun(run: RunDir, attempt: AttemptDir, checkpoints: Path, expiry: float) ->
 def earlier(run: RunDir, attempt: AttemptDir) -> list[AttemptDir]:
     """The run's attempts before this one, oldest first."""
     here = parse_attempt(attempt.name)
-    found = []
-    try:
-        names = os.listdir(run.attempts)  # noqa: PTH208
-    except OSError:
-        return []
-    for name in names:
-        try:
-            number = parse_attempt(name)
-        except ValueError:
-            continue
-        if number < here:
-            found.append((number, AttemptDir(run.attempts / name)))
-    return [path for _, path in sorted(found, key=lambda pair: pair[0])]
+    return [run.attempt(*number) for number in sorted(attempt_numbers(run)) if number < here]
 
 
 def without_progress(outcomes: list[OutcomeSeen | None], durable: int) -> int:

@@ -9,6 +9,7 @@ import queue
 import signal
 import socket
 import sys
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,7 @@ from transom_cli.supervise.giveback import GiveBack
 from transom_cli.supervise.launcherlog import LauncherLog, say
 from transom_cli.supervise.launchhands import LaunchHands
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
-from transom_cli.supervise.linger import ended_by_slurm, give_up_nodes, go_on, linger
+from transom_cli.supervise.linger import Wanted, ended_by_slurm, forget_hold, give_up_nodes, go_on, linger
 from transom_cli.supervise.nodewatch import NodeWatch
 from transom_cli.supervise.training import TrainingStep
 from transom_cli.supervise.warming import Warming
@@ -61,7 +62,7 @@ class Launcher:
         self._stop_by: float | None = None
         self._looked = self._looked_exits = self._looked_durable = self._signed = float("-inf")
         self._signs = 0
-        self._code, self._failed, self._again = 1, False, ""
+        self._code, self._failed, self._again, self._why = 1, False, "", ""
         self._look_every = max(LOOK, min(1.0, len(allocation.nodes) / TABLES))
 
     def run(self) -> int:
@@ -82,6 +83,7 @@ class Launcher:
         self._hands = LaunchHands(self._allocation, options, self._attempt, self._agents, self._inbox, self._journal)
         self._giveback = GiveBack(self._allocation, _slurm, self._journal)
         self._start_agents()
+        threading.Thread(target=forget_hold, args=(options.run, self._allocation), daemon=True).start()
         try:
             begun = history.begun(options.run, self._attempt, options.checkpoints, options.expiry)
             self._hear(replace(begun, at=time.monotonic()))
@@ -107,16 +109,20 @@ class Launcher:
         run, leave = self._options.run, self._asked_to_leave
         if linger(run, leave) and self._again:
             self._journal("requeue", how=self._again)
-            self._journal("requeued", words=go_on(run, self._allocation.job_id, self._again, leave))
+            wanted = Wanted(self._again, self._why, self._options.resubmit)
+            go_on(run, self._allocation, wanted, leave, self._journal)
         if self._step is not None:
             self._step.kill()
 
     def _go_on_uncancelled(self) -> None:
         """Slurm does not start a job again that it has ended for its time limit: that is for whoever supervises it."""
-        run, job_id = self._options.run, self._allocation.job_id
-        if self._again and not history.operator_lives(run, self._attempt) and ended_by_slurm(job_id):
+        run = self._options.run
+        if not self._again or history.operator_lives(run, self._attempt):
+            return
+        if ended_by_slurm(self._allocation.job_id):
             self._journal("requeue", how="requeue")
-            self._journal("requeued", words=go_on(run, job_id, "requeue", lambda: True))
+            wanted = Wanted("requeue", self._why, self._options.resubmit)
+            go_on(run, self._allocation, wanted, lambda: True, self._journal)
 
     def _give_up_idle_nodes(self) -> None:
         state, overdue = self._state, self._watch.overdue(time.monotonic())
@@ -300,6 +306,7 @@ class Launcher:
         """outcome.json is written last: whoever reads it may believe the rest of the attempt directory."""
         told = order.outcome
         self._code, self._failed, self._again = order.exit_code, told.status == "failed", order.again
+        self._why = told.why
         self._journal("outcome", status=told.status, why=told.why, exit_code=order.exit_code)
         try:
             publish_text(self._attempt.outcome, json.dumps(plain(told)) + "\n")

@@ -44,6 +44,7 @@ class LaunchOptions:
     max_without_progress: int = 3
     nodes: int = 0  # that carry ranks; 0: all that the attempt has
     leave_drained: bool = True
+    resubmit: bool = False  # without an operator too: as a new job
     expiry: float = 3600.0  # seconds that the blame of an earlier attempt stands
     warn_before: int = 0  # seconds before the time limit at which Slurm warns; 0: never
 

@@ -86,7 +86,8 @@ def _line_by_line(run: RunDir) -> RunView:
             phase = view.phase
             where = f"job {view.job_id}" if view.job_id else "no job yet"
             step = f", step {view.step}" if view.step >= 0 else ""
-            print(f"{clock_time(view.since or view.now)} {phase}: {where}{step}", flush=True)
+            why = f", {view.verdict}" if phase == "held" else ""
+            print(f"{clock_time(view.since or view.now)} {phase}: {where}{step}{why}", flush=True)
         for incident in reversed(view.incidents):
             for at, what, words in incident.marks:
                 if (at, what + words) not in told:
