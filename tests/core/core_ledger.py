@@ -76,6 +76,8 @@ class Ledger:
                 self.failed.add(key)
         if isinstance(event, ev.Submitted | ev.Restarted):
             self.own_jobs.add(event.job_id)
+        if isinstance(event, ev.JobSeen) and event.succeeds in self.own_jobs:
+            self.own_jobs.add(event.job_id)
         if isinstance(event, ev.JobSeen) and event.job_id in self.own_jobs:
             self.own_nodes.update(event.nodes)
         if isinstance(event, ev.LaunchSeen):
