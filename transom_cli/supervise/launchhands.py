@@ -95,7 +95,8 @@ class LaunchHands:
 
         def work() -> Heard:
             lines = self._agents.evidence(launch, order.incident, nodes) if order.evidence else ()
-            ended = replace(self._agents.end(launch, nodes, grace), evidence=lines)
+            ended = self._agents.end(launch, nodes, grace, order.incident)
+            ended = replace(ended, evidence=(*lines, *ended.evidence))
             if step is None:
                 return ended
             if ended.unheard:
