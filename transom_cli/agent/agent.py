@@ -54,7 +54,7 @@ class Ranks:
             found_names = []
         names = [n for n in found_names if n.startswith("rank-") and not n.endswith(".tmp")]
         for name in names:
-            found = self._read(name)
+            found = record.look(f"{self._folder}/{name}")
             if found is not None:
                 self._last[name] = found
         known = [self._last[name] for name in names if name in self._last]
@@ -66,18 +66,6 @@ class Ranks:
                 pid = found.pid if found.pid and found.pidns == self._namespace else found.child
                 rows.append(row(found, now, pid, self._state(pid)))
         return tuple(sorted(rows, key=lambda r: r.rank))
-
-    def _read(self, name: str) -> record.Record | None:
-        try:
-            fd = os.open(f"{self._folder}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
-        except OSError:
-            return None
-        try:
-            return record.read(fd)
-        except OSError:
-            return None
-        finally:
-            os.close(fd)
 
     def _state(self, pid: int) -> str:
         if not pid:
