@@ -194,8 +194,9 @@ def _open() -> Sink:
     try:
         found: tuple[Writer, Callable[[], None]] | None = None
         if os.environ.get(places.BEAT_DIR):
-            from transom_cli.beats import own_file
+            from transom_cli.beats import own_file, tracing
 
+            tracing.allow()
             found = own_file.start(os.environ[places.BEAT_DIR], _fresh(places.own_launch()))
         elif os.environ.get(places.RUN_DIR) or os.environ.get(places.ATTEMPT_DIR):
             from transom_cli.beats import own_table  # a thread and pathlib: only for those who need them
