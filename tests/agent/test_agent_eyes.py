@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 from agent_ranks import ROOT, WRAPPER, wait_for
 
+from transom_cli.agent import eyes as eyes_module
 from transom_cli.agent import secret
 from transom_cli.agent.client import Client, Failed
+from transom_cli.agent.eyes import Eyes
 from transom_cli.beats.table import decode
+from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
 
 NODE = "nodeX"
@@ -130,3 +133,17 @@ def test_a_process_that_has_a_former_agents_number_is_left_alone(node: Node) -> 
     node.attempt.endpoint(NODE).write_text(json.dumps({"port": 1, "pid": stranger.pid, "start": start}))
     node.agent()
     assert stranger.poll() is None
+
+
+def test_what_cannot_be_written_waits_and_the_oldest_make_place(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eyes_module, "NEWS", 3)
+    eyes = Eyes(node.attempt, NODE, str(node.beats), tuple)
+    for n in range(5):
+        eyes._news.add([Finding("memory", Verdict.MONITOR, NODE, f"reading {n}")])
+        with pytest.raises(FileNotFoundError):  # as long as the run directory is not there
+            eyes._write()
+    node.attempt.nodes.mkdir()
+    eyes._write()
+    found = node.found("host:")
+    assert [record["words"] for record in found] == ["reading 2", "reading 3", "reading 4"]
+    assert [record.get("skipped") for record in found] == [2, None, None]

@@ -97,9 +97,9 @@ def test_who_beats_is_the_rank(ranks: Ranks) -> None:
 
 
 def test_others_are_none_of_it(ranks: Ranks) -> None:
-    ranks.start(SLEEP, launch=3)
     ranks.start(SLEEP, attempt=ranks.attempt_dir("12.1"))
     ranks.start(SLEEP, node="nodeY")
+    ranks.start(SLEEP, launch=3)
     as_agent = {"TRANSOM_ATTEMPT_DIR": str(ranks.attempt), "TRANSOM_LAUNCH": "2", "TRANSOM_ROLE": "agent"}
     ranks.plain([sys.executable, "-c", UP + SLEEP], **as_agent)
     # like an srun, which has the whole command of the wrapper in its own

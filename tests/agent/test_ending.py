@@ -137,7 +137,7 @@ for _ in range(5000):
 
 
 def test_others_are_not_touched(ranks: Ranks) -> None:
-    ranks.start(SLEEP, launch=3)
+    ranks.start(SLEEP, launch=1)
     ranks.start(SLEEP, attempt=ranks.attempt_dir("12.1"))
     ranks.start(SLEEP, node="nodeY")
     ranks.plain([sys.executable, "-c", UP + SLEEP])

@@ -102,7 +102,7 @@ def test_a_step_that_makes_no_sense(line: Client, step: object) -> None:
 
 def test_a_launch_that_is_ended_takes_no_order(line: Client, ranks: Ranks) -> None:
     ranks.start(TRAINS % 40)
-    assert line.ask("end", 100.0, launch=2, grace=60.0) == {"killed": [], "survivors": []}
+    assert line.ask("end", 100.0, launch=2, grace=60.0) == {"killed": [], "survivors": [], "dumps": []}
     with pytest.raises(Failed, match="launch 2 is being ended"):
         ask(line, 50)
 

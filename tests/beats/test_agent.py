@@ -203,8 +203,11 @@ def test_a_pid_that_another_process_has_by_now_is_gone(tmp_path: Path) -> None:
     os.close(rec.create(str(tmp_path / "rank-0"), record))
     ranks = Ranks(str(tmp_path))
     assert ranks.look()[0].proc in "RS"
-    ranks._born[os.getpid()] -= 1  # the process that was seen first had started earlier
+    ranks._born[0, os.getpid()] -= 1  # the process that was seen first had started earlier
     assert ranks.look()[0].proc == "X"
+    record.launch = 1
+    os.close(rec.create(str(tmp_path / "rank-0"), record))
+    assert ranks.look()[0].proc in "RS", "in the next launch it is the rank's number in its own right"
 
 
 def test_sweep_removes_the_dead_and_keeps_the_living(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,3 +242,34 @@ def test_the_import_is_the_standard_library_and_light() -> None:
     heavy = {"typing", "pathlib", "dataclasses", "threading", "json", "re"}
     alone = trainer(f"import sys; sys.path.append({str(ROOT)!r}); {code}", "-I", "-S").split()
     assert not heavy & set(alone)
+
+
+def test_a_rank_of_an_older_launch_leaves_the_newer_ones_record_alone(tmp_path: Path) -> None:
+    beats = "from transom_cli import beat; beat({}); import os; os._exit(0)"
+    trainer(beats.format(50), TRANSOM_BEAT_DIR=str(tmp_path), TRANSOM_LAUNCH="1")
+    trainer(beats.format(9), TRANSOM_BEAT_DIR=str(tmp_path), TRANSOM_LAUNCH="0")
+    assert (last(tmp_path).launch, last(tmp_path).step, last(tmp_path).count) == (1, 50, 1)
+
+
+def test_what_an_older_launch_goes_on_writing_does_not_reach_the_newer_ones_record(tmp_path: Path) -> None:
+    """Under torchrun, where no wrapper makes a record anew. The fourth beat is in the slot of the newer one's last."""
+    code = """
+import os, subprocess, sys
+from transom_cli import beat
+beat(5)
+newer = "from transom_cli import beat; beat(50); import os; os._exit(0)"
+subprocess.run([sys.executable, "-c", newer], env=os.environ | {"TRANSOM_LAUNCH": "1"}, check=True)
+for step in range(6, 10): beat(step)
+os._exit(0)
+"""
+    trainer(code, TRANSOM_BEAT_DIR=str(tmp_path), TRANSOM_LAUNCH="0")
+    assert (last(tmp_path).launch, last(tmp_path).step, last(tmp_path).count) == (1, 50, 1)
+
+
+def test_a_spoilt_record_is_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "rank-0").write_bytes(b"x" * rec.SIZE)
+    held = (tmp_path / "rank-0").open("rb")
+    trainer("from transom_cli import beat; beat(4); import os; os._exit(0)", TRANSOM_BEAT_DIR=str(tmp_path))
+    assert last(tmp_path).step == 4
+    assert held.read() == b"x" * rec.SIZE, "in a file of its own"
+    held.close()

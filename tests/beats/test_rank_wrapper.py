@@ -156,3 +156,39 @@ def test_a_new_launch_starts_a_new_record(place: Place) -> None:
     place.python("from transom_cli import beat; beat(50)").communicate()
     place.python("import os; os._exit(0)").communicate()
     assert (place.record().step, place.record().count) == (-1, 0)
+
+
+@pytest.mark.parametrize("newer", ["exits", "record"])
+def test_a_rank_of_a_launch_that_has_been_replaced_is_not_started(place: Place, newer: str) -> None:
+    place.beats.mkdir(mode=0o700)
+    made = rec.Record(3, 3, 1)
+    if newer == "exits":
+        place.attempt.exits(3).mkdir(parents=True)
+        made.launch = 2
+    os.close(rec.create(str(place.beats / "rank-3"), made))
+    rank = place.python("print('trained')")
+    out, err = rank.communicate()
+    assert (rank.returncode, out) == (16, "")
+    why = "rank 3 of launch 2 is not started on nodeX: launch 3 or a later one has taken its place"
+    assert err == f"transom: {why}\n"
+    assert place.record().launch == made.launch and place.record().child == 0
+    assert not place.attempt.exits(2).exists()
+
+
+def test_nor_is_its_torchrun(place: Place) -> None:
+    place.beats.mkdir(mode=0o700)
+    places.mark_torchrun(str(place.beats), 3, "1")
+    rank = place.python("print('trained')", flags=("--torchrun",))
+    out, err = rank.communicate()
+    assert (rank.returncode, out) == (16, "") and err.startswith(
+        "transom: torchrun of launch 2 is not started on nodeX"
+    )
+
+
+def test_what_an_older_launch_has_left_keeps_no_rank_from_starting(place: Place) -> None:
+    place.beats.mkdir(mode=0o700)
+    places.mark_torchrun(str(place.beats), 1, "1")
+    place.attempt.exits(1).mkdir(parents=True)
+    os.close(rec.create(str(place.beats / "rank-3"), rec.Record(3, 1, 1)))
+    out, err = place.python("print('trained')").communicate()
+    assert (out, err, place.record().launch) == ("trained\n", "", 2)

@@ -69,8 +69,9 @@ def test_taken_over_between_the_rename_and_the_removal_of_old_ones(
 
 def test_a_stale_rank_moves_no_bad_checkpoint_out_of_the_way(tmp_path: Path, make: Make) -> None:
     flip(bare_checkpoint(tmp_path, 2) / "__0_0.distcp", 3)
+    stale = make("12.0", "3")
     fence.take(tmp_path, "12.1.0")
-    assert saved(make("12.0", "3"), 2).startswith("launch 12.1.0 has taken over")
+    assert saved(stale, 2).startswith("launch 12.1.0 has taken over")
     assert sorted(p.name for p in tmp_path.iterdir()) == [".fence", "step-2"]
 
 
@@ -104,6 +105,7 @@ def test_what_is_no_reason_to_refuse(tmp_path: Path, make: Make, left: Callable[
 def test_a_trainer_started_by_hand_is_nobodys_older_launch(tmp_path: Path, make: Make) -> None:
     fence.take(tmp_path, "12.0.0")
     assert saved(make("", ""), 1) == ""
+    assert (tmp_path / ".fence").read_text() == "12.0.0\n", "and takes over from nobody"
 
 
 @pytest.mark.parametrize(
@@ -116,3 +118,29 @@ def test_the_newer_launch_has_it_whoever_comes_last(tmp_path: Path, older: str, 
         fence.take(tmp_path / "made", older)
     assert (tmp_path / "made" / ".fence").read_text() == f"{newer}\n"
     assert [p.name for p in (tmp_path / "made").iterdir()] == [".fence"]
+
+
+def test_a_directory_that_no_launcher_knows_of_is_fenced_by_its_first_rank(tmp_path: Path, make: Make) -> None:
+    stale = make("12.0", "0")
+    assert saved(stale, 1) == ""
+    newer = make("12.0", "1")
+    assert saved(stale, 2) == "launch 12.0.1 has taken over; 12.0.0 publishes and deletes no more checkpoints"
+    assert saved(newer, 2) == ""
+    assert steps(tmp_path) == [1, 2]
+
+
+def test_a_stale_rank_that_comes_late_is_told_at_once(tmp_path: Path, make: Make) -> None:
+    make("12.1", "0")
+    left = tmp_path / ".tmp-step-3-12.0.2-0badcafe"
+    left.mkdir()
+    with pytest.raises(TakenOver, match=r"launch 12\.1\.0 has taken over the checkpoints"):
+        make("12.0", "3")
+    assert left.exists(), "it has removed nothing"
+    assert (tmp_path / ".fence").read_text() == "12.1.0\n"
+
+
+def test_a_launchers_word_is_not_written_again_by_its_ranks(tmp_path: Path, make: Make) -> None:
+    fence.take(tmp_path, "12.0.1")
+    before = (tmp_path / ".fence").stat()
+    make("12.0", "1")
+    assert (tmp_path / ".fence").stat().st_ino == before.st_ino

@@ -16,5 +16,5 @@ def test_kill_9_never_yields_a_wrong_restore(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     found = [int(word) for word in done.stdout.split()]
     assert len(found) == 10 and found == sorted(found) and found[-1] > 0, found
-    leftovers = [p.name for p in (tmp_path / "c").iterdir() if p.name.startswith(".")]
+    leftovers = [p.name for p in (tmp_path / "c").iterdir() if p.name.startswith(".") and "fence" not in p.name]
     assert all("-7.9-" in name for name in leftovers), leftovers  # those of older attempts were cleaned up

@@ -20,6 +20,7 @@ from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.supervise import launcher as module
 from transom_cli.supervise import launchhands, launchplan
+from transom_cli.supervise.agents import Agents
 from transom_cli.supervise.launcher import Launcher
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 
@@ -43,7 +44,7 @@ class TwoFacedAgents:
     def start(self) -> None:
         raise OSError(28, "No space left on device")
 
-    def end(self, launch: int, nodes: tuple[str, ...], grace: float) -> Ended:
+    def end(self, launch: int, nodes: tuple[str, ...], grace: float, incident: str) -> Ended:
         return Ended(0.0, launch)
 
     def logs(self, *_: object) -> list[dict[str, object]]:
@@ -103,6 +104,22 @@ def test_a_rank_that_fails_is_relaunched_in_the_same_attempt(tmp_path: Path, cod
     assert [r["what"] for r in journal(tmp_path) if r["type"] == "heal"] == ["seen", "diagnosed"]
 
 
+def test_what_the_agents_keep_of_a_launch_that_died_is_told(
+    tmp_path: Path, codes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes += [7, 0]
+
+    def ask_all(agents: Agents, nodes: tuple[str, ...], name: str, _: float, about: dict[str, object]) -> object:
+        assert (nodes, name, about["incident"]) == (("n1",), "end", "l1")
+        return {"n1": {"ok": True, "killed": [], "survivors": [], "dumps": ["rank 0 on n1: its dump"]}}
+
+    monkeypatch.setattr(TwoFacedAgents, "end", Agents.end)
+    monkeypatch.setattr(TwoFacedAgents, "_ask_all", ask_all, raising=False)
+    assert launcher(tmp_path).run() == 0
+    told = [(r["what"], r["words"]) for r in journal(tmp_path) if r["type"] == "heal"]
+    assert told[1] == ("evidence", "rank 0 on n1: its dump")
+
+
 def test_a_relaunch_that_cannot_be_started_is_handed_up(tmp_path: Path, codes: list[int]) -> None:
     codes += [7, 0]
     logs = RunDir(tmp_path).attempt(7, 0).logs(1)
@@ -127,7 +144,7 @@ def test_a_warning_that_comes_while_a_launch_is_being_ended_is_kept_for_the_next
     codes += [7, 0]
     sent: list[tuple[int, int]] = []
 
-    def end(agents: TwoFacedAgents, launch: int, nodes: tuple[str, ...], grace: float) -> Ended:
+    def end(agents: TwoFacedAgents, launch: int, nodes: tuple[str, ...], grace: float, incident: str) -> Ended:
         os.kill(os.getpid(), signal.SIGUSR2)
         time.sleep(0.3)
         return Ended(0.0, launch)

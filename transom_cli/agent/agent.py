@@ -44,7 +44,8 @@ class Ranks:
         self._folder = beats_dir
         self._namespace = record.pid_namespace()
         self._last: dict[str, record.Record] = {}
-        self._born: dict[int, int] = {}  # pid -> start time
+        self._launch = -1  # of the last look
+        self._born: dict[tuple[int, int], int] = {}  # rank, pid -> start time, of that launch's ranks
 
     def look(self) -> tuple[RankBeat, ...]:
         """One row a rank, by rank. A table is of one launch: records of an earlier one are left out."""
@@ -54,36 +55,26 @@ class Ranks:
             found_names = []
         names = [n for n in found_names if n.startswith("rank-") and not n.endswith(".tmp")]
         for name in names:
-            found = self._read(name)
+            found = record.look(f"{self._folder}/{name}")
             if found is not None:
                 self._last[name] = found
         known = [self._last[name] for name in names if name in self._last]
         launch = max((r.launch for r in known), default=0)
+        if launch != self._launch:  # its ranks may get numbers that those before them had
+            self._launch, self._born = launch, {}
         now = time.monotonic_ns()
         rows = []
         for found in known:
             if found.launch == launch:
                 pid = found.pid if found.pid and found.pidns == self._namespace else found.child
-                rows.append(row(found, now, pid, self._state(pid)))
+                rows.append(row(found, now, pid, self._state(found.rank, pid)))
         return tuple(sorted(rows, key=lambda r: r.rank))
 
-    def _read(self, name: str) -> record.Record | None:
-        try:
-            fd = os.open(f"{self._folder}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
-        except OSError:
-            return None
-        try:
-            return record.read(fd)
-        except OSError:
-            return None
-        finally:
-            os.close(fd)
-
-    def _state(self, pid: int) -> str:
+    def _state(self, rank: int, pid: int) -> str:
         if not pid:
             return "?"
         letter, born = process(pid)
-        if (letter, born) != GONE and born and self._born.setdefault(pid, born) != born:
+        if (letter, born) != GONE and born and self._born.setdefault((rank, pid), born) != born:
             return "X"  # another process has its number by now
         return letter
 

@@ -7,8 +7,9 @@ import os
 import re
 import signal
 import sys
+from pathlib import Path
 
-from transom_cli.agent import flush, procfs, secret
+from transom_cli.agent import flight, flush, procfs, secret
 from transom_cli.agent.belonging import find
 from transom_cli.agent.ending import Left, end_launch
 from transom_cli.agent.evidence import choose, take
@@ -20,6 +21,7 @@ from transom_cli.files import publish_text
 from transom_cli.layout import AttemptDir, RunDir
 
 _INCIDENT = re.compile(r"l\d{1,6}")
+_DUMPS = 3.0  # seconds for flight recorder dumps; whoever waits for the end of a launch allows for more than that
 
 
 class Answers:
@@ -47,12 +49,15 @@ class Answers:
         raise ValueError(f"an agent is not asked for {name!r}")
 
     def _evidence(self, arguments: dict[str, object]) -> dict[str, object]:
-        incident, timeout = arguments.get("incident"), _number(arguments, "seconds")
-        if not isinstance(incident, str) or not _INCIDENT.fullmatch(incident):
-            raise ValueError(f"{incident!r} names no incident of a launcher")
-        folder, launch = self._attempt.evidence(incident), int(_number(arguments, "launch"))
+        timeout, launch = _number(arguments, "seconds"), int(_number(arguments, "launch"))
+        folder = self._folder(arguments.get("incident"))
         entries = take(self._attempt.path, launch, self._node, folder, timeout, beats_dir=self._beats_dir)
         return {"ranks": [_line(entry, self._node) for entry in entries]}
+
+    def _folder(self, incident: object) -> Path:
+        if not isinstance(incident, str) or not _INCIDENT.fullmatch(incident):
+            raise ValueError(f"{incident!r} names no incident of a launcher")
+        return self._attempt.evidence(incident)
 
     def _flush(self, arguments: dict[str, object]) -> dict[str, object]:
         step = arguments.get("step")
@@ -70,9 +75,16 @@ class Answers:
         return bool(ranks) and all(procfs.catches(member.pid, signal.SIGUSR2) for member in ranks)
 
     def _end(self, arguments: dict[str, object]) -> dict[str, object]:
+        """With an incident: its folder gets the flight recorder's dumps, now that no rank writes one any more."""
         launch, grace = int(_number(arguments, "launch")), _number(arguments, "grace")
+        folder = self._folder(arguments["incident"]) if arguments.get("incident") else None
         ended = end_launch(self._attempt.path, launch, self._node, grace, self._beats_dir)
-        return {"killed": [_words(x) for x in ended.killed], "survivors": [_words(x) for x in ended.survivors]}
+        kept = flight.keep(self._beats_dir, launch, folder, _DUMPS) if folder is not None else {}
+        return {
+            "killed": [_words(x) for x in ended.killed],
+            "survivors": [_words(x) for x in ended.survivors],
+            "dumps": [f"rank {rank} on {self._node}: {what}" for rank, what in kept.items()],
+        }
 
 
 def serve(run: RunDir, attempt: AttemptDir, node: str, beats_dir: str, eyes: Eyes) -> Server | None:

@@ -34,6 +34,8 @@ def take(
 ) -> list[Entry]:
     """Take evidence from every rank of the launch on this node, `PARALLEL` at a time, in at most `timeout` seconds.
 
+    The dumps are copied from the start, beside the stacks: behind all of those there might be no time left for them.
+
     folder: the incident's (`AttemptDir.evidence`), made here, 0700; the agents of all nodes share it. beats_dir: the
     node's beats folder, default: where the ranks' wrappers put it.
 
@@ -44,7 +46,7 @@ def take(
     that cannot be written costs the files, not the answer. A thread that hangs in a dead file system is left behind.
     """
     deadline = time.monotonic() + timeout
-    pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="evidence")
+    pool = ThreadPoolExecutor(PARALLEL + 1, thread_name_prefix="evidence")
     try:
         looking = pool.submit(_prepare, attempt_dir, launch, node, folder)
         wait([looking], timeout=timeout)
@@ -52,9 +54,9 @@ def take(
             return [_entry(None, 0, "?", "timed out while reading the process table")]
         members, trouble = looking.result()
         until = deadline - min(_LAST, timeout / 4)
-        jobs = [pool.submit(_one, m, folder, _stem(m, node), trouble, until) for m in members]
         beats = beats_dir or _beats_dir(attempt_dir, node)
         copying = pool.submit(flight.copy_all, beats, launch, folder, until) if beats and not trouble else None
+        jobs = [pool.submit(_one, m, folder, _stem(m, node), trouble, until) for m in members]
         everything: list[Future[Any]] = [*jobs, *([copying] if copying else [])]
         wait(everything, timeout=max(0.0, deadline - time.monotonic()))
         entries = [j.result() if j.done() else _late(m) for m, j in zip(members, jobs, strict=True)]

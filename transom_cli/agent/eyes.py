@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from transom_cli.agent.findings import HOST, LOG, Findings
 from transom_cli.agent.logs import NodeLogs
@@ -24,7 +24,38 @@ from transom_cli.layout import AttemptDir
 HEALTH = 10.0  # seconds between two readings of the host
 LOGS = 1.0  # seconds between two looks at the logs
 LEAVE = 2.0  # seconds for the last look
+NEWS = 1000  # findings about the host that wait to be written, while the run directory does not answer
 _HARDWARE = ("ECC", "Xid")  # a CUDA error without these may as well be the program's own
+
+
+class News:
+    """What is to be told, oldest first: from one thread to the other. The oldest make place for newer ones."""
+
+    def __init__(self) -> None:
+        self._found: deque[Finding] = deque()
+        self._dropped = 0
+        self._lock = threading.Lock()
+
+    def add(self, news: Iterable[Finding]) -> None:
+        with self._lock:
+            self._found.extend(news)
+            self._trim()
+
+    def put_back(self, finding: Finding) -> None:
+        with self._lock:
+            self._found.appendleft(finding)
+            self._trim()
+
+    def take(self) -> tuple[Finding | None, int]:
+        """The oldest, if any, and how many before it were dropped since the last call."""
+        with self._lock:
+            dropped, self._dropped = self._dropped, 0
+            return self._found.popleft() if self._found else None, dropped
+
+    def _trim(self) -> None:
+        while len(self._found) > NEWS:
+            self._found.popleft()
+            self._dropped += 1
 
 
 class Eyes:
@@ -37,7 +68,7 @@ class Eyes:
         self._findings = Findings(attempt.findings(node))
         self._reading: HostReading | None = None
         self._judged: tuple[Finding, ...] = ()
-        self._news: deque[Finding] = deque()
+        self._news = News()
         self._leave = threading.Event()
         self._threads = [threading.Thread(target=x, daemon=True, name=x.__name__) for x in (self._feel, self._follow)]
 
@@ -76,7 +107,7 @@ class Eyes:
             judged = host.judge_host(reading, self._reading)
             self._reading, self._judged = reading, judged
             told, news = edges.watch(told, judged, host.EVENTS)
-            self._news.extend(news)
+            self._news.add(news)
             if self._leave.wait(HEALTH):
                 return
 
@@ -92,11 +123,17 @@ class Eyes:
     def _write(self) -> None:
         rows = self._rows()
         launch = max((row.launch for row in rows), default=-1)
-        while self._news:
-            found = self._news[0]
+        while True:
+            found, dropped = self._news.take()
+            self._findings.skip(dropped)
+            if found is None:
+                break
             always = found.check not in host.EVENTS
-            self._findings.tell(HOST + found.check, found.verdict, found.evidence, None, launch, always=always)
-            self._news.popleft()
+            try:
+                self._findings.tell(HOST + found.check, found.verdict, found.evidence, None, launch, always=always)
+            except OSError:
+                self._news.put_back(found)
+                raise
         for of, rank, told in self._logs.look(rows):
             self._findings.tell(LOG + told.category, _verdict(told), told.line, rank, of)
 

@@ -58,6 +58,10 @@ class Findings:
         self._in_minute, self._skipped = self._in_minute + 1, 0
         self._remember(key, now)
 
+    def skip(self, count: int) -> None:
+        """So many findings were not told; the next record says so."""
+        self._skipped += count
+
     def _remember(self, key: tuple[object, ...], now: float) -> None:
         self._known.pop(key, None)
         self._known[key] = now

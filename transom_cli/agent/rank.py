@@ -11,9 +11,12 @@ sends them to the wrapper alone, they are handed on to the child (agent/forwardi
 exit code, or the same signal.
 
 With --torchrun the command is a launcher of ranks of its own: the ranks' variables and records are left to it.
+
+A rank of a launch that has been replaced is not started: slurmstepd may come to it late, when the same rank of the
+next launch already trains.
 """
 # pathlib would double the start-up time
-# ruff: noqa: PTH100, PTH103, PTH104, PTH118, PTH119, PTH120, PTH123, PTH208
+# ruff: noqa: PTH100, PTH110, PTH118, PTH119, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(
 from transom_cli.beats import places, record
 
 NOT_VISIBLE = 14  # errors.BadNodes.exit_code
+REPLACED = 16  # no other code of ours (errors.EXIT_CODES)
 USAGE = 2
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_PTRACER = 1, 4, 0x59616D61
 _ANY = ctypes.c_ulong(-1)
@@ -35,6 +39,10 @@ _STEP_WIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 _HELD = (*_STEP_WIDE, signal.SIGCHLD)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+class Replaced(Exception):
+    """A newer launch of the attempt has been started."""
 
 
 class Options:
@@ -75,9 +83,16 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
     if not os.access(options.attempt_dir, os.R_OK | os.W_OK | os.X_OK):
         return _complain(f"run directory {options.attempt_dir} is not visible on node {options.node}", NOT_VISIBLE)
     env = rank_environment(dict(os.environ), options)
-    beats, held = _beats(options, env)
+    try:
+        beats, held = _beats(options, env)
+    except Replaced:
+        rank = "torchrun" if options.torchrun else f"rank {env['RANK']}"
+        what = f"{rank} of launch {options.launch} is not started on {options.node}"
+        return _complain(f"{what}: launch {options.launch + 1} or a later one has taken its place", REPLACED)
     started = time.time()
     pid, former = _start(options.command, env, beats)
+    from transom_cli.agent import lastwords  # now, since its file may be out of reach by the time it is needed
+
     status = _wait(pid, former, cgroups)
     code, killed_by = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
     exit_record: dict[str, object] = {
@@ -89,11 +104,11 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
         "signal": killed_by,
         "wall": time.time(),
         "started": started,
-        "steps": _last_step(beats, held, code, options),
+        "steps": lastwords.last_step(beats, held, code, options.launch),
     }
     name = f"node-{env.get('SLURM_NODEID', '0')}.json" if options.torchrun else f"rank-{env['RANK']}.json"
     try:
-        _publish(os.path.join(options.attempt_dir, "exits", str(options.launch)), name, exit_record)
+        lastwords.publish(os.path.join(options.attempt_dir, "exits", str(options.launch)), name, exit_record)
     except OSError as error:
         _complain(f"cannot record the end of {name[:-5]} in {options.attempt_dir}: {error.strerror}", 0)
     if killed_by is not None:
@@ -137,8 +152,13 @@ def tasks_on_node(layout: str, node: int) -> int:
 
 
 def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | None]:
-    """The rank's beat file and the hold on its folder, as descriptors. A run without beats is better than no run."""
+    """The rank's beat file and the hold on its folder, as descriptors. A run without beats is better than no run.
+
+    Raises Replaced where a newer launch's exits or records are.
+    """
     env.pop(places.BEAT_DIR, None)
+    if os.path.exists(os.path.join(options.attempt_dir, "exits", str(options.launch + 1))):  # its launcher's first act
+        raise Replaced
     try:
         path = options.beats_dir or places.beats_dir(options.attempt_dir, options.node)
         held = places.enter(path)
@@ -146,9 +166,14 @@ def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | Non
         if not any(env.get(name) for name in places.FLIGHT):  # its default is one place for all jobs of a user
             env[places.FLIGHT[0]] = places.flight_prefix(path, options.launch)
         if options.torchrun:
+            if places.torchrun_nodes(path, options.launch + 1):
+                raise Replaced
             places.mark_torchrun(path, options.launch, env.get("SLURM_NODEID", "0"))
             return None, held
         fresh = record.Record(int(env["RANK"]), options.launch, time.monotonic_ns())
+        before = record.look(f"{path}/rank-{fresh.rank}")
+        if before is not None and before.launch > fresh.launch:
+            raise Replaced
         return record.create(f"{path}/rank-{fresh.rank}", fresh), held
     except OSError as error:
         _complain(f"no beats from this rank on {options.node}: {error}", 0)
@@ -205,50 +230,6 @@ def _wait(pid: int, former: set[int], cgroups: str) -> int:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, former)
     return os.waitpid(pid, 0)[1]
-
-
-def _last_step(beats: int | None, held: int | None, code: int | None, options: Options) -> int:
-    """The last step of the rank (with torchrun: the furthest of the node's ranks); -1: none. Settles the phase too."""
-    try:
-        if beats is not None:
-            last = record.read(beats)
-            if last is None:
-                return -1
-            if code == 0:
-                last.phase = record.DONE
-            elif last.phase == record.DONE:  # the interpreter ended in order, and yet not with success
-                last.phase = record.STEP
-            last.seq += 1
-            record.write(beats, last)
-            return last.step
-        steps = [-1]
-        for name in os.listdir(held) if held is not None else ():
-            if name.startswith("rank-") and not name.endswith(".tmp"):
-                fd = os.open(name, os.O_RDONLY, dir_fd=held)
-                last = record.read(fd)
-                os.close(fd)
-                if last is not None and last.launch == options.launch:
-                    steps.append(last.step)
-        return max(steps)
-    except OSError:
-        return -1
-
-
-def _publish(folder: str, name: str, content: dict[str, object]) -> None:
-    import json  # the child has long been running: not part of the start-up
-
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    temporary = os.path.join(folder, f".{name}.tmp")
-    with open(temporary, "w") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(temporary, os.path.join(folder, name))
-    directory = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _die_by(number: int) -> None:

@@ -14,7 +14,6 @@ the record in the hands of another living process leaves it alone.
 from __future__ import annotations
 
 import atexit
-import mmap
 import os
 import sys
 from collections.abc import Callable
@@ -195,7 +194,10 @@ def _open() -> Sink:
     try:
         found: tuple[Writer, Callable[[], None]] | None = None
         if os.environ.get(places.BEAT_DIR):
-            found = _mapped(os.environ[places.BEAT_DIR])
+            from transom_cli.beats import own_file, tracing
+
+            tracing.allow()
+            found = own_file.start(os.environ[places.BEAT_DIR], _fresh(places.own_launch()))
         elif os.environ.get(places.RUN_DIR) or os.environ.get(places.ATTEMPT_DIR):
             from transom_cli.beats import own_table  # a thread and pathlib: only for those who need them
 
@@ -222,40 +224,7 @@ def _forget(writer: Writer, at_exit: Callable[[], None]) -> Callable[[], None]:
     return forget
 
 
-def _mapped(folder: str) -> Opened | None:
-    record = _fresh(places.own_launch())
-    path = f"{folder}/rank-{record.rank}"
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
-    except FileNotFoundError:  # torchrun: the wrapper is around it, and does not know its ranks
-        fd = rec.create(path, record)
-    try:
-        before = rec.read(fd)
-        if before is not None and before.launch == record.launch:
-            if _in_other_hands(before, record.pidns):
-                return None
-            record.seq, record.child = before.seq, before.child
-            if not before.pid:  # the wrapper's own entry: the rank started when it did
-                record.changed = before.changed
-        writer = Writer(mmap.mmap(fd, rec.SIZE), record)
-    finally:
-        os.close(fd)
-    return writer, writer.finish
-
-
 def _fresh(launch: int) -> rec.Record:
     record = rec.Record(places.own_rank(), launch, monotonic_ns())
     record.pid, record.pidns = os.getpid(), rec.pid_namespace()
     return record
-
-
-def _in_other_hands(before: rec.Record, namespace: int) -> bool:
-    if before.pid in (0, os.getpid()) or before.pidns != namespace:
-        return False
-    try:
-        os.kill(before.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -79,6 +79,20 @@ def read(fd: int) -> Record | None:
     return newest(os.pread(fd, SIZE, 0))
 
 
+def look(path: str) -> Record | None:
+    """The record in a beat file; None also when there is no such file, or it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        return read(fd)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
 def write(fd: int, record: Record) -> None:
     """Write with a system call: for those who write once. The trainer writes through its mapping instead."""
     at, data = slot(record)
@@ -88,6 +102,7 @@ def write(fd: int, record: Record) -> None:
 def create(path: str, record: Record) -> int:
     """A new beat file (0600) that replaces an earlier launch's, returned open for reading and writing.
 
+    A rank of that launch which lives on goes on writing into its own mapping, where nobody looks any more.
     All its bytes are written, never left as a hole: a hole in a full memory file system is a SIGBUS for who maps it.
     """
     temporary = f"{path}.{os.getpid()}.tmp"

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli.beats.client import phase, resumed
-from transom_cli.ckpt import files, orders
+from transom_cli.ckpt import ground, orders
 from transom_cli.ckpt.engine import Writer, describe
 from transom_cli.ckpt.failures import NoCheckpointRestores, SaveFailed, WorldSizeChanged
 from transom_cli.ckpt.inventory import Candidate, candidates
-from transom_cli.ckpt.names import Here, abandoned, local_attempt, step_name, valid_attempt
+from transom_cli.ckpt.names import Here, local_attempt, step_name, valid_attempt
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.restore import load, verify_together
 from transom_cli.ckpt.retention import Retention
@@ -80,7 +80,7 @@ class Checkpointer:
         self._saved: int | None = None  # the newest step that is safe
         self._told_to_wait = False
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        self._prepare(Here(attempt, socket.gethostname(), _alive))
+        ground.prepare(self.directory, self._ranks, Here(attempt, socket.gethostname(), _alive), self._say)
         self._orders = orders.attend()
 
     def restore(self) -> int | None:
@@ -205,23 +205,6 @@ class Checkpointer:
         if self._ranks.first:
             _to_stderr(f"error: {error}")
         return error
-
-    def _prepare(self, here: Here) -> None:
-        """Make the directory, and remove what writers that are gone left in it. Raises UsageError on all ranks."""
-        trouble = ""
-        if self._ranks.first:
-            try:
-                self.directory.mkdir(parents=True, exist_ok=True)
-                for child in self.directory.iterdir():
-                    if abandoned(child.name, here):
-                        files.delete_tree(child)
-            except OSError as error:
-                trouble = describe(error)
-        trouble = self._ranks.from_first(trouble)
-        if trouble:
-            raise UsageError(
-                f"Checkpoints cannot be kept in {self.directory}", trouble, f"ls -la {self.directory.parent}"
-            )
 
     def _say(self, line: str) -> None:
         if self._ranks.first:

@@ -4,7 +4,8 @@ A rank of an older launch may live on where nobody reaches it, on a node that is
 system may still reach it, so the word is left there: `.fence` names the newest launch, and a writer of an older one
 publishes and deletes nothing more. What remains is the moment between a writer's look and its rename.
 
-The file's writer is the newest launcher: one that finds a newer launch there leaves the file as it is.
+The file's writers are the launcher, before its launch, and the first rank of each Checkpointer, which may have a
+directory of its own: one that finds a newer launch there leaves the file as it is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def take(directory: Path, launch: str) -> None:
     if newer:
         path = directory / FENCE
         raise TakenOver(f"launch {newer} has taken over the checkpoints; if its job is long over, remove {path}")
-    publish_text(directory / FENCE, launch + "\n")
+    if _named(directory) != launch:  # a rank that finds its launcher's word there leaves it alone
+        publish_text(directory / FENCE, launch + "\n")
 
 
 def check(directory: Path, attempt: str) -> None:
@@ -42,10 +44,14 @@ def newer_than(directory: Path, attempt: str) -> str:
     """The launch that the fence names when it is newer; "" otherwise, also when the fence cannot be read or makes no
     sense, and for a writer that transom has not started.
     """
-    try:
-        with (directory / FENCE).open("rb") as file:
-            named = file.read(_LONGEST).decode("ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
+    named = _named(directory)
     own, theirs = age(attempt), age(named)
     return named if own is not None and theirs is not None and theirs > own else ""
+
+
+def _named(directory: Path) -> str:
+    try:
+        with (directory / FENCE).open("rb") as file:
+            return file.read(_LONGEST).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

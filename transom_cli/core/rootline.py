@@ -10,11 +10,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# Every pattern here meets whatever ranks print. No character may be taken by two neighbouring parts of one: a line on
+# which they can be shared out in many ways is never done with, and `re` holds the interpreter meanwhile.
+
 # An exception's last line: "ValueError: bad", "torch.OutOfMemoryError: ..."; behind optional rank labels.
-_EXCEPTION = re.compile(r"^(?:\[?[\w ]*\d+\]?:\s*)*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b.*)")
+_EXCEPTION = re.compile(
+    r"^(?:(?:(?:\s*\[)?[\w ]*(?<=\d)\]?:)+\s*)?"
+    r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b.*)"
+)
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
-_USAGE_ERROR = re.compile(r"\S+: error: .+")
-_USAGE = re.compile(r"^usage: .+\n(?:.*\n)*?(\S+: error: .+)", re.MULTILINE)  # argparse and its kind
+_USAGE, _USAGE_ERROR = "usage: ", re.compile(r"\S+: error: .+")  # argparse and its kind
 
 # A rank that says one of these is a victim of another one's death.
 _PEER = re.compile(
@@ -32,6 +37,7 @@ _STORAGE = re.compile(
 )
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _LINE_LIMIT = 300
+_LOOKED_AT = 4096  # characters of a line, control sequences and all
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,8 @@ class RootLine:
 
 def clean(line: str) -> str:
     """A log line that may meet a terminal: no control characters, one line, not endless."""
-    return _CONTROL.sub("", line.replace("\t", " ").rpartition("\r")[2]).strip()[:_LINE_LIMIT]
+    seen = line.rpartition("\r")[2][:_LOOKED_AT]
+    return _CONTROL.sub("", seen.replace("\t", " ")).strip()[:_LINE_LIMIT]
 
 
 def root_line(text: str) -> RootLine:
@@ -51,11 +58,22 @@ def root_line(text: str) -> RootLine:
     found = [m.group(1) for m in map(_EXCEPTION.match, lines) if m]
     if found and _TRACEBACK.search(text):
         return RootLine(_category(found[-1]), found[-1])
-    usage = _USAGE.findall(text)
+    usage = _last_usage_error(lines)
     if usage:
-        return RootLine("usage", clean(usage[-1]))
+        return RootLine("usage", usage)
     last = next((x for x in reversed(lines) if x), "")
     return RootLine("unknown", last)
+
+
+def _last_usage_error(lines: Sequence[str]) -> str:
+    """Of those that stand below a usage, each the first below its own; "" when there is none."""
+    found, below = "", False
+    for line in lines:
+        if below and _USAGE_ERROR.match(line):
+            found, below = line, False
+        elif line.startswith(_USAGE):
+            below = True
+    return found
 
 
 def first_cause(said: Sequence[tuple[RootLine, str]], rank: int | None) -> tuple[RootLine, str] | None:

@@ -125,15 +125,20 @@ class Agents:
             lines += [str(line) for line in found] if isinstance(found, list) else []
         return tuple(lines)
 
-    def end(self, launch: int, nodes: tuple[str, ...], grace: float = GRACE) -> Ended:
-        """Nothing of the launch is left, node by node; or it is told where that could not be heard or done."""
-        unheard, survivors = [], []
-        for node, answer in self._ask_all(nodes, "end", grace + KILLING, {"launch": launch, "grace": grace}).items():
+    def end(self, launch: int, nodes: tuple[str, ...], grace: float = GRACE, incident: str = "") -> Ended:
+        """Nothing of the launch is left, node by node; or it is told where that could not be heard or done.
+
+        The flight recorder's dumps are kept with the incident, if there is one; evidence: a line for each of them.
+        """
+        unheard, survivors, dumps = [], [], []
+        about: Answer = {"launch": launch, "grace": grace, "incident": incident}
+        for node, answer in self._ask_all(nodes, "end", grace + KILLING, about).items():
             if not answer.get("ok"):
                 unheard.append(node)
-            left = answer.get("survivors")
+            left, kept = answer.get("survivors"), answer.get("dumps")
             survivors += [(node, str(what)) for what in left] if isinstance(left, list) else []
-        return Ended(0.0, launch, unheard=tuple(unheard), survivors=tuple(survivors))
+            dumps += [str(line) for line in kept] if isinstance(kept, list) else []
+        return Ended(0.0, launch, unheard=tuple(unheard), survivors=tuple(survivors), evidence=tuple(dumps))
 
     def flush(self, launch: int, nodes: tuple[str, ...], step: int) -> dict[str, Answer]:
         """Ask the ranks of the launch to save at `step`; -1 only asks how far they are."""

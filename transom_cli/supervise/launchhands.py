@@ -122,7 +122,8 @@ class LaunchHands:
 
         def work() -> Heard:
             lines = self._evidence(launch, order.incident, nodes) if order.evidence else ()
-            ended = replace(self._agents.end(launch, nodes, grace), evidence=lines)
+            ended = self._agents.end(launch, nodes, grace, order.incident)
+            ended = replace(ended, evidence=(*lines, *ended.evidence))
             self.leftovers.left(launch, ended, nodes)
             if step is None:
                 return ended
