@@ -25,6 +25,7 @@ PURE = (
     "core.*",
     "slurm.parse",
     "slurm.port",
+    "slurm.tags",
     "beats.table",
     "ckpt.manifest",
     "ckpt.names",

@@ -7,6 +7,11 @@ One class a kind, the exit code on the class. `EXIT_CODES` is the table that
 from __future__ import annotations
 
 
+def printable(text: str) -> str:
+    """``text`` as a terminal may get it: escape sequences, and bytes that are not UTF-8, as Python writes them."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 class TransomError(Exception):
     """A failure told in three parts. ``what`` is one line; ``why`` quotes the tool; ``hint`` is a command."""
 
@@ -27,7 +32,7 @@ class TransomError(Exception):
                 "",
                 *(f"hint: {line}" if i == 0 else f"      {line}" for i, line in enumerate(self.hint.splitlines())),
             ]
-        return "\n".join(lines)
+        return "\n".join(printable(line) for line in lines)  # others' words stand in there, and a person's own
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -35,10 +40,6 @@ class TransomError(Exception):
             "error": {"kind": self.kind, "what": self.what, "why": self.why, "hint": self.hint},
             "exit_code": self.exit_code,
         }
-
-
-class RunFailed(TransomError):
-    """The training ended in failure and will not be restarted."""
 
 
 class UsageError(TransomError):
@@ -71,6 +72,13 @@ class BadNodes(TransomError):
     kind = "bad_nodes"
 
 
+class Unknown(TransomError):
+    """What was asked for may have happened or not."""
+
+    exit_code = 22
+    kind = "unknown"
+
+
 class NoCheckpoint(TransomError):
     """Checkpoints exist but none of them restores. Never answered by silently starting from step 0."""
 
@@ -78,7 +86,7 @@ class NoCheckpoint(TransomError):
     kind = "no_checkpoint_restores"
 
 
-EXIT_CODES: dict[int, str] = {
+EXIT_CODES: dict[int | str, str] = {
     0: "done",
     1: "failed",
     2: "usage",
@@ -89,8 +97,10 @@ EXIT_CODES: dict[int, str] = {
     14: "bad nodes (preflight, or a run directory they cannot see)",
     15: "no checkpoint restores",
     20: "degraded",
-    21: "held",
+    21: "held, or given up (no progress, cap reached)",
     22: "unknown",
+    75: "of the batch script alone: left on purpose, to go on in the next attempt",
     93: "a trainer's own `do not restart`",
-    130: "interrupted",
+    "128+n": "of the batch script alone: ended by signal n",
+    130: "interrupted, or stopped by `transom stop`",
 }

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+JOB_LOG = "slurm-%j.log"  # as sbatch takes it
+
 
 def attempt_name(job_id: int, restart: int) -> str:
     """`<job id>.<restart count>`: one Slurm start of the job. The count is 0 where Slurm leaves it unset."""
@@ -54,6 +56,11 @@ class AttemptDir:
     def findings(self, node: str) -> Path:
         """What the node's agent found in the rank logs and about the host: one JSON object a line."""
         return self.nodes / f"{node}.jsonl"
+
+    @property
+    def agents_log(self) -> Path:
+        """What the step of the node agents printed, by srun."""
+        return self.path / "agents.log"
 
     @property
     def outcome(self) -> Path:
@@ -113,13 +120,17 @@ class RunDir:
         """By which launcher and agents of this run know each other; 0600."""
         return self.path / "agent.secret"
 
+    def job_log(self, job_id: int) -> Path:
+        """The batch script's output, which Slurm writes: of all attempts of that job, one after the other."""
+        return self.path / JOB_LOG.replace("%j", str(job_id))
+
     @property
     def operator_log(self) -> Path:
         return self.path / "operator.log"
 
     @property
     def requests(self) -> Path:
-        """What people ask of the operator (stop, resume), one file a request."""
+        """What people ask of the operator (stop), one file a request."""
         return self.path / "requests"
 
     @property

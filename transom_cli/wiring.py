@@ -37,11 +37,18 @@ def read_settings(run: RunDir) -> Settings:
     """What was asked for, as it was frozen at submission."""
     from transom_cli.config.load import thaw
 
+    return thaw(_read(run, run.settings), str(run.settings))
+
+
+def _read(run: RunDir, path: Path) -> str:
+    """One of the files without which a run cannot be operated. Bytes of a user's script may be of any encoding."""
     try:
-        text = run.settings.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
-        raise TransomError(f"Cannot read `{run.settings}`", error.strerror or str(error)) from error
-    return thaw(text, str(run.settings))
+        from transom_cli.submit.rundir import explain
+
+        instead = f"end the run's job by hand (`scancel`; `transom status {run.run_id}` names it)"
+        raise explain(error, path, doing="read", instead=instead) from error
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -72,8 +79,12 @@ class Plan:
 
     @classmethod
     def load(cls, run: RunDir) -> Plan:
-        data = json.loads(run.submission.read_text(encoding="utf-8"))
-        return cls(tuple(data["options"]), tuple(data["args"]), data["chdir"], tuple(data["env"].items()))
+        text = _read(run, run.submission)
+        try:
+            data = json.loads(text)
+            return cls(tuple(data["options"]), tuple(data["args"]), data["chdir"], tuple(data["env"].items()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TransomError(f"`{run.submission}` is damaged", f"{type(error).__name__}: {error}") from error
 
     def submission(self, run: RunDir) -> Submission:
         chdir = Path(self.chdir) if self.chdir else None
@@ -93,6 +104,7 @@ def operator_for(run: RunDir) -> Operator:
     from transom_cli.health.reach import judge_reach, read_reach
     from transom_cli.submit.script import inspect_script
     from transom_cli.supervise.follow import Follower
+    from transom_cli.supervise.handed import newest_handed
     from transom_cli.supervise.hands import Hands, Orders
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import Lease
@@ -101,11 +113,12 @@ def operator_for(run: RunDir) -> Operator:
 
     settings = read_settings(run)
     slurm = slurm_client(settings.slurm.timeout)
-    script = inspect_script(run.script.read_text(encoding="utf-8"))
+    script = inspect_script(_read(run, run.script))
     drain_command = tuple(settings.isolate.drain_command)
     submission = Plan.load(run).submission(run)
     tasks = (script.ntasks_per_node or 1) if fold(run.journal).state.spares else 0
-    orders = Orders(run, submission, drain_command, tasks, stay_held="hold" in script.lines)
+    resubmit = settings.restart.how == "resubmit"
+    orders = Orders(run, submission, drain_command, tasks, stay_held="hold" in script.lines, resubmit=resubmit)
     limits = quiet_limits(settings)
     lease = Lease.take(run)
 
@@ -114,7 +127,7 @@ def operator_for(run: RunDir) -> Operator:
 
     def parts(clock: Clock, inbox: queue.SimpleQueue[Event], pace: Pace) -> tuple[Follower, SlurmWatch, Hands]:
         follower = Follower(run, checkpoints_of(run, settings), limits)
-        watch = SlurmWatch(slurm, clock, inbox, pace)
+        watch = SlurmWatch(slurm, clock, inbox, pace, orders.tag, lambda: newest_handed(run))
         return follower, watch, Hands(orders, slurm, reach, clock, inbox)
 
     return Operator(run, lease, Clock, parts, Pace(settings.slurm.poll, settings.slurm.poll_max))

@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
+from processes import as_slurmd_starts, wait_for
+
 from transom_cli.agent import procfs
+
+__all__ = ["DAEMON", "DEAF", "NODE", "ROOT", "SLEEP", "UP", "WRAPPER", "Ranks", "wait_for"]
 
 ROOT = Path(__file__).parents[2]
 WRAPPER = ROOT / "transom_cli" / "agent" / "rank.py"
@@ -62,7 +64,7 @@ class Ranks:
         """Any process that writes a line to its standard output when it is up; the pids in that line are noted."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("TRANSOM_", "SLURM", "RANK", "PYTHONPATH"))}
         env |= {"PYTHONPATH": str(ROOT), **more}
-        made = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, preexec_fn=_as_slurmd_starts)
+        made = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, preexec_fn=as_slurmd_starts)
         self._started.append(made)
         assert made.stdout is not None
         for pid in made.stdout.readline().split():
@@ -113,17 +115,3 @@ os.wait()
 up(os.getpid(), int(os.read(read, 20)))
 time.sleep(600)
 """
-
-
-def wait_for(claim: Callable[[], object]) -> None:
-    for _ in range(2000):
-        if claim():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came true")
-
-
-def _as_slurmd_starts() -> None:
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        if number < signal.SIGRTMIN:
-            signal.signal(number, signal.SIG_DFL)

@@ -58,7 +58,15 @@ def told(listening: list[int], reached: int, keeps: list[int], ordered: int = -1
 
 def test_nobody_listens(line: Client, ranks: Ranks) -> None:
     ranks.start("up(); time.sleep(600)")
-    assert ask(line) == told([], -1, [])
+    assert ask(line) == told([], -1, []) | {"warned": False}
+
+
+def test_who_handles_the_warning_before_the_limit_by_itself(line: Client, ranks: Ranks) -> None:
+    handles = "signal.signal(signal.SIGUSR2, lambda *_: None)\nup(); time.sleep(600)"
+    ranks.start(handles, rank=3)
+    assert ask(line)["warned"] is True
+    ranks.start("up(); time.sleep(600)", rank=4)
+    assert ask(line)["warned"] is False, "one of them knows nothing of it"
 
 
 def test_those_who_listen_and_how_far_they_are(line: Client, ranks: Ranks) -> None:
@@ -77,7 +85,7 @@ def test_an_order_only_grows_and_is_of_one_launch(line: Client, ranks: Ranks) ->
     assert ask(line, 45) == told([3], 40, [3], 50)
     assert ask(line, 60) == told([3], 40, [3], 60)
     assert ask(line) == told([3], 40, [3], 60), "a question changes nothing"
-    assert ask(line, launch=3) == told([], -1, [])
+    assert ask(line, launch=3) == told([], -1, []) | {"warned": False}
 
 
 def test_a_rank_that_has_passed_the_step_is_told(line: Client, ranks: Ranks) -> None:

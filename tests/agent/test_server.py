@@ -596,4 +596,6 @@ def test_stop_leaves_no_thread_and_no_socket() -> None:
 
 
 def test_one_that_never_started_can_be_stopped() -> None:
-    Server(SECRET, WHO, frozenset({HERE}), Handled()).stop()
+    made = Server(SECRET, WHO, frozenset({HERE}), Handled())
+    made.stop()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("agent-server")]

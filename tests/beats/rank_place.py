@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
+
+from processes import as_slurmd_starts, wait_for
 
 from transom_cli.beats import record as rec
 from transom_cli.layout import RunDir
 
+__all__ = ["ROOT", "WRAPPER", "Place", "wait_for"]
+
 ROOT = Path(__file__).parents[2]
 WRAPPER = ROOT / "transom_cli" / "agent" / "rank.py"
-
-
-def as_slurmd_starts() -> None:
-    """Every signal at its default: slurmstepd resets them, while nohup, `&` or a CI runner ignore some."""
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        if number < signal.SIGRTMIN:
-            signal.signal(number, signal.SIG_DFL)
 
 
 class Place:
@@ -70,11 +64,3 @@ class Place:
         found = rec.newest((self.beats / f"rank-{rank}").read_bytes())
         assert found is not None
         return found
-
-
-def wait_for(claim: Callable[[], object]) -> None:
-    for _ in range(2000):
-        if claim():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came true")

@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import wait_for
 
 from transom_cli.agent.agent import Ranks
 from transom_cli.beats import places
@@ -69,14 +70,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
     for started in made.started:
         started.kill()
         started.wait()
-
-
-def wait_for(claim: Callable[[], object]) -> None:
-    for _ in range(2000):
-        if claim():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came true")
 
 
 def test_the_table_of_two_ranks_through_stop_continue_and_end(node: Node) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timezone
 from pathlib import Path
 
 from ckpt_made import Training, bare_checkpoint, flip
 from typer.testing import CliRunner
 
-from transom_cli.cli.ckpt import ckpt_app, make_ckpt_app
+from transom_cli.cli.ckpt import ckpt_app
+from transom_cli.config.load import load
+from transom_cli.submit.rundir import new_run
 
 
-def _run(*words: str, app=ckpt_app):
-    return CliRunner().invoke(app, list(words))
+def _run(*words: str):
+    return CliRunner().invoke(ckpt_app, list(words))
 
 
 def test_ls_tells_good_from_bad_without_reading(tmp_path: Path):
@@ -55,14 +58,22 @@ def test_verify_exits_with_15_when_none_is_good(tmp_path: Path):
 
 
 def test_wrong_words(tmp_path: Path):
-    assert _run("ls").exception.exit_code == 2
-    assert _run("ls", str(tmp_path / "nowhere")).exception.exit_code == 2
+    assert _run("ls", "--root", str(tmp_path)).exception.exit_code == 10
+    assert _run("ls", str(tmp_path / "nowhere")).exception.exit_code == 10
 
 
-def test_runs_are_found_by_the_given_resolver(tmp_path: Path):
-    bare_checkpoint(tmp_path / "checkpoints", 3)
-    app = make_ckpt_app(lambda run: tmp_path if run is None else tmp_path / run)
-    assert json.loads(_run("verify", "--json", app=app).stdout)["checkpoints"][0]["good"]
+def test_runs_are_found_under_a_root_by_id_by_name_and_as_the_newest(tmp_path: Path):
+    root, elsewhere = tmp_path / "runs", tmp_path / "big" / "checkpoints"
+    now = datetime(2026, 3, 4, tzinfo=timezone.utc)
+    made = new_run(root, "a", now, load(site=None, user=tmp_path / "none"), "#!/bin/sh\n")
+    bare_checkpoint(made.checkpoints, 3)
+    settings = load(None, {"checkpoint.directory": str(elsewhere)}, site=None, user=tmp_path / "none")
+    newest = new_run(root, "b", now.replace(second=1), settings, "#!/bin/sh\n")
+    bare_checkpoint(elsewhere, 7)
+    for words, step in (((made.run_id,), 3), (("a",), 3), (("b",), 7), ((), 7), ((str(newest.path),), 7)):
+        for command in ("ls", "verify"):
+            found = json.loads(_run(command, *words, "--root", str(root), "--json").stdout)["checkpoints"]
+            assert [(c["step"], c["good"]) for c in found] == [(step, True)]
 
 
 def test_export_takes_the_newest_good_one(tmp_path: Path):

@@ -7,11 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from processes import wait_for
 
 from transom_cli.agent import flush as agent
 from transom_cli.ckpt.inventory import candidates, verify
@@ -95,14 +95,6 @@ def _defaults() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def wait_for(claim: Callable[[], object]) -> None:
-    for _ in range(6000):
-        if claim():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came true")
-
-
 def test_an_order_is_one_checkpoint_at_one_step_of_all_ranks(world: Callable[..., World]) -> None:
     made = world(2, 1)
     assert made.up == ["up 0"] * 3
@@ -116,11 +108,11 @@ def test_an_order_is_one_checkpoint_at_one_step_of_all_ranks(world: Callable[...
     assert [node.ask(8)["reached"] for node in made.nodes] == [5, 4]
     assert made.go(4, 2, 3) == ["7"] * 3
     assert made.go(1, 4, 9) == ["8 8", "11 8", "16 8"]
-    wait_for(lambda: made.saved() == [8])
+    wait_for(lambda: made.saved() == [8], 60)
     assert made.go(2, 0, 0) == ["10", "11", "16"], "once"
     assert [node.ask(20)["reached"] for node in made.nodes] == [11, 16]
     assert made.go(20, 20, 20) == ["30 20", "31 20", "36 20"]
-    wait_for(lambda: made.saved() == [20, 8])
+    wait_for(lambda: made.saved() == [20, 8], 60)
     for node in made.nodes:
         agent.end_now(node.beats, 0)
     assert [rank.wait() for rank in made.ranks] == [-signal.SIGTERM] * 3
@@ -133,7 +125,7 @@ def test_an_order_that_one_rank_has_passed_is_made_good_by_the_next(world: Calla
     assert made.go(2, 4) == ["12", "8 6"]
     assert [node.ask(20)["reached"] for node in made.nodes] == [12, 8]
     assert made.go(8, 12) == ["20 20", "20 20"]
-    wait_for(lambda: made.saved() == [20])
+    wait_for(lambda: made.saved() == [20], 60)
     assert made.close() == ["closed ", "closed "]
     assert made.saved() == [20]
 
@@ -145,7 +137,7 @@ def test_an_order_superseded_before_its_step(world: Callable[..., World]) -> Non
     made.go(4, 0)
     assert [node.ask(9)["reached"] for node in made.nodes] == [8, 4], "one has saved step 6, the other never will"
     assert made.go(1, 6) == ["9 9", "10 9"]
-    wait_for(lambda: made.saved() == [9])
+    wait_for(lambda: made.saved() == [9], 60)
     assert made.close() == ["closed ", "closed "]
 
 
@@ -156,7 +148,7 @@ def test_a_node_that_was_not_told_costs_that_checkpoint_and_no_other(world: Call
     made.nodes[told].ask(5)
     assert made.go(99, 99) == ["99 5" if rank == told else "99" for rank in (0, 1)]
     assert made.go(1, 1) == ["100 100", "100 100"]
-    wait_for(lambda: made.saved() == [100])
+    wait_for(lambda: made.saved() == [100], 60)
     assert made.close() == ["closed ", "closed "]
     assert sorted(p.name for p in made.directory.iterdir()) == ["step-100"], "nothing is left of the other"
     said = made.ranks[0].stderr.read()  # type: ignore[union-attr]

@@ -10,6 +10,7 @@ import pytest
 
 from transom_cli.config.load import freeze, load, thaw, user_file
 from transom_cli.config.model import Settings
+from transom_cli.config.values import slurm_seconds
 from transom_cli.config.variables import RUN_VARIABLES, is_setting, outer_run_variables
 from transom_cli.errors import UsageError
 
@@ -208,3 +209,26 @@ def test_every_variable_named_in_the_code_is_a_setting_or_known() -> None:
     assert "TRANSOM_RUN_DIR" in named
     unknown = {name: str(path) for name, path in named.items() if is_setting(name) and name not in settings}
     assert unknown == {}, "add it to config/variables.py, or transom refuses to start where it is set"
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("2", 120), ("90:30", 91 * 60), ("1:30:00", 5400), ("2-0", 172800), ("1-2:30", 95400), ("0-0:0:5", 60),
+        ("0", None), ("UNLIMITED", None), ("infinite", None), (None, None),
+    ],
+)  # fmt: skip
+def test_slurms_times_in_seconds(value: str | None, seconds: int | None) -> None:
+    assert slurm_seconds(value) == seconds
+
+
+def test_a_warning_at_the_very_start_is_refused_and_the_default_gives_way(tmp_path: Path) -> None:
+    site = write(tmp_path / "s.toml", "[job]\nsignal_before=300\n")
+    error = refusal(None, {"job.time": "5"}, site=site)
+    assert "all layers together: job: signal_before (300 s) is not below the time limit of 300 s (time 5)" in error.why
+    assert "raise time, or leave signal_before out" in error.why
+    assert load(None, {"job.time": "6"}, site=site).job.warn_before == 300
+    short = load(None, {"job.time": "2"}, site=None)
+    assert short.job.warn_before == 30 and thaw(freeze(short), "run.toml").job.warn_before == 30
+    assert load(None, {"job.signal_before": 0, "job.time": "1"}, site=None).job.warn_before == 0
+    assert load(site=None).job.warn_before == 120

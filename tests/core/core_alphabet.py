@@ -16,6 +16,7 @@ STATES += ("PREEMPTED", "OUT_OF_MEMORY", "UNKNOWN")
 REASONS = ("", "Resources", "launch_failed_requeued_held", "JobHeldUser", "ReqNodeNotAvail, n1 down")
 
 jobs = st.sampled_from((7, 7, 7, 8, 9))
+predecessors = st.sampled_from((0,) * 9 + (7, 8))
 counts = st.integers(0, 3)
 nodes = st.sampled_from(NODES)
 some_nodes = st.lists(nodes, unique=True, max_size=3).map(tuple)
@@ -52,11 +53,22 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         batch_host=nodes,
         exit_code=st.sampled_from((None, 0, 1, 2, 93)),
         lost_nodes=some_nodes,
+        succeeds=predecessors,
+        held_why=st.sampled_from(("", "", "no progress")),
     ),
     ev.JobGone: st.builds(ev.JobGone, at, jobs),
     ev.SlurmLost: st.builds(ev.SlurmLost, at, st.just("timed out")),
     ev.SlurmBack: st.builds(ev.SlurmBack, at),
-    ev.LaunchSeen: st.builds(ev.LaunchSeen, at, attempts, st.integers(0, 1), some_nodes, st.integers(1, 8), some_nodes),
+    ev.LaunchSeen: st.builds(
+        ev.LaunchSeen,
+        at,
+        attempts,
+        st.integers(0, 1),
+        some_nodes,
+        st.integers(1, 8),
+        some_nodes,
+        predecessors,
+    ),
     ev.HealSeen: st.builds(
         ev.HealSeen,
         at,

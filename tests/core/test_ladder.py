@@ -168,14 +168,28 @@ def test_a_node_of_which_nothing_is_heard_while_no_rank_steps_is_given_up_for_a_
     stepping, _ = feed(state, sh.Stepped(31.0, 0, 5))
     assert feed(stepping, sh.Silent(40.0, "n2", 25.0))[1] == [], "its agent is dead, not the node"
     state, orders = feed(state, sh.Silent(30.1, "n2", 15.0))
-    assert orders[0] == sh.Tell(
-        "l1", "seen", "nothing is heard of n2 for 15 s, and no rank has stepped since step 4", "hang", ("n2",)
-    )
+    words = "nothing is heard of n2 for 15 s, its slurmd gives no answer, and no rank has stepped since step 4"
+    assert orders[0] == sh.Tell("l1", "seen", words, "hang", ("n2",))
     state, _ = feed(state, sh.Ended(40.0, 0, unheard=("n2",)))
     assert started(feed(state, sh.Read(41.0, 0, "unknown", ""))[1]) == [("n1", "n3", "n4")]
     state, orders = feed(training(), sh.Silent(40.0, "n2", 35.0))
     assert orders == [], "there is no spare: the operator probes the node"
     assert isinstance(feed(state, sh.Silent(50.0, "n2", 45.0))[1][-1], sh.End)
+
+
+def test_steps_that_take_long_are_waited_for_as_long_as_they_usually_take() -> None:
+    assert feed(with_spare(), sh.Silent(60.0, "n2", 55.0, limit=160.0))[1] == []
+    assert started(lost(with_spare(), 166.0, "n2")[1]) == [("n1", "n3", "n4")]
+
+
+def test_a_node_that_dies_before_the_first_step_of_a_launch_is_swapped_too() -> None:
+    state, _ = feed(with_spare(), sh.Exits(9.0, 0, exits(-9, None, None)), sh.Tick(11.0), sh.Ended(12.0, 0))
+    state, _ = feed(state, sh.Read(13.0, 0, "unknown", ""), sh.Appeared(14.0, 1))
+    assert feed(state, sh.Silent(27.0, "n2", 15.0))[1] == [], "the launch began 14 s ago"
+    _, orders = feed(
+        state, sh.Silent(28.0, "n2", 15.0), sh.Ended(30.0, 1, unheard=("n2",)), sh.Read(31.0, 1, "unknown", "")
+    )
+    assert "no rank has made a step" in orders[0].words and started(orders) == [("n1", "n3", "n4")]
 
 
 def test_a_users_error_before_the_first_step_is_handed_up() -> None:
@@ -355,7 +369,7 @@ def test_survivors_on_a_node_are_left_behind_with_it_but_never_this_launcher() -
     state, _ = feed(with_spare(), sh.Exits(9.0, 0, exits(1, -9, 1)), sh.Tick(11.0))
     away, _ = feed(state, sh.Ended(12.0, 0, survivors=(("n2", "process 5 (python, D)"),)))
     assert started(feed(away, sh.Read(13.0, 0, "unknown", ""))[1]) == [("n1", "n3", "n4")]
-    stuck, _ = feed(state, sh.Ended(12.0, 0, survivors=(("login", "srun of launch 0"),)))
+    stuck, _ = feed(state, sh.Ended(12.0, 0, survivors=((sh.THIS_LAUNCHER, "srun of launch 0"),)))
     assert started(feed(stuck, sh.Read(13.0, 0, "unknown", ""))[1]) == []
 
 
@@ -399,7 +413,7 @@ def test_told_to_stop_the_state_is_made_durable_or_it_is_said_that_it_was_not() 
     saved, _ = feed(state, sh.Flushing(9.5, 0, 12), sh.Durable(11.0, 12))
     _, orders = feed(saved, sh.Ended(12.0, 0))
     assert outcome(orders).outcome.why == "told to stop by SIGTERM; step 12 is durable"
-    assert outcome(orders).again == ""
+    assert outcome(orders).again == "uncancelled", "Slurm knows whether it was its time limit"
     _, orders = feed(state, sh.Flushing(9.5, 0, 12), sh.Overtime(36.0))
     assert "step 12 did not become durable in time: the newest durable step is 4" in outcome(orders).outcome.why
     ending, orders = feed(state, sh.Flushing(9.5, 0, -1, "n2 is silent", keeps=True))
@@ -407,6 +421,71 @@ def test_told_to_stop_the_state_is_made_durable_or_it_is_said_that_it_was_not() 
     _, orders = feed(ending, sh.Ended(12.0, 0))
     assert "the newest durable step is 4 (n2 is silent)" in outcome(orders).outcome.why
     assert not any(isinstance(o, sh.End) for o in feed(state, sh.Flushing(9.5, 0, -1, "nobody listens"))[1])
+
+
+def test_ranks_that_could_not_be_asked_to_save_are_asked_again_where_that_may_help() -> None:
+    state, _ = feed(training(), sh.Warned(9.0), sh.Flushing(9.5, 0, -1, "n2 gives no answer", again=True))
+    assert feed(state, sh.Tick(14.0))[1] == []
+    state, orders = feed(state, sh.Tick(14.5))
+    assert orders == [sh.Flush(0)] and feed(state, sh.Tick(99.0))[1] == [], "one question at a time"
+    still, orders = feed(state, sh.Flushing(15.0, 0, -1, "n2 gives no answer", again=True))
+    assert orders == [] and feed(still, sh.Tick(20.0))[1] == [sh.Flush(0)], "told once, asked on"
+    saved, _ = feed(state, sh.Flushing(15.0, 0, 30), sh.Durable(16.0, 30))
+    assert outcome(feed(saved, sh.Ended(17.0, 0))[1]).outcome.status == "left"
+    hopeless, _ = feed(training(), sh.Warned(9.0), sh.Flushing(9.5, 0, -1, "no rank has a Checkpointer"))
+    assert feed(hopeless, sh.Tick(99.0))[1] == []
+
+
+def test_a_trainer_that_ends_in_order_on_the_warning_is_not_done() -> None:
+    state, _ = feed(training(), sh.Warned(9.0))
+    by_itself, _ = feed(state, sh.Flushing(9.1, 0, -1, "no rank has a Checkpointer", alone=True))
+    left = outcome(feed(by_itself, sh.Exits(20.0, 0, exits(0, 0, 0)))[1])
+    assert (left.outcome.status, left.outcome.cause, left.again) == ("left", "time_limit", "requeue")
+    knows_nothing, _ = feed(state, sh.Flushing(9.1, 0, -1, "no rank has a Checkpointer"))
+    assert outcome(feed(knows_nothing, sh.Exits(20.0, 0, exits(0, 0, 0)))[1]).outcome.status == "done"
+    told, _ = feed(by_itself, sh.Told(15.0, "SIGTERM"))
+    stopped = outcome(feed(told, sh.Exits(20.0, 0, exits(0, 0, 0)))[1])
+    assert (stopped.outcome.status, stopped.outcome.cause, stopped.again) == ("stopped", "time_limit", "uncancelled")
+
+
+def test_a_warning_is_kept_until_the_ranks_step() -> None:
+    state, orders = feed(fresh(), sh.Begun(0.0), sh.Warned(1.0))
+    assert orders == [sh.Start(0, ("n1", "n2", "n3"))]
+    state, orders = feed(state, sh.Stepped(20.0, 0, 5))
+    assert orders == [sh.Flush(0)] and state.leaving.value == "time_limit"
+
+
+def test_without_checkpoints_of_ours_steps_are_progress_as_far_as_they_can_be() -> None:
+    def after(begun: sh.Begun, *events: sh.Heard) -> sh.Leave:
+        return outcome(feed(feed(fresh(), begun, sh.Stepped(5.0, 0, 900))[0], *events)[1])
+
+    died = (sh.Exits(9.0, 0, exits(93, None, None)), sh.Tick(10.0), sh.Ended(11.0, 0), sh.Read(12.0, 0, "unknown", ""))
+    assert after(sh.Begun(0.0), *died).outcome.step == 900
+    limit = (sh.Warned(9.0), sh.Told(99.0, "SIGTERM"), sh.Overtime(130.0))
+    assert after(sh.Begun(0.0, step=1000, stuck=3), *limit).again == "uncancelled", "it stepped up to its limit"
+    assert after(sh.Begun(0.0, step=1000, stuck=3), sh.Told(99.0, "SIGTERM"), sh.Overtime(130.0)).again == ""
+
+
+def test_a_run_that_has_stepped_before_is_not_ended_for_a_users_error_nor_left_to_hang() -> None:
+    begun = sh.Begun(0.0, step=40)
+    state, _ = feed(fresh(), begun, sh.Exits(3.0, 0, exits(1, 1, 1)), sh.Ended(4.0, 0))
+    assert feed(state, sh.Read(5.0, 0, "user", "ConnectionError"))[0].launch == 1
+    state, _ = feed(fresh(), begun, sh.Appeared(1.0, 0))
+    assert isinstance(feed(state, sh.Quiet(1900.0, 0, -1, 1850.0, 1800.0))[1][-1], sh.End)
+
+
+def test_blame_of_an_earlier_attempt_is_not_renewed() -> None:
+    state, _ = feed(fresh((*NODES, SPARE)), sh.Begun(0.0, isolated=("n2",)))
+    state, _ = feed(state, sh.Stepped(5.0, 0, 3), sh.Told(9.0, "SIGTERM"))
+    assert outcome(feed(state, sh.Overtime(40.0))[1]).outcome.blamed == ()
+    _, orders = feed(fresh(), sh.Begun(0.0, isolated=("n2",), insist=True))
+    assert (outcome(orders).outcome.suspects, outcome(orders).outcome.blamed) == (("n2",), ())
+
+
+def test_a_node_with_a_process_that_cannot_be_killed_is_blamed() -> None:
+    state, _ = feed(training(), sh.Exits(9.0, 0, exits(-9, None, None)), sh.Tick(11.0))
+    _, orders = feed(state, sh.Ended(12.0, 0, survivors=(("n2", "rank 1"),)), sh.Read(13.0, 0, "unknown", ""))
+    assert outcome(orders).outcome.blamed == ("n2",)
 
 
 def test_a_node_that_somebody_drains_is_left_with_a_checkpoint() -> None:
@@ -429,6 +508,13 @@ def test_a_spare_takes_the_place_of_a_node_that_somebody_drains() -> None:
     assert orders == [], "nothing is left to be left"
     state, _ = feed(with_spare(), sh.Draining(9.0, (SPARE,), "fan"))
     assert started(lost(state, 10.0, "n2")[1]) == [], "a spare that is drained is not used"
+
+
+def test_the_node_of_the_batch_script_cannot_be_given_back_so_the_attempt_leaves_it() -> None:
+    state = replace(with_spare(), batch_host="n1")
+    state, _ = feed(state, sh.Draining(9.0, ("n1",), "fan"), sh.Flushing(9.5, 0, 12), sh.Durable(10.0, 12))
+    _, orders = feed(state, sh.Ended(12.0, 0))
+    assert (outcome(orders).outcome.cause, outcome(orders).again, started(orders)) == ("maintenance", "requeue", [])
 
 
 def test_a_fault_while_a_drained_node_is_to_be_left_takes_the_spare_at_once() -> None:
@@ -548,8 +634,9 @@ def test_promises(relaunches: int, spare: bool, story: list[tuple[float, sh.Hear
                 left = True
                 told = order.outcome
                 assert set(told.missing) | set(told.suspects) | set(told.blamed) <= set(allocated)
-                assert order.again in ("", "requeue", "hold")
-                assert not order.again or told.status in ("failed", "left")
+                assert order.again in ("", "requeue", "hold", "uncancelled")
+                assert order.again not in ("requeue", "hold") or told.status in ("failed", "left")
+                assert order.again != "uncancelled" or state.told or isinstance(heard, sh.Overtime)
                 assert (told.status == "done") == (order.exit_code == 0)
                 if told.status == "done":
                     assert len(state.exits) == 3 or state.srun == 0

@@ -100,3 +100,76 @@ def test_without_an_operator_the_launcher_gives_the_job_back(person: Person, san
     assert (view["phase"], view["step"], view["starts"]) == ("done", 60, 1), "not requeued twice"
     resumed = (run.attempt(job_id, 1).logs(0) / "rank-0.log").read_text()
     assert "goes on from step" in resumed and "from step 0" not in resumed
+
+
+@pytest.mark.long
+def test_a_time_limit_without_operator_warning_and_flush_is_no_end(person: Person, sandbox: Sandbox) -> None:
+    """Slurm ends such a job for good: the launcher, told to end, asks why, and gives the job back."""
+    run = person.start("-N", "2", "-t", "1", "--set", "job.signal_before=0", "--", *COMMAND, "--steps", "800")
+    view = person.wait(run, at_step(10))
+    job_id = view["job_id"]
+    kill_operator(run)
+
+    def requeued(_: object) -> bool:
+        return "Restarts=1" in sandbox.slurm("scontrol", "show", "job", str(job_id))
+
+    person.wait(run, requeued, patience=180)
+    assert outcome(run, job_id, 0)["status"] == "stopped"
+    person.transom("attach", "--detach", run.run_id)
+    view = person.wait(run, over, patience=240)
+    assert (view["phase"], view["step"], view["starts"]) == ("done", 800, 1), "not requeued twice"
+
+
+@pytest.mark.long
+def test_without_an_operator_a_job_that_slurm_does_not_requeue_is_submitted_again(
+    person: Person, sandbox: Sandbox
+) -> None:
+    run = person.start("-N", "2", "--set", "restart.relaunches=0", "--", *COMMAND, "--steps", "60")
+    view = person.wait(run, at_step(10))
+    job_id = view["job_id"]
+    sandbox.slurm("scontrol", "update", f"jobid={job_id}", "Requeue=0")
+    kill_operator(run)
+    faults.kill_rank(sandbox, job_id, 1)
+
+    def jobs() -> list[int]:
+        lines = sandbox.slurm("squeue", "--states=all", "--noheader", "--format=%i %k").splitlines()
+        return [int(line.split()[0]) for line in lines if line.split()[-1].startswith(f"transom:{run.run_id}")]
+
+    person.wait(run, lambda _: len(jobs()) == 2)
+    person.transom("attach", "--detach", run.run_id)
+    view = person.wait(run, over, patience=180)
+    assert (view["phase"], view["step"], view["starts"]) == ("done", 60, 1), view
+    assert sorted(jobs()) == [job_id, view["job_id"]], "one new job"
+    resumed = (run.attempt(view["job_id"], 0).logs(0) / "rank-0.log").read_text()
+    assert "goes on from step" in resumed and "from step 0" not in resumed
+
+
+@pytest.mark.long
+def test_without_an_operator_a_job_that_leads_nowhere_is_held_and_says_why(person: Person, sandbox: Sandbox) -> None:
+    checkpoints = person.root / "checkpoints"  # with one in it, beyond which the attempt does not come
+    (checkpoints / "step-0").mkdir(parents=True)
+    (checkpoints / "step-0" / "manifest.json").write_text("{}")
+    limits = ("restart.relaunches=0", "restart.max_without_progress=0", f"checkpoint.directory={checkpoints}")
+    fault = ("--steps", "10", "--delay", "2", "--end", "SIGKILL", "--at", "4", "--rank", "1")
+    run = person.start("-N", "2", *(word for x in limits for word in ("--set", x)), "--", *COMMAND, *fault)
+    job_id = person.wait(run, at_step(1))["job_id"]
+    kill_operator(run)
+    view = person.wait(run, lambda v: v["phase"] == "held")
+    why = outcome(run, job_id, 0)["why"]
+    assert view["verdict"] == f"held by its launcher: {why}"
+    comment = sandbox.slurm("squeue", "--noheader", f"--jobs={job_id}", "--format=%k")
+    assert comment.strip() == f"transom:{run.run_id} held: {why}"
+    for words in (("status", run.run_id), ("explain", run.run_id), ("list",)):
+        assert str(why) in person.transom(*words).stdout
+
+    person.transom("attach", "--detach", run.run_id)
+    view = person.wait(run, lambda v: v["operator"] and v["restarts"] == 1)
+    view = person.wait(run, lambda v: v["phase"] == "held")
+    assert view["verdict"] == f"held by its launcher: {why}"
+    assert "behind our back" not in str(view["incidents"])
+    sandbox.slurm("scontrol", "release", str(job_id))
+    sandbox.slurm("scontrol", "update", f"jobid={job_id}", "StartTime=now")
+    view = person.wait(run, over)
+    assert (view["phase"], view["starts"]) == ("done", 1)
+    comment = sandbox.slurm("squeue", "--states=all", "--noheader", f"--jobs={job_id}", "--format=%k")
+    assert comment.strip() == f"transom:{run.run_id}", "its words are past"

@@ -68,3 +68,49 @@ def test_a_node_that_an_admin_drains_is_left_with_a_checkpoint(person: Person, s
     resumed = (run.attempt(view["job_id"], 1).logs(0) / "rank-0.log").read_text()
     assert f"goes on from step {left['durable']}" in resumed
     assert person.transom("stop", run.run_id).returncode == 0
+
+
+@pytest.mark.long
+def test_a_drained_node_goes_back_to_who_drains_it_and_the_run_goes_on(person: Person, sandbox: Sandbox) -> None:
+    run = person.start("-N", "2", "--spares", "1", "--", *COMMAND, "--steps", "700")
+    job_id = person.wait(run, at_step(10))["job_id"]
+    person.wait(run, lambda _: ready(run, job_id))
+    sandbox.slurm("scontrol", "update", "nodename=node2", "state=drain", "reason=a fan")
+
+    def given_back(_: object) -> bool:
+        return "State=IDLE+DRAIN" in sandbox.slurm("scontrol", "show", "node", "node2")
+
+    view = person.wait(run, given_back, patience=150)
+    assert launches(run, job_id) == [["node1", "node2"], ["node1", "node3"]] and view["starts"] == 0
+    person.wait(run, lambda v: v["step"] >= 500)
+    faults.kill_rank(sandbox, job_id, 1)
+    view = person.wait(run, over)
+    assert (view["phase"], view["step"], view["starts"], view["excluded"]) == ("done", 700, 0, [])
+    assert launches(run, job_id)[2:] == [["node1", "node3"]], "a relaunch in the smaller job"
+    lines = [json.loads(x) for x in run.attempt(job_id, 0).launcher_journal.read_text().splitlines()]
+    assert [r["words"] for r in lines if r["type"] == "give back"] == [
+        "node2 is given back: it is being drained, and carries no rank any more"
+    ]
+    assert not [r for r in lines if r["type"] == "agent"], "no agent is started where the job is no more"
+
+
+@pytest.mark.long
+def test_old_ranks_on_a_node_that_was_frozen_are_ended_when_it_comes_back(person: Person, sandbox: Sandbox) -> None:
+    run = person.start("-N", "2", "--spares", "1", "--", *COMMAND, "--steps", "500")
+    job_id = person.wait(run, at_step(10))["job_id"]
+    person.wait(run, lambda _: ready(run, job_id))
+    faults.stop_node(sandbox, "node2")
+    person.wait(run, lambda _: len(launches(run, job_id)) == 2)
+    faults.cont_node(sandbox, "node2")
+
+    def freed(_: object) -> list[str]:
+        lines = run.attempt(job_id, 0).launcher_journal.read_text().splitlines()
+        return [r["words"] for r in map(json.loads, lines) if r["type"] == "leftovers"]
+
+    person.wait(run, lambda v: bool(freed(v)))
+    assert freed(None) == ["node2 answers again: nothing of launch 0 is left there"]
+    told = json.loads((run.attempt(job_id, 0).exits(0) / "rank-1.json").read_text())
+    assert told["node"] == "node2" and told["signal"] in (9, 15), "by us, or by Slurm where srun could still ask for it"
+    view = person.wait(run, over)
+    assert (view["phase"], view["step"], view["starts"]) == ("done", 500, 0), "and the present launch was left alone"
+    assert launches(run, job_id)[1:] == [["node1", "node3"]]

@@ -194,11 +194,39 @@ def test_a_forgotten_job_gets_a_successor(world: World) -> None:
     assert restart(world, request).job_id == result.job_id
 
 
-def test_a_job_without_requeue_gets_a_successor(world: World) -> None:
-    job = start(world, "--no-requeue")
-    result = restart(world, restart_request(world, job))
+@pytest.mark.parametrize("resubmit", [False, True])
+def test_a_job_without_requeue_or_to_be_resubmitted_gets_a_successor(world: World, resubmit: bool) -> None:
+    job = start(world, "--requeue" if resubmit else "--no-requeue")
+    request = restart_request(world, job, resubmit=resubmit)
+    result = restart(world, request)
     assert result.how == "successor"
     assert world.slurm.job(job.job_id).state is not JobState.RUNNING
+    assert restart(world, request) == result
+
+
+def test_a_comment_is_set_while_the_job_runs_and_while_it_is_held(world: World) -> None:
+    job = start(world, "--comment=transom:r1", nodes=1)
+    words = """transom:r1 held: it's "so" (100 %), $HOME; StdErr: none, ../a\\b"""
+    world.slurm.set_comment(job.job_id, words)
+    assert world.slurm.job(job.job_id).comment == words
+    world.slurm.requeue_hold(job.job_id)
+    held = wait_for(world, job.job_id, lambda j: j.state is JobState.PENDING and not j.completing)
+    assert held.held and held.comment == words, "a requeue keeps it"
+    assert next(j for j in world.slurm.jobs() if j.job_id == job.job_id).comment == words
+    world.slurm.set_comment(job.job_id, "transom:r1")
+    assert world.slurm.job(job.job_id).comment == "transom:r1"
+    with pytest.raises(NoSuchJob):
+        world.slurm.set_comment(99_999_999, "x")
+
+
+def test_a_job_that_waits_for_another_starts_once_that_one_has_ended(world: World) -> None:
+    first = start(world, nodes=1)
+    second = world.slurm.submit(submission(world, f"--dependency=afterany:{first.job_id}", nodes=1))
+    waiting = wait_for(world, second, lambda j: j.reason == "Dependency")
+    assert waiting.state is JobState.PENDING and not waiting.held
+    world.slurm.cancel(first.job_id)
+    wait_for(world, second, running)
+    assert not world.slurm.job(first.job_id).completing
 
 
 def test_cancel_twice_and_of_a_forgotten_job(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def prepared(folder: Path, case: str) -> tuple[FakeWorld, RestartRequest]:
     world = FakeWorld(folder)
     job = start(world)
     dead: tuple[str, ...] = ()
-    if case == "dead node":
+    if case.endswith("dead node"):
         dead = (job.nodes[2],)
     elif case == "dead batch host":
         dead = (job.batch_host,)
@@ -36,7 +37,7 @@ def prepared(folder: Path, case: str) -> tuple[FakeWorld, RestartRequest]:
     for node in dead:
         world.kill_node(node)
     world.slurm.calls.clear()
-    return world, restart_request(world, job, dead)
+    return world, restart_request(world, job, dead, resubmit=case.startswith("resubmit"))
 
 
 def run(world: FakeWorld, request: RestartRequest) -> RestartResult:
@@ -47,8 +48,9 @@ def live(world: FakeWorld) -> list[Job]:
     return [job for job in world.slurm.jobs() if not job.state.ended]
 
 
-CASES = ["healthy", "dead node", "dead batch host", "stuck", "failed", "not requeueable", "forgotten"]
-HOW = {"dead batch host": "successor", "stuck": "successor", "not requeueable": "successor", "forgotten": "successor"}
+BY_SUCCESSOR = ["dead batch host", "stuck", "not requeueable", "forgotten", "resubmit", "resubmit, dead node"]
+CASES = ["healthy", "dead node", "failed", *BY_SUCCESSOR]
+HOW = dict.fromkeys(BY_SUCCESSOR, "successor")
 
 
 def once(world: FakeWorld, request: RestartRequest, result: RestartResult) -> None:
@@ -110,6 +112,32 @@ def test_a_hold_that_is_not_ours_stays(tmp_path: Path) -> None:
     assert run(world, request).how == "already"
     world.slurm.tick(200)
     assert world.slurm.job(request.job_id).held
+
+
+def test_a_hold_on_purpose_stays_until_a_person_ends_it_and_its_words_go_with_it(tmp_path: Path) -> None:
+    world, request = prepared(tmp_path, "healthy")
+    world.slurm.set_comment(request.job_id, "transom:r1 held: no progress")
+    world.slurm.requeue_hold(request.job_id)
+    assert run(world, replace(request, held=(request.job_id, 1))).how == "already"
+    world.slurm.tick(200)
+    assert world.slurm.job(request.job_id).held
+    assert run(world, request).how == "already"
+    job = world.slurm.job(request.job_id)
+    assert (job.held, job.comment) == (False, "transom:r1"), "nobody holds it on purpose: our own requeue, cut off"
+
+
+def test_a_successor_that_is_held_on_purpose_stays_held(tmp_path: Path) -> None:
+    world, request = prepared(tmp_path, "resubmit")
+    world.slurm.submit(submission(world, f"--comment={request.tag} held: no progress", "--hold"))
+    result = run(world, replace(request, held=(2, 0)))
+    assert (result.job_id, result.how, world.slurm.job(2).held) == (2, "successor", True)
+    assert world.slurm.job(request.job_id).state is JobState.CANCELLED
+
+
+def test_a_job_that_waits_already_is_not_resubmitted(tmp_path: Path) -> None:
+    world, request = prepared(tmp_path, "resubmit")
+    world.slurm.requeue_behind(request.job_id)
+    assert (run(world, request).how, len(world.slurm.jobs())) == ("already", 1)
 
 
 def test_a_job_that_a_person_cancelled_is_not_brought_back(tmp_path: Path) -> None:

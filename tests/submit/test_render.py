@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transom_cli.config.describe import settings_of
 from transom_cli.config.load import load
 from transom_cli.config.model import Settings
 from transom_cli.errors import UsageError
@@ -69,6 +70,9 @@ def test_srun_script_word_for_word() -> None:
 #SBATCH "--chdir=/home/me/my code"
 #SBATCH --switches=1
 
+# Slurm's warning before the time limit is the launcher's: until that one listens, it must not end this script.
+trap '' USR2
+
 # Without -u: module and activate scripts of many sites read unset variables.
 set -e -o pipefail
 
@@ -115,6 +119,9 @@ def test_torchrun_script_word_for_word() -> None:
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:8
+
+# Slurm's warning before the time limit is the launcher's: until that one listens, it must not end this script.
+trap '' USR2
 
 # Without -u: module and activate scripts of many sites read unset variables.
 set -e -o pipefail
@@ -165,6 +172,27 @@ def test_every_value_arrives_unharmed_through_a_real_shell(tmp_path: Path, kind:
     assert checkpoints == str(folder / "run" / "checkpoints")
 
 
+@pytest.mark.parametrize("kind", ["srun", "torchrun"])
+def test_a_warning_while_the_job_is_prepared_does_not_end_the_script(tmp_path: Path, kind: str) -> None:
+    """Slurm signals the batch script's own process alone; what takes its place ignores USR2 until it says otherwise."""
+    loading = tmp_path / "python"
+    loading.write_text("#!/bin/sh\nkill -USR2 $$\necho loaded\n")
+    loading.chmod(0o755)
+    ours = ("kill -USR2 $$", "echo prepared")
+    text = render_script(made(launch__kind=kind, launch__python=str(loading), job__setup=ours), Path("/r"), ["true"])
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "prepared\nloaded\n")
+
+
+@pytest.mark.parametrize(
+    ("asked", "before"),
+    [({}, 120), ({"time": "2"}, 30), ({"time": "1-0"}, 120), ({"time": 2, "signal_before": 90}, 90)],
+)
+def test_the_warning_leaves_time_to_train(asked: dict[str, object], before: int) -> None:
+    text = render_script(settings(job=asked), Path("/r"), ["true"])
+    assert f"#SBATCH --signal=B:USR2@{before}\n" in text
+
+
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1))
 def test_a_directive_is_read_back_as_it_was(value: str) -> None:
     [read] = read_directives(f"#!/bin/sh\n#SBATCH --comment={directive(value)}\n")
@@ -190,11 +218,49 @@ def test_no_command_and_impossible_flags_are_refused() -> None:
     with pytest.raises(UsageError, match="no command"):
         render_script(made(), Path("/r"), [])
     with pytest.raises(UsageError, match=r"job\.sbatch") as caught:
-        render_script(made(job__sbatch=["--arr=1-3", "--no-requeue", "-x", "--exclusive"]), Path("/r"), ["true"])
+        render_script(made(job__sbatch=["--arr=1-3", "--no-requeue", "--exclusive"]), Path("/r"), ["true"])
     assert caught.value.why.splitlines() == [
         "--array: job arrays are not supported: start one run per element",
-        "--no-requeue: a run lives on being requeued",
+        "--no-requeue: a run lives on being requeued, and asks for it itself",
     ]
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--nodes=5", "--nodes: use `job.nodes`"),
+        ("-N5", "--nodes: use `job.nodes`"),
+        ("-N 5", "--nodes: use `job.nodes`"),
+        ("-HN5", "--nodes: use `job.nodes`"),
+        ("-n8", "--ntasks: use `job.tasks_per_node`"),
+        ("--ntasks-per-node=8", "--ntasks-per-node: use `job.tasks_per_node`"),
+        ("-Jx", "--job-name: use `name`"),
+        ("-t5", "--time: use `job.time`"),
+        ("-xn1", "--exclude: use `job.exclude`"),
+        ("--gpus-per-node=8", "--gpus-per-node: use `job.gpus_per_node`"),
+        ("-eerr", "--error: the log is in the run directory"),
+        ("-k", "--no-kill: use `job.spares`"),
+        ("--requeue", "--requeue: a run lives on being requeued"),
+        ("-Q", "--quiet: transom reads what sbatch answers"),
+        ("--pars", "--parsable: transom reads what sbatch answers"),
+    ],
+)
+def test_a_flag_that_a_setting_stands_for_is_refused_with_its_name(flag: str, words: str) -> None:
+    """`--nodes=5` once started five nodes, and the first restart asked for the setting's one."""
+    with pytest.raises(UsageError, match=r"job\.sbatch") as caught:
+        render_script(made(job__sbatch=[flag]), Path("/r"), ["true"])
+    assert caught.value.why.startswith(words)
+
+
+def test_every_setting_that_a_refusal_names_exists() -> None:
+    assert set(render._SETTINGS.values()) <= {setting.key for setting in settings_of()}
+
+
+@pytest.mark.parametrize(
+    "flag", ["--exclusive", "--gres=gpu:a100:8", "--mail-user=me", "-wnode1", "-H", "--switches=1"]
+)
+def test_other_flags_are_let_through(flag: str) -> None:
+    assert f"#SBATCH {flag}\n" in render_script(made(job__sbatch=[flag]), Path("/r"), ["true"])
 
 
 def test_cpus_per_task_is_not_given_to_srun_twice() -> None:

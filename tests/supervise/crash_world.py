@@ -25,7 +25,7 @@ WIDTH = 3
 
 
 _FUSED = {"submit", "jobs", "job", "nodes", "requeue_hold", "shrink", "update_pending", "release", "start_now"}
-_FUSED |= {"cancel", "drain"}
+_FUSED |= {"cancel", "drain", "set_comment"}
 
 
 class Killed(BaseException):

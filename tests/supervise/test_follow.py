@@ -184,6 +184,18 @@ def test_a_new_start_is_not_told_before_the_restart_is_answered(training: Traini
     assert kinds(training.poll(0.1)) == ["LaunchSeen", "StepSeen"], "and then at once"
 
 
+def test_a_job_that_the_launcher_submitted_in_its_place_is_followed(training: Training) -> None:
+    training.launch()
+    training.poll()
+    follows = training.run.attempt(9, 0)
+    follows.nodes.mkdir(parents=True)
+    record = {"type": "launch", "wall": 5.0, "launch": 0, "nodes": ["n1", "n2"], "world_size": 2}
+    follows.launcher_journal.write_text(json.dumps(record) + "\n")
+    assert training.poll() == [], "anybody's job in this run directory"
+    training.journal({"type": "requeued", "how": "resubmitted", "job_id": 9, "restarts": 0, "wall": 4.0})
+    assert training.poll() == [ev.LaunchSeen(training.now, "9.0", 0, ("n1", "n2"), 2, succeeds=7)]
+
+
 def test_checkpoints_count_when_their_manifest_stands(training: Training) -> None:
     for name in ("step-5", "step-40", "step-²", "tmp-99", "step-60"):
         (training.run.checkpoints / name).mkdir(parents=True)

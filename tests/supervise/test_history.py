@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from transom_cli.core import events as ev
 from transom_cli.core.codec import plain
-from transom_cli.core.state import Policy
+from transom_cli.core.state import Exclusion, Policy, State
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise import history
 from transom_cli.supervise.journal import Journal, write_header
@@ -57,6 +58,20 @@ def test_attempts_without_a_newer_checkpoint_are_counted_from_the_end(run: RunDi
     assert begun(run, now(run)).stuck == 2
     ended(run, 7, 5, durable=31)
     assert history.begun(run, run.attempt(7, 9), run.checkpoints, EXPIRY).stuck == 0
+
+
+def test_an_attempt_whose_host_died_counts_by_what_stands_after_it(run: RunDir) -> None:
+    ended(run, 7, 0, durable=10)
+    run.attempt(7, 1).path.mkdir()
+    assert history.without_progress([history.read_outcome(a, 0.0) for a in history.earlier(run, now(run))], 10) == 1
+    assert history.without_progress([history.read_outcome(a, 0.0) for a in history.earlier(run, now(run, 8))], 14) == 0
+
+
+def test_without_checkpoints_of_ours_attempts_count_by_their_steps(run: RunDir) -> None:
+    for restart, (step, cause) in enumerate(((900, ""), (950, ""), (940, "time_limit"), (940, ""), (-1, "time_limit"))):
+        ended(run, 7, restart, step=step, cause=cause)
+    found = begun(run, now(run))
+    assert (found.step, found.stuck) == (950, 2)
 
 
 def test_attempts_are_ordered_by_number_and_later_ones_do_not_count(run: RunDir) -> None:
@@ -112,3 +127,12 @@ def test_what_the_operator_has_isolated_stays_isolated(run: RunDir) -> None:
         journal.append(event)
     journal.close()
     assert begun(run, now(run)).isolated == ("n2",)
+
+
+def test_what_the_operator_has_isolated_for_a_while_only_is_so_for_that_while(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, gone = Exclusion("n2", 0.0, 5e12, "excluded", "", ""), Exclusion("n3", 0.0, 5.0, "excluded", "", "")
+    told = SimpleNamespace(state=State(exclusions=(kept, gone, Exclusion("n1", 0.0, None, "drained", "", ""))))
+    monkeypatch.setattr(history, "fold", lambda _: told)
+    assert begun(run, now(run)).isolated == ("n1", "n2")

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ RANK = """
 import json, os, sys, time
 exits, code = sys.argv[1], int(sys.argv[2])
 time.sleep(0.1)
-record = {"rank": 0, "node": "n1", "code": code, "signal": None, "wall": 1.0, "steps": 3}
+ignored = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("SigIgn"))
+record = {"ignored": int(ignored, 16), "rank": 0, "node": "n1", "code": code, "signal": None, "wall": 1.0, "steps": 3}
 open(os.path.join(exits, "rank-0.json"), "w").write(json.dumps(record))
 sys.exit(code)
 """
@@ -63,7 +65,7 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return [sys.executable, "-I", "-c", RANK, str(attempt.exits(launch)), str(planned[launch])]  # type: ignore[attr-defined]
 
     slurm = FakeSlurm()
-    monkeypatch.setattr(wiring, "slurm_client", lambda *_: slurm)
+    monkeypatch.setattr(wiring, "slurm_client", lambda *_, **__: slurm)
     monkeypatch.setattr(module, "Agents", TwoFacedAgents)
     monkeypatch.setattr(launchplan, "training_argv", argv)
     yield planned
@@ -71,10 +73,11 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         signal.signal(number, handler)
 
 
-def launcher(folder: Path, relaunches: int = 3) -> Launcher:
+def launcher(folder: Path, relaunches: int = 3, warn_before: int = 0) -> Launcher:
     run = RunDir(folder)
     words = (("true",), (sys.executable,))
     options = LaunchOptions(run, "srun", *words, checkpoints=run.checkpoints, relaunches=relaunches)
+    options = replace(options, warn_before=warn_before)
     return Launcher(Allocation(7, 0, ("n1",)), options)
 
 
@@ -175,3 +178,43 @@ def test_a_fence_that_cannot_be_written_keeps_nobody_from_training(
     RunDir(tmp_path).checkpoints.write_text("in the way")
     assert launcher(tmp_path).run() == 0
     assert "ranks of older launches are not fenced off" in capsys.readouterr().out
+
+
+def test_a_rendezvous_of_the_users_is_replaced_from_the_first_relaunch_on_and_said_once(
+    tmp_path: Path, codes: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes += [7, 7, 0]
+    monkeypatch.setenv("MASTER_ADDR", "n1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    ports: list[str] = []
+    real = launchhands.TrainingStep
+
+    def step(argv: list[str], env: dict[str, str], *rest: object) -> object:
+        ports.append(env["MASTER_PORT"])
+        return real(argv, env, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(launchhands, "TrainingStep", step)
+    assert launcher(tmp_path).run() == 0
+    assert ports[0] == "29500" and len(set(ports)) == 3
+    said = [line for line in capsys.readouterr().out.splitlines() if "MASTER_PORT" in line]
+    assert len(said) == 1 and "MASTER_ADDR=n1 MASTER_PORT=29500 does not hold from launch 1 on" in said[0]
+
+
+def test_the_ranks_do_not_inherit_that_the_batch_script_ignores_the_warning(tmp_path: Path, codes: list[int]) -> None:
+    codes += [0]
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    assert launcher(tmp_path).run() == 0
+    record = json.loads((RunDir(tmp_path).attempt(7, 0).exits(0) / "rank-0.json").read_text())
+    assert not record["ignored"] & (1 << (signal.SIGUSR2 - 1))
+
+
+def test_a_launcher_that_comes_up_after_the_warning_warns_itself(
+    tmp_path: Path, codes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes += [0]
+    sent: list[int] = []
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 100))
+    monkeypatch.setattr(launchhands.TrainingStep, "signal", lambda _, number: sent.append(number))
+    assert launcher(tmp_path, warn_before=120).run() == 0
+    assert sent == [signal.SIGUSR2]
+    assert [r["name"] for r in journal(tmp_path) if r["type"] == "signal"] == ["SIGUSR2"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from transom_cli.layout import RunDir
-from transom_cli.supervise.launchplan import Allocation, LaunchOptions, training_argv
+from transom_cli.supervise.launchplan import Allocation, LaunchOptions, keeps_rendezvous, training_argv, training_env
 
 NODES = ("n1", "n2", "n3", "n4")
 
@@ -31,3 +31,37 @@ def test_a_spares_launch_waits_for_nothing_that_a_dead_nodes_launch_holds() -> N
 @pytest.mark.parametrize(("launch", "nodes"), [(0, ("n1", "n2", "n3")), (0, NODES), (1, NODES)])
 def test_a_launch_that_nothing_stands_before_keeps_its_memory_to_itself(launch: int, nodes: tuple[str, ...]) -> None:
     assert not {"--overlap", "--mem=0"} & set(words_before_the_wrapper(launch, nodes))
+
+
+def torchrun_words(launch: int, *args: str) -> list[str]:
+    run = RunDir(Path("run"))
+    options = LaunchOptions(run, "torchrun", ("train.py",), (sys.executable,), torchrun_args=args)
+    wrapper, attempt = Path("rank.py"), run.attempt(7, 2)
+    argv = training_argv(Allocation(7, 2, NODES), options, attempt, launch, NODES, wrapper=wrapper, master="n1", port=1)
+    return argv[argv.index("--") :]
+
+
+def test_torchruns_rendezvous_is_named_after_its_launch() -> None:
+    words = torchrun_words(1, "--tee=3")
+    assert "--rdzv-id=7.2.1" in words and words.index("--rdzv-id=7.2.1") < words.index("--tee=3")
+    assert "--rdzv-id=7.2.2" in torchrun_words(2)
+
+
+@pytest.mark.parametrize("theirs", [("--rdzv-id=mine",), ("--rdzv_id", "mine")])
+def test_a_rendezvous_that_the_user_names_keeps_its_name(theirs: tuple[str, ...]) -> None:
+    assert [w for w in torchrun_words(1, *theirs) if "rdzv" in w and "id" in w] == [theirs[0]]
+
+
+def test_the_users_rendezvous_is_that_of_the_first_launch_at_most() -> None:
+    allocation, theirs = Allocation(7, 0, NODES), {"MASTER_ADDR": "n1", "MASTER_PORT": "29500", "HOME": "/h"}
+
+    def env(launch: int, nodes: tuple[str, ...]) -> list[str]:
+        keep = keeps_rendezvous(allocation, launch, nodes)
+        made = training_env(theirs, nodes[0], 20000 + launch, RunDir(Path("run")), keep=keep)
+        assert made["HOME"] == "/h"
+        return [made["MASTER_ADDR"], made["MASTER_PORT"]]
+
+    assert env(0, NODES) == ["n1", "29500"]
+    assert env(1, NODES) == ["n1", "20001"], "no rank of launch 0 can join"
+    assert env(2, NODES[1:]) == ["n2", "20002"], "n1 is dead"
+    assert env(0, NODES[1:]) == ["n2", "20000"], "n1 is isolated"

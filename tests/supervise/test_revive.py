@@ -88,6 +88,15 @@ def test_where_the_slurmd_is_dead_nothing_is_started_and_the_tries_are_spent(nod
     assert node.starts == 0
     assert node.said() == ["not started again"] * TRIES
     assert node.journal[-1]["words"] == "try 3 of 3: its words"
+    assert node.revival.dead("n2") and not node.revival.dead("n1")
+
+
+def test_a_node_that_answers_again_is_not_dead(node: Node) -> None:
+    node.slurmd = Verdict.FAIL
+    node.revival.at_once("n2")
+    node.lives = True
+    node.revival.at_once("n2")
+    assert not node.revival.dead("n2")
 
 
 def test_what_slurm_cannot_tell_is_tried(node: Node) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
 from transom_cli.agent import flight, flush, procfs, secret
+from transom_cli.agent.belonging import find
 from transom_cli.agent.ending import Left, end_launch
-from transom_cli.agent.evidence import take
+from transom_cli.agent.evidence import choose, take
 from transom_cli.agent.eyes import Eyes
 from transom_cli.agent.server import Server
 from transom_cli.agent.warm import mapped, warm
@@ -61,7 +63,16 @@ class Answers:
         step = arguments.get("step")
         if isinstance(step, bool) or not isinstance(step, int) or not -1 <= step <= flush.LARGEST:
             raise ValueError(f"step is {step!r}, not a step or -1")
-        return flush.ask(self._beats_dir, int(_number(arguments, "launch")), step)
+        launch = int(_number(arguments, "launch"))
+        answer = flush.ask(self._beats_dir, launch, step)
+        if not answer["listening"]:
+            answer["warned"] = self._handle_the_warning(launch)
+        return answer
+
+    def _handle_the_warning(self, launch: int) -> bool:
+        """Whether all ranks here catch USR2, which Slurm sends before the time limit: they may save and end then."""
+        ranks = choose(find(self._attempt.path, launch, self._node))
+        return bool(ranks) and all(procfs.catches(member.pid, signal.SIGUSR2) for member in ranks)
 
     def _end(self, arguments: dict[str, object]) -> dict[str, object]:
         """With an incident: its folder gets the flight recorder's dumps, now that no rank writes one any more."""

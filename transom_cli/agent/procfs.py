@@ -100,6 +100,12 @@ def maps(pid: int) -> str:
     return os.fsdecode(_bytes(f"/proc/{pid}/maps"))
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal."""
+    mask = _bytes(f"/proc/{pid}/status").partition(b"\nSigCgt:")[2].split(None, 1)
+    return bool(mask) and bool(int(mask[0], 16) >> (number - 1) & 1)
+
+
 def is_python(process: Process) -> bool:
     """Whether it runs an interpreter: by its program, else (not ours to read) by its name."""
     try:

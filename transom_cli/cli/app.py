@@ -9,28 +9,20 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 
-from transom_cli.cli.ckpt import make_ckpt_app
+from transom_cli import __version__
+from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.cli.launch import agent, launch, operate
 from transom_cli.cli.run import attach, run
 from transom_cli.cli.sandbox import sandbox_app
 from transom_cli.cli.status import explain, list_, status, stop
-from transom_cli.errors import EXIT_CODES, TransomError
+from transom_cli.errors import EXIT_CODES, TransomError, UsageError
 
+_BEHIND_A_RUN = ("launch", "agent", "operate")
 _CODES = "Exit codes: " + " · ".join(f"{code} {words}" for code, words in EXIT_CODES.items())
-
-
-def _run_directory(wanted: str | None) -> Path:
-    """What was typed after `transom ckpt ...`: a folder, else a run's id or name; nothing: the newest run."""
-    if wanted is not None and Path(wanted).is_dir():
-        return Path(wanted)
-    from transom_cli.submit.rundir import find_run
-    from transom_cli.wiring import checkpoints_of, read_settings, runs_root
-
-    run = find_run(runs_root(), wanted)
-    return checkpoints_of(run, read_settings(run))
 
 
 app = typer.Typer(
@@ -43,13 +35,30 @@ app = typer.Typer(
     epilog=_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"transom {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def transom(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """What stands before the command."""
+
+
 app.command()(run)
 app.command()(attach)
 app.command()(status)
 app.command()(explain)
 app.command(name="list")(list_)
 app.command()(stop)
-app.add_typer(make_ckpt_app(_run_directory), name="ckpt")
+app.add_typer(ckpt_app, name="ckpt")
 app.add_typer(sandbox_app, name="sandbox")
 app.command(hidden=True)(launch)
 app.command(hidden=True)(agent)
@@ -60,8 +69,30 @@ def run_app() -> None:
     try:
         app()
     except TransomError as error:
-        if "--json" in sys.argv:
-            print(json.dumps(error.as_json()))
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _end(error)
+    except OSError as error:
+        if sys.argv[1:2] and sys.argv[1] in _BEHIND_A_RUN:
+            raise  # into its log, with all that is known of it
+        _end(_told(error))
+
+
+def _end(error: TransomError) -> NoReturn:
+    ours = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv  # what follows is the training's
+    if "--json" in ours:
+        print(json.dumps(error.as_json()))
+    else:
+        print(f"error: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)
+
+
+def _told(error: OSError) -> TransomError:
+    """A path that cannot be used, wherever it was met."""
+    from transom_cli.submit.rundir import explain
+
+    if isinstance(error.filename, str):
+        return explain(error, Path(error.filename), doing="use", instead="give another path")
+    try:
+        Path.cwd()
+    except OSError as gone:
+        return UsageError("The current directory is gone", gone.strerror or "", "cd to a directory that is there")
+    return TransomError("The system refused", error.strerror or str(error))

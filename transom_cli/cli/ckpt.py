@@ -6,8 +6,8 @@ directory.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,83 +18,83 @@ from transom_cli.errors import NoCheckpoint, TransomError, UsageError
 if TYPE_CHECKING:
     from transom_cli.ckpt.inventory import Candidate, Verdict
 
-Resolve = Callable[["str | None"], Path]
-"""From what the user typed (None: nothing) to a run directory or a checkpoints directory."""
-
 _Run = Annotated[str | None, typer.Argument(metavar="[RUN|PATH]", help="A run, or a directory of checkpoints.")]
+_Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
 _Step = Annotated[int | None, typer.Option("--step", help="This step only, not the newest good one.")]
 _Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
-def path_only(where: str | None) -> Path:
-    """The plainest resolver: what was typed is a path."""
-    if where is None:
-        raise UsageError("Which checkpoints?", hint="transom ckpt ls RUN (or the path of a checkpoints directory)")
-    return Path(where)
+ckpt_app = typer.Typer(no_args_is_help=True, help="List, verify and export checkpoints.")
 
 
-def make_ckpt_app(resolve: Resolve = path_only) -> typer.Typer:
-    """The three commands, over any way to find a run's directory."""
-    app = typer.Typer(no_args_is_help=True, help="List, verify and export checkpoints.")
+@ckpt_app.command("ls")
+def ls(run: _Run = None, root: _Root = None, as_json: _Json = False) -> None:
+    """List the checkpoints of a run, newest first. Sizes and the manifest are checked, bytes are not read."""
+    from transom_cli.ckpt.inventory import survey
 
-    @app.command("ls")
-    def ls(run: _Run = None, as_json: _Json = False) -> None:
-        """List the checkpoints of a run, newest first. Sizes and the manifest are checked, bytes are not read."""
-        from transom_cli.ckpt.inventory import survey
-
-        directory = _checkpoints(resolve, run)
-        _show(directory, [survey(candidate) for candidate in _candidates(directory)], as_json, good="complete")
-
-    @app.command("verify")
-    def verify(run: _Run = None, step: _Step = None, as_json: _Json = False) -> None:
-        """Read every byte of every checkpoint and compare checksums. Exits with 15 when none is good."""
-        from transom_cli.ckpt.inventory import verify as verify_one
-
-        directory = _checkpoints(resolve, run)
-        verdicts = [verify_one(candidate) for candidate in _chosen(directory, step)]
-        _show(directory, verdicts, as_json, good="good")
-        if not any(verdict.good for verdict in verdicts):
-            raise _none_good(directory, verdicts)
-
-    @app.command("export")
-    def export(
-        out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The file to write.")],
-        run: _Run = None,
-        step: _Step = None,
-    ) -> None:
-        """Write the newest good checkpoint (or that of --step) as one torch file, with PyTorch's own converter.
-
-        It is verified first. All of it passes through memory.
-        """
-        from transom_cli.ckpt.inventory import verify as verify_one
-
-        if out.exists():
-            raise UsageError(f"{out} exists already", hint="give another file, or remove this one")
-        directory = _checkpoints(resolve, run)
-        verdicts: list[Verdict] = []
-        for candidate in _chosen(directory, step):
-            verdicts.append(verify_one(candidate))
-            if verdicts[-1].good:
-                break
-            typer.echo(f"passed over {candidate.path.name}: {verdicts[-1].reason}", err=True)
-        else:
-            raise _none_good(directory, verdicts)
-        _convert(verdicts[-1].candidate.path, out)
-        typer.echo(f"{verdicts[-1].candidate.path} -> {out}", err=True)
-
-    return app
+    directory = _checkpoints(run, root)
+    _show(directory, [survey(candidate) for candidate in _candidates(directory)], as_json, good="complete")
 
 
-ckpt_app = make_ckpt_app()
+@ckpt_app.command("verify")
+def verify(run: _Run = None, root: _Root = None, step: _Step = None, as_json: _Json = False) -> None:
+    """Read every byte of every checkpoint and compare checksums. Exits with 15 when none is good."""
+    from transom_cli.ckpt.inventory import verify as verify_one
+
+    directory = _checkpoints(run, root)
+    verdicts = [verify_one(candidate) for candidate in _chosen(directory, step)]
+    _show(directory, verdicts, as_json, good="good")
+    if not any(verdict.good for verdict in verdicts):
+        raise _none_good(directory, verdicts)
 
 
-def _checkpoints(resolve: Resolve, run: str | None) -> Path:
-    found = resolve(run)
+@ckpt_app.command("export")
+def export(
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The file to write.")],
+    run: _Run = None,
+    root: _Root = None,
+    step: _Step = None,
+) -> None:
+    """Write the newest good checkpoint (or that of --step) as one torch file, with PyTorch's own converter.
+
+    It is verified first. All of it passes through memory.
+    """
+    from transom_cli.ckpt.inventory import verify as verify_one
+
+    if out.exists():
+        raise UsageError(f"{out} exists already", hint="give another file, or remove this one")
+    directory = _checkpoints(run, root)
+    verdicts: list[Verdict] = []
+    for candidate in _chosen(directory, step):
+        verdicts.append(verify_one(candidate))
+        if verdicts[-1].good:
+            break
+        typer.echo(f"passed over {candidate.path.name}: {verdicts[-1].reason}", err=True)
+    else:
+        raise _none_good(directory, verdicts)
+    _convert(verdicts[-1].candidate.path, out)
+    typer.echo(f"{verdicts[-1].candidate.path} -> {out}", err=True)
+
+
+def _checkpoints(run: str | None, root: Path | None) -> Path:
+    """A folder; else a run's id or name; nothing typed: the newest run. A run may keep its checkpoints elsewhere."""
+    folder = Path(run) if run is not None and Path(run).is_dir() else None
+    if folder is not None and (folder / "run.toml").is_file():
+        run, folder = str(folder.absolute()), None
+    found = folder or _of_run(run, root)
     inside = found / "checkpoints"
     directory = inside if inside.is_dir() else found
     if not directory.is_dir():
         raise UsageError(f"{directory} is not a directory", hint="give a checkpoints directory or a run directory")
     return directory
+
+
+def _of_run(wanted: str | None, root: Path | None) -> Path:
+    from transom_cli.submit.rundir import find_run
+    from transom_cli.wiring import checkpoints_of, read_settings, runs_root
+
+    run = find_run(runs_root(root), wanted)
+    return checkpoints_of(run, read_settings(run))
 
 
 def _candidates(directory: Path) -> list[Candidate]:
@@ -168,12 +168,19 @@ def _convert(checkpoint: Path, out: Path) -> None:
         from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
     except ImportError as error:
         raise TransomError(
-            "Exporting needs PyTorch, which is not installed here", str(error), "pip install 'transom-cli[train]'"
+            "Exporting needs PyTorch, which is not installed here",
+            str(error),
+            "in the clone of transom: pip install '.[train]'",
         ) from None
     partial = out.with_name(f".{out.name}.partial")
     try:
         dcp_to_torch_save(checkpoint, partial)
         partial.rename(out)
     except (OSError, RuntimeError) as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            from transom_cli.submit.rundir import explain
+
+            raise explain(error, out.absolute(), doing="write", instead="give another file") from error
         raise TransomError(f"Cannot write {out}", str(error), f"df -h {out.absolute().parent}") from None

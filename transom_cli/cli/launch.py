@@ -48,8 +48,10 @@ def launch(
         relaunches=settings.restart.relaunches,
         max_without_progress=settings.restart.max_without_progress,
         nodes=nodes,
+        resubmit=settings.restart.how == "resubmit",
         leave_drained=settings.restart.leave_drained,
         expiry=settings.isolate.expiry,
+        warn_before=settings.job.warn_before,
     )
     raise typer.Exit(main(options))
 

@@ -47,7 +47,7 @@ def down(dir: Dir = None) -> None:
 
 @sandbox_app.command()
 def status(json_: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False, dir: Dir = None) -> None:
-    """Which daemons run, and what Slurm says of the nodes. Exit code 12 when it is not up."""
+    """Which daemons run, and what Slurm says of the nodes. Exit code 12 when it is not up, 2 when there is none."""
     from dataclasses import asdict
 
     seen = existing(dir).status()

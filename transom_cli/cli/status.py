@@ -5,17 +5,23 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transom_cli.errors import UsageError
+from transom_cli.errors import Unknown, UsageError
+
+if TYPE_CHECKING:
+    from transom_cli.core.state import State
+    from transom_cli.layout import RunDir
+    from transom_cli.ui.view import RunView
 
 Run = Annotated[str | None, typer.Argument(help="Run id, name or path [default: the newest].")]
 Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 _BY_PHASE = {"held": 21, "recovering": 20, "failed": 1, "stopped": 1}
+STOP_PATIENCE = 60.0  # seconds: Slurm gives a job 30 between TERM and KILL, in which it may save
 
 
 def status(
@@ -23,7 +29,10 @@ def status(
     root: Root = None,
     json_: Json = False,
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="0 healthy, 20 degraded, 21 held, 22 unknown, 1 failed.")
+        bool,
+        typer.Option(
+            "--exit-code", help="0 healthy, 20 degraded, 21 held, 22 unknown; of a run that is over, its own."
+        ),
     ] = False,
 ) -> None:
     """How is my run? One screen, once."""
@@ -42,8 +51,14 @@ def status(
         width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
         print("\n".join(status_lines(view, width)))
     if exit_code:
-        unknown = not view.over and (not view.operator or bool(view.slurm_lost))
-        raise typer.Exit(22 if unknown else _BY_PHASE.get(view.phase, 0))
+        raise typer.Exit(_code(view))
+
+
+def _code(view: RunView) -> int:
+    if view.over and view.exit_code is not None:
+        return view.exit_code
+    unknown = not view.over and (not view.operator or bool(view.slurm_lost))
+    return 22 if unknown else _BY_PHASE.get(view.phase, 0)
 
 
 def list_(root: Root = None, json_: Json = False) -> None:
@@ -63,9 +78,10 @@ def list_(root: Root = None, json_: Json = False) -> None:
         except TransomError as error:
             print(f"warning: {run.run_id}: {error.what}", file=sys.stderr)
             continue
-        rows.append({"run_id": view.run_id, "phase": view.phase, "job_id": view.job_id, "step": view.step})
+        told = {"run_id": view.run_id, "phase": view.phase, "job_id": view.job_id, "step": view.step}
+        rows.append({**told, "verdict": view.verdict})
         if not json_:
-            print(headline(view))
+            print(headline(view) + (f"  {view.verdict}" if view.phase == "held" else ""))
     if json_:
         print(json.dumps({"schema": 1, "runs": rows}))
 
@@ -81,7 +97,7 @@ def explain(
 
     from transom_cli.submit.rundir import find_run
     from transom_cli.ui.read import read_view
-    from transom_cli.ui.render import incident_lines
+    from transom_cli.ui.render import held_lines, incident_lines
     from transom_cli.wiring import runs_root
 
     view = read_view(find_run(runs_root(root), run))
@@ -90,22 +106,19 @@ def explain(
         known = ", ".join(i.id for i in reversed(view.incidents)) or "none"
         raise UsageError(f"Run `{view.run_id}` has no incident `{incident}`", f"it has: {known}")
     if json_:
-        print(json.dumps({"schema": 1, "run_id": view.run_id, "incidents": [asdict(i) for i in chosen]}))
-    elif chosen:
-        print("\n\n".join("\n".join(incident_lines(i, 10_000)) for i in chosen))
-    else:
-        print(f"{view.run_id}: no incident so far")
+        told = {"schema": 1, "run_id": view.run_id, "phase": view.phase, "verdict": view.verdict}
+        print(json.dumps({**told, "incidents": [asdict(i) for i in chosen]}))
+        return
+    stories = ["\n".join(incident_lines(i, 10_000)) for i in chosen]
+    if view.phase == "held" and incident is None:
+        stories.append("\n".join(held_lines(view)))
+    print("\n\n".join(stories) or f"{view.run_id}: no incident so far")
 
 
-def stop(run: Run = None, root: Root = None) -> None:
-    """Cancel the run's job and end the run."""
-    import getpass
+def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
+    """Cancel the run's job and end the run. Exit code 22 when it has not ended within a minute."""
     import json
-    import os
-    import socket
-    import time
 
-    from transom_cli.files import publish_text
     from transom_cli.submit.rundir import find_run
     from transom_cli.supervise.background import start_operator
     from transom_cli.supervise.journal import fold
@@ -113,19 +126,54 @@ def stop(run: Run = None, root: Root = None) -> None:
     from transom_cli.wiring import runs_root
 
     found = find_run(runs_root(root), run)
-    if fold(found.journal).state.phase.over:
-        print(f"run {found.run_id} is over already", file=sys.stderr)
-        return
-    who = f"{getpass.getuser()} on {socket.gethostname()}"
-    found.requests.mkdir(mode=0o700, exist_ok=True)
-    publish_text(found.requests / f"stop-{time.time_ns()}-{os.getpid()}.json", json.dumps({"ask": "stop", "who": who}))
-    if operator_alive(found) is None:
-        start_operator(found)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        state = fold(found.journal).state
-        if state.phase.over:
-            print(f"run {found.run_id} {state.phase.value}", file=sys.stderr)
-            return
+    state = fold(found.journal).state
+    already = " already" if state.phase.over else ""
+    if not already:
+        _ask_to_stop(found, state)
+        if operator_alive(found) is None:
+            start_operator(found)
+        state = _until_over(found)
+        _require_stopped(found, state)
+    if json_:
+        print(json.dumps({"schema": 1, "run_id": found.run_id, "phase": state.phase.value, "was_over": bool(already)}))
+    else:
+        print(f"run {found.run_id} {'is over' if already else state.phase.value}{already}", file=sys.stderr)
+
+
+def _require_stopped(run: RunDir, state: State) -> None:
+    if not state.phase.over:
+        why = f"Slurm does not answer: {state.slurm_lost}" if state.slurm_lost else f"it is {state.phase.value}"
+        hint = f"The request stands, and the operator goes on; look with `transom status {run.run_id}`."
+        raise Unknown(f"Run `{run.run_id}` has not stopped yet", why, hint)
+    if state.exit_code == Unknown.exit_code:
+        raise Unknown(f"Job {state.job_id} may live on", state.verdict, f"scancel {state.job_id}")
+
+
+def _ask_to_stop(run: RunDir, state: State) -> None:
+    import getpass
+    import json
+    import os
+    import socket
+    import time
+
+    from transom_cli.files import publish_text
+    from transom_cli.submit.rundir import explain
+
+    asked = {"ask": "stop", "who": f"{getpass.getuser()} on {socket.gethostname()}"}
+    try:
+        run.requests.mkdir(mode=0o700, exist_ok=True)
+        publish_text(run.requests / f"stop-{time.time_ns()}-{os.getpid()}.json", json.dumps(asked))
+    except OSError as error:
+        instead = f"end the job by hand: `scancel {state.job_id}`" if state.job_id else "ask the run's owner"
+        raise explain(error, run.requests, doing="put a request into", instead=instead) from error
+
+
+def _until_over(run: RunDir) -> State:
+    import time
+
+    from transom_cli.supervise.journal import fold
+
+    deadline = time.monotonic() + STOP_PATIENCE
+    while not (state := fold(run.journal).state).phase.over and time.monotonic() < deadline:
         time.sleep(0.2)
-    print(f"run {found.run_id} is stopping; see `transom status {found.run_id}`", file=sys.stderr)
+    return state

@@ -28,6 +28,7 @@ class Prepared:
     script_text: str = ""  # of a user's own script; empty when it is rendered
     num_nodes: int = 0
     spares: int = 0
+    chdir: str = ""  # where the job starts
 
     def script(self, run_dir: Path) -> str:
         from transom_cli.submit.render import render_script
@@ -35,21 +36,19 @@ class Prepared:
         return self.script_text or render_script(self.settings, run_dir, self.words)
 
     def plan(self, run_dir: Path) -> Plan:
-        from transom_cli.wiring import Plan
-
-        chdir = str(self.settings.job.chdir or Path.cwd())
         from transom_cli.submit.environment import script_environment
         from transom_cli.submit.script import ScriptFacts, completing_options, export_options, inspect_script
+        from transom_cli.wiring import Plan
 
         if not self.script_text:
             # Said again on the command line, where no SBATCH_* variable of the caller can undo it.
             exported = export_options(ScriptFacts(), (), os.environ)
-            return Plan(("--requeue", "--open-mode=append", *exported), chdir=chdir)
+            return Plan(("--requeue", "--open-mode=append", *exported), chdir=self.chdir)
         facts = inspect_script(self.script_text)
         checkpoints = self.settings.checkpoint.directory
         env = script_environment(run_dir, self.settings.auto_beat, os.environ, checkpoints=checkpoints)
         options = completing_options(facts, job_name=Path(self.words[0]).name, exported=tuple(env), environ=os.environ)
-        folder = "" if facts.chdir else chdir
+        folder = "" if facts.chdir else self.chdir
         return Plan(options, tuple(self.words[1:]), folder, tuple(env.items()))
 
 
@@ -93,10 +92,27 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
         for note in completing_notes(facts):
             print(f"note: {words[0]}, {note}", file=sys.stderr)
         named = {**flags, "name": flags.get("name") or facts.job_name or Path(words[0]).stem}
-        return Prepared(load(run_file, named, os.environ), words, text, facts.nodes or 0)
+        settings = load(run_file, named, os.environ)
+        unused = unused_settings(settings)
+        if unused:
+            print(f"note: {words[0]} is submitted as it is; not used: {', '.join(unused)}", file=sys.stderr)
+        return Prepared(settings, words, text, facts.nodes or 0, chdir=_where(settings))
     settings = load(run_file, flags, os.environ)
     spares = settings.job.spares
-    return Prepared(settings, words, num_nodes=settings.job.nodes + spares, spares=spares)
+    return Prepared(settings, words, "", settings.job.nodes + spares, spares, _where(settings))
+
+
+def unused_settings(settings: Settings) -> list[str]:
+    """What a file or a variable says of job and launcher, and a script of the user's own has no place for."""
+    job = [f"job.{key}" for key in settings.job.model_fields_set if key != "chdir"]
+    launch = [f"launch.{key}" for key in settings.launch.model_fields_set]
+    restart = [f"restart.{key}" for key in settings.restart.model_fields_set & {"relaunches", "leave_drained"}]
+    return sorted([*job, *launch, *restart])
+
+
+def _where(settings: Settings) -> str:
+    """The job's directory. OSError before anything is made when the current one is gone."""
+    return str(settings.job.chdir or Path.cwd())
 
 
 def create(prepared: Prepared) -> RunDir:

@@ -6,6 +6,7 @@ import this module inside the function that needs it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,7 +74,7 @@ def load(
 def thaw(text: str, source: str) -> Settings:
     """The settings that `freeze` wrote, and nothing from any other layer. ``source`` names the text in errors."""
     problems: list[Problem] = []
-    layer = _parse(text.encode(), source, Path("/"), problems)
+    layer = _parse(text.encode("utf-8", "surrogateescape"), source, Path("/"), problems)
     if problems:
         raise refuse(problems, _ALL)
     return _whole(layer)
@@ -138,7 +139,7 @@ def _environment_layer(environ: Mapping[str, str], problems: list[Problem]) -> F
             problems.append(unknown_key(_ALL, name, path, variable=True))
             continue
         raw = _from_texts({setting.path: environ[name]}, name, problems)
-        flat.update(_checked(raw, name, Path.cwd(), problems, strict=False))
+        flat.update(_checked(raw, name, None, problems, strict=False))
     return flat
 
 
@@ -146,7 +147,7 @@ def _flags_layer(flags: Mapping[str, Any], problems: list[Problem]) -> Flat:
     flat: Flat = {}
     _flatten(flags, (), "flags", flat, problems)
     given = {path: value for path, value in flat.items() if value is not None}
-    return _checked(_from_texts(given, "flags", problems), "flags", Path.cwd(), problems, strict=False)
+    return _checked(_from_texts(given, "flags", problems), "flags", None, problems, strict=False)
 
 
 def _from_texts(flat: Flat, layer: str, problems: list[Problem]) -> Flat:
@@ -159,13 +160,15 @@ def _from_texts(flat: Flat, layer: str, problems: list[Problem]) -> Flat:
     return read
 
 
-def _checked(flat: Flat, layer: str, base: Path, problems: list[Problem], *, strict: bool) -> Flat:
-    """The layer's values, paths made absolute; each bad one becomes a problem.
+def _checked(flat: Flat, layer: str, base: Path | None, problems: list[Problem], *, strict: bool) -> Flat:
+    """The layer's values, paths made absolute (from ``base``, or where we are); each bad one becomes a problem.
 
     Layers are checked one by one so that a bad value is told with its layer, also where a later layer hides it. What
     concerns several keys (a floor above its ceiling) is left to the whole: its parts may come from different layers.
     """
     flat = {path: _absolute(path, value, base) for path, value in flat.items()}
+    for path in [path for path, value in flat.items() if not _is_text(value)]:
+        problems.append(Problem(layer, ".".join(path), f"{flat.pop(path)!r} is not UTF-8 text"))
     for location, what in _complaints(_nested(flat), strict=strict):
         setting = next((_BY_PATH[location[:d]] for d in range(len(location), 0, -1) if location[:d] in _BY_PATH), None)
         if setting is not None:
@@ -173,16 +176,27 @@ def _checked(flat: Flat, layer: str, base: Path, problems: list[Problem], *, str
     return flat
 
 
-def _absolute(path: tuple[str, ...], value: Any, base: Path) -> Any:
+def _is_text(value: Any) -> bool:
+    """False for bytes of a command line, a variable or a folder's name that are not UTF-8: no file here holds them."""
+    try:
+        json.dumps(value, default=str, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _absolute(path: tuple[str, ...], value: Any, base: Path | None) -> Any:
     """Paths count from their layer's folder. A bare program name ("python3") is left to PATH; links are kept."""
     if path not in _PATHS or not isinstance(value, str) or not value or "\0" in value:
         return value
     if path == ("launch", "python") and "/" not in value:
         return value
-    try:
-        return str(base / Path(value).expanduser())
-    except RuntimeError:  # "~nobody/..."
-        return str(base / value)
+    there = Path(value)
+    with contextlib.suppress(RuntimeError):  # "~nobody/..."
+        there = there.expanduser()
+    if there.is_absolute():  # and the current directory, which may be gone, does not matter
+        return str(there)
+    return str((base or Path.cwd()) / there)
 
 
 def _complaints(nested: dict[str, Any], *, strict: bool) -> list[tuple[tuple[str, ...], str]]:

@@ -23,8 +23,10 @@ from transom_cli.config.values import (
     Texts,
     Variables,
     empty_as_unset,
+    slurm_seconds,
 )
 
+WARNING = 120  # seconds before the time limit
 OptionalPath = Annotated[Path | None, BeforeValidator(empty_as_unset)]
 
 
@@ -60,12 +62,29 @@ class Job(Section):
     setup: Texts = Field(default=(), description="shell lines run in the batch script first (module load, source ...)")
     env: Variables = Field(default={}, description="environment variables of the job; layers are joined by name")
     sbatch: Flags = Field(default=(), description='further sbatch flags, each one whole, as "--switches=1"')
-    signal_before: int = Field(
-        default=120,
+    signal_before: int | None = Field(
+        default=None,
         ge=0,
         le=65535,
-        description="seconds before the time limit at which the job is warned (USR2); 0: never",
+        description="seconds before the time limit of the warning (USR2); unset: 120, or a quarter of `time`; 0: never",
     )
+
+    @model_validator(mode="after")
+    def _warned_after_the_start(self) -> Job:
+        limit = slurm_seconds(self.time)
+        if limit is not None and (self.signal_before or 0) >= limit:
+            raise ValueError(
+                f"signal_before ({self.signal_before} s) is not below the time limit of {limit} s (time {self.time}): "
+                "the job would be warned at its very start; raise time, or leave signal_before out"
+            )
+        return self
+
+    @property
+    def warn_before(self) -> int:
+        """Seconds before the time limit at which Slurm warns; 0: never. Of a short limit, no more than a quarter."""
+        if self.signal_before is not None:
+            return self.signal_before
+        return min(WARNING, (slurm_seconds(self.time) or 4 * WARNING) // 4)
 
 
 class Container(Section):
@@ -118,10 +137,16 @@ class Detect(Section):
 
 
 class Restart(Section):
-    """When a failed run is started again."""
+    """When and how a failed run is started again."""
 
+    how: Literal["requeue", "resubmit"] = Field(
+        default="requeue",
+        description="requeue: the same job again, or a new one where Slurm refuses that; resubmit: always a new job",
+    )
     max_without_progress: int = Field(
-        default=3, ge=0, description="restarts in a row with no new step before the run stops"
+        default=3,
+        ge=0,
+        description="restarts in a row with no newer checkpoint (without any: no new step) before the run stops",
     )
     backoff: float = Field(
         default=5.0, ge=0, description="wait before the first restart without progress; doubles each time, 300 at most"

@@ -14,6 +14,7 @@ from transom_cli.core import events as ev
 from transom_cli.core import healing, idle, job
 from transom_cli.core import incident as inc
 from transom_cli.core.actions import Action, Cancel, Examine, Isolate, Patch, Probe, Release, Restart, Submit
+from transom_cli.core.diagnose import UNKNOWN
 from transom_cli.core.incident import Step, done, order
 from transom_cli.core.state import Phase, Stage, State
 from transom_cli.layout import parse_attempt
@@ -72,6 +73,8 @@ def _launch_seen(state: State, e: ev.LaunchSeen) -> Step:
     step: Step = (state, ())
     if job_id == state.job_id and restarts > state.restarts:
         step = job.seen(state, ev.JobSeen(e.at, job_id, restarts, "RUNNING", nodes=e.nodes))
+    elif e.succeeds and job_id != state.job_id:
+        step = job.seen(state, ev.JobSeen(e.at, job_id, restarts, "RUNNING", nodes=e.nodes, succeeds=e.succeeds))
     state = step[0]
     if e.attempt != state.attempt or (state.launched and e.launch <= state.launch):
         return step
@@ -101,7 +104,9 @@ def _outcome_seen(state: State, e: ev.OutcomeSeen) -> Step:
         if state.incident is not None:  # whatever it was, the training has ended well
             state = inc.close(state, e.at, "recovered" if job.starting(state) else "nothing")
         return replace(state, phase=Phase.FINISHING, since=e.at), ()
-    reached = min((x.step for x in e.exits), default=-1)  # beats are a second old at most; the wrappers know exactly
+    reached = min(
+        (x.step for x in e.exits), default=e.step
+    )  # beats are a second old at most; the wrappers know exactly
     state = replace(state, step=max(reached, state.step), max_step=max(reached, state.max_step))
     state = replace(state, durable=max(e.durable, state.durable))
     told = not job.starting(state) and state.incident is not None and state.incident.outcome is not None
@@ -250,7 +255,7 @@ def _action_failed(state: State, e: ev.ActionFailed) -> Step:
         return job.over(state, e.at, inc.final_phase(state), words, state.exit_code or 1)
     if isinstance(action, Cancel):
         words = f"{state.verdict} (cancelling failed: {e.error})"
-        return job.over(state, e.at, inc.final_phase(state), words, state.exit_code or 1)
+        return job.over(state, e.at, inc.final_phase(state), words, UNKNOWN)  # the job may live on
     if isinstance(action, Restart) and state.phase is Phase.STOPPING:
         return job.cancel(inc.close(state, e.at, "stopped"), e.at)
     if isinstance(action, Restart):

@@ -82,7 +82,7 @@ def _left(incident: Incident) -> Diagnosis | None:
     outcome = incident.outcome
     if outcome is None or outcome.status != "left":
         return None
-    blamed = outcome.blamed if outcome.cause == "isolated_nodes" else ()
+    blamed = outcome.suspects if outcome.cause == "isolated_nodes" else ()
     how = "exclude" if blamed else "none"
     return Diagnosis(outcome.cause or "left", outcome.why, blamed, sure=not blamed, isolate=how, restart=True)
 

@@ -54,7 +54,11 @@ class Submitted(Event):
 
 @dataclass(frozen=True)
 class JobSeen(Event):
-    """The job as Slurm told it. `state` is a JobState name; `reason` is Slurm's own word."""
+    """The job as Slurm told it. `state` is a JobState name; `reason` is Slurm's own word.
+
+    succeeds: the job that was ours, where its launcher, alone, has submitted this one in its place.
+    held_why: the launcher's reason, where it was the launcher that holds the job.
+    """
 
     job_id: int
     restarts: int
@@ -67,6 +71,8 @@ class JobSeen(Event):
     exit_code: int | None = None
     exit_signal: int | None = None
     lost_nodes: tuple[str, ...] = ()  # nodes of this run's last attempt that Slurm itself calls down or draining
+    succeeds: int = 0
+    held_why: str = ""
 
     @property
     def ended(self) -> bool:
@@ -94,13 +100,17 @@ class SlurmBack(Event):
 
 @dataclass(frozen=True)
 class LaunchSeen(Event):
-    """The launcher started the training step on `nodes`; `idle` are the allocation's others: spares, given up."""
+    """The launcher started the training step on `nodes`; `idle` are the allocation's others: spares, given up.
+
+    succeeds: as in JobSeen.
+    """
 
     attempt: str
     launch: int
     nodes: tuple[str, ...]
     world_size: int
     idle: tuple[str, ...] = ()
+    succeeds: int = 0
 
 
 @dataclass(frozen=True)
@@ -124,7 +134,7 @@ class OutcomeSeen(Event):
 
     left: on purpose, and to go on in another attempt; cause is then time_limit, maintenance or isolated_nodes.
     cause: "hang" when the launcher ended ranks that no longer stepped; then suspects names the nodes that stood out.
-    durable: the newest checkpoint's step as the launcher knew it, or -1.
+    durable: the newest checkpoint's step as the launcher knew it, or -1. step: the newest step of this attempt, or -1.
     blamed: nodes of the allocation that should carry no rank of the next attempt, for all that the launcher knows.
     """
 
@@ -138,6 +148,7 @@ class OutcomeSeen(Event):
     suspects: tuple[str, ...] = ()
     durable: int = -1
     blamed: tuple[str, ...] = ()
+    step: int = -1
 
 
 @dataclass(frozen=True)

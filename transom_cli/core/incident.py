@@ -210,7 +210,7 @@ def _budget(state: State, incident: Incident, at: float) -> Step:
     if incident.not_before is not None:  # paid already, before a second look
         return advance(replace(state, incident=replace(incident, stage=Stage.WAITING)), at)
     progress = state.durable if state.durable >= 0 else state.max_step
-    stuck = 0 if progress > state.progress else state.no_progress + 1
+    stuck = 0 if progress > state.progress or _as_far_as_time_went(state, incident) else state.no_progress + 1
     state = replace(state, progress=max(progress, state.progress), no_progress=stuck)
     if stuck > state.policy.max_without_progress:
         last = incident.diagnosis.words if incident.diagnosis else ""
@@ -221,6 +221,15 @@ def _budget(state: State, incident: Incident, at: float) -> Step:
     if delay:
         incident = mark(incident, at, "waiting", f"{delay:g} s before restart {stuck} without progress")
     return advance(replace(state, incident=incident), at)
+
+
+def _as_far_as_time_went(state: State, incident: Incident) -> bool:
+    """Without checkpoints of ours a trainer may count its steps from its own start, and keep its state by itself: then
+    no number tells that a new attempt came further. One that stepped until Slurm wanted its nodes back did.
+    """
+    cause = incident.diagnosis.cause if incident.diagnosis else ""
+    idle = state.step < 0 <= state.max_step
+    return state.durable < 0 and cause in ("time_limit", "preempted", "maintenance") and not idle
 
 
 def _restart(state: State, incident: Incident, at: float, *, key: str = "restart") -> Step:

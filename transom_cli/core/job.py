@@ -30,15 +30,22 @@ def starting(state: State) -> bool:
     return state.incident is None or state.incident.stage is Stage.STARTING
 
 
+def succeeds(state: State, e: ev.JobSeen) -> bool:
+    """The launcher, alone, has submitted this job in the place of ours."""
+    return bool(state.job_id) and e.succeeds == state.job_id != e.job_id
+
+
 def seen(state: State, e: ev.JobSeen) -> Step:
-    if e.job_id != state.job_id or e.restarts < state.restarts or e.state == "UNKNOWN":
+    follows = succeeds(state, e)
+    ours = follows or (e.job_id == state.job_id and e.restarts >= state.restarts)
+    if not ours or e.state == "UNKNOWN":
         return state, ()
     state = replace(state, slurm_lost="")  # an answer is an answer, whoever waited for one
     if restarting(state):
         return state, ()
     if state.phase is Phase.STOPPING:
         return _seen_stopping(state, e)
-    if e.restarts > state.restarts:
+    if follows or e.restarts > state.restarts:
         return requeued_behind(state, e)
     before = state.slurm_state
     leaving = e.completing and set(e.nodes) <= set(state.nodes)  # a completing job gives its nodes up one by one
@@ -60,16 +67,20 @@ def seen(state: State, e: ev.JobSeen) -> Step:
 
 
 def _seen_stopping(state: State, e: ev.JobSeen) -> Step:
-    again = e.restarts > state.restarts
+    again = succeeds(state, e) or e.restarts > state.restarts
     state = replace(inc.new_attempt(state, e.job_id, e.restarts), slurm_state=e.state, slurm_reason=e.reason)
     if e.ended:
         return over(state, e.at, inc.final_phase(state), state.verdict, state.exit_code or 1)
     return cancel(state, e.at) if again else (state, ())  # Slurm requeued what we are stopping
 
 
+def held_words(why: str) -> str:
+    return f"held by its launcher: {why}"
+
+
 def _pending(state: State, e: ev.JobSeen) -> Step:
     if e.held:
-        verdict = f"Slurm holds the job: {e.reason or 'held'}"
+        verdict = held_words(e.held_why) if e.held_why else f"Slurm holds the job: {e.reason or 'held'}"
         if state.phase is Phase.HELD and state.verdict == verdict:
             return state, ()
         state = replace(state, phase=Phase.HELD, since=e.at, verdict=verdict)
@@ -106,17 +117,19 @@ def waive_spares(state: State, at: float) -> Step:
 
 
 def requeued_behind(state: State, e: ev.JobSeen) -> Step:
-    """Slurm (a node failure, preemption, an admin) requeued the job itself: keep it off the nodes we know to be bad.
+    """Slurm (a node failure, preemption, an admin) or the job's launcher, without an operator, gave it another start:
+    keep it off the nodes we know to be bad.
 
     Bad are those that failed their probes, and those that Slurm itself calls down; a mere silence is not enough, as a
     requeue makes every node silent.
     """
     known = state.incident.dead if state.incident else ()
     if state.incident is not None:
-        state = replace(state, incident=inc.mark(state.incident, e.at, "requeued", "by Slurm, not by transom"))
-        state = inc.close(state, e.at, "requeued by Slurm")
+        by, whose = ("its launcher", "its launcher") if _by_launcher(e) else ("Slurm", "Slurm, not by transom")
+        state = replace(state, incident=inc.mark(state.incident, e.at, "requeued", f"by {whose}"))
+        state = inc.close(state, e.at, f"requeued by {by}")
     name = f"i{len(state.incidents) + 1}"
-    words = f"Slurm requeued the job behind our back (restart {e.restarts}{', ' + e.reason if e.reason else ''})"
+    words = _behind_words(e)
     incident = Incident(name, state.job_id, state.restarts, e.at, state.step, stage=Stage.STARTING)
     incident = inc.mark(incident, e.at, "seen", words)
     lost = dict.fromkeys((*known, *e.lost_nodes))
@@ -137,6 +150,18 @@ def requeued_behind(state: State, e: ev.JobSeen) -> Step:
     if e.state == "PENDING" and (kept or not e.held):
         step = patch(state, start=not e.held)
     return both(step, seen(step[0], e))
+
+
+def _by_launcher(e: ev.JobSeen) -> bool:
+    return bool(e.succeeds or e.held_why)
+
+
+def _behind_words(e: ev.JobSeen) -> str:
+    if not _by_launcher(e):
+        return f"Slurm requeued the job behind our back (restart {e.restarts}{', ' + e.reason if e.reason else ''})"
+    did = [f"submitted job {e.job_id} in the place of job {e.succeeds}"] if e.succeeds else []
+    did += [f"held it: {e.held_why}"] if e.held_why else []
+    return f"the job's launcher, without an operator, {' and '.join(did)}"
 
 
 def finish(state: State, at: float) -> Step:

@@ -7,7 +7,8 @@ advances by no more than half of `node_silent` from one look to the next. So loo
 
 A synchronous job stalls as a whole, so a stall is one finding, not one a rank. Which limit holds, in this order:
 
-1. a process of the job has been stopped, dead or gone for `floor` seconds:            tight  (see core.step_times)
+1. a process of the job has been stopped, dead or gone for `floor` seconds:            tight  (see core.step_times),
+   with a factor of 3 at most: this one cannot be in a step that merely takes long
 2. no rank has made a step in this launch yet:                                         first_step
 3. a rank is in phase "checkpoint" or "restore":                                       checkpoint, or patient if longer
 4. too few steps have been seen to know:                                               first_step
@@ -51,6 +52,7 @@ __all__ = [
     "watch",
 ]
 
+STOPPED = 3.0
 _DEAD = "TXZ"
 _SLOW = ("checkpoint", "restore")
 
@@ -222,9 +224,9 @@ def _is_judged(state: QuietState, pulse: Pulse) -> bool:
 
 def _limit(state: QuietState, limits: QuietLimits) -> float:
     """The order of the module's docstring."""
-    tight = state.times.tight(limits.factor, limits.floor, limits.ceiling)
     if any(p.dead_since is not None and state.clock - p.dead_since >= limits.floor for p in state.pulses.values()):
-        return tight
+        return state.times.tight(min(limits.factor, STOPPED), limits.floor, limits.ceiling)
+    tight = state.times.tight(limits.factor, limits.floor, limits.ceiling)
     if state.stepping_since is None:
         return limits.first_step
     patient = state.times.patient(limits.factor, limits.patience, limits.floor, limits.ceiling)

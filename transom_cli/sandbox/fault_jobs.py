@@ -19,27 +19,27 @@ def kill_agent(sb: Sandbox, job_id: int, node: str) -> int:
 
 def stop_agent(sb: Sandbox, job_id: int, node: str) -> int:
     """The agent hangs (SIGSTOP). Returns its pid."""
-    return _signal(find_agent(sb, job_id, node), signal.SIGSTOP)
+    return procs.signal_all(find_agent(sb, job_id, node), signal.SIGSTOP)
 
 
 def cont_agent(sb: Sandbox, job_id: int, node: str) -> int:
     """Undo `stop_agent`."""
-    return _signal(find_agent(sb, job_id, node), signal.SIGCONT)
+    return procs.signal_all(find_agent(sb, job_id, node), signal.SIGCONT)
 
 
 def kill_launcher(sb: Sandbox, job_id: int) -> int:
     """The launcher alone dies by SIGKILL; slurmstepd ends what it leaves behind. Returns its pid."""
-    return _signal([find_launcher(sb, job_id)], signal.SIGKILL)
+    return procs.signal_all([find_launcher(sb, job_id)], signal.SIGKILL)
 
 
 def stop_launcher(sb: Sandbox, job_id: int) -> int:
     """The launcher hangs (SIGSTOP); its sruns and the ranks go on. Returns its pid."""
-    return _signal([find_launcher(sb, job_id)], signal.SIGSTOP)
+    return procs.signal_all([find_launcher(sb, job_id)], signal.SIGSTOP)
 
 
 def cont_launcher(sb: Sandbox, job_id: int) -> int:
     """Undo `stop_launcher`."""
-    return _signal([find_launcher(sb, job_id)], signal.SIGCONT)
+    return procs.signal_all([find_launcher(sb, job_id)], signal.SIGCONT)
 
 
 def find_agent(sb: Sandbox, job_id: int, node: str) -> list[Proc]:
@@ -66,9 +66,3 @@ def find_launcher(sb: Sandbox, job_id: int) -> Proc:
 def _in_a_step(proc: Proc) -> bool:
     """srun, which starts the agents, bears their role too: but it runs in the batch script, which is no step."""
     return proc.environ.get("SLURM_STEP_ID", "").isdigit()
-
-
-def _signal(family: list[Proc], signum: int) -> int:
-    for proc in family:
-        procs.signal_one(proc.ident, signum)
-    return family[0].pid

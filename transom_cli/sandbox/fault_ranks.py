@@ -25,12 +25,12 @@ def kill_rank(sb: Sandbox, job_id: int, rank: int) -> int:
 
 def stop_rank(sb: Sandbox, job_id: int, rank: int) -> int:
     """The rank hangs (SIGSTOP). Returns its pid."""
-    return _signal(find_rank(sb, job_id, rank), signal.SIGSTOP)
+    return procs.signal_all(find_rank(sb, job_id, rank), signal.SIGSTOP)
 
 
 def cont_rank(sb: Sandbox, job_id: int, rank: int) -> int:
     """Undo `stop_rank`."""
-    return _signal(find_rank(sb, job_id, rank), signal.SIGCONT)
+    return procs.signal_all(find_rank(sb, job_id, rank), signal.SIGCONT)
 
 
 def slow_rank(sb: Sandbox, job_id: int, rank: int, duty: float) -> int:
@@ -89,12 +89,6 @@ def rank_tops(running: Sequence[Proc]) -> dict[int, Proc]:
     ranks = {p.pid: int(p.environ.get("RANK") or p.environ["SLURM_PROCID"]) for p in tasks}
     tops = [p for p in tasks if ranks.get(p.ppid) != ranks[p.pid]]
     return {ranks[p.pid]: p for p in sorted(tops, key=lambda p: (int(p.environ["SLURM_STEP_ID"]), -p.ident.start))}
-
-
-def _signal(family: list[Proc], signum: int) -> int:
-    for proc in family:
-        procs.signal_one(proc.ident, signum)
-    return family[0].pid
 
 
 def _throttles(sb: Sandbox) -> list[Proc]:

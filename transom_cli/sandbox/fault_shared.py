@@ -104,7 +104,10 @@ def _check_fuse(where: Path) -> None:
     elif os.geteuid() != 0 and fusermount() is None:
         missing = "without root it needs fusermount3"
     elif importlib.util.find_spec("mfusepy") is None:
-        missing, hint = "the Python package mfusepy is not installed", "pip install 'transom-cli[sandbox]'"
+        missing, hint = (
+            "the Python package mfusepy is not installed",
+            "in the clone of transom: pip install '.[sandbox]'",
+        )
     if missing:
         raise NotPermitted(f"Cannot mount a file system on {where}", missing, hint)
 

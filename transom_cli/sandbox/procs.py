@@ -37,9 +37,6 @@ class Proc:
         return self.ident.pid
 
 
-Matcher = Callable[[Proc], bool]
-
-
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -85,6 +82,13 @@ def signal_one(ident: Ident, signum: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def signal_all(family: list[Proc], signum: int) -> int:
+    """Signal each; the pid of the first."""
+    for proc in family:
+        signal_one(proc.ident, signum)
+    return family[0].pid
 
 
 def with_families(procs: Mapping[int, Proc], roots: Iterable[Proc]) -> list[Proc]:

@@ -62,6 +62,9 @@ class CliSlurm:
         argv = ["scontrol", "update", f"jobid={job_id}", "StartTime=now"]
         self._order(argv, done_already=r"Job is no longer pending execution")
 
+    def set_comment(self, job_id: int, comment: str) -> None:
+        self._runner.run(["scontrol", "update", f"jobid={job_id}", f"Comment={comment}"])
+
     def cancel(self, job_id: int) -> None:
         try:
             self._order(["scancel", str(job_id)], done_already=r"already completing or completed")

@@ -122,6 +122,7 @@ class FakeSlurm:
             partition=partition,
             requeue="no-requeue" not in options,
             excluded=tuple(name for name in options.get("exclude", "").split(",") if name),
+            after=int(options.get("dependency", "afterany:0").removeprefix("afterany:")),
             held="hold" in options,
             reason="JobHeldUser" if "hold" in options else "",
         )
@@ -215,6 +216,13 @@ class FakeSlurm:
         if job.state.ended:
             raise refused("start_now", "Job has already finished")
         job.begin = self.cluster.now
+
+    @_recorded
+    def set_comment(self, job_id: int, comment: str) -> None:
+        job = self._ours(job_id)
+        if job.state.ended:
+            raise refused("set_comment", "Job has already finished")
+        job.comment = comment
 
     @_recorded
     def cancel(self, job_id: int) -> None:

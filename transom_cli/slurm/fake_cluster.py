@@ -45,6 +45,7 @@ class FakeJob:
     excluded: tuple[str, ...]
     state: JobState = JobState.PENDING
     completing_since: float | None = None
+    after: int = 0  # the job that must have ended first (--dependency=afterany)
     held: bool = False
     reason: str = ""
     restarts: int = 0
@@ -102,6 +103,10 @@ class FakeCluster:
     def _try_start(self, job: FakeJob) -> None:
         if job.begin > self.now:
             job.reason = "BeginTime"
+            return
+        first = self.jobs.get(job.after)
+        if first is not None and (first.completing or not first.state.ended):
+            job.reason = "Dependency"
             return
         busy = self.busy()
         free = [

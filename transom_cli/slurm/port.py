@@ -156,6 +156,9 @@ class Slurm(Protocol):
     def start_now(self, job_id: int) -> None:
         """StartTime=now: do not pay Slurm's requeue delay. Only useful once COMPLETING has ended."""
 
+    def set_comment(self, job_id: int, comment: str) -> None:
+        """Replace the job's Comment (never AdminComment or SystemComment), in any state but an ended one."""
+
     def cancel(self, job_id: int) -> None:
         """`scancel`. A job that has ended or is forgotten is a success."""
 

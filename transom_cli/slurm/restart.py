@@ -1,4 +1,4 @@
-"""Requeue a job with exclusions: one procedure, safe to do twice and after a crash at any point.
+"""Bring a job to its next start with exclusions: one procedure, safe to do twice and after a crash at any point.
 
 The order is the only one that works (docs/architecture.md, "Requeue with exclusion"). Two facts behind the
 waiting: a job leaves COMPLETING only when all its nodes have answered, so a dead node is given up first; and a
@@ -8,8 +8,9 @@ revoked": the attempt ends FAILED at once), which is what Slurm's own delay of 1
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from transom_cli.slurm.port import (
     Job,
@@ -20,6 +21,8 @@ from transom_cli.slurm.port import (
     SlurmRefused,
     Submission,
 )
+from transom_cli.slurm.successor import exclusions, find_successors, submit_successor
+from transom_cli.slurm.tags import says_held, tag_of
 
 POLL = 0.15  # seconds between two looks at a job that is completing
 SETTLE = 1.5  # seconds between the end of the old start and the new one: 1 s, and room for clocks that differ
@@ -38,6 +41,8 @@ class RestartRequest:
     submission: how a successor is submitted; --exclude, --comment, --nodes and --hold are added.
     tasks_per_node: the job's --ntasks-per-node where its node count has been changed before; 0: leave the tasks alone.
     drop: exclusions of ours that have expired, removed from the old list unless they are in `exclude`.
+    resubmit: by a successor also where a requeue would do.
+    held: job id and restart count of a start that waits, held on purpose, for a person: it is theirs to release.
     """
 
     job_id: int
@@ -49,6 +54,8 @@ class RestartRequest:
     submission: Submission
     drop: tuple[str, ...] = ()
     tasks_per_node: int = 0
+    resubmit: bool = False
+    held: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -101,9 +108,9 @@ class _Restart:
         if job.state is JobState.CANCELLED and not successors:
             # We cancel a job only once its successor is there: somebody else ended this one, and meant it.
             raise SlurmRefused(f"Job {job.job_id} was cancelled", "its state in Slurm is CANCELLED (scancel)")
-        if self._stuck(job):
-            return self._succeed(job, ())
         was_pending = job.state is JobState.PENDING
+        if self._stuck(job) or (request.resubmit and not was_pending):
+            return self._succeed(job, ())
         if not was_pending:
             try:
                 self._shrink(job)
@@ -166,39 +173,43 @@ class _Restart:
             count = self.request.num_nodes if job.num_nodes != self.request.num_nodes else None
             tasks = count * self.request.tasks_per_node if count is not None else 0
             self.slurm.update_pending(job.job_id, exclude=exclude, num_nodes=count, num_tasks=tasks or None)
-        if job.held and how == "already" and job.reason != _HELD_BY_US:
-            return RestartResult(job.job_id, job.restarts, how)  # held by a person or a prolog: theirs to release
+        theirs = job.reason != _HELD_BY_US or self._on_purpose(job)  # a person's or a prolog's: not ours to release
+        if job.held and how == "already" and theirs:
+            return RestartResult(job.job_id, job.restarts, how)
+        self._forget_hold(job)
         self.slurm.release(job.job_id)  # Slurm's own delay still keeps it from starting
         self.sleep(SETTLE)
         self.slurm.start_now(job.job_id)
         return RestartResult(job.job_id, job.restarts, how)
 
+    def _on_purpose(self, job: Job) -> bool:
+        return (job.job_id, job.restarts) == self.request.held
+
+    def _forget_hold(self, job: Job) -> None:
+        """The words of a hold that is over; whether Slurm lets us does not matter to the job."""
+        if says_held(job.comment):
+            with contextlib.suppress(SlurmRefused, SlurmDenied):
+                self.slurm.set_comment(job.job_id, tag_of(job.comment))
+
     def _exclusions(self, job: Job | None) -> tuple[str, ...]:
-        old = job.excluded if job else ()
-        kept = [node for node in old if node not in self.request.drop]
-        return tuple(dict.fromkeys([*kept, *self.request.exclude]))
+        return exclusions(job, self.request.exclude, self.request.drop)
 
     def _successors(self) -> tuple[Job, ...]:
-        """Jobs that an earlier try submitted, whose answer may have been lost; the one that goes on first."""
-        found = [
-            job
-            for job in self.slurm.jobs()
-            if self.request.tag in job.comment.split() and job.job_id != self.request.job_id
-        ]
-        return tuple(sorted(found, key=lambda job: (job.state is JobState.CANCELLED, job.held, job.job_id)))
+        return find_successors(self.slurm, self.request.tag, self.request.job_id)
 
     def _succeed(self, old: Job | None, successors: tuple[Job, ...]) -> RestartResult:
         """Submit a successor held, cancel the old job, release: at no moment can both of them start."""
         if not successors:
-            submitted = self._submit(old)
+            request = self.request
+            size = (request.num_nodes, self._exclusions(old))
+            submitted = submit_successor(self.slurm, request.submission, request.tag, *size)
             # A submission that we gave up waiting for may have been taken after all: it is held, and stays so.
-            successors = (self.slurm.job(submitted), *self._successors())
+            successors = self._successors() or (self.slurm.job(submitted),)
         successor = successors[0]
         for extra in successors[1:]:
-            if extra.job_id != successor.job_id:
-                self.slurm.cancel(extra.job_id)
+            self.slurm.cancel(extra.job_id)
         self.slurm.cancel(self.request.job_id)
-        if successor.held:
+        if successor.held and not self._on_purpose(successor):
             self._wait_living_free()
             self.slurm.release(successor.job_id)
         return RestartResult(successor.job_id, successor.restarts, "successor")
@@ -216,12 +227,3 @@ class _Restart:
             if not old.completing or set(old.nodes) <= set(self.request.dead):
                 return
             self.sleep(POLL)
-
-    def _submit(self, old: Job | None) -> int:
-        request = self.request
-        exclude = self._exclusions(old)
-        added = [f"--comment={request.tag}", f"--nodes={request.num_nodes}", "--hold"]
-        if exclude:
-            added.append(f"--exclude={','.join(exclude)}")
-        options = (*request.submission.options, *added)
-        return self.slurm.submit(replace(request.submission, options=options))

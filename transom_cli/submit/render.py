@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transom_cli.errors import UsageError
-from transom_cli.layout import RunDir
+from transom_cli.layout import JOB_LOG, RunDir
 from transom_cli.submit.options import read_options
 from transom_cli.submit.quoting import Quoted, code, directive, output_pattern, sh
 from transom_cli.submit.templates import template_folder
@@ -16,19 +16,48 @@ from transom_cli.submit.templates import template_folder
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
 
-LOG_PATTERN = "slurm-%j.log"
-"""The batch script's own output, in the run directory. Attempts of one job append to one file."""
+_SETTINGS = {
+    "account": "job.account",
+    "chdir": "job.chdir",
+    "constraint": "job.constraint",
+    "cpus-per-task": "job.cpus_per_task",
+    "exclude": "job.exclude",
+    "job-name": "name",
+    "mem": "job.mem",
+    "nodes": "job.nodes",
+    "ntasks": "job.tasks_per_node",
+    "ntasks-per-node": "job.tasks_per_node",
+    "partition": "job.partition",
+    "qos": "job.qos",
+    "reservation": "job.reservation",
+    "signal": "job.signal_before",
+    "time": "job.time",
+    "workdir": "job.chdir",
+}
+"""Flags that a setting stands for: the flag would win in the script, and a restart asks for what the setting says."""
 
+_IN_RUN_DIR = "the log is in the run directory"
+_REQUEUED = "a run lives on being requeued, and asks for it itself"
+_ANSWER = "transom reads what sbatch answers"
 _NOT_YOURS = {
+    **{flag: f"use `{setting}`" for flag, setting in _SETTINGS.items()},
+    "gpus-per-node": "use `job.gpus_per_node` (for GPUs of one type: `--gres=gpu:TYPE:N` and `job.tasks_per_node`)",
     "array": "job arrays are not supported: start one run per element",
-    "no-requeue": "a run lives on being requeued",
     "comment": "transom tags its jobs with the comment",
-    "wrap": "give the command after `--`",
-    "output": "the log is in the run directory",
+    "error": _IN_RUN_DIR,
+    "output": _IN_RUN_DIR,
     "open-mode": "the log of a requeued job must be appended to",
-    "signal": "use `job.signal_before`",
+    "no-kill": "use `job.spares`: without spares a job that loses a node is to end",
+    "requeue": _REQUEUED,
+    "no-requeue": _REQUEUED,
+    "parsable": _ANSWER,
+    "quiet": _ANSWER,
+    "help": _ANSWER,
+    "usage": _ANSWER,
+    "version": _ANSWER,
     "test-only": "use `--dry-run`",
     "wait": "transom watches the job itself",
+    "wrap": "give the command after `--`",
 }
 
 
@@ -58,8 +87,9 @@ def render_script(settings: Settings, run_dir: Path, command: Sequence[str]) -> 
     torchrun = launch.kind == "torchrun"
     return environment.get_template(f"{launch.kind}.sbatch.j2").render(
         name=settings.name,
-        output=output_pattern(str(run_dir), LOG_PATTERN),
+        output=output_pattern(str(run_dir), JOB_LOG),
         job=settings.job,
+        signal_before=settings.job.warn_before,
         flags=_flags(settings),
         slurm_tasks_per_node=1 if torchrun else settings.ranks_per_node,
         python=_interpreter(launch.python),
@@ -111,7 +141,7 @@ def _refuse_flags(flags: Sequence[str]) -> None:
         raise UsageError(
             "`job.sbatch` holds what a run cannot live with",
             why="\n".join(f"--{name}: {why}" for name, why in bad),
-            hint="take it out of `job.sbatch`",
+            hint="take it out of `job.sbatch`; docs/settings.md explains the settings",
         )
 
 

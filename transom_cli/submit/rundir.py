@@ -128,26 +128,33 @@ def run_name(run: RunDir) -> str:
     return match["name"] if match else run.run_id
 
 
-def explain(error: OSError, path: Path, *, doing: str = "make the run directory") -> TransomError:
+def explain(
+    error: OSError, path: Path, *, doing: str = "make the run directory", instead: str = "choose another --root"
+) -> TransomError:
     """What a failed system call means to a person: full, read-only, forbidden, or as the system says it."""
     what = f"cannot {doing} {path}"
     why = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return TransomError(what, why, hint=f"make room (`df -h {path.parent}`; `quota`), or choose another --root")
+        return TransomError(what, why, hint=f"make room (`df -h {path.parent}`; `quota`), or {instead}")
     if error.errno == errno.EROFS:
-        return NotPermitted(what, why, hint="choose a --root on a file system that can be written to")
+        return NotPermitted(what, why, hint=f"{instead}, on a file system that can be written to")
     if error.errno in (errno.EACCES, errno.EPERM):
-        return NotPermitted(what, why, hint=f"look at `ls -ld {path.parent}`, or choose a --root of your own")
+        return NotPermitted(what, why, hint=f"look at `ls -ld {path.parent}`, or {instead}")
     if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.EEXIST, errno.ELOOP):
-        return UsageError(what, why, hint="choose another --root")
-    return TransomError(what, why, hint="choose another --root")
+        return UsageError(what, why, hint=instead)
+    return TransomError(what, why, hint=instead)
 
 
 def _run_at(path: Path) -> RunDir:
-    run = RunDir(path.expanduser().absolute())
-    if run.settings.is_file():
-        return run
-    why = "there is no run.toml in it" if run.path.is_dir() else "there is no such directory"
+    with contextlib.suppress(RuntimeError):  # "~nobody/..."
+        path = path.expanduser()
+    run = RunDir(path.absolute())
+    try:
+        if run.settings.is_file():
+            return run
+        why = "there is no run.toml in it" if run.path.is_dir() else "there is no such directory"
+    except OSError as error:
+        raise explain(error, run.path, doing="look for a run at", instead="name another run") from error
     raise NoSuchRun(f"no run at {run.path}", why=why, hint="`transom list` shows all runs")
 
 

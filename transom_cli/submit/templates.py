@@ -20,5 +20,5 @@ def template_folder(package: Path | None = None) -> Path:
     raise TransomError(
         "this installation of transom lacks its sbatch templates",
         why="looked in " + " and ".join(map(str, places)),
-        hint="pip install --force-reinstall transom-cli",
+        hint="in the clone of transom: pip install --force-reinstall .",
     )

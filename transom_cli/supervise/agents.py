@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -20,12 +21,14 @@ from transom_cli.core.ladder import Ended
 from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
 from transom_cli.layout import AttemptDir
+from transom_cli.slurm.retry import ask
 from transom_cli.supervise import launchplan
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 from transom_cli.supervise.revive import ANSWER, Journal, Revival
 
 END = 3.0  # seconds for the agents to see the outcome and leave
 CONNECT = 3.0
+SLURM_ANSWERS = 600.0  # seconds for a Slurm that does not tell where the nodes are
 COMING_UP = 10.0  # seconds for an agent to say where it listens
 GRACE = 2.0  # seconds from TERM to KILL for the ranks of a failed launch
 KILLING = 10.0  # more, for what dies slowly and for a busy node
@@ -37,25 +40,38 @@ AT_ONCE = 256  # agents asked at the same time
 Answer = dict[str, object]
 
 
-def addresses(nodes: tuple[str, ...]) -> dict[str, str]:
-    """By node, a name that the others can connect to: the node's own if it resolves, else Slurm's NodeAddr."""
+def addresses(nodes: tuple[str, ...], leave: Callable[[], bool]) -> dict[str, str]:
+    """By node, a name that the others can connect to: the node's own if it resolves, else Slurm's NodeAddr.
+
+    A Slurm that does not answer is asked again: no step could start without it, and no rank reach another.
+    """
     unknown = [node for node in nodes if not _ip(node)]
     known = {node: node for node in nodes}
     if unknown:
         from transom_cli.wiring import slurm_client
 
+        slurm, deadline = slurm_client(), time.monotonic() + SLURM_ANSWERS
+        clock = lambda: deadline if leave() else time.monotonic()  # noqa: E731
         with contextlib.suppress(TransomError):  # an agent that cannot be reached is told of when it is asked
-            known.update((found.name, found.address or found.name) for found in slurm_client().nodes(unknown))
+            answer = ask(lambda: slurm.nodes(unknown), deadline, time.sleep, clock, cap=2.0)
+            known.update((found.name, found.address or found.name) for found in answer)
     return known
 
 
 class Agents:
-    def __init__(self, allocation: Allocation, options: LaunchOptions, attempt: AttemptDir, journal: Journal) -> None:
+    def __init__(
+        self,
+        allocation: Allocation,
+        options: LaunchOptions,
+        attempt: AttemptDir,
+        journal: Journal,
+        leave: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._allocation = allocation
         self._options = options
         self._attempt = attempt
         self._step: subprocess.Popen[bytes] | None = None
-        self.addresses = addresses(allocation.nodes)
+        self.addresses = addresses(allocation.nodes, leave)
         self._ips = {node: _ip(address) for node, address in self.addresses.items()}
         self._revival = Revival(allocation, options, attempt, self._lives, journal)
 
@@ -90,10 +106,15 @@ class Agents:
         """Start agents again that have died: of these nodes, whose tables are late. Returns at once."""
         self._revival.look(late)
 
+    def dead(self, node: str) -> bool:
+        """Whether the node's slurmd gives no answer either, as far as that is known."""
+        return self._revival.dead(node)
+
     def evidence(self, launch: int, incident: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """What every rank of the launch was doing, a line each; the files are in the attempt's evidence folder."""
         folder = self._attempt.evidence(incident)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # a full disk: the agents find out, and say so
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = {"launch": launch, "incident": incident, "seconds": EVIDENCE}
         answers = self._ask_all(nodes, "evidence", EVIDENCE + 2.0, about)
         lines: list[str] = []

@@ -23,13 +23,19 @@ def allocation_from(environ: dict[str, str] | os._Environ[str]) -> Allocation:
             "Submit with `transom run -- COMMAND`, which writes such a script.",
         ) from error
     restart = int(environ.get("SLURM_RESTART_COUNT") or 0)  # unset on a job's first start
-    return Allocation(job_id, restart, nodes, environ.get("SLURM_CPUS_PER_TASK", ""))
+    return Allocation(
+        job_id, restart, nodes, environ.get("SLURM_CPUS_PER_TASK", ""), environ.get("SLURMD_NODENAME", "")
+    )
 
 
 def require_run_dir(run: RunDir) -> None:
-    if not run.settings.exists():
+    try:
+        run.settings.stat()
+    except OSError as error:
+        missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+        why = "its run.toml is not there" if missing else f"its run.toml cannot be seen ({error.strerror})"
         raise BadNodes(
             f"The run directory `{run.path}` is not visible on node {socket.gethostname()}",
-            "its run.toml is not there; the run directory must be on a file system that every node mounts",
+            f"{why}; the run directory must be on a file system that every node mounts",
             "Set `root` to a folder on a shared file system, and submit again.",
-        )
+        ) from error

@@ -67,6 +67,12 @@ class BeatWatch:
         """Median seconds of a step; 0 as long as too few were seen."""
         return self._quiet.times.median if self._quiet.times.known else 0.0
 
+    @property
+    def unusual(self) -> float:
+        """Seconds without a step that are unusual where something else speaks against a rank; 0: not known yet."""
+        limits, times = self._limits, self._quiet.times
+        return times.tight(limits.factor, limits.floor, limits.ceiling) if times.known else 0.0
+
     def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
         """Where these ranks of the present launch are."""
         where = {r.rank: t.node for t in self.tables.values() for r in t.ranks if r.launch == self.launch}

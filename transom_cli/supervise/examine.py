@@ -9,7 +9,7 @@ from pathlib import Path
 from transom_cli.agent.logs import tail_of
 from transom_cli.core.events import Examined
 from transom_cli.core.rootline import RootLine, clean, first_cause, log_order, root_line
-from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 
 SETTLE = 2.0  # seconds for a log on a network file system to show its end
 ALL = 64  # logs that are read at most
@@ -28,8 +28,8 @@ def candidates(
         launch = max(launches, key=lambda p: int(p.name))
         unread = [p for p in launch.glob("*.log") if p.name not in without]
         ranks = sorted(unread, key=lambda p: log_order(p.name, rank))
-    job_id = attempt.name.partition(".")[0]
-    return [*ranks[:ALL], run.path / f"slurm-{job_id}.log"]
+    job_id, _ = parse_attempt(attempt.name)
+    return [*ranks[:ALL], run.job_log(job_id)]
 
 
 def examine(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from transom_cli.core.ladder import Flushing
 
 SPREAD = 1.5  # seconds in which all agents have passed on the order
+NOBODY = "no rank has a Checkpointer"
 TRIES = 3  # with twice the spread each time
 
 Ask = Callable[[int], Mapping[str, Mapping[str, object]]]  # step (-1: only ask) -> each node's answer
@@ -36,7 +37,9 @@ def agree(ask: Ask, launch: int, world: int, step_time: float) -> Flushing:
         trouble = _trouble(known, world)
         if not trouble and all(_number(answer, "reached") < step for answer in known.values()):
             return Flushing(0.0, launch, step, keeps=keeps)
-    return Flushing(0.0, launch, -1, trouble or "the ranks were faster than the order", keeps=keeps)
+    words = trouble or "the ranks were faster than the order"
+    alone = trouble == NOBODY and all(answer.get("warned") for answer in known.values())
+    return Flushing(0.0, launch, -1, words, keeps=keeps, again=trouble != NOBODY, alone=alone)
 
 
 def _trouble(answers: Mapping[str, Mapping[str, object]], world: int) -> str:
@@ -45,7 +48,7 @@ def _trouble(answers: Mapping[str, Mapping[str, object]], world: int) -> str:
             return f"{node} gives no answer: {answer.get('error', 'unknown')}"
     listening = sum(len(_numbers(answer, "listening")) for answer in answers.values())
     if not listening:
-        return "no rank has a Checkpointer"
+        return NOBODY
     return "" if listening == world else f"only {listening} of {world} ranks have a Checkpointer"
 
 

@@ -18,9 +18,10 @@ from transom_cli.core import quiet
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.diagnose import first_bad
 from transom_cli.core.state import Stage, State
-from transom_cli.layout import AttemptDir, RunDir, parse_attempt
+from transom_cli.layout import AttemptDir, RunDir, attempt_name, parse_attempt
 from transom_cli.supervise.beatwatch import BeatWatch
 from transom_cli.supervise.exits import ExitRecords
+from transom_cli.supervise.handed import attempt_numbers, handed_on
 
 PROGRESS_EVERY = 60.0  # one progress line a minute in the journal
 ABANDONED = 3.0  # seconds from a rank's bad end to the launcher's account of it, before the launcher counts as gone
@@ -221,25 +222,30 @@ class Follower:
             for event in self._attempt.poll(now, state.batch_host):
                 if isinstance(event, (ev.OutcomeSeen, ev.NodeSilent, ev.RanksQuiet)):
                     yield from self._checkpoint(now)  # the budget of a restart counts on what is durable by now
+                if isinstance(event, ev.LaunchSeen) and parse_attempt(event.attempt)[0] != state.job_id:
+                    event = replace(event, succeeds=state.job_id)
                 yield event
 
     def _newest_attempt(self, state: State) -> str:
-        """The attempt that the state knows, or a newer start of the same job that Slurm has not told us of yet.
+        """The attempt that the state knows, or a newer start of the same job that Slurm has not told us of yet; or of
+        the job that the launcher says it submitted in its place.
 
         A newer one counts once its launcher writes, since only a launch tells the core of it; and not while a restart
         is under way, whose own answer does. What was told too early would be told in vain: each thing is told once.
         """
-        newest = state.restarts
-        if state.incident is not None and state.incident.stage is Stage.RESTARTING:
+        if not state.job_id or (state.incident is not None and state.incident.stage is Stage.RESTARTING):
             return state.attempt
-        for path in _listed(self._run.attempts):
-            try:
-                job_id, restarts = parse_attempt(path.name)
-            except ValueError:
+        newest = (state.job_id, state.restarts)
+        for number in sorted(n for n in attempt_numbers(self._run) if n > newest):
+            if number[0] != newest[0] and not self._succeeds(newest, number[0]):
                 continue
-            if job_id == state.job_id and restarts > newest and AttemptDir(path).launcher_journal.exists():
-                newest = restarts
-        return self._run.attempt(state.job_id, newest).name if state.job_id else ""
+            if self._run.attempt(*number).launcher_journal.exists():
+                newest = number
+        return attempt_name(*newest)
+
+    def _succeeds(self, attempt: tuple[int, int], job_id: int) -> bool:
+        handed = handed_on(self._run.attempt(*attempt))
+        return handed is not None and handed.job_id == job_id
 
     def _checkpoint(self, now: float) -> Iterator[ev.Event]:
         step = newest_checkpoint(self._checkpoints)

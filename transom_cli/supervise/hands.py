@@ -7,7 +7,6 @@ ActionFailed.
 from __future__ import annotations
 
 import queue
-import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,21 +16,23 @@ from transom_cli.core import actions as act
 from transom_cli.core import events as ev
 from transom_cli.errors import TransomError
 from transom_cli.health.finding import Finding
-from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.layout import AttemptDir, RunDir, attempt_name
 from transom_cli.slurm.port import (
     Job,
     JobState,
     NoSuchJob,
     Slurm,
-    SlurmDenied,
     SlurmRefused,
     SlurmUnknown,
     Submission,
 )
 from transom_cli.slurm.restart import SETTLE, RestartRequest, restart_job
 from transom_cli.slurm.retry import backoff
+from transom_cli.slurm.tags import of_run, run_tag, successor_tag, tag_of
 from transom_cli.supervise.clock import Clock
+from transom_cli.supervise.draining import drain
 from transom_cli.supervise.examine import examine
+from transom_cli.supervise.handed import newest_handed
 
 _HELD_BY_SUBMISSION = "JobHeldUser"  # Slurm's reason after `sbatch --hold`
 _LAST = 150.0  # seconds in which Slurm starts by itself what it has requeued (its credential lifetime, and a look)
@@ -48,11 +49,12 @@ class Orders:
     drain_command: tuple[str, ...] = ()
     tasks_per_node: int = 0  # where a restart may do with fewer nodes (without spares): to keep the tasks in step
     stay_held: bool = False  # the user's own script asks for --hold: releasing it is theirs
+    resubmit: bool = False  # a restart is a new job
 
     @property
     def tag(self) -> str:
         """The comment by which our jobs are found again when an answer of sbatch was lost."""
-        return f"transom:{self.run.run_id}"
+        return run_tag(self.run.run_id)
 
 
 class _Stopped(Exception):
@@ -128,7 +130,7 @@ class Hands:
             self._slurm.release(action.job_id)
             return ev.Acted(self._clock.now(), action.key, "released")
         if isinstance(action, act.Cancel):
-            self._slurm.cancel(action.job_id)
+            self._cancel(action.job_id)
             return ev.Acted(self._clock.now(), action.key, "cancelled")
         raise TypeError(f"no hand for {type(action).__name__}")
 
@@ -154,8 +156,15 @@ class Hands:
 
     def _submitted(self) -> list[Job]:
         """The jobs of the first submission: one that was released already before those still held."""
-        found = (job for job in self._slurm.jobs() if job.comment == self._orders.tag)
+        found = (job for job in self._slurm.jobs() if tag_of(job.comment) == self._orders.tag)
         return sorted(found, key=lambda job: (job.held, job.job_id))
+
+    def _cancel(self, job_id: int) -> None:
+        """The run is to end, and with it a successor that its launcher submitted meanwhile."""
+        self._slurm.cancel(job_id)
+        for job in self._slurm.jobs():
+            if of_run(job.comment, self._orders.tag) and job.job_id != job_id and not job.state.ended:
+                self._slurm.cancel(job.job_id)
 
     def _probe(self, action: act.Probe) -> ev.Event:
         self._sleep(action.delay)
@@ -167,36 +176,11 @@ class Hands:
         how, detail = "excluded", ""
         if action.drain:
             reason = f"transom: {action.reason} ({self._orders.run.run_id})"[:200]
-            how, detail = self._drain(action.node, reason)
+            how, detail = drain(self._slurm, self._orders.drain_command, action.node, reason)
         return ev.Isolated(self._clock.now(), action.key, action.node, how, detail)
 
-    def _drain(self, node: str, reason: str) -> tuple[str, str]:
-        """The ladder: scontrol, then the site's own command, else exclusion with the command an admin would run."""
-        try:
-            self._slurm.drain(node, reason)
-            return "drained", ""
-        except (SlurmDenied, SlurmRefused) as error:
-            why = error.why or error.what
-        if self._orders.drain_command:
-            try:
-                done = subprocess.run(
-                    [*self._orders.drain_command, node, reason],
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    text=True,
-                    timeout=30,
-                    check=False,
-                )
-                if done.returncode == 0:
-                    return "drained", f"by {self._orders.drain_command[0]}"
-                why = (
-                    f"{why}; {self._orders.drain_command[0]} ended with {done.returncode}: {done.stderr.strip()[:200]}"
-                )
-            except (OSError, subprocess.TimeoutExpired) as error:
-                why = f"{why}; {error}"
-        return "excluded", f"drain refused by Slurm: {why}"
-
     def _restart(self, action: act.Restart) -> ev.Event:
+        handed = newest_handed(self._orders.run)
         request = RestartRequest(
             job_id=action.job_id,
             expect_restarts=action.expect_restarts,
@@ -204,9 +188,11 @@ class Hands:
             dead=action.dead,
             num_nodes=action.num_nodes,
             tasks_per_node=self._orders.tasks_per_node,
-            tag=f"{self._orders.tag}:{action.key}",
+            tag=successor_tag(self._orders.tag, attempt_name(action.job_id, action.expect_restarts)),
             submission=self._orders.submission,
             drop=action.drop,
+            resubmit=self._orders.resubmit,
+            held=handed.start if handed is not None else None,  # its launcher left it held, or a person held it since
         )
         result = restart_job(self._slurm, request, sleep=self._sleep, clock=self._clock.now)
         return ev.Restarted(self._clock.now(), action.key, result.job_id, result.restarts, result.how)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import time
 from pathlib import Path
 
 from transom_cli.core.events import OutcomeSeen
-from transom_cli.core.ladder import Begun
+from transom_cli.core.ladder import Begun, made_progress
 from transom_cli.errors import TransomError
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.supervise.follow import newest_checkpoint, read_outcome
+from transom_cli.supervise.handed import attempt_numbers
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.lease import read_holder
 
@@ -25,10 +26,12 @@ def begun(run: RunDir, attempt: AttemptDir, checkpoints: Path, expiry: float) ->
     if not alone:
         isolated = set()  # it has looked at them itself
     isolated |= _excluded(run)
+    durable = newest_checkpoint(checkpoints)
     return Begun(
         0.0,
-        newest_checkpoint(checkpoints),
-        stuck=without_progress(outcomes),
+        durable,
+        step=max((o.step for o in outcomes if o), default=-1),
+        stuck=without_progress(outcomes, durable),
         isolated=tuple(sorted(isolated)),
         insist=alone,
         lacked=bool(outcomes) and outcomes[-1] is not None and outcomes[-1].cause == "isolated_nodes",
@@ -38,29 +41,20 @@ def begun(run: RunDir, attempt: AttemptDir, checkpoints: Path, expiry: float) ->
 def earlier(run: RunDir, attempt: AttemptDir) -> list[AttemptDir]:
     """The run's attempts before this one, oldest first."""
     here = parse_attempt(attempt.name)
-    found = []
-    try:
-        names = os.listdir(run.attempts)  # noqa: PTH208
-    except OSError:
-        return []
-    for name in names:
-        try:
-            number = parse_attempt(name)
-        except ValueError:
-            continue
-        if number < here:
-            found.append((number, AttemptDir(run.attempts / name)))
-    return [path for _, path in sorted(found, key=lambda pair: pair[0])]
+    return [run.attempt(*number) for number in sorted(attempt_numbers(run)) if number < here]
 
 
-def without_progress(outcomes: list[OutcomeSeen | None]) -> int:
-    """How many of the newest attempts, in a row, came to no newer checkpoint than those before."""
-    stuck, best = 0, -1
+def without_progress(outcomes: list[OutcomeSeen | None], durable: int) -> int:
+    """How many of the newest attempts, in a row, made no progress; `durable`: what stands after all of them.
+
+    None: an attempt that left no outcome, since its batch host died.
+    """
+    stuck, best, step = 0, -1, -1
     for outcome in outcomes:
-        durable = outcome.durable if outcome is not None else best
-        stuck = 0 if durable > best else stuck + 1
-        best = max(best, durable)
-    return stuck
+        stuck = 0 if outcome is not None and made_progress(outcome, best, step) else stuck + 1
+        if outcome is not None:
+            best, step = max(best, outcome.durable), max(step, outcome.step)
+    return stuck if durable <= best else 0
 
 
 def operator_lives(run: RunDir, attempt: AttemptDir) -> bool:
@@ -83,6 +77,7 @@ def _age(then: AttemptDir, now: AttemptDir) -> float:
 
 def _excluded(run: RunDir) -> set[str]:
     try:
-        return set(fold(run.journal).state.excluded)
+        now = time.time()  # as the operator's
+        return {x.node for x in fold(run.journal).state.exclusions if x.until is None or x.until > now}
     except (OSError, TransomError):
         return set()

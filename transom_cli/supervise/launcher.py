@@ -9,6 +9,7 @@ import queue
 import signal
 import socket
 import sys
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -18,15 +19,17 @@ from transom_cli.core.codec import plain
 from transom_cli.core.ladder import Heard, LadderPolicy, LadderState, Leaving, Order, Rung
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.files import publish_text, replace_text
-from transom_cli.supervise import history
+from transom_cli.slurm.port import Slurm
+from transom_cli.supervise import history, latewarning
 from transom_cli.supervise.agents import Agents
 from transom_cli.supervise.allocation import allocation_from
 from transom_cli.supervise.beatwatch import BeatWatch
 from transom_cli.supervise.follow import newest_checkpoint
+from transom_cli.supervise.giveback import GiveBack
 from transom_cli.supervise.launcherlog import LauncherLog, say
 from transom_cli.supervise.launchhands import LaunchHands
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
-from transom_cli.supervise.linger import give_up_nodes, go_on, linger
+from transom_cli.supervise.linger import Wanted, ended_by_slurm, forget_hold, give_up_nodes, go_on, linger
 from transom_cli.supervise.nodewatch import NodeWatch
 from transom_cli.supervise.training import TrainingStep
 from transom_cli.supervise.warming import Warming
@@ -52,7 +55,6 @@ class Launcher:
         self._log = LauncherLog(self._attempt.launcher_journal)
         self._signals: list[int] = []
         self._unheard: list[int] = []  # signals that came while no launch could hear them
-        self._warned = False
         self._inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         self._nodewatch = NodeWatch(self._inbox)
         self._told = ladder.Exits(0.0, 0, ())
@@ -60,7 +62,7 @@ class Launcher:
         self._stop_by: float | None = None
         self._looked = self._looked_exits = self._looked_durable = self._signed = float("-inf")
         self._signs = 0
-        self._code, self._failed, self._again = 1, False, ""
+        self._code, self._failed, self._again, self._why = 1, False, "", ""
         self._look_every = max(LOOK, min(1.0, len(allocation.nodes) / TABLES))
 
     def run(self) -> int:
@@ -69,15 +71,19 @@ class Launcher:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, lambda n, _frame: self._signals.append(n))  # no work inside a handler
         options, nodes = self._options, self._allocation.nodes
+        missed_for = latewarning.missed_for(os.environ, options.warn_before, time.time())
+        self._warn_at = float("inf") if missed_for is None else time.monotonic() + missed_for
         policy = LadderPolicy(relaunches=options.relaunches, max_without_progress=options.max_without_progress)
         wanted = min(options.nodes or len(nodes), len(nodes))
         where = (self._allocation.job_id, self._allocation.restart, nodes)
-        self._state = LadderState(*where, wanted, options.tasks_on_node, policy)
+        self._state = LadderState(*where, wanted, options.tasks_on_node, policy, batch_host=self._allocation.host)
         self._journal("attempt", nodes=nodes, host=socket.gethostname(), pid=os.getpid())
         self._watch = BeatWatch(self._attempt.nodes, options.limits)
-        self._agents = Agents(self._allocation, options, self._attempt, self._journal)
-        self._hands = LaunchHands(self._allocation, options, self._attempt, self._agents, self._inbox)
+        self._agents = Agents(self._allocation, options, self._attempt, self._journal, self._asked_to_leave)
+        self._hands = LaunchHands(self._allocation, options, self._attempt, self._agents, self._inbox, self._journal)
+        self._giveback = GiveBack(self._allocation, _slurm, self._journal)
         self._start_agents()
+        threading.Thread(target=forget_hold, args=(options.run, self._allocation), daemon=True).start()
         try:
             begun = history.begun(options.run, self._attempt, options.checkpoints, options.expiry)
             self._hear(replace(begun, at=time.monotonic()))
@@ -85,10 +91,16 @@ class Launcher:
             while self._state.rung is not Rung.LEFT:
                 self._observe(time.monotonic())
                 time.sleep(TURN)
-            if not self._state.told:  # else Slurm waits for this process
-                self._hand_over() if self._failed or self._again else self._give_up_idle_nodes()
+            if self._state.told:  # Slurm waits for this process
+                self._go_on_uncancelled()
+            elif self._failed or self._again:
+                self._hand_over()
+            else:
+                self._give_up_idle_nodes()
         finally:
             self._nodewatch.stop()
+            self._hands.leftovers.stop()
+            self._giveback.stop()
             self._agents.stop(at_once=bool(self._state.told) or self._asked_to_leave())
         return self._code
 
@@ -97,16 +109,28 @@ class Launcher:
         run, leave = self._options.run, self._asked_to_leave
         if linger(run, leave) and self._again:
             self._journal("requeue", how=self._again)
-            self._journal("requeued", words=go_on(run, self._allocation.job_id, self._again, leave))
+            wanted = Wanted(self._again, self._why, self._options.resubmit)
+            go_on(run, self._allocation, wanted, leave, self._journal)
         if self._step is not None:
             self._step.kill()
 
+    def _go_on_uncancelled(self) -> None:
+        """Slurm does not start a job again that it has ended for its time limit: that is for whoever supervises it."""
+        run = self._options.run
+        if not self._again or history.operator_lives(run, self._attempt):
+            return
+        if ended_by_slurm(self._allocation.job_id):
+            self._journal("requeue", how="requeue")
+            wanted = Wanted("requeue", self._why, self._options.resubmit)
+            go_on(run, self._allocation, wanted, lambda: True, self._journal)
+
     def _give_up_idle_nodes(self) -> None:
         state, overdue = self._state, self._watch.overdue(time.monotonic())
-        idle = (n for n in self._allocation.nodes if n not in state.nodes)
+        kept = self._giveback.kept()
+        idle = (n for n in kept if n not in state.nodes)
         gone = tuple(n for n in idle if n not in state.ready or n in overdue)
         if gone and state.nodes:
-            give_up_nodes(self._allocation, gone)
+            give_up_nodes(replace(self._allocation, nodes=kept), gone)
 
     def _asked_to_leave(self) -> bool:
         return any(n in _LEAVE for n in self._signals)
@@ -131,12 +155,14 @@ class Launcher:
             say(f"transom: no agents: {error}")
 
     def _watch_nodes(self) -> None:
-        from transom_cli.wiring import slurm_client
-
         nodes = self._allocation.nodes if self._options.leave_drained else ()
-        probe = lambda node: self._agents.ask(node, "probe", PROBE)  # noqa: E731
+
+        def probe(node: str) -> dict[str, object]:
+            given_back = node in self._giveback.returned
+            return {"error": "given back"} if given_back else self._agents.ask(node, "probe", PROBE)
+
         warming = Warming(self._agents, self._journal, lambda: self._state)
-        self._nodewatch.start(nodes, self._state.spares, probe, slurm_client, warming)
+        self._nodewatch.start(nodes, self._state.spares, probe, _slurm, warming)
 
     # --- hearing ---
 
@@ -173,10 +199,14 @@ class Launcher:
             replace_text(self._attempt.launcher_alive, f"{self._signs}\n")
 
     def _forward(self, now: float) -> None:
+        if now >= self._warn_at:
+            self._warn_at = float("inf")
+            self._signals += [] if self._state.warned else [signal.SIGUSR2]
         while self._signals:
             number = self._signals.pop(0)
             self._journal("signal", name=signal.Signals(number).name)
-            self._warned = self._warned or number == signal.SIGUSR2
+            if number == signal.SIGUSR2:
+                self._hear(ladder.Warned(now))
             if self._state.rung is not Rung.TRAINING and number not in _LEAVE:
                 self._unheard.append(number)  # for the launch to come
             elif self._step is not None:
@@ -214,7 +244,7 @@ class Launcher:
 
     def _look_at_beats(self, now: float) -> None:
         self._watch.look(now)
-        late = self._watch.overdue(now)
+        late = tuple(n for n in self._watch.overdue(now) if n not in self._giveback.returned)
         if late and not self._state.told:
             self._agents.revive(late)
         launch = self._watch.launch  # after a relaunch the tables are about the launch before it for a moment
@@ -224,10 +254,11 @@ class Launcher:
             while self._unheard:
                 self._step.signal(self._unheard.pop(0))
         self._hear(ladder.Stepped(now, launch, step))
-        if stepping and self._warned:
-            self._hear(ladder.Warned(now))  # heard once a launch
+        if stepping:
+            self._giveback.look(self._state, self._hands.leftovers.on)
         for node, silent_for in self._watch.alone(now):
-            self._hear(ladder.Silent(now, node, silent_for))
+            if self._agents.dead(node):
+                self._hear(ladder.Silent(now, node, silent_for, self._watch.unusual))
         found = self._watch.found
         if found is not None and self._state.rung is Rung.TRAINING and not self._watch.blind(now):
             nodes = self._watch.nodes_of(found.culprits)
@@ -275,6 +306,7 @@ class Launcher:
         """outcome.json is written last: whoever reads it may believe the rest of the attempt directory."""
         told = order.outcome
         self._code, self._failed, self._again = order.exit_code, told.status == "failed", order.again
+        self._why = told.why
         self._journal("outcome", status=told.status, why=told.why, exit_code=order.exit_code)
         try:
             publish_text(self._attempt.outcome, json.dumps(plain(told)) + "\n")
@@ -284,6 +316,12 @@ class Launcher:
 
     def _journal(self, kind: str, **fields: Any) -> None:
         self._log.write(kind, self._state.launch, **fields)
+
+
+def _slurm() -> Slurm:
+    from transom_cli.wiring import slurm_client
+
+    return slurm_client()
 
 
 def main(options: LaunchOptions) -> int:

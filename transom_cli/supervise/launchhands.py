@@ -6,16 +6,27 @@ not keep the launcher's loop from hearing Slurm's signals.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
-import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from transom_cli.ckpt import fence
-from transom_cli.core.ladder import End, Ended, Flush, Flushing, Heard, NotStarted, Read, ReadLogs, Start
+from transom_cli.core.ladder import (
+    THIS_LAUNCHER,
+    End,
+    Ended,
+    Flush,
+    Flushing,
+    Heard,
+    NotStarted,
+    Read,
+    ReadLogs,
+    Start,
+)
 from transom_cli.errors import TransomError
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise import launchplan
@@ -24,6 +35,8 @@ from transom_cli.supervise.examine import examine
 from transom_cli.supervise.flushing import agree
 from transom_cli.supervise.launcherlog import say
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
+from transom_cli.supervise.leftovers import Leftovers
+from transom_cli.supervise.revive import Journal
 from transom_cli.supervise.training import TrainingStep
 
 SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
@@ -38,10 +51,13 @@ class LaunchHands:
         attempt: AttemptDir,
         agents: Agents,
         inbox: queue.SimpleQueue[Heard],
+        journal: Journal,
     ) -> None:
         self._allocation, self._options, self._attempt = allocation, options, attempt
         self._agents, self._inbox = agents, inbox
         self._nodes: tuple[str, ...] = ()  # of the present launch
+        self._said_rendezvous = False
+        self.leftovers = Leftovers(agents.end, journal)
         self.step: TrainingStep | None = None
 
     def start(self, order: Start) -> list[str] | None:
@@ -59,7 +75,10 @@ class LaunchHands:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         master = self._agents.addresses[nodes[0]]
         port = launchplan.port_for(allocation, launch)
-        env = launchplan.training_env(os.environ, master, port, options.run)
+        keep = launchplan.keeps_rendezvous(allocation, launch, nodes)
+        if not keep:
+            self._say_rendezvous(launch)
+        env = launchplan.training_env(os.environ, master, port, options.run, keep=keep)
         argv = launchplan.training_argv(
             allocation, options, attempt, launch, nodes, wrapper=WRAPPER, master=master, port=port
         )
@@ -68,6 +87,14 @@ class LaunchHands:
         self.step = TrainingStep(argv, env, attempt.exits(launch), nodes, tasks)
         self._nodes = nodes
         return argv
+
+    def _say_rendezvous(self, launch: int) -> None:
+        """Once. torchrun's ranks find each other by its flags, and never by what is set here."""
+        theirs = [f"{name}={os.environ[name]}" for name in launchplan.RENDEZVOUS if name in os.environ]
+        if theirs and not self._said_rendezvous and self._options.kind == "srun":
+            self._said_rendezvous = True
+            why = "each launch has a rendezvous of its own, where no rank of an older one can join"
+            say(f"transom: {' '.join(theirs)} does not hold from launch {launch} on: {why}")
 
     def _fence(self, launch: int) -> None:
         """No room to write it is no reason not to train: there may be some by the next checkpoint."""
@@ -83,10 +110,10 @@ class LaunchHands:
 
         def work() -> Heard:
             if any(n in nodes for n in overdue):
-                return Flushing(0.0, launch, -1, f"nothing is heard of {', '.join(overdue)}", keeps=True)
+                return Flushing(0.0, launch, -1, f"nothing is heard of {', '.join(overdue)}", keeps=True, again=True)
             return agree(lambda step: self._agents.flush(launch, nodes, step), launch, world, step_time)
 
-        self._thread("flush", work, lambda error: Flushing(0.0, launch, -1, repr(error), keeps=True))
+        self._thread("flush", work, lambda error: Flushing(0.0, launch, -1, repr(error), keeps=True, again=True))
 
     def end(self, order: End) -> None:
         """A launch whose state is durable is ended without grace: nothing of it is worth waiting for."""
@@ -94,23 +121,33 @@ class LaunchHands:
         grace = GRACE if order.incident else 0.0
 
         def work() -> Heard:
-            lines = self._agents.evidence(launch, order.incident, nodes) if order.evidence else ()
+            lines = self._evidence(launch, order.incident, nodes) if order.evidence else ()
             ended = self._agents.end(launch, nodes, grace, order.incident)
             ended = replace(ended, evidence=(*lines, *ended.evidence))
+            self.leftovers.left(launch, ended, nodes)
             if step is None:
                 return ended
             if ended.unheard:
                 step.kill()  # it would wait for those nodes
             elif not step.wait(SRUN_END):
                 step.kill()
-                lives = (socket.gethostname(), f"srun of launch {launch}")
+                lives = (THIS_LAUNCHER, f"srun of launch {launch}")
                 ended = replace(ended, survivors=(*ended.survivors, lives))
-            return replace(ended, exits=step.exits())
+            with contextlib.suppress(OSError):  # a run directory that does not answer makes nothing live on
+                ended = replace(ended, exits=step.exits())
+            return ended
 
         def failed(error: Exception) -> Heard:  # a fault of ours must not leave the attempt waiting for ever
-            return Ended(0.0, launch, survivors=((socket.gethostname(), repr(error)),))
+            return Ended(0.0, launch, survivors=((THIS_LAUNCHER, repr(error)),))
 
         self._thread("end", work, failed)
+
+    def _evidence(self, launch: int, incident: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
+        """Whatever keeps it from being taken: the launch must be ended all the same."""
+        try:
+            return self._agents.evidence(launch, incident, nodes)
+        except Exception as error:
+            return (f"no evidence: {error!r}",)
 
     def read(self, order: ReadLogs) -> None:
         nodes = self._nodes

@@ -14,6 +14,7 @@ from transom_cli.core.quiet import QuietLimits
 from transom_cli.layout import AttemptDir, RunDir
 
 PORTS = range(20000, 60000)
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Allocation:
     restart: int
     nodes: tuple[str, ...]
     cpus_per_task: str = ""
+    host: str = ""  # the node of the batch script, which a job cannot lose before its end
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,9 @@ class LaunchOptions:
     max_without_progress: int = 3
     nodes: int = 0  # that carry ranks; 0: all that the attempt has
     leave_drained: bool = True
+    resubmit: bool = False  # without an operator too: as a new job
     expiry: float = 3600.0  # seconds that the blame of an earlier attempt stands
+    warn_before: int = 0  # seconds before the time limit at which Slurm warns; 0: never
 
     @property
     def tasks_on_node(self) -> int:
@@ -82,7 +86,7 @@ def agent_argv(
         "--mem=0",
         "--gres=none",
         "--job-name=transom-agent",
-        f"--output={pattern(attempt.path / 'agents.log')}",
+        f"--output={pattern(attempt.agents_log)}",
         "--open-mode=append",
         *options.python,
         "-m",
@@ -130,14 +134,18 @@ def training_argv(
     argv += [options.python[0], "-I", "-S", str(wrapper), "--attempt-dir", str(attempt.path), "--launch", str(launch)]
     argv += ["--torchrun"] if options.kind == "torchrun" else []
     argv += ["--auto-beat"] if options.auto_beat else []
-    argv += ["--", *command(nodes, options, master, port)]
+    argv += ["--", *command(nodes, options, master, port, f"{attempt.name}.{launch}")]
     return argv
 
 
-def command(nodes: tuple[str, ...], options: LaunchOptions, master: str, port: int) -> list[str]:
-    """The user's command; torchrun's node rank comes from the wrapper (PET_NODE_RANK): ranks keep their nodes."""
+def command(nodes: tuple[str, ...], options: LaunchOptions, master: str, port: int, rendezvous: str) -> list[str]:
+    """The user's command; torchrun's node rank comes from the wrapper (PET_NODE_RANK): ranks keep their nodes.
+
+    rendezvous: its name, unless the user gives one: a torchrun of an older launch that lives on joins no newer one.
+    """
     if options.kind != "torchrun":
         return list(options.command)
+    named = any(word.replace("_", "-").startswith("--rdzv-id") for word in options.torchrun_args)
     return [
         options.python[0],
         "-m",
@@ -148,16 +156,24 @@ def command(nodes: tuple[str, ...], options: LaunchOptions, master: str, port: i
         f"--master-addr={master}",
         f"--master-port={port}",
         "--max-restarts=0",
+        *([] if named else [f"--rdzv-id={rendezvous}"]),
         *options.torchrun_args,
         *options.command,
     ]
 
 
-def training_env(base: Mapping[str, str], master: str, port: int, run: RunDir) -> dict[str, str]:
-    """What the ranks need to find each other. What the user has set stays."""
-    env = dict(base)
-    env.setdefault("MASTER_ADDR", master)
-    env.setdefault("MASTER_PORT", str(port))
+def keeps_rendezvous(allocation: Allocation, launch: int, nodes: tuple[str, ...]) -> bool:
+    """Whether the rendezvous that the user has set can be this launch's: each later one needs its own.
+
+    Nor can it be that of a first launch which leaves the allocation's first node out: there it was, most likely.
+    """
+    return launch == 0 and nodes[0] == allocation.nodes[0]
+
+
+def training_env(base: Mapping[str, str], master: str, port: int, run: RunDir, *, keep: bool) -> dict[str, str]:
+    """What the ranks need to find each other. keep: the rendezvous that `base` may name already."""
+    ours = dict(zip(RENDEZVOUS, (master, str(port)), strict=True))
+    env = {**ours, **base} if keep else {**base, **ours}
     env["TRANSOM_RUN_DIR"] = str(run.path)
     env.setdefault("TRANSOM_CHECKPOINT_DIR", str(run.checkpoints))
     return env

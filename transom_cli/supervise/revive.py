@@ -54,6 +54,11 @@ class Revival:
         self._due: dict[str, float] = {}  # when a node may be looked at again, by the monotonic clock
         self._steps: list[subprocess.Popen[bytes]] = []
         self._over = False
+        self._dead: set[str] = set()  # nodes whose slurmd gave no answer when it was last asked
+
+    def dead(self, node: str) -> bool:
+        """Whether neither the node's agent nor its slurmd answers, as far as that is known."""
+        return node in self._dead
 
     def look(self, nodes: tuple[str, ...]) -> None:
         """Nodes whose tables are late. Returns at once; the work is done by threads."""
@@ -109,10 +114,14 @@ class Revival:
 
     def _again(self, node: str) -> float:
         """Seconds until this node may be looked at again."""
-        if self._lives(node):
+        lives = self._lives(node)
+        found = None if lives else self._reach(node)
+        if found is None or found.verdict is not Verdict.FAIL:
+            self._dead.discard(node)
+        if found is None:
             return ALIVE
-        found = self._reach(node)
         if found.verdict is Verdict.FAIL:
+            self._dead.add(node)
             return self._failed(node, found.evidence)
         before = self._endpoint(node)
         argv = launchplan.agent_argv(self._allocation, self._options, self._attempt, node)
@@ -149,7 +158,7 @@ class Revival:
 
         with contextlib.suppress(TransomError):
             for found in slurm_client(timeout=10.0).nodes([node]):
-                return judge_reach(read_reach(node, found.address, found.port))
+                return judge_reach(read_reach(node, found.address, found.port, self._allocation.job_id))
         return Finding("reach", Verdict.UNKNOWN, node, "Slurm does not say where its slurmd is")
 
     def _endpoint(self, node: str) -> bytes:

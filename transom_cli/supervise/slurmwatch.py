@@ -6,12 +6,15 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from transom_cli.core import events as ev
 from transom_cli.errors import TransomError
 from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm
 from transom_cli.slurm.retry import backoff
+from transom_cli.slurm.tags import succeeds_job
 from transom_cli.supervise.clock import Clock
+from transom_cli.supervise.handed import Handed
 
 log = logging.getLogger("transom.slurmwatch")
 
@@ -22,13 +25,25 @@ class SlurmWatch:
     """Puts JobSeen, JobGone, SlurmLost and SlurmBack on the queue, changed or not: the core is calm.
 
     `pace()` says how many seconds to the next look; while Slurm does not answer, the pace backs off by itself.
+    A job that has ended may have a successor that its launcher submitted, known by the run's `tag`; `handed()` is what
+    the newest launcher says that it did.
     """
 
-    def __init__(self, slurm: Slurm, clock: Clock, out: queue.SimpleQueue[ev.Event], pace: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        slurm: Slurm,
+        clock: Clock,
+        out: queue.SimpleQueue[ev.Event],
+        pace: Callable[[], float],
+        tag: str = "",
+        handed: Callable[[], Handed | None] = lambda: None,
+    ) -> None:
         self._slurm = slurm
         self._clock = clock
         self._out = out
         self._pace = pace
+        self._tag = tag
+        self._handed = handed
         self._job_id = 0
         self._restarts = 0
         self._nodes: tuple[str, ...] = ()
@@ -83,19 +98,45 @@ class SlurmWatch:
     def _look(self, job_id: int, forgotten: int) -> tuple[ev.Event | None, int]:
         """What Slurm says of the job, and how often in a row it has not known it."""
         try:
-            return self._seen(self._slurm.job(job_id)), 0
+            job = self._slurm.job(job_id)
         except NoSuchJob:
-            gone = forgotten + 1 >= FORGOTTEN_AFTER
-            return (ev.JobGone(self._clock.now(), job_id) if gone else None), forgotten + 1
+            job = None
+        if job is None or (job.state.ended and job.state is not JobState.COMPLETED):
+            successor = self._successor(job_id)
+            if successor is not None:
+                return self._seen(successor, succeeds=job_id), 0
+        if job is not None:
+            return self._seen(job), 0
+        gone = forgotten + 1 >= FORGOTTEN_AFTER
+        return (ev.JobGone(self._clock.now(), job_id) if gone else None), forgotten + 1
 
-    def _seen(self, job: Job) -> ev.JobSeen:
+    def _successor(self, job_id: int) -> Job | None:
+        """The job that goes on in this one's place. One that is held counts if its launcher has told of it: else its
+        submission was cut off, and a restart is what releases it."""
+        if not self._tag:
+            return None
+        told = self._handed()
+        for job in sorted(self._slurm.jobs(), key=lambda job: job.job_id):
+            never = job.state is JobState.CANCELLED and not job.nodes
+            known = not job.held or (told is not None and told.job_id == job.job_id)
+            if succeeds_job(job.comment, self._tag, job_id) and known and not never:
+                return job
+        return None
+
+    def _seen(self, job: Job, succeeds: int = 0) -> ev.JobSeen:
         lost: tuple[str, ...] = ()
-        if job.restarts > self._restarts and job.state is JobState.PENDING and self._nodes:
+        if (succeeds or job.restarts > self._restarts) and job.state is JobState.PENDING and self._nodes:
             try:
                 lost = tuple(n.name for n in self._slurm.nodes(self._nodes) if not n.usable)
             except TransomError:
                 lost = ()
-        return job_seen(self._clock.now(), job, lost)
+        seen = job_seen(self._clock.now(), job, lost)
+        return replace(seen, succeeds=succeeds, held_why=self._why_held(job) if seen.held else "")
+
+    def _why_held(self, job: Job) -> str:
+        """Its launcher's reason, if it was its launcher that holds it."""
+        told = self._handed()
+        return told.why if told is not None and told.how == "held" and told.start == (job.job_id, job.restarts) else ""
 
 
 def job_seen(now: float, job: Job, lost: tuple[str, ...] = ()) -> ev.JobSeen:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING
 
+from transom_cli.errors import NoCheckpoint, TransomError
 from transom_cli.layout import RunDir
 from transom_cli.supervise.lease import STALE, operator_alive
 from transom_cli.ui.read import read_view
@@ -36,12 +38,20 @@ def watch_run(run: RunDir) -> int:
         print(f"warning: the operator is gone; start one with `transom attach {run.run_id}`", file=sys.stderr)
         return NO_OPERATOR
     if view.exit_code and view.verdict:
-        print(
-            f"error: Run `{view.run_id}` {view.phase}\n  {view.verdict}\n\nhint: The story is in "
-            f"`transom explain {view.run_id}`; the logs are in `{run.path}`.",
-            file=sys.stderr,
-        )
+        story = f"The story is in `transom explain {view.run_id}`; the logs are in `{run.path}`."
+        error = TransomError(f"Run `{view.run_id}` {view.phase}", view.verdict, story + _how_to_go_on(run, view))
+        print(f"error: {error}", file=sys.stderr)
     return view.exit_code
+
+
+def _how_to_go_on(run: RunDir, view: RunView) -> str:
+    """A run that is over is not taken up again, and a new one begins at step 0 unless it is told of the checkpoints."""
+    if view.durable < 0 or view.exit_code == NoCheckpoint.exit_code:
+        return ""
+    from transom_cli.wiring import checkpoints_of, read_settings
+
+    directory = shlex.quote(str(checkpoints_of(run, read_settings(run))))
+    return f"\nTo go on from step {view.durable}: `transom run --set checkpoint.directory={directory} ...`"
 
 
 def _over(run: RunDir, view: RunView) -> bool:
@@ -76,7 +86,8 @@ def _line_by_line(run: RunDir) -> RunView:
             phase = view.phase
             where = f"job {view.job_id}" if view.job_id else "no job yet"
             step = f", step {view.step}" if view.step >= 0 else ""
-            print(f"{clock_time(view.since or view.now)} {phase}: {where}{step}", flush=True)
+            why = f", {view.verdict}" if phase == "held" else ""
+            print(f"{clock_time(view.since or view.now)} {phase}: {where}{step}{why}", flush=True)
         for incident in reversed(view.incidents):
             for at, what, words in incident.marks:
                 if (at, what + words) not in told:

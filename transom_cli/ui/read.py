@@ -1,12 +1,16 @@
-"""Reads a run directory into a view: the journal played through the core, the beat tables, the lease."""
+"""Reads a run directory into a view: the journal played through the core, the beat tables, the lease; and what a
+launcher did while there was no operator."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from transom_cli.beats.table import BadTable, NodeTable, decode
-from transom_cli.core.state import State
-from transom_cli.layout import RunDir
+from transom_cli.core.job import held_words
+from transom_cli.core.state import Phase, State
+from transom_cli.layout import RunDir, parse_attempt
+from transom_cli.supervise.handed import Handed, newest_handed
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.lease import operator_alive
 from transom_cli.ui.view import RunView, view_of
@@ -27,4 +31,20 @@ def read_view(run: RunDir, patience: float = 0.0) -> RunView:
     """`patience`: seconds to watch the lease of an operator on another host; 0 trusts nothing but what is here."""
     state = fold(run.journal).state
     alive = operator_alive(run, patience=patience) is not None
-    return view_of(run.run_id, state, read_tables(run, state), time.time(), operator=alive)
+    view = view_of(run.run_id, state, read_tables(run, state), time.time(), operator=alive)
+    held = None if alive or view.over else _held_since(run, state)
+    return held_view(view, held) if held is not None else view
+
+
+def _held_since(run: RunDir, state: State) -> Handed | None:
+    """The hold of a launcher that no operator has seen: the operator's account ends before it."""
+    handed = newest_handed(run)
+    if handed is None or handed.how != "held":
+        return None
+    return handed if parse_attempt(handed.attempt) >= (state.job_id, state.restarts) else None
+
+
+def held_view(view: RunView, handed: Handed) -> RunView:
+    """Slurm has not been asked, so nothing is said of what it shows."""
+    view = replace(view, job_id=handed.job_id, restarts=handed.restarts, slurm_state="", slurm_reason="")
+    return replace(view, phase=Phase.HELD.value, since=handed.wall, verdict=held_words(handed.why))

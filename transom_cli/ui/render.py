@@ -37,6 +37,7 @@ def status_lines(view: RunView, width: int = 80) -> list[str]:
     if view.slurm_state and not view.over:
         reason = f" ({view.slurm_reason})" if view.slurm_state == "PENDING" and view.slurm_reason else ""
         lines.append(_row("slurm", f"job {view.job_id} {view.slurm_state}{reason}"))
+    lines += _what_now(view)
     if view.slurm_lost:
         lines.append(f"warning: Slurm does not answer, the job's state is not known: {view.slurm_lost}")
     if not view.operator and not view.over:
@@ -46,6 +47,23 @@ def status_lines(view: RunView, width: int = 80) -> list[str]:
         if len(view.incidents) > SHOWN:
             lines.append(f"{len(view.incidents) - SHOWN} earlier ones: `transom explain {view.run_id}`")
     return [fit(line, width) for line in lines]
+
+
+def _what_now(view: RunView) -> list[str]:
+    """What a person can do about a run that is held."""
+    if view.phase != "held" or not view.job_id:
+        return []
+    return [
+        _row("the story", f"transom explain {view.run_id}"),
+        _row("go on", f"scontrol release {view.job_id}"),
+        _row("give up", f"transom stop {view.run_id}"),
+    ]
+
+
+def held_lines(view: RunView) -> list[str]:
+    """Why a run is held, and what now: the end of its story."""
+    since = f" {clock_time(view.since)}" if view.since else ""
+    return [f"held{since}  {view.verdict}", *_what_now(view)[1:]]
 
 
 def _row(label: str, text: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from transom_cli.errors import printable
+
 
 def span(seconds: float) -> str:
     """`4.2 s`, `3m 05s`, `6h 12m`, `2d 4h`."""
@@ -27,4 +29,5 @@ def count(number: int) -> str:
 
 
 def fit(text: str, width: int) -> str:
+    text = printable(text)  # a rank's last words, say
     return text if len(text) <= width else text[: max(width - 3, 0)] + "..."

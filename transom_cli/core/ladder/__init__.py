@@ -8,6 +8,7 @@ the budget is spent. Progress refills it, time does not.
 
 from transom_cli.core.ladder.core import decide
 from transom_cli.core.ladder.events import (
+    THIS_LAUNCHER,
     Appeared,
     Begun,
     Draining,
@@ -34,9 +35,11 @@ from transom_cli.core.ladder.events import (
     Told,
     Warned,
 )
+from transom_cli.core.ladder.outcome import made_progress
 from transom_cli.core.ladder.state import LadderPolicy, LadderState, Leaving, Rung
 
 __all__ = [
+    "THIS_LAUNCHER",
     "Appeared",
     "Begun",
     "Draining",
@@ -67,4 +70,5 @@ __all__ = [
     "Told",
     "Warned",
     "decide",
+    "made_progress",
 ]

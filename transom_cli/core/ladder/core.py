@@ -13,6 +13,7 @@ from transom_cli.core.diagnose import first_bad
 from transom_cli.core.events import OutcomeSeen
 from transom_cli.core.ladder import fault, leaving
 from transom_cli.core.ladder.events import (
+    THIS_LAUNCHER,
     Appeared,
     Begun,
     Draining,
@@ -55,7 +56,8 @@ def _begun(state: LadderState, e: Begun) -> Step:
     """Isolated nodes carry no rank: spares come first, then, where another keeps them out, they themselves."""
     if state.launch >= 0:
         return state, ()
-    state = replace(state, since=e.at, durable=e.durable, began_durable=e.durable, progress=e.durable, stuck=e.stuck)
+    state = replace(state, since=e.at, durable=e.durable, began_durable=e.durable, progress=e.durable)
+    state = replace(state, began_step=e.step, stuck=e.stuck)
     good = tuple(n for n in state.allocated if n not in e.isolated)
     bad = tuple(n for n in state.allocated if n in e.isolated)
     if len(good) < state.wanted and e.insist:
@@ -64,7 +66,7 @@ def _begun(state: LadderState, e: Begun) -> Step:
     carrying = state.in_order((*good, *bad)[: state.wanted])
     spares = tuple(n for n in good if n not in carrying)
     given_up = tuple(n for n in bad if n not in carrying)
-    state = replace(state, launch=0, nodes=carrying, spares=spares, given_up=given_up)
+    state = replace(state, launch=0, nodes=carrying, spares=spares, given_up=given_up, inherited=given_up)
     return state, (Start(0, carrying),)
 
 
@@ -106,7 +108,7 @@ def _tick(state: LadderState, e: Tick) -> Step:
     """What takes too long is not waited for any longer."""
     for_so_long = e.at - state.since
     if state.rung is Rung.ENDING and for_so_long >= state.policy.ending:
-        stuck = ("this launcher", f"the end of launch {state.launch}, under way for {for_so_long:.0f} s,")
+        stuck = (THIS_LAUNCHER, f"the end of launch {state.launch}, under way for {for_so_long:.0f} s,")
         return _ended(state, Ended(e.at, state.launch, survivors=(stuck,)))
     if state.rung is Rung.READING and for_so_long >= state.policy.reading:
         return fault.read(state, Read(e.at, state.launch, "unknown", f"no answer for {for_so_long:.0f} s", "logs"))
@@ -116,7 +118,8 @@ def _tick(state: LadderState, e: Tick) -> Step:
     if state.launch > 0 and not state.appeared and not state.exits and for_so_long >= come_up:
         words = f"launch {state.launch} did not start a task within {for_so_long:.0f} s"
         return fault.fail(state, e.at, words, outcome=OutcomeSeen(e.at, state.attempt, "failed", words))
-    return _settle(state, e.at)
+    then = _settle(state, e.at)
+    return then if then[1] else leaving.tick(then[0], e.at)
 
 
 def _settle(state: LadderState, at: float) -> Step:
@@ -125,9 +128,7 @@ def _settle(state: LadderState, at: float) -> Step:
     over = state.over_since is not None
     overdue = state.over_since is not None and at - state.over_since >= state.policy.late
     if state.failing_since is None and (all_told or (overdue and state.srun == 0)):
-        status = "stopped" if state.told else "done"  # a trainer may end in good order when it is told to
-        which = "every rank" if all_told else "the training step"
-        return leave(state, at, status, f"{which} ended with exit code 0")
+        return _ended_well(state, at, "every rank" if all_told else "the training step")
     settled = state.failing_since is not None and (over or at - state.failing_since >= state.policy.settle)
     if not (all_told or settled or overdue):
         return state, ()
@@ -138,10 +139,20 @@ def _settle(state: LadderState, at: float) -> Step:
     return fault.fail(state, at, words, outcome=outcome)
 
 
+def _ended_well(state: LadderState, at: float, which: str) -> Step:
+    """A trainer may end in good order because it is told to, and its training is not done then."""
+    words = f"{which} ended with exit code 0"
+    if state.told:
+        return leave(state, at, "stopped", f"told to stop by {state.told}: {words}")
+    if state.warned and state.alone:
+        return leave(state, at, "left", f"{words} on the warning before the time limit", cause="time_limit")
+    return leave(state, at, "done", words)
+
+
 def _quiet(state: LadderState, e: Quiet) -> Step:
     if e.launch != state.launch or state.rung is not Rung.TRAINING or state.failing_since is not None or state.told:
         return state, ()
-    if e.step < 0 and state.max_step < 0 and not e.stopped:
+    if e.step < 0 and max(state.max_step, state.began_step) < 0 and not e.stopped:
         return state, ()  # a trainer that never beats: its silence says nothing, and a relaunch would loop
     who = f", ranks {', '.join(map(str, e.culprits))} stand out" if e.culprits else ""
     words = f"no step for {e.quiet_for:.1f} s (limit {e.limit:.1f} s) after step {e.step}{who}"
@@ -151,14 +162,15 @@ def _quiet(state: LadderState, e: Quiet) -> Step:
 
 def _silent(state: LadderState, e: Silent) -> Step:
     """The limit of a silence may not be known yet, but a node that has vanished with all ranks waiting is known."""
-    training = state.rung is Rung.TRAINING and state.failing_since is None and state.step >= 0 and not state.told
+    training = state.rung is Rung.TRAINING and state.failing_since is None and not state.told
     if not training or e.node not in state.nodes:
         return state, ()
-    wait = state.policy.silent * (1 if state.ready else 3)
-    still = e.at - state.stepped_at
+    wait = max(e.limit, state.policy.silent * (1 if state.ready else 3))
+    still = e.at - (state.stepped_at if state.step >= 0 else state.since)
     if e.silent_for < wait or still < wait:
         return state, ()
-    words = f"nothing is heard of {e.node} for {e.silent_for:.0f} s, and no rank has stepped since step {state.step}"
+    done = f"no rank has stepped since step {state.step}" if state.step >= 0 else "no rank has made a step"
+    words = f"nothing is heard of {e.node} for {e.silent_for:.0f} s, its slurmd gives no answer, and {done}"
     return fault.fail(state, e.at, words, quiet=True, quiet_nodes=(e.node,))
 
 

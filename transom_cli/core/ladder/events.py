@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from transom_cli.core.events import OutcomeSeen, RankExit
 
+THIS_LAUNCHER = "this launcher"  # a survivor's node that is none: our own fault, for which no node is to be blamed
+
 # --- what it hears ---
 
 
@@ -18,12 +20,13 @@ class Heard:
 class Begun(Heard):
     """The attempt has its nodes; `durable` is the newest checkpoint's step, or -1.
 
-    stuck: attempts in a row before this one that came to no newer checkpoint. isolated: nodes that are to carry no
-    rank; with `insist` (nobody else keeps them out) not even where there are too few others. lacked: the attempt
-    before this one was left for that very reason.
+    step: the newest step of the attempts before this one, or -1. stuck: how many of them, in a row, made no progress.
+    isolated: nodes that are to carry no rank; with `insist` (nobody else keeps them out) not even where there are too
+    few others. lacked: the attempt before this one was left for that very reason.
     """
 
     durable: int = -1
+    step: int = -1
     stuck: int = 0
     isolated: tuple[str, ...] = ()
     insist: bool = False
@@ -84,10 +87,14 @@ class Quiet(Heard):
 
 @dataclass(frozen=True)
 class Silent(Heard):
-    """Nothing is heard of a node for so many seconds, while others are heard."""
+    """Nothing is heard of a node for so many seconds, while others are heard, and its slurmd gives no answer either.
+
+    limit: seconds without a step that are nothing unusual; 0 as long as that is not known.
+    """
 
     node: str
     silent_for: float
+    limit: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,11 @@ class Durable(Heard):
 
 @dataclass(frozen=True)
 class Ended(Heard):
-    """Answer to `End`. unheard: nodes whose agent did not say that all is gone; survivors: (node, what lives on)."""
+    """Answer to `End`.
+
+    unheard: nodes whose agent did not say that all is gone. survivors: (node, what lives on there); the node is
+    THIS_LAUNCHER where the launcher itself could not do its part.
+    """
 
     launch: int
     exits: tuple[RankExit, ...] = ()
@@ -141,13 +152,16 @@ class Draining(Heard):
 class Flushing(Heard):
     """Answer to `Flush`: the step at which all ranks will save, or -1 and in `words` why there is none.
 
-    keeps: ranks live on through TERM, and must be ended.
+    keeps: ranks live on through TERM, and must be ended. again: it is worth asking again. alone: the ranks have no
+    Checkpointer, and handle the warning before the time limit by themselves.
     """
 
     launch: int
     step: int
     words: str = ""
     keeps: bool = False
+    again: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -208,7 +222,11 @@ class Tell:
 
 @dataclass(frozen=True)
 class Leave:
-    """Write the outcome and end the attempt. again: what to do where no operator lives: requeue, hold, or nothing."""
+    """Write the outcome and end the attempt.
+
+    again: what to do where no operator lives: "requeue", "hold", "uncancelled" (requeue a job that Slurm ended for its
+    time limit, or preempted, but not one that was cancelled), or "" (nothing).
+    """
 
     outcome: OutcomeSeen
     exit_code: int

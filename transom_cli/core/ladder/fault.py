@@ -79,7 +79,7 @@ def _as_the_operator_sees_it(state: LadderState) -> State:
         nodes=state.allocated,
         launched=True,
         step=state.step,
-        max_step=state.max_step,
+        max_step=max(state.max_step, state.began_step),
         durable=state.durable,
         incidents=state.incidents,
     )
@@ -173,6 +173,8 @@ def _relaunch(state: LadderState, at: float, cause: str, nodes: tuple[str, ...])
         leaving=Leaving.NOT,
         saving=None,
         cannot_save="",
+        ask_again=None,
+        alone=False,
         progress=max(state.progress, reached(state)),
         spent=tuple(sorted(spent.items())),
         incident=incident,

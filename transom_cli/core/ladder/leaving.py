@@ -30,7 +30,7 @@ Step = tuple[LadderState, tuple[Order, ...]]
 
 
 def warned(state: LadderState, e: Warned) -> Step:
-    return _begin(state, Leaving.TIME_LIMIT)
+    return _begin(replace(state, warned=True), Leaving.TIME_LIMIT)
 
 
 def draining(state: LadderState, e: Draining) -> Step:
@@ -47,16 +47,25 @@ def draining(state: LadderState, e: Draining) -> Step:
 
 def stepped(state: LadderState) -> Step:
     """Ranks step: what could not be asked for before is asked for now."""
+    if state.warned:
+        return _begin(state, Leaving.TIME_LIMIT)
     still = any(n in state.draining for n in state.nodes)
-    return _begin(state, Leaving.MAINTENANCE) if still and state.leaving is Leaving.NOT else (state, ())
+    return _begin(state, Leaving.MAINTENANCE) if still else (state, ())
 
 
 def _begin(state: LadderState, why: Leaving) -> Step:
     training = state.rung is Rung.TRAINING and state.failing_since is None and state.step >= 0
     if not training or state.told or state.leaving is not Leaving.NOT:
         return state, ()
-    state = replace(state, leaving=why, leaving_from=state.durable, saving=None, cannot_save="")
+    state = replace(state, leaving=why, leaving_from=state.durable, saving=None, cannot_save="", ask_again=None)
     return state, (Flush(state.launch),)
+
+
+def tick(state: LadderState, at: float) -> Step:
+    """An agent that gave no answer may have been started again since."""
+    if state.ask_again is None or at < state.ask_again or state.leaving is Leaving.NOT:
+        return state, ()
+    return replace(state, saving=None, ask_again=None), (Flush(state.launch),)
 
 
 def told(state: LadderState, e: Told) -> Step:
@@ -72,12 +81,15 @@ def told(state: LadderState, e: Told) -> Step:
 def flushing(state: LadderState, e: Flushing) -> Step:
     if e.launch != state.launch or state.rung is not Rung.TRAINING or state.leaving is Leaving.NOT:
         return state, ()
-    state = replace(state, saving=e.step, cannot_save=e.words if e.step < 0 else "")
+    before, after = state.cannot_save, e.words if e.step < 0 else ""
+    ask_again = e.at + state.policy.ask_again if e.step < 0 and e.again else None
+    state = replace(state, saving=e.step, cannot_save=after, ask_again=ask_again, alone=e.alone)
     if e.step < 0 and e.keeps and state.told:
         return _end(state, e.at)  # they would wait for an order that does not come
     then = durable(state, Durable(e.at, state.durable))
     what = f"all ranks save at step {e.step}" if e.step >= 0 else f"the ranks cannot be asked to save: {e.words}"
-    return then[0], (Tell("", "leaving", what, state.leaving.value), *then[1])
+    told = () if after and after == before else (Tell("", "leaving", what, state.leaving.value),)
+    return then[0], (*told, *then[1])
 
 
 def durable(state: LadderState, e: Durable) -> Step:
@@ -100,6 +112,8 @@ def ended(state: LadderState, e: Ended) -> Step:
     if state.leaving is Leaving.MAINTENANCE:
         out = tuple(n for n in state.nodes if n in state.draining)
         usable = tuple(n for n in state.ready if n not in state.draining)
+        if state.batch_host in out:
+            usable = ()  # swapped, it would still be kept from whoever drains it
         if len(usable) >= len(out) and not e.unheard and not e.survivors and state.policy.relaunches:
             return swap(state, e.at, out, usable[: len(out)], "maintenance")
         why = f"{', '.join(out)} is being drained; {saved_words(state)}"

@@ -10,6 +10,7 @@ from transom_cli.core.ladder.events import Leave, Order
 from transom_cli.core.ladder.state import LadderState, Leaving, Rung
 from transom_cli.core.state import Stage
 
+_ON_PURPOSE = (Leaving.TIME_LIMIT.value, Leaving.MAINTENANCE.value)
 LEFT = 75  # EX_TEMPFAIL: not done, and meant to go on in another attempt
 
 
@@ -26,12 +27,12 @@ def leave(
     silent = {n for n in state.nodes if n not in heard} if status == "failed" and not hung else set()
     missing = tuple(n for n in state.nodes if n in silent or (after is not None and n in after.unheard))
     suspects = incident.quiet_nodes if incident is not None else ()
-    cause = cause or ("hang" if hung else "")
+    cause = cause or ("hang" if hung else Leaving.TIME_LIMIT.value if status == "stopped" and state.warned else "")
     outcome = OutcomeSeen(at, state.attempt, status, why, exits, missing, state.nodes, cause, suspects, state.durable)
-    outcome = replace(outcome, blamed=_blamed(state))
-    again = _again(state, status)
+    outcome = replace(outcome, blamed=_blamed(state), step=state.max_step)
+    again = _again(state, outcome)
     if again == "hold":
-        outcome = replace(outcome, why=f"{why}; {state.stuck + 1} attempts in a row without a newer checkpoint")
+        outcome = replace(outcome, why=f"{why}; {state.stuck + 1} attempts in a row without progress")
     state = replace(close(state, at, "stopped" if status == "stopped" else "handed up"), rung=Rung.LEFT)
     return state, (Leave(outcome, _code(state, status, exits), again),)
 
@@ -41,7 +42,7 @@ def lack_nodes(state: LadderState, at: float, good: int, *, again: str) -> tuple
     isolated = tuple(n for n in state.allocated if n in state.given_up)
     why = f"{state.wanted} nodes are needed, and only {good} can be used: {', '.join(isolated)} isolated"
     outcome = OutcomeSeen(at, state.attempt, "left", why, cause="isolated_nodes", durable=state.durable)
-    outcome = replace(outcome, nodes=state.allocated, blamed=isolated)
+    outcome = replace(outcome, nodes=state.allocated, suspects=isolated)
     return replace(state, rung=Rung.LEFT), (Leave(outcome, LEFT, again),)
 
 
@@ -64,24 +65,34 @@ def saved_words(state: LadderState) -> str:
 
 def _blamed(state: LadderState) -> tuple[str, ...]:
     """Nodes that the next attempt should keep out of its step: those that did not answer, and those to blame."""
-    found = dict.fromkeys(state.given_up)
+    found = dict.fromkeys(n for n in state.given_up if n not in state.inherited)  # else blame would never expire
     incident = state.incident
     if incident is not None and incident.stage is not Stage.STARTING and incident.diagnosis is not None:
         if incident.diagnosis.isolate != "none":
             found.update(dict.fromkeys(incident.diagnosis.nodes))
         if state.after is not None:
-            found.update(dict.fromkeys(state.after.unheard))
+            found.update(dict.fromkeys((*state.after.unheard, *(node for node, _ in state.after.survivors))))
     return tuple(n for n in found if n in state.allocated)
 
 
-def _again(state: LadderState, status: str) -> str:
+def _again(state: LadderState, outcome: OutcomeSeen) -> str:
     diagnosis = state.incident.diagnosis if state.incident is not None else None
-    if status not in ("failed", "left") or state.leaving is Leaving.TOLD:
+    if outcome.status == "done" or (outcome.status == "failed" and diagnosis is not None and not diagnosis.restart):
         return ""
-    if status == "failed" and diagnosis is not None and not diagnosis.restart:
-        return ""
-    progressed = state.durable > state.began_durable
-    return "hold" if not progressed and state.stuck + 1 > state.policy.max_without_progress else "requeue"
+    progressed = made_progress(outcome, state.began_durable, state.began_step)
+    enough = not progressed and state.stuck + 1 > state.policy.max_without_progress
+    if outcome.status == "stopped" or state.leaving is Leaving.TOLD:
+        return "" if enough else "uncancelled"
+    return "hold" if enough else "requeue"
+
+
+def made_progress(outcome: OutcomeSeen, durable: int, step: int) -> bool:
+    """Beyond what stood when the attempt began. Without a checkpoint of ours, by its steps; and there a trainer may
+    count them from its own start, so one that stepped up to its time limit has made progress.
+    """
+    if max(outcome.durable, durable) >= 0:
+        return outcome.durable > durable
+    return outcome.step > step or (outcome.step >= 0 and outcome.cause in _ON_PURPOSE)
 
 
 def _code(state: LadderState, status: str, exits: tuple[object, ...]) -> int:

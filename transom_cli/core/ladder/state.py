@@ -21,6 +21,7 @@ class LadderPolicy:
     come_up: seconds for a relaunched step to start its tasks; or three times what the first launch took.
     silent: seconds for which nothing is heard of a node and no rank steps, before a ready spare takes its place;
     without one, three times as long: an operator looks at the node before that, and knows more.
+    ask_again: seconds until ranks that could not be asked to save are asked again.
     ending, reading: seconds after which the end of a launch, or the reading of its logs, counts as failed.
     """
 
@@ -30,6 +31,7 @@ class LadderPolicy:
     late: float = 5.0
     come_up: float = 120.0
     silent: float = 15.0
+    ask_again: float = 5.0
     ending: float = 120.0
     reading: float = 30.0
 
@@ -64,7 +66,9 @@ class LadderState:
     spares: tuple[str, ...] = ()  # carry no rank, and are not known to be bad
     ready: tuple[str, ...] = ()  # those of them that were looked at
     given_up: tuple[str, ...] = ()  # a spare has taken their place
+    inherited: tuple[str, ...] = ()  # those of them that an earlier attempt has blamed
     draining: tuple[str, ...] = ()  # nodes of ours that somebody drains
+    batch_host: str = ""  # stays in the job to its end
     rung: Rung = Rung.TRAINING
     since: float = 0.0  # on this rung
     launch: int = -1
@@ -75,16 +79,20 @@ class LadderState:
     stepped_at: float = 0.0  # when that was seen
     durable: int = -1
     began_durable: int = -1  # when the attempt began
+    began_step: int = -1  # the newest step of the attempts before
     stuck: int = 0  # attempts in a row before this one that came to no newer checkpoint
     exits: tuple[RankExit, ...] = ()
     over_since: float | None = None  # its srun has ended
     srun: int | None = None
     failing_since: float | None = None
     told: str = ""
+    warned: bool = False  # of the time limit
     leaving: Leaving = Leaving.NOT
     leaving_from: int = -1  # the newest durable step when it was decided to leave
     saving: int | None = None  # the step at which all ranks save; -1: they cannot be asked; None: not known yet
     cannot_save: str = ""  # why not
+    ask_again: float | None = None  # when
+    alone: bool = False  # the ranks handle the warning before the time limit by themselves
     progress: int = -1  # what the last relaunch could count on
     spent: tuple[tuple[str, int], ...] = ()  # relaunches without progress, by cause
     incident: Incident | None = None

@@ -1,0 +1,114 @@
+"""Exit codes: those that are written down, those of a run that is over, and a stop that did not happen."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cli_support import transom
+from typer.testing import CliRunner
+
+from transom_cli.cli import status
+from transom_cli.cli.app import app
+from transom_cli.core import events as ev
+from transom_cli.core.state import State
+from transom_cli.errors import EXIT_CODES, Unknown
+from transom_cli.layout import RunDir
+from transom_cli.supervise.journal import Journal
+from transom_cli.supervise.lease import read_holder
+from transom_cli.ui.view import view_of
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def remember(run: RunDir, *events: ev.Event) -> None:
+    journal = Journal(run.journal, 1)
+    for event in events:
+        journal.append(event)
+    journal.close()
+
+
+def given_up(run: RunDir, code: int = 15, durable: int = -1) -> None:
+    """A training that ended with an exit code after which nothing is started again. 15: no checkpoint restores."""
+    exits = (ev.RankExit(0, "n1", code, None),)
+    remember(
+        run,
+        ev.Started(1.0, 1),
+        ev.Submitted(2.0, "submit", 7),
+        ev.JobSeen(3.0, 7, 0, "RUNNING", nodes=("n1",)),
+        ev.CheckpointSeen(3.0, durable),
+        ev.OutcomeSeen(4.0, "7.0", "failed", "rank 0 ended", exits),
+        ev.JobSeen(5.0, 7, 0, "FAILED", exit_code=code),
+        ev.Examined(6.0, "i1/examine", "unknown", "", ""),
+    )
+
+
+def test_the_readme_has_the_table_of_exit_codes() -> None:
+    rows = re.findall(r"^\| ([0-9+n]+) \| (.*) \|$", README, re.MULTILINE)
+    assert rows == [(str(code), words) for code, words in EXIT_CODES.items()]
+
+
+def test_a_run_that_is_over_gives_its_own_code(run: RunDir) -> None:
+    given_up(run)
+    asked = transom("status", run.path, "--exit-code")
+    assert "FAILED" in asked.stdout and asked.returncode == 15, asked.stdout + asked.stderr
+
+
+def test_a_run_without_an_operator_is_unknown(run: RunDir) -> None:
+    assert transom("status", run.path, "--exit-code").returncode == 22
+    assert status._code(view_of("r", State(), {}, 0.0, operator=True)) == 0
+
+
+@pytest.fixture
+def stopping(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], BaseException]]:
+    """A run with a job, and how `transom stop` ends where Slurm's commands are those in tmp_path."""
+    remember(run, ev.Started(1.0, 1), ev.Submitted(2.0, "submit", 7))
+    monkeypatch.setattr(status, "STOP_PATIENCE", 4.0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def stop() -> BaseException:
+        error = CliRunner().invoke(app, ["stop", str(run.path)]).exception
+        assert error is not None
+        return error
+
+    yield stop
+    holder = read_holder(run)
+    if holder is not None and not holder.released:
+        os.kill(holder.pid, signal.SIGTERM)
+
+
+def test_stop_says_with_22_that_nothing_has_stopped(stopping: Callable[[], BaseException], tmp_path: Path) -> None:
+    for name in ("scontrol", "scancel", "squeue", "sacct"):
+        (tmp_path / name).write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    error = stopping()
+    assert isinstance(error, Unknown) and error.exit_code == 22
+    assert "has not stopped yet" in error.what and "Unable to contact slurm controller" in error.why
+
+
+def test_stop_says_with_22_that_the_job_could_not_be_cancelled(stopping: Callable[[], BaseException]) -> None:
+    error = stopping()
+    assert isinstance(error, Unknown) and error.what == "Job 7 may live on"
+    assert "cancelling failed" in error.why and "scancel" in error.why and error.hint == "scancel 7"
+
+
+def test_stop_as_json(run: RunDir) -> None:
+    given_up(run)
+    done = transom("stop", run.path, "--json")
+    assert done.returncode == 0 and not done.stderr
+    assert json.loads(done.stdout) == {"schema": 1, "run_id": run.run_id, "phase": "failed", "was_over": True}
+    assert f"run {run.run_id} is over already" in transom("stop", run.path).stderr
+
+
+@pytest.mark.parametrize(("code", "durable", "told"), [(93, 40, True), (93, -1, False), (15, 40, False)])
+def test_a_run_that_is_over_says_how_to_go_on(run: RunDir, code: int, durable: int, told: bool) -> None:
+    given_up(run, code, durable)
+    done = transom("attach", run.path)
+    assert done.returncode == {93: 1}.get(code, code)
+    hint = f"To go on from step 40: `transom run --set checkpoint.directory={run.checkpoints} ...`"
+    assert (hint in done.stderr) is told and (told or "checkpoint.directory" not in done.stderr)

@@ -1,0 +1,110 @@
+"""Paths that cannot be used, and files that are gone: what happened, why, what now, and never a traceback."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_support import transom
+
+from transom_cli.errors import BadNodes, TransomError
+from transom_cli.layout import RunDir
+from transom_cli.supervise.allocation import require_run_dir
+from transom_cli.wiring import Plan, operator_for
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize("command", [("status",), ("stop",), ("attach",), ("explain",), ("ckpt", "ls")])
+def test_a_name_too_long(command: tuple[str, ...], tmp_path: Path) -> None:
+    done = transom(*command, f"{tmp_path}/{LONG}")
+    assert done.returncode == 2, done.stderr
+    assert "File name too long" in done.stderr and "hint:" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_error_of_a_path_is_json_where_json_was_asked_for(tmp_path: Path) -> None:
+    done = transom("ckpt", "ls", f"{tmp_path}/{LONG}", "--json")
+    assert json.loads(done.stdout)["error"]["why"] == "File name too long"
+
+
+def test_json_behind_the_dashes_is_the_trainings_own(tmp_path: Path) -> None:
+    done = transom("run", "-f", tmp_path / "none.toml", "--", "python", "train.py", "--json")
+    assert done.returncode == 2 and not done.stdout and "no such file" in done.stderr
+
+
+def test_export_to_an_impossible_file(tmp_path: Path) -> None:
+    done = transom("ckpt", "export", tmp_path, "-o", tmp_path / LONG)
+    assert done.returncode == 2 and "File name too long" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, and setpriv to do without it")
+@pytest.mark.parametrize("words", [("status",), ("stop",), ("attach", "--foreground"), ("ckpt", "ls")])
+def test_a_forbidden_path(words: tuple[str, ...], run: RunDir) -> None:
+    run.path.parent.chmod(0o000)
+    no_rights = "-dac_override,-dac_read_search"
+    without = ("setpriv", f"--bounding-set={no_rights}", f"--inh-caps={no_rights}", "--")
+    program = [*without, sys.executable, "-m", "transom_cli", *words, str(run.path)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 13, done.stderr
+    assert "Permission denied" in done.stderr and "hint: look at" in done.stderr
+
+
+def test_the_current_directory_is_gone(run: RunDir, tmp_path: Path) -> None:
+    program = "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); os.execv(sys.executable, "
+    here = f"{program}[sys.executable, '-P', '-m', 'transom_cli', *sys.argv[1:]])"
+
+    def from_nowhere(*words: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "TRANSOM_ROOT": str(run.path.parent), "PYTHONPATH": str(Path(__file__).parents[2])}
+        full = [sys.executable, "-c", here, *words]
+        return subprocess.run(full, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+
+    asked = from_nowhere("status")
+    assert asked.returncode == 0 and run.run_id in asked.stdout, asked.stderr
+    refused = from_nowhere("run", "--dry-run", "--", "true")
+    assert refused.returncode == 2 and "current directory is gone" in refused.stderr, refused.stderr
+    assert list(run.path.parent.iterdir()) == [run.path]
+
+
+@pytest.mark.parametrize("gone", ["script", "submission"])
+def test_a_run_whose_files_are_gone_cannot_be_operated(run: RunDir, gone: str) -> None:
+    path: Path = getattr(run, gone)
+    path.unlink()
+    with pytest.raises(TransomError, match="cannot read") as caught:
+        operator_for(run)
+    assert str(path) in caught.value.what and "No such file" in caught.value.why and "scancel" in caught.value.hint
+    assert not run.lease.exists()
+
+
+def test_a_damaged_submission_is_told(run: RunDir) -> None:
+    run.submission.write_text('{"options": 3}')
+    with pytest.raises(TransomError, match="is damaged"):
+        Plan.load(run)
+
+
+def test_a_script_in_another_encoding_is_operated(run: RunDir) -> None:
+    operator_for(run)
+
+
+def test_a_request_that_cannot_be_written(run: RunDir) -> None:
+    run.requests.rmdir()
+    run.requests.write_text("")
+    done = transom("stop", run.path)
+    assert done.returncode == 2, done.stderr
+    assert f"cannot put a request into {run.requests}" in done.stderr and "hint:" in done.stderr
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT, errno.ELOOP])
+def test_a_run_directory_that_a_node_cannot_see(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "stat", fails)
+    with pytest.raises(BadNodes, match="not visible on node") as caught:
+        require_run_dir(RunDir(Path("/r")))
+    assert caught.value.why.startswith("its run.toml ")

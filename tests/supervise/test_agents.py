@@ -1,0 +1,49 @@
+"""Where the launcher finds its nodes, also while Slurm does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from transom_cli import wiring
+from transom_cli.slurm.port import Node, SlurmUnknown
+from transom_cli.supervise import agents
+
+
+class Slurm:
+    """Tells the nodes' addresses after `silent` questions without an answer."""
+
+    def __init__(self, silent: int) -> None:
+        self.silent, self.asked = silent, 0
+
+    def nodes(self, names: Iterable[str]) -> list[Node]:
+        self.asked += 1
+        if self.asked <= self.silent:
+            raise SlurmUnknown("no answer", "Unable to contact slurm controller")
+        return [Node(name, "idle", address="127.0.0.1") for name in names]
+
+
+def told(monkeypatch: pytest.MonkeyPatch, silent: int) -> Slurm:
+    slurm = Slurm(silent)
+    monkeypatch.setattr(wiring, "slurm_client", lambda *_, **__: slurm)
+    monkeypatch.setattr(agents.time, "sleep", lambda _: None)
+    return slurm
+
+
+def test_names_that_resolve_need_no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = told(monkeypatch, 0)
+    assert agents.addresses(("localhost",), lambda: False) == {"localhost": "localhost"}
+    assert slurm.asked == 0
+
+
+def test_slurm_is_asked_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = told(monkeypatch, 3)
+    assert agents.addresses(("nowhere.invalid",), lambda: False) == {"nowhere.invalid": "127.0.0.1"}
+    assert slurm.asked == 4
+
+
+def test_not_when_the_attempt_is_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = told(monkeypatch, 10**6)
+    assert agents.addresses(("nowhere.invalid",), lambda: True) == {"nowhere.invalid": "nowhere.invalid"}
+    assert slurm.asked == 1

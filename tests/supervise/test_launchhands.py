@@ -1,0 +1,133 @@
+"""How a launch is ended: whatever fails on the launcher's side, the ranks are ended and no node is blamed for it."""
+
+from __future__ import annotations
+
+import queue
+import sys
+from pathlib import Path
+
+import pytest
+
+from transom_cli import wiring
+from transom_cli.core.events import RankExit
+from transom_cli.core.ladder import THIS_LAUNCHER, End, Ended, Heard
+from transom_cli.layout import RunDir
+from transom_cli.slurm.fake import FakeSlurm
+from transom_cli.supervise.agents import Agents
+from transom_cli.supervise.launchhands import LaunchHands
+from transom_cli.supervise.launchplan import Allocation, LaunchOptions
+from transom_cli.supervise.training import TrainingStep
+
+NODES = ("n1", "n2")
+
+
+class Step(TrainingStep):
+    """An srun that does not end by itself, or whose exit records cannot be read."""
+
+    def __init__(self, ends: bool = True, error: OSError | None = None) -> None:
+        self._ends, self._error, self.killed = ends, error, False
+
+    def wait(self, seconds: float) -> bool:
+        return self._ends
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def exits(self) -> tuple[RankExit, ...]:
+        if self._error:
+            raise self._error
+        return ()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LaunchHands, Agents, queue.SimpleQueue[Heard]]:
+    monkeypatch.setattr(wiring, "slurm_client", FakeSlurm)
+    run, allocation = RunDir(tmp_path), Allocation(7, 0, NODES)
+    options = LaunchOptions(run, "srun", ("true",), (sys.executable,))
+    inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+    agents = Agents(allocation, options, run.attempt(7, 0), lambda *_, **__: None, lambda: False)
+    hands = LaunchHands(allocation, options, run.attempt(7, 0), agents, inbox, lambda *_, **__: None)
+    hands._nodes, hands.step = NODES, Step()
+    return hands, agents, inbox
+
+
+World = tuple[LaunchHands, Agents, "queue.SimpleQueue[Heard]"]
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, asked: list[tuple[str, str]]) -> None:
+    """Every agent does what it is asked."""
+
+    def ask(_: Agents, node: str, name: str, *__: object) -> dict[str, object]:
+        asked.append((node, name))
+        return {"ok": True}
+
+    monkeypatch.setattr(Agents, "_ask", ask)
+
+
+def ended(inbox: queue.SimpleQueue[Heard]) -> Ended:
+    told = inbox.get(timeout=10)
+    assert isinstance(told, Ended)
+    return told
+
+
+def test_an_srun_that_does_not_end_is_no_nodes_fault(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    hands, _, inbox = world
+    answers(monkeypatch, [])
+    hands.step = step = Step(ends=False)
+    hands.end(End(0, "l1", evidence=False))
+    assert ended(inbox).survivors == ((THIS_LAUNCHER, "srun of launch 0"),)
+    assert step.killed
+
+
+def test_a_fault_of_ours_is_no_nodes_fault(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    hands, agents, inbox = world
+
+    def end(*_: object) -> Ended:
+        raise RuntimeError("no thread can be started")
+
+    monkeypatch.setattr(agents, "end", end)
+    hands.end(End(0, "l1", evidence=False))
+    ((node, words),) = ended(inbox).survivors
+    assert node == THIS_LAUNCHER and "no thread can be started" in words
+
+
+def test_without_room_for_evidence_the_launch_is_ended_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hands, _, inbox = world
+    asked: list[tuple[str, str]] = []
+    answers(monkeypatch, asked)
+    (tmp_path / "attempts").write_text("in the way")  # nothing can be made below it
+    hands.end(End(0, "l1", evidence=True))
+    assert ended(inbox) == Ended(0.0, 0)
+    assert sorted(asked[2:]) == [(node, "end") for node in NODES]
+
+
+def test_evidence_that_fails_is_told_and_the_launch_is_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    hands, agents, inbox = world
+    asked: list[tuple[str, str]] = []
+    answers(monkeypatch, asked)
+    monkeypatch.setattr(agents, "evidence", lambda *_: 1 / 0)
+    hands.end(End(0, "l1", evidence=True))
+    assert ended(inbox) == Ended(0.0, 0, evidence=("no evidence: ZeroDivisionError('division by zero')",))
+    assert sorted(asked) == [(node, "end") for node in NODES]
+
+
+def test_exit_records_that_cannot_be_read_do_not_make_a_launch_live_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hands, _, inbox = world
+    answers(monkeypatch, [])
+    hands.step = Step(error=OSError(116, "Stale file handle"))
+    hands.end(End(0, "l1", evidence=False))
+    assert ended(inbox) == Ended(0.0, 0)
+
+
+def test_an_srun_that_would_wait_for_a_silent_node_is_killed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    hands, _, inbox = world
+    monkeypatch.setattr(Agents, "_ask", lambda _, node, *__: {"ok": True} if node == "n1" else {"error": "late"})
+    hands.step = step = Step(ends=False)
+    hands.end(End(0, "l1", evidence=False))
+    assert ended(inbox) == Ended(0.0, 0, unheard=("n2",)) and step.killed
+    assert (hands.leftovers.on("n1"), hands.leftovers.on("n2")) == (False, True)
+    hands.leftovers.stop()
