@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from transom_cli.beats.table import NodeTable, RankBeat
 from transom_cli.core import quiet
-from transom_cli.core.quiet import FirstStep, NodeBack, NodeSilent, QuietLimits, RanksBack, RanksQuiet
+from transom_cli.core.quiet import STOPPED, FirstStep, NodeBack, NodeSilent, QuietLimits, RanksBack, RanksQuiet
 
 LIMITS = QuietLimits()
 
@@ -137,7 +137,8 @@ def test_a_full_stop_is_found_within_the_limit_and_one_reading(
     assert found.step == job.beats[0].step
     if proc in "TD":
         assert found.culprits == (stopped,)
-    assert found.limit >= LIMITS.factor * job.state.times.median or found.limit == LIMITS.first_step
+    factor = STOPPED if proc in "TXZ" else LIMITS.factor
+    assert found.limit >= factor * job.state.times.median or found.limit == LIMITS.first_step
 
 
 def test_a_stopped_process_is_found_at_the_tight_limit_and_named() -> None:

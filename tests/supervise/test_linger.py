@@ -208,7 +208,7 @@ def test_what_slurm_refuses_is_told(slurm: Slow, tmp_path: Path) -> None:
     here = running(slurm, tmp_path, "--no-requeue")
     slurm.fail_next("submit", SlurmRefused("Slurm refused `sbatch`", "Slurm said: no submissions from compute nodes"))
     words, handed = go_on(tmp_path, here)
-    assert "could not be requeued: Slurm said: no submissions from" in words and handed is None
+    assert "could not be requeued: Slurm refused `sbatch`: Slurm said: no submissions from" in words and handed is None
     assert living(slurm) == [here.job_id]
 
 

@@ -127,7 +127,7 @@ def _patiently(hand_on: Callable[[], Handed], run: RunDir, told_to_leave: Callab
             if not linger(run, told_to_leave):
                 return "the job is left to the operator, which is back"
         except TransomError as error:
-            return f"the job could not be requeued: {error.why or error.what}"
+            return f"the job could not be requeued: {error.what}: {error.why}" if error.why else error.what
 
 
 def forget_hold(run: RunDir, allocation: Allocation) -> None:
