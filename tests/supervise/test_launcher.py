@@ -50,6 +50,9 @@ class TwoFacedAgents:
     def logs(self, *_: object) -> list[dict[str, object]]:
         return []
 
+    def dead(self, node: str) -> bool:
+        return False
+
     def stop(self, *, at_once: bool) -> None:
         pass
 

@@ -14,9 +14,9 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from transom_cli.core import ladder, quiet
+from transom_cli.core import ladder
 from transom_cli.core.codec import plain
-from transom_cli.core.ladder import Heard, LadderPolicy, LadderState, Leaving, Order, Rung
+from transom_cli.core.ladder import Heard, LadderPolicy, LadderState, Order, Rung
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.files import publish_text, replace_text
 from transom_cli.slurm.port import Slurm
@@ -24,9 +24,9 @@ from transom_cli.supervise import history, latewarning
 from transom_cli.supervise.agents import Agents
 from transom_cli.supervise.allocation import allocation_from
 from transom_cli.supervise.beatwatch import BeatWatch
-from transom_cli.supervise.follow import newest_checkpoint
 from transom_cli.supervise.giveback import GiveBack
 from transom_cli.supervise.launcherlog import LauncherLog, say
+from transom_cli.supervise.launchersight import Sight
 from transom_cli.supervise.launchhands import LaunchHands
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 from transom_cli.supervise.linger import Wanted, ended_by_slurm, forget_hold, give_up_nodes, go_on, linger
@@ -57,10 +57,8 @@ class Launcher:
         self._unheard: list[int] = []  # signals that came while no launch could hear them
         self._inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         self._nodewatch = NodeWatch(self._inbox)
-        self._told = ladder.Exits(0.0, 0, ())
-        self._found: quiet.RanksQuiet | None = None
         self._stop_by: float | None = None
-        self._looked = self._looked_exits = self._looked_durable = self._signed = float("-inf")
+        self._looked = self._looked_exits = self._signed = float("-inf")
         self._signs = 0
         self._code, self._failed, self._again, self._why = 1, False, "", ""
         self._look_every = max(LOOK, min(1.0, len(allocation.nodes) / TABLES))
@@ -82,6 +80,7 @@ class Launcher:
         self._agents = Agents(self._allocation, options, self._attempt, self._journal, self._asked_to_leave)
         self._hands = LaunchHands(self._allocation, options, self._attempt, self._agents, self._inbox, self._journal)
         self._giveback = GiveBack(self._allocation, _slurm, self._journal)
+        self._sight = Sight(options, self._attempt, self._watch, lambda: self._state, self._agents.dead)
         self._start_agents()
         threading.Thread(target=forget_hold, args=(options.run, self._allocation), daemon=True).start()
         try:
@@ -176,7 +175,8 @@ class Launcher:
                 break
         if self._step is not None and self._state.rung is Rung.TRAINING and now - self._looked_exits >= EXITS:
             self._looked_exits = now
-            self._look_at_step(now, self._step)
+            for heard in self._sight.of_step(now, self._step):
+                self._hear(heard)
         if now - self._looked >= self._look_every:
             self._looked = now
             self._look_at_beats(now)
@@ -220,60 +220,18 @@ class Launcher:
             if now > self._stop_by + SRUN_KILLED:
                 self._hear(ladder.Overtime(now))
 
-    def _look_at_step(self, now: float, step: TrainingStep) -> None:
-        code = step.code  # before the exits: what was written until srun ended is read
-        launch = self._state.launch
-        if not self._state.appeared and self._has_appeared(launch):
-            self._hear(ladder.Appeared(now, launch))
-        try:
-            told = ladder.Exits(0.0, launch, step.exits(), code is not None, code)
-        except OSError:
-            return  # the run directory does not answer: seen at the next look
-        if told != self._told:
-            self._told = told
-            self._hear(replace(told, at=now))
-
-    def _has_appeared(self, launch: int) -> bool:
-        """slurmstepd makes a task's log when it starts the task."""
-        if self._watch.launch == launch:
-            return True
-        try:
-            return any(True for _ in self._attempt.logs(launch).iterdir())
-        except OSError:
-            return False
-
     def _look_at_beats(self, now: float) -> None:
         self._watch.look(now)
         late = tuple(n for n in self._watch.overdue(now) if n not in self._giveback.returned)
         if late and not self._state.told:
             self._agents.revive(late)
-        launch = self._watch.launch  # after a relaunch the tables are about the launch before it for a moment
-        step = self._watch.step(launch)
-        stepping = step >= 0 and launch == self._state.launch and self._state.rung is Rung.TRAINING
-        if stepping and self._step is not None:
+        if self._sight.stepping and self._step is not None:
             while self._unheard:
                 self._step.signal(self._unheard.pop(0))
-        self._hear(ladder.Stepped(now, launch, step))
-        if stepping:
+        for heard in self._sight.of_beats(now):
+            self._hear(heard)
+        if self._sight.stepping:
             self._giveback.look(self._state, self._hands.leftovers.on)
-        for node, silent_for in self._watch.alone(now):
-            if self._agents.dead(node):
-                self._hear(ladder.Silent(now, node, silent_for, self._watch.unusual))
-        found = self._watch.found
-        if found is not None and self._state.rung is Rung.TRAINING and not self._watch.blind(now):
-            nodes = self._watch.nodes_of(found.culprits)
-            self._durable(now, at_once=found is not self._found)
-            self._found = found
-            culprits = tuple(found.culprits)
-            about = (found.step, found.quiet_for, found.limit, culprits, nodes, found.stopped)
-            self._hear(ladder.Quiet(now, launch, *about))
-        self._durable(now, at_once=self._state.leaving is not Leaving.NOT)
-
-    def _durable(self, now: float, *, at_once: bool = False) -> None:
-        if at_once or now - self._looked_durable >= 1.0:
-            self._looked_durable = now
-            with contextlib.suppress(OSError):
-                self._hear(ladder.Durable(now, newest_checkpoint(self._options.checkpoints)))
 
     # --- doing ---
 
