@@ -153,6 +153,7 @@ def test_a_warning_that_comes_while_a_launch_is_being_ended_is_kept_for_the_next
         return Ended(0.0, launch)
 
     monkeypatch.setattr(TwoFacedAgents, "end", end)
+    monkeypatch.setattr(sys.modules[__name__], "RANK", RANK.replace("sleep(0.1)", "sleep(1.5)"))  # several looks long
     monkeypatch.setattr(launchhands.TrainingStep, "signal", lambda step, number: sent.append((id(step), number)))
     monkeypatch.setattr(module.BeatWatch, "launch", property(lambda _: 1))
     monkeypatch.setattr(module.BeatWatch, "step", lambda _, launch: 5)
