@@ -55,6 +55,7 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         lost_nodes=some_nodes,
         succeeds=predecessors,
         held_why=st.sampled_from(("", "", "no progress")),
+        by_launcher=st.booleans(),
     ),
     ev.JobGone: st.builds(ev.JobGone, at, jobs),
     ev.SlurmLost: st.builds(ev.SlurmLost, at, st.just("timed out")),

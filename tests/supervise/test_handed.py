@@ -165,6 +165,15 @@ def test_a_hold_of_the_launcher_is_seen_with_its_reason(scene: Scene) -> None:
     assert (seen.restarts, seen.held, seen.held_why, seen.succeeds) == (1, True, WHY, 0)
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_requeue_by_the_launcher_is_told_from_slurms_own(scene: Scene, told: bool) -> None:
+    scene.slurm.requeue(1)
+    if told:
+        scene.handed("requeued", 1, 1)
+    seen = scene.look()
+    assert isinstance(seen, ev.JobSeen) and (seen.restarts, seen.by_launcher) == (1, told)
+
+
 def test_another_hold_is_not_the_launchers(scene: Scene) -> None:
     scene.hold()
     scene.slurm.release(1)

@@ -57,7 +57,8 @@ class JobSeen(Event):
     """The job as Slurm told it. `state` is a JobState name; `reason` is Slurm's own word.
 
     succeeds: the job that was ours, where its launcher, alone, has submitted this one in its place.
-    held_why: the launcher's reason, where it was the launcher that holds the job.
+    held_why: the launcher's reason, where it was the launcher that holds the job. by_launcher: the launcher, alone, has
+    requeued it.
     """
 
     job_id: int
@@ -73,6 +74,7 @@ class JobSeen(Event):
     lost_nodes: tuple[str, ...] = ()  # nodes of this run's last attempt that Slurm itself calls down or draining
     succeeds: int = 0
     held_why: str = ""
+    by_launcher: bool = False
 
     @property
     def ended(self) -> bool:

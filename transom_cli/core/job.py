@@ -153,13 +153,14 @@ def requeued_behind(state: State, e: ev.JobSeen) -> Step:
 
 
 def _by_launcher(e: ev.JobSeen) -> bool:
-    return bool(e.succeeds or e.held_why)
+    return bool(e.succeeds or e.held_why or e.by_launcher)
 
 
 def _behind_words(e: ev.JobSeen) -> str:
     if not _by_launcher(e):
         return f"Slurm requeued the job behind our back (restart {e.restarts}{', ' + e.reason if e.reason else ''})"
     did = [f"submitted job {e.job_id} in the place of job {e.succeeds}"] if e.succeeds else []
+    did += [f"requeued it (restart {e.restarts})"] if e.by_launcher else []
     did += [f"held it: {e.held_why}"] if e.held_why else []
     return f"the job's launcher, without an operator, {' and '.join(did)}"
 

@@ -130,13 +130,12 @@ class SlurmWatch:
                 lost = tuple(n.name for n in self._slurm.nodes(self._nodes) if not n.usable)
             except TransomError:
                 lost = ()
-        seen = job_seen(self._clock.now(), job, lost)
-        return replace(seen, succeeds=succeeds, held_why=self._why_held(job) if seen.held else "")
-
-    def _why_held(self, job: Job) -> str:
-        """Its launcher's reason, if it was its launcher that holds it."""
-        told = self._handed()
-        return told.why if told is not None and told.how == "held" and told.start == (job.job_id, job.restarts) else ""
+        seen = replace(job_seen(self._clock.now(), job, lost), succeeds=succeeds)
+        told = self._handed() if seen.held or job.restarts > self._restarts else None
+        if told is None or told.start != (job.job_id, job.restarts):
+            return seen
+        held_why = told.why if seen.held and told.how == "held" else ""
+        return replace(seen, held_why=held_why, by_launcher=told.how == "requeued")
 
 
 def job_seen(now: float, job: Job, lost: tuple[str, ...] = ()) -> ev.JobSeen:
