@@ -142,6 +142,7 @@ def test_stop_cancels_the_job(person: Person) -> None:
     assert (view["phase"], view["exit_code"], view["starts"]) == ("stopped", 130, 0)
 
 
+@pytest.mark.long
 def test_a_requeue_that_nobody_here_asked_for_is_followed_without_slurms_wait(person: Person, sandbox: Sandbox) -> None:
     """Within the patience of `wait`, which is shorter than the two minutes of Slurm's own delay."""
     run = person.start("-N", "2", "--", *COMMAND, "--steps", "40")

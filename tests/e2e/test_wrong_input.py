@@ -86,7 +86,10 @@ def half_blind(person: Person, sandbox: Sandbox) -> Iterator[Person]:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("words", [("-N", "1", "-x", "node[1-3]"), ("-N", "2", "-x", "node[1-2]")])
+@pytest.mark.parametrize(
+    "words",
+    [("-N", "1", "-x", "node[1-3]"), pytest.param(("-N", "2", "-x", "node[1-2]"), marks=pytest.mark.long)],
+)
 def test_a_run_directory_that_a_node_cannot_see(half_blind: Person, words: tuple[str, ...]) -> None:
     done = half_blind.run(*words, "--", *COMMAND, "--steps", "5")
     assert done.returncode == 14
