@@ -258,6 +258,25 @@ def test_a_launcher_that_hangs_after_the_good_end_of_all_ranks_is_not_waited_for
     assert outcome.why == "every rank ended with exit code 0, and the launcher is silent"
 
 
+def test_ranks_that_are_gone_without_a_record_are_not_waited_for_for_ever(training: Training) -> None:
+    """The disk took neither the ranks' records nor the launcher's account when they died."""
+    training.launch()
+    training.sign()
+
+    def poll(first: str, second: str) -> list[ev.Event]:
+        training.beats(5, "n1", proc=first)
+        training.beats(5, "n2", proc=second)
+        return training.poll()
+
+    assert "OutcomeSeen" not in kinds([e for _ in range(60) for e in poll("X", "R")])
+    assert "OutcomeSeen" not in kinds([e for _ in range(int(STUCK)) for e in poll("X", "X")])
+    (outcome,) = [e for _ in range(10) for e in poll("X", "X") if isinstance(e, ev.OutcomeSeen)]
+    assert (outcome.status, outcome.why) == (
+        "failed",
+        "every rank is gone without a word, and the launcher is silent",
+    )
+
+
 def test_a_node_of_the_launch_that_never_sends_a_table_is_silent_too(training: Training) -> None:
     training.launch()
     told = []

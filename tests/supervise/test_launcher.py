@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,10 +20,11 @@ from transom_cli.core.ladder import Ended
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.supervise import launcher as module
-from transom_cli.supervise import launchhands, launchplan
+from transom_cli.supervise import launchhands, launchplan, linger
 from transom_cli.supervise.agents import Agents
 from transom_cli.supervise.launcher import Launcher
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
+from transom_cli.supervise.lease import Lease
 
 RANK = """
 import json, os, sys, time
@@ -139,6 +141,20 @@ def test_an_outcome_that_cannot_be_written_leaves_the_exit_code(tmp_path: Path, 
     path.mkdir(parents=True)  # nothing can be renamed onto it
     (path / "x").touch()
     assert launcher(tmp_path, relaunches=0).run() == 7
+
+
+def test_an_outcome_is_written_once_the_disk_takes_it(
+    tmp_path: Path, codes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes += [7]
+    monkeypatch.setattr(linger, "LINGER", 4.0)  # a live operator is waited for
+    lease = Lease.take(RunDir(tmp_path))
+    path = RunDir(tmp_path).attempt(7, 0).outcome
+    (path / "x").mkdir(parents=True)
+    threading.Timer(2.0, lambda: path.rename(tmp_path / "away")).start()
+    assert launcher(tmp_path, relaunches=0).run() == 7
+    assert outcome(tmp_path)["status"] == "failed"
+    lease.give_up()
 
 
 def test_a_warning_that_comes_while_a_launch_is_being_ended_is_kept_for_the_next(

@@ -78,6 +78,11 @@ class BeatWatch:
         where = {r.rank: t.node for t in self.tables.values() for r in t.ranks if r.launch == self.launch}
         return tuple(dict.fromkeys(where[r] for r in ranks if r in where))
 
+    def gone(self, launch: int, world_size: int) -> bool:
+        """Whether the process of every rank of this launch has ended."""
+        ranks = {r.rank: r for t in self.tables.values() for r in t.ranks if r.launch == launch}
+        return 0 < world_size <= len(ranks) and all(r.proc == "X" or r.phase == "done" for r in ranks.values())
+
     def overdue(self, now: float) -> tuple[str, ...]:
         """Nodes whose own table is late: what is on them cannot be seen any more."""
         return tuple(sorted(node for node, at in self._renewed.items() if now - at > OVERDUE))

@@ -120,7 +120,8 @@ class AttemptFollower:
     def _abandoned(self, now: float, batch_host: str) -> ev.OutcomeSeen | None:
         """Ranks ended badly and no launcher says so: its host is gone, and the ranks' own records are the account.
 
-        All of them may have ended well, too, under a launcher that hangs: Slurm would keep the job for ever.
+        All of them may have ended well, too, under a launcher that hangs: Slurm would keep the job for ever. And where
+        the disk did not take their records, the agents still tell that they are gone.
         """
         if self._launch is None or now - self._looked < LOOK_EVERY:
             return None
@@ -128,12 +129,13 @@ class AttemptFollower:
         exits = ExitRecords(self._dir.exits(self._launch.launch)).read()
         bad = any(x.bad for x in exits.values())
         all_well = not bad and 0 < self._launch.world_size <= len(exits)
-        if not (bad or all_well) or self._launcher_lives(now):
+        gone = not bad and not all_well and self._watch.gone(self._launch.launch, self._launch.world_size)
+        if not (bad or all_well or gone) or self._launcher_lives(now):
             self._ended_since = None
             return None
         self._ended_since = now if self._ended_since is None else self._ended_since
         since = now - self._ended_since
-        if (all_well and since < STUCK) or (not self._sign and since < ABANDONED):
+        if (not bad and since < STUCK) or (not self._sign and since < ABANDONED):
             return None
         ranks = tuple(exits[n] for n in sorted(exits))
         heard = {x.node for x in ranks}
@@ -142,7 +144,7 @@ class AttemptFollower:
             why = "every rank ended with exit code 0, and the launcher is silent"
             return ev.OutcomeSeen(now, self.name, "failed", why, ranks, missing, self._launch.nodes)
         first = first_bad(ranks)
-        why = f"{first.words if first else 'a rank ended'}, and the launcher is silent"
+        why = f"{first.words if first else 'every rank is gone without a word'}, and the launcher is silent"
         if self._taken is not None and self._taken.cause == "hang":  # then it was the launcher that ended the ranks
             why = f"{self._taken.words}, and the launcher is silent"
             end = ev.OutcomeSeen(now, self.name, "failed", why, (), missing, self._launch.nodes, "hang")

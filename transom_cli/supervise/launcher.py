@@ -266,11 +266,21 @@ class Launcher:
         self._code, self._failed, self._again = order.exit_code, told.status == "failed", order.again
         self._why = told.why
         self._journal("outcome", status=told.status, why=told.why, exit_code=order.exit_code)
+        text = json.dumps(plain(told)) + "\n"
         try:
-            publish_text(self._attempt.outcome, json.dumps(plain(told)) + "\n")
-        except OSError as error:  # Slurm's own account of the job must do
+            publish_text(self._attempt.outcome, text)
+        except OSError as error:
             say(f"transom: cannot write {self._attempt.outcome}: {error}")
+            threading.Thread(target=self._publish_again, args=(text,), name="outcome", daemon=True).start()
         say(f"transom: {told.status}: {told.why}")
+
+    def _publish_again(self, text: str) -> None:
+        """A disk that was full, or read-only, may not stay so; if it does, Slurm's own account of the job must do."""
+        while True:
+            time.sleep(SIGN)
+            with contextlib.suppress(OSError):
+                publish_text(self._attempt.outcome, text)
+                return
 
     def _journal(self, kind: str, **fields: Any) -> None:
         self._log.write(kind, self._state.launch, **fields)
