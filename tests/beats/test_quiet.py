@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -179,6 +180,23 @@ def test_a_longer_evaluation_alarms_once_and_then_never() -> None:
 def test_compilation_of_a_second_shape_early_in_the_run_is_waited_for() -> None:
     job = Job()
     assert alarms(job.steps([30.0] + [1.0] * 10 + [90.0] + [1.0] * 10)) == []
+
+
+@pytest.mark.parametrize(("start_up", "found_after"), [(4.0, 10.0), (60.0, 99.0)])
+def test_a_hang_without_a_sign_is_found_the_sooner_the_faster_the_job_came_up(
+    start_up: float, found_after: float
+) -> None:
+    job = Job()
+    assert alarms(job.steps([start_up] + [0.2] * 100)) == []
+    assert alarms(job.pass_time(found_after - 1.0)) == []
+    assert [type(f) for f in alarms(job.pass_time(3.0))] == [RanksQuiet]
+
+
+def test_whoever_comes_late_does_not_know_how_long_the_start_took(  # an operator that is started again
+) -> None:
+    job = Job()
+    job.set(step=40, count=41, phase="step")
+    assert alarms(job.steps([0.2] * 50) + job.pass_time(100.0)) == []
 
 
 def test_a_growing_slow_down_is_no_silence() -> None:

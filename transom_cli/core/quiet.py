@@ -53,6 +53,7 @@ __all__ = [
 ]
 
 STOPPED = 3.0
+START_UPS = 4.0  # as long as the launch took to come up: a second compilation may take longer than the first
 _DEAD = "TXZ"
 _SLOW = ("checkpoint", "restore")
 
@@ -91,8 +92,7 @@ def _newest_launch(state: QuietState, readings: Mapping[str, NodeTable]) -> Quie
         return state
     attempt = max((t.attempt for t in readings.values()), key=_attempt_order)
     known = state.launch[1] if state.launch is not None and state.launch[0] == attempt else -1
-    seen = (r.launch for t in readings.values() if t.attempt == attempt for r in t.ranks)
-    launch = max([known, *seen])
+    launch = max([known, *(r.launch for r in _ranks(readings, attempt))])
     if (attempt, launch) == state.launch:
         return state
     times = state.times
@@ -102,6 +102,7 @@ def _newest_launch(state: QuietState, readings: Mapping[str, NodeTable]) -> Quie
         state,
         times=times,
         launch=(attempt, launch),
+        began=None if any(r.step >= 0 and r.launch == launch for r in _ranks(readings, attempt)) else state.clock,
         pulses={},
         step=-1,
         stepping_since=None,
@@ -112,6 +113,10 @@ def _newest_launch(state: QuietState, readings: Mapping[str, NodeTable]) -> Quie
     if state.launch is None or state.launch[0] == attempt:
         return fresh
     return replace(fresh, sources={}, silent=frozenset(), heard_since=None)
+
+
+def _ranks(readings: Mapping[str, NodeTable], attempt: str) -> list[RankBeat]:
+    return [r for t in readings.values() if t.attempt == attempt for r in t.ranks]
 
 
 def _attempt_order(name: str) -> tuple[tuple[int, ...], str]:
@@ -230,13 +235,21 @@ def _limit(state: QuietState, limits: QuietLimits) -> float:
     if state.stepping_since is None:
         return limits.first_step
     patient = state.times.patient(limits.factor, limits.patience, limits.floor, limits.ceiling)
-    if state.clock - state.stepping_since < limits.settle:
-        patient = max(patient, limits.settle)
+    settle = _settle(state, limits)
+    if state.clock - state.stepping_since < settle:
+        patient = max(patient, settle)
     if any(p.beat.phase in _SLOW for p in state.pulses.values() if p.judged):
         return max(limits.checkpoint, patient)
     if not state.times.known:
         return limits.first_step
     return tight if _overdue(state, limits.node_silent) else patient
+
+
+def _settle(state: QuietState, limits: QuietLimits) -> float:
+    """For how long compilations are waited for; the first one is a part of the start-up."""
+    if state.began is None or state.stepping_since is None:
+        return limits.settle
+    return min(limits.settle, START_UPS * (state.stepping_since - state.began))
 
 
 def _judge_ranks(state: QuietState, node_silent: float) -> tuple[QuietState, list[QuietFinding]]:

@@ -20,7 +20,7 @@ class QuietLimits:
     checkpoint: float = 900.0
     node_silent: float = 10.0
     patience: float = 3.0  # times `factor`, while nothing but silence speaks against a rank
-    settle: float = 120.0  # the least patience in the first seconds of stepping
+    settle: float = 120.0  # the least patience in the first seconds of stepping; or four times the launch's start-up
     missing: float = 60.0  # for the first table of an expected node, after the first of any node
 
 
@@ -108,6 +108,7 @@ class QuietState:
     pulses: Mapping[int, Pulse] = field(default_factory=dict)
     silent: frozenset[str] = frozenset()
     heard_since: float | None = None  # when the first table came
+    began: float | None = None  # when the launch was first seen, if that was before its first step
     stepping_since: float | None = None  # when the launch's first step was seen
     stepped: float = 0.0  # when `step` last grew
     aside: bool = False  # a checkpoint or restore since `step` last grew: no sample of a step

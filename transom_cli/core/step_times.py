@@ -6,10 +6,11 @@ Two limits come out of the same samples:
   no longer comes): `factor` times median plus spread of the last steps.
 - `patient`: for when nothing does. Evaluation every n steps, a second compilation, a slow data shard look just like a
   hang from outside, and are a detector's typical false alarm. So it is `patience` times wider (24 medians by default:
-  an evaluation of 20 steps' length passes unseen the first time); it is at least `settle` in the first `settle` seconds
-  of stepping, when compilations fall; and a silence that the run came back from by itself raises it for good to
-  `HEADROOM` times that silence. What is longer than all that and was never seen before raises one alarm; a launch that
-  is ended for that counts as come back, since it might have: so a long evaluation is not ended for ever.
+  an evaluation of 20 steps' length passes unseen the first time); it is at least twice `floor`, and in the first
+  seconds of stepping, when compilations fall, as long as these are taken to last (core.quiet); and a silence that the
+  run came back from by itself raises it for good to `HEADROOM` times that silence. What is longer than all that and was
+  never seen before raises one alarm; a launch that is ended for that counts as come back, since it might have: so a
+  long evaluation is not ended for ever.
 
 A median and an interquartile range, so that a few long steps among many do not move the limits by themselves.
 """
@@ -52,5 +53,5 @@ class StepTimes:
 
     def patient(self, factor: float, patience: float, floor: float, ceiling: float) -> float:
         """Seconds; never below `tight`."""
-        wide = max(patience * factor * (self.median + self.spread), HEADROOM * self.longest)
+        wide = max(patience * factor * (self.median + self.spread), HEADROOM * self.longest, 2 * floor)
         return max(self.tight(factor, floor, ceiling), min(ceiling, wide))
