@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -189,3 +190,35 @@ def test_the_new_start_is_a_second_away_from_the_old(tmp_path: Path) -> None:
     world.slurm.start_pending()
     assert world.slurm.job(job_id).state is JobState.FAILED
     assert run(*prepared(tmp_path, "failed")).how == "requeued"
+
+
+@pytest.mark.parametrize(("case", "taken", "next_call"), [
+    ("dead batch host", "submit", "release"),
+    ("resubmit", "submit", "release"),
+    ("healthy", "requeue_hold", "release"),
+    ("dead node", "requeue_hold", "update_pending"),
+])  # fmt: skip
+def test_a_controller_that_comes_back_without_its_last_seconds(
+    case: str, taken: str, next_call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slurmctld that is killed knows what it had saved: the job that it took, or its requeue, never was."""
+    world, request = prepared(tmp_path, case)
+    slurm, saved = world.slurm, []
+    take, then = getattr(slurm, taken), getattr(slurm, next_call)
+
+    def save_before(*words: object, **more: object) -> object:
+        saved.append(copy.deepcopy(slurm.cluster))
+        return take(*words, **more)
+
+    def killed_before(*words: object, **more: object) -> object:
+        if len(saved) == 1:
+            slurm.cluster = saved[0]
+            saved.append(None)
+        return then(*words, **more)
+
+    monkeypatch.setattr(slurm, taken, save_before)
+    monkeypatch.setattr(slurm, next_call, killed_before)
+    with pytest.raises(SlurmUnknown, match="Slurm has forgotten"):
+        run(world, request)
+    monkeypatch.undo()
+    once(world, request, run(world, request))

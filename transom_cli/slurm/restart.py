@@ -19,6 +19,7 @@ from transom_cli.slurm.port import (
     Slurm,
     SlurmDenied,
     SlurmRefused,
+    SlurmUnknown,
     Submission,
 )
 from transom_cli.slurm.successor import exclusions, find_successors, submit_successor
@@ -168,6 +169,20 @@ class _Restart:
     def _start(self, job: Job, how: str) -> RestartResult:
         if job.state is not JobState.PENDING:  # another hand released it, or ended it, since we looked
             return RestartResult(job.job_id, job.restarts, "already")
+        refused = None
+        try:
+            self._let_go(job, how)
+        except SlurmDenied:
+            raise
+        except SlurmRefused as error:
+            refused = error
+        if self.slurm.job(job.job_id).restarts < job.restarts:
+            raise _forgotten(f"that it had requeued job {job.job_id}") from refused
+        if refused is not None:
+            raise refused
+        return RestartResult(job.job_id, job.restarts, how)
+
+    def _let_go(self, job: Job, how: str) -> None:
         exclude = self._exclusions(job)
         if set(exclude) != set(job.excluded) or job.num_nodes != self.request.num_nodes:
             count = self.request.num_nodes if job.num_nodes != self.request.num_nodes else None
@@ -175,12 +190,11 @@ class _Restart:
             self.slurm.update_pending(job.job_id, exclude=exclude, num_nodes=count, num_tasks=tasks or None)
         theirs = job.reason != _HELD_BY_US or self._on_purpose(job)  # a person's or a prolog's: not ours to release
         if job.held and how == "already" and theirs:
-            return RestartResult(job.job_id, job.restarts, how)
+            return
         self._forget_hold(job)
         self.slurm.release(job.job_id)  # Slurm's own delay still keeps it from starting
         self.sleep(SETTLE)
         self.slurm.start_now(job.job_id)
-        return RestartResult(job.job_id, job.restarts, how)
 
     def _on_purpose(self, job: Job) -> bool:
         return (job.job_id, job.restarts) == self.request.held
@@ -211,7 +225,10 @@ class _Restart:
         self.slurm.cancel(self.request.job_id)
         if successor.held and not self._on_purpose(successor):
             self._wait_living_free()
-            self.slurm.release(successor.job_id)
+            try:
+                self.slurm.release(successor.job_id)
+            except NoSuchJob as error:
+                raise _forgotten(f"job {successor.job_id}, which it had taken") from error
         return RestartResult(successor.job_id, successor.restarts, "successor")
 
     def _wait_living_free(self) -> None:
@@ -227,3 +244,8 @@ class _Restart:
             if not old.completing or set(old.nodes) <= set(self.request.dead):
                 return
             self.sleep(POLL)
+
+
+def _forgotten(what: str) -> SlurmUnknown:
+    """A slurmctld that was killed comes back with its last saved state, seconds old: all is to do again."""
+    return SlurmUnknown(f"Slurm has forgotten {what}", "slurmctld was restarted meanwhile, it seems", "scontrol ping")
