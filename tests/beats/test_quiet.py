@@ -199,6 +199,14 @@ def test_whoever_comes_late_does_not_know_how_long_the_start_took(  # an operato
     assert alarms(job.steps([0.2] * 50) + job.pass_time(100.0)) == []
 
 
+def test_a_launch_that_steps_as_soon_as_it_is_seen_came_up_at_once() -> None:
+    job = Job()
+    job.state, _ = quiet.watch(job.state, {}, job.now - 1.0, LIMITS)  # there was nothing yet
+    job.set(step=0, count=1, phase="step")
+    assert alarms(job.steps([0.2] * 100)) == []
+    assert [type(f) for f in alarms(job.pass_time(12.0))] == [RanksQuiet]
+
+
 def test_a_growing_slow_down_is_no_silence() -> None:
     job = Job()
     job.settle()

@@ -79,6 +79,24 @@ def test_a_stopped_rank_is_seen_and_relaunched_with_evidence(person: Person, san
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("how", "where"), [("spin", "trainer.py"), ("read", "read")])
+def test_a_rank_that_hangs_by_itself_is_seen_by_the_silence_alone(person: Person, how: str, where: str) -> None:
+    """An endless loop and a read that nobody answers: no process is stopped, none is dead."""
+    hang = ("--end", how, "--rank", "1", "--at", "150")
+    run = person.start("-N", "2", "--", *COMMAND, "--steps", "170", *hang)
+    view = person.wait(run, over, patience=150)
+    assert (view["phase"], view["starts"], view["excluded"]) == ("done", 0, [])
+    (incident,) = view["incidents"]
+    assert "no rank has stepped since step 14" in incident["words"]
+    (seen,) = [m[2] for m in incident["marks"] if m[1] == "seen"]
+    limit = float(seen.partition("(limit ")[2].split()[0])
+    quiet_for = float(seen.partition("no step for ")[2].split()[0])
+    assert 10.0 <= limit <= quiet_for <= limit + 10.0, seen
+    stack = (run.attempt(view["job_id"], 0).evidence("l1") / "rank-1.stack.txt").read_text()
+    assert where in stack and "<module>" in stack
+
+
+@pytest.mark.long
 def test_without_an_operator_the_launcher_relaunches_all_the_same(person: Person, sandbox: Sandbox) -> None:
     run = person.start("-N", "2", "--", *COMMAND, "--steps", "80")
     view = person.wait(run, at_step(10))

@@ -19,7 +19,9 @@ from transom_cli import beat
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--delay", type=float, default=0.1)
-parser.add_argument("--end", default="", help="CODE, or a signal's name, at --at of the run's first launch")
+parser.add_argument(
+    "--end", default="", help="CODE, a signal's name, error, spin or read, at --at of the run's first launch"
+)
 parser.add_argument("--always", action="store_true", help="in every launch")
 parser.add_argument("--at", type=int, default=10**9)
 parser.add_argument("--rank", type=int, default=0)
@@ -53,6 +55,11 @@ for step in range(done + 1, args.steps + 1):
     if rank == args.rank and first and step == args.at:
         if args.end.startswith("SIG"):
             os.kill(os.getpid(), getattr(signal, args.end))
+        elif args.end == "spin":
+            while True:
+                pass
+        elif args.end == "read":
+            os.read(os.pipe()[0], 1)  # nobody writes
         elif args.end == "error":
             raise ValueError("a wrong shape")
         elif args.end:

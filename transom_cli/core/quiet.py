@@ -75,9 +75,10 @@ def watch(
 
     What was learned of the step times is kept when a launch or attempt follows another in the same state.
     """
+    first_look = state.looked is None
     gone_by = 0.0 if state.looked is None else min(max(0.0, now - state.looked), limits.node_silent / 2)
     state = replace(state, looked=now, clock=state.clock + gone_by)
-    state = _newest_launch(state, readings)
+    state = _newest_launch(state, readings, first_look)
     fresh = [k for k, t in readings.items() if k not in state.sources or state.sources[k].seq != t.seq]
     state, first = _listen(state, readings, fresh, limits)
     state, nodes = _judge_nodes(state, limits)
@@ -86,7 +87,7 @@ def watch(
     return state, (*first, *nodes, *ranks)
 
 
-def _newest_launch(state: QuietState, readings: Mapping[str, NodeTable]) -> QuietState:
+def _newest_launch(state: QuietState, readings: Mapping[str, NodeTable], first_look: bool) -> QuietState:
     """Forget the ranks of a former launch, and the tables of a former attempt."""
     if not readings:
         return state
@@ -102,7 +103,7 @@ def _newest_launch(state: QuietState, readings: Mapping[str, NodeTable]) -> Quie
         state,
         times=times,
         launch=(attempt, launch),
-        began=None if any(r.step >= 0 and r.launch == launch for r in _ranks(readings, attempt)) else state.clock,
+        began=None if first_look and any(r.step >= 0 for r in _ranks(readings, attempt)) else state.clock,
         pulses={},
         step=-1,
         stepping_since=None,

@@ -108,7 +108,7 @@ class QuietState:
     pulses: Mapping[int, Pulse] = field(default_factory=dict)
     silent: frozenset[str] = frozenset()
     heard_since: float | None = None  # when the first table came
-    began: float | None = None  # when the launch was first seen, if that was before its first step
+    began: float | None = None  # when the launch was first seen; None: too late
     stepping_since: float | None = None  # when the launch's first step was seen
     stepped: float = 0.0  # when `step` last grew
     aside: bool = False  # a checkpoint or restore since `step` last grew: no sample of a step
