@@ -100,3 +100,8 @@ def test_the_first_error_below_the_last_usage() -> None:
 def test_a_line_is_looked_at_from_its_beginning_only() -> None:
     assert clean("\x1b[0m" * 1000 + "x" * 5000) == "x" * 96
     assert clean(" " * 5000 + "x") == ""
+
+
+def test_a_range_of_tasks_that_srun_cannot_mean_is_none() -> None:
+    assert len(srunwords.task_exits("srun: error: n2: tasks 0-3: Killed", 1.0)) == 4
+    assert srunwords.task_exits("srun: error: n2: tasks 0-99999999999: Killed", 1.0) == ()

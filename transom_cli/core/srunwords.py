@@ -13,6 +13,7 @@ from transom_cli.errors import BadNodes
 
 _LINE = re.compile(r"^srun: error: (?P<node>[\w.-]+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$")
 _UNBORN = re.compile(r"^srun: error: task (?P<task>\d+) launch failed: (?P<why>.+)$")
+_TASKS = 1 << 20  # of one step; a range that is longer is no word of srun's
 _NO_OUTPUT = "could not connect IO"  # the task's log cannot be opened on its node
 _CODE = re.compile(r"Exited with exit code (\d+)")
 _SIGNALS = {  # by the words that srun has for them (Linux numbers)
@@ -54,6 +55,6 @@ def _expand(tasks: str) -> list[int]:
     numbers: list[int] = []
     for part in tasks.split(","):
         first, _, last = part.partition("-")
-        if first.isdigit() and (last or first).isdigit():
+        if first.isdigit() and (last or first).isdigit() and int(last or first) - int(first) < _TASKS:
             numbers += range(int(first), int(last or first) + 1)
     return numbers

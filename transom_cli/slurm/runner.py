@@ -29,6 +29,7 @@ _UNKNOWN = re.compile(
     re.IGNORECASE,
 )
 _DENIED = re.compile(r"invalid user id|access/permission denied|access denied|user not permitted", re.IGNORECASE)
+_LOOKED_AT = 4096  # characters of an error's words, the last ones
 _NO_JOB = re.compile(r"invalid job id specified", re.IGNORECASE)
 # These would filter or reshape answers behind our back, or, started inside another job, hand that job's
 # shape to ours. SBATCH_* stays: it is how a site or a user sets defaults for sbatch.
@@ -130,6 +131,6 @@ def classify(argv: Sequence[str], code: int, out: str, err: str) -> TransomError
         return SlurmDenied(what, f"Slurm said: {words}", "ask an administrator of the cluster")
     if _NO_JOB.search(words):
         return NoSuchJob("Slurm does not know this job (any more)", f"Slurm said: {words}", "sacct -D -j JOBID")
-    if _UNKNOWN.search(words):
+    if _UNKNOWN.search(words[-_LOOKED_AT:]):
         return SlurmUnknown(f"Slurm did not answer `{command}`", f"Slurm said: {words}", "scontrol ping")
     return SlurmRefused(what, f"Slurm said: {words}")
