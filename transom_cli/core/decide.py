@@ -104,9 +104,8 @@ def _outcome_seen(state: State, e: ev.OutcomeSeen) -> Step:
         if state.incident is not None:  # whatever it was, the training has ended well
             state = inc.close(state, e.at, "recovered" if job.starting(state) else "nothing")
         return replace(state, phase=Phase.FINISHING, since=e.at), ()
-    reached = min(
-        (x.step for x in e.exits), default=e.step
-    )  # beats are a second old at most; the wrappers know exactly
+    # beats are a second old at most; the wrappers know exactly
+    reached = min((x.step for x in e.exits), default=e.step)
     state = replace(state, step=max(reached, state.step), max_step=max(reached, state.max_step))
     state = replace(state, durable=max(e.durable, state.durable))
     told = not job.starting(state) and state.incident is not None and state.incident.outcome is not None
