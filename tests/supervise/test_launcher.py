@@ -151,7 +151,15 @@ def test_an_outcome_is_written_once_the_disk_takes_it(
     lease = Lease.take(RunDir(tmp_path))
     path = RunDir(tmp_path).attempt(7, 0).outcome
     (path / "x").mkdir(parents=True)
-    threading.Timer(2.0, lambda: path.rename(tmp_path / "away")).start()
+
+    def clear_the_way() -> None:
+        log = RunDir(tmp_path).attempt(7, 0).launcher_journal
+        while not log.exists() or '"type": "outcome"' not in log.read_text():
+            time.sleep(0.05)
+        time.sleep(0.5)  # the first try has failed by now
+        path.rename(tmp_path / "away")
+
+    threading.Thread(target=clear_the_way, daemon=True).start()
     assert launcher(tmp_path, relaunches=0).run() == 7
     assert outcome(tmp_path)["status"] == "failed"
     lease.give_up()
