@@ -339,6 +339,34 @@ def test_a_launch_that_was_ended_for_its_silence_alone_teaches_patience() -> Non
     assert limits[1] > 1.4 * limits[0] and limits[2] > 1.4 * limits[1]
 
 
+def relaunched(job: Job, silence: float, launches: int, *, apart: int = 0) -> tuple[int, float]:
+    """Each launch goes on from step 99 and is silent after step 499, or `apart` steps later than the one before.
+
+    How many were ended for it, and the last one's limit.
+    """
+    job.steps([0.3] * 500)
+    for launch in range(launches):
+        silent = 0.0
+        while silent < silence and not alarms(job.pass_time(1.0)):
+            silent += 1.0
+        if silent >= silence:
+            return launch, job.state.limit
+        job.set(launch=launch + 1, step=99, count=0, phase="start")
+        job.pass_time(2.0)
+        job.steps([0.3] * (400 + (launch + 1) * apart))
+    return launches, job.state.limit
+
+
+def test_three_relaunches_learn_an_evaluation_fifty_times_as_long_as_the_first_limit() -> None:
+    assert relaunched(Job(look=1.0), 500.0, 4)[0] == 3
+
+
+def test_silences_at_different_steps_do_not_blunt_the_detector() -> None:
+    at_one_step, apart = relaunched(Job(look=1.0), 2000.0, 3), relaunched(Job(look=1.0), 2000.0, 3, apart=1)
+    assert at_one_step[0] == apart[0] == 3
+    assert apart[1] < 60.0 and at_one_step[1] > 8 * apart[1]
+
+
 def test_a_relaunch_forgets_the_ranks_and_keeps_what_was_learned() -> None:
     job = Job()
     job.settle()

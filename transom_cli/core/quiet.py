@@ -53,6 +53,7 @@ __all__ = [
 ]
 
 STOPPED = 3.0
+AGAIN = 4.0  # the next silence at this very step may last so many times longer than the one that was ended
 START_UPS = 4.0  # as long as the launch took to come up: a second compilation may take longer than the first
 _DEAD = "TXZ"
 _SLOW = ("checkpoint", "restore")
@@ -96,12 +97,14 @@ def _newest_launch(state: QuietState, readings: Mapping[str, NodeTable], first_l
     launch = max([known, *(r.launch for r in _ranks(readings, attempt))])
     if (attempt, launch) == state.launch:
         return state
-    times = state.times
+    times, ended_at = state.times, None
     if state.quiet and state.suspect < state.stepped:  # it was ended for its silence alone, and might have come back
-        times = times.with_silence(state.clock - state.stepped)
+        ended_at = state.step
+        times = times.with_silence((AGAIN if ended_at == state.ended_at else 1.0) * (state.clock - state.stepped))
     fresh = replace(
         state,
         times=times,
+        ended_at=ended_at,
         launch=(attempt, launch),
         began=None if first_look and any(r.step >= 0 for r in _ranks(readings, attempt)) else state.clock,
         pulses={},

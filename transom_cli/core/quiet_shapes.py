@@ -115,4 +115,5 @@ class QuietState:
     suspect: float = -1.0  # when something besides silence was last wrong: a gap around it is no lesson
     quiet: tuple[int, ...] = ()
     quiet_at: float = 0.0
+    ended_at: int | None = None  # the step after which the launch before was ended for its silence alone
     times: StepTimes = field(default_factory=StepTimes)

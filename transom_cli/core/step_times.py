@@ -10,7 +10,9 @@ Two limits come out of the same samples:
   seconds of stepping, when compilations fall, as long as these are taken to last (core.quiet); and a silence that the
   run came back from by itself raises it for good to `HEADROOM` times that silence. What is longer than all that and was
   never seen before raises one alarm; a launch that is ended for that counts as come back, since it might have: so a
-  long evaluation is not ended for ever.
+  long evaluation is not ended for ever. When the next launch falls silent after the very same step, as it does at an
+  evaluation, it is ended too, and the third may take six times as long as the second, the fourth as the third: else
+  the relaunches would be spent before enough was learned.
 
 A median and an interquartile range, so that a few long steps among many do not move the limits by themselves.
 """
