@@ -118,8 +118,9 @@ def test_a_plain_requeue_waits_for_slurm(world: World) -> None:
         world.slurm.requeue(start(world, "--no-requeue").job_id)
 
 
-def test_a_job_that_is_to_do_with_fewer_nodes_is_told_its_tasks_too(world: World) -> None:
-    job = start(world, nodes=4)
+@pytest.mark.parametrize("options", [(), ("--gres=gpu:1",), ("--cpus-per-task=2", "--gres=gpu:1")], ids=" ".join)
+def test_a_job_that_is_to_do_with_fewer_nodes_is_told_its_tasks_too(world: World, options: tuple[str, ...]) -> None:
+    job = start(world, *options, nodes=4)
     world.slurm.requeue_hold(job.job_id)
     wait_for(world, job.job_id, lambda j: j.state is JobState.PENDING and not j.completing)
     world.slurm.update_pending(job.job_id, exclude=[world.nodes[3]], num_nodes=3, num_tasks=3)

@@ -34,7 +34,7 @@ def test_running_job_with_keys_in_its_free_text() -> None:
     assert job.nodes == ("node1", "node2", "node3")
     assert job.batch_host == "node1"
     assert job.excluded == ("node4",)
-    assert (job.num_nodes, job.restarts, job.requeue) == (3, 0, True)
+    assert (job.num_nodes, job.cpus_per_task, job.restarts, job.requeue) == (3, 1, 0, True)
     assert job.exit_code is None
     assert (job.user, job.partition) == ("trainer", "main")
 

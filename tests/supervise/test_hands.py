@@ -96,7 +96,7 @@ def test_a_submission_cut_off_anywhere_leads_to_one_released_job(bench: Bench, a
     bench.slurm.fail_call(at, LOST, after=True)
     assert isinstance(bench.do(act.Submit("submit")), ev.SlurmLost)
     told = bench.out.get(timeout=30)
-    assert isinstance(told, ev.Submitted) and told.job_id == 1
+    assert isinstance(told, ev.Submitted) and told.job_id == 1 and told.released
     assert [(j.job_id, j.held) for j in bench.slurm.cluster.jobs.values()] == [(1, False)]
 
 
@@ -112,7 +112,7 @@ def test_a_job_that_somebody_else_holds_is_not_released(bench: Bench, own_script
         bench.slurm.hold_behind(1, "JobHeldAdmin")
         bench.hands = Hands(bench.hands._orders, bench.slurm, bench.reach, Clock(), bench.out)
     told = bench.do(act.Submit("submit"))
-    assert isinstance(told, ev.Submitted) and bench.slurm.cluster.jobs[1].held
+    assert isinstance(told, ev.Submitted) and not told.released and bench.slurm.cluster.jobs[1].held
 
 
 def test_a_refusal_is_told(bench: Bench) -> None:

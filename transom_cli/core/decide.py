@@ -57,6 +57,7 @@ def _submitted(state: State, e: ev.Submitted) -> Step:
     if state.job_id:
         return state, ()
     state = replace(state, job_id=e.job_id, slurm_state="PENDING", phase=Phase.PENDING, since=e.at)
+    state = replace(state, let_go=state.attempt if e.released else "")
     return job.cancel(state, e.at) if state.stop_asked else (state, ())
 
 
@@ -224,7 +225,8 @@ def _restarted(state: State, e: ev.Restarted) -> Step:
     if state.phase is Phase.STOPPING:  # stopped while the restart was under way: the new start must not live on
         state = inc.new_attempt(inc.close(state, e.at, "stopped"), e.job_id, e.restarts)
         return job.cancel(state, e.at)
-    return inc.restarted(state, e.at, e.job_id, e.restarts, e.how), ()
+    state = inc.restarted(state, e.at, e.job_id, e.restarts, e.how)
+    return replace(state, let_go="" if e.how == "already" else state.attempt), ()
 
 
 def _acted(state: State, e: ev.Acted) -> Step:

@@ -48,8 +48,11 @@ class Tick(Event):
 
 @dataclass(frozen=True)
 class Submitted(Event):
+    """`released`: we hold it no longer. A script that asks for --hold itself is left to whoever releases it."""
+
     key: str
     job_id: int
+    released: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from transom_cli.core.state import Exclusion, Incident, Phase, Stage, State
 FINISH = "finish/"
 FINISHING = 90.0  # seconds from the end of the training to that of the job, before Slurm counts as having missed it
 SPARES_WAIT = 5.0  # seconds in which a restarted job would start if there were nodes for its spares too
+# Slurm's words for a job that waits for its release after a submission of ours, or a restart.
+_OUR_HOLDS = ("JobHeldUser", "job_requeued_in_held_state")
 # Slurm's words for a pending job that can never start with these exclusions.
 _IMPOSSIBLE = ("ReqNodeNotAvail", "BadConstraints", "PartitionNodeLimit", "Requested node configuration")
 
@@ -57,6 +59,7 @@ def seen(state: State, e: ev.JobSeen) -> Step:
     if e.state == "PENDING":
         return _pending(state, e)
     if e.state == "RUNNING":
+        state = replace(state, let_go=state.attempt)
         if before != "RUNNING" and state.incident is not None and state.incident.stage is Stage.STARTING:
             incident = inc.mark(state.incident, e.at, "running", f"job runs on {len(e.nodes)} nodes")
             state = replace(state, incident=incident)
@@ -84,12 +87,15 @@ def _pending(state: State, e: ev.JobSeen) -> Step:
         if state.phase is Phase.HELD and state.verdict == verdict:
             return state, ()
         state = replace(state, phase=Phase.HELD, since=e.at, verdict=verdict)
+        # Nobody can hold what runs, nor is quick enough after us: a slurmctld that died has forgotten the release.
+        forgotten = state.let_go == state.attempt and e.reason in _OUR_HOLDS and not e.held_why
         words = e.reason.lower().replace("_", " ")
         by_slurm = "launch failed" in words or "maxrequeue" in words or "max requeue" in words
-        if state.policy.release_held and by_slurm and state.released != state.attempt:
+        if (forgotten or (state.policy.release_held and by_slurm)) and state.released != state.attempt:
             state = replace(state, released=state.attempt)  # once a start: no tug-of-war with whoever holds it
             return order(state, Release(f"release/{state.attempt}", state.job_id))
         return state, ()
+    state = replace(state, let_go="")
     if state.phase in (Phase.STARTING, Phase.TRAINING, Phase.HELD):
         state = replace(state, phase=Phase.PENDING, since=e.at, verdict="")
     suspected = tuple(x.node for x in state.exclusions if x.until is not None)

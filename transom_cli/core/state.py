@@ -174,7 +174,8 @@ class State:
     isolations: tuple[float, ...] = ()  # when nodes were isolated, within the cap's window
     pending: tuple[Action, ...] = ()  # ordered, outcome not yet known
     patches: int = 0
-    released: str = ""  # the attempt whose hold by Slurm we have lifted
+    released: str = ""  # the attempt whose hold we have lifted after its start was given to Slurm
+    let_go: str = ""  # the attempt that was last known to be held by nobody, and was not seen waiting since
     verdict: str = ""  # why the run is held, failed or stopped
     exit_code: int | None = None  # of the run, when it is over
 

@@ -51,7 +51,8 @@ class CliSlurm:
         self, job_id: int, *, exclude: Sequence[str], num_nodes: int | None = None, num_tasks: int | None = None
     ) -> None:
         count = [f"NumNodes={num_nodes}"] if num_nodes is not None else []
-        count += [f"NumTasks={num_tasks}"] if num_tasks is not None else []
+        if num_tasks is not None:  # with a gres a job waits for as many CPUs as it asked for at first
+            count += [f"NumTasks={num_tasks}", f"NumCPUs={num_tasks * self.job(job_id).cpus_per_task}"]
         excluded = _hosts(exclude) if exclude else ""
         self._runner.run(["scontrol", "update", f"jobid={job_id}", *count, f"ExcNodeList={excluded}"])
 

@@ -8,6 +8,7 @@ fields are found by the fixed fields around them. What does not fit raises Slurm
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import datetime
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
@@ -190,7 +191,9 @@ def parse_show_job(text: str) -> Job:
                "Start": body["StartTime"], "End": body["EndTime"],
                "Partition": body["Partition"]}  # fmt: skip
         excluded = parse_nodes(body.get("ExcNodeList", ""), reading)
-        return _make_job(raw, _exit(body["ExitCode"]), excluded, reading)
+        cpus = body.get("CPUs/Task", "")
+        job = _make_job(raw, _exit(body["ExitCode"]), excluded, reading)
+        return replace(job, cpus_per_task=int(cpus) if cpus.isdecimal() else 1)
     except (ValueError, KeyError, AttributeError) as error:
         raise nonsense(text, reading) from error
 

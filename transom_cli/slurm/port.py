@@ -73,6 +73,7 @@ class Job:
     nodes: tuple[str, ...] = ()  # allocated now; those of its last start once it has ended
     batch_host: str = ""
     num_nodes: int = 0  # asked for
+    cpus_per_task: int = 1  # asked for; from `job` only, as `excluded`
     excluded: tuple[str, ...] = ()  # from `job` only: `jobs` leaves it empty, as squeue has no column for it
     exit_code: int | None = None  # of the batch script, when ended
     exit_signal: int | None = None
@@ -147,7 +148,8 @@ class Slurm(Protocol):
     ) -> None:
         """Replace the exclusion list (and the counts) of a pending job. SlurmRefused unless it is PENDING.
 
-        A job with --ntasks-per-node never starts on fewer nodes than its number of tasks needs: change both.
+        A job with --ntasks-per-node never starts on fewer nodes than its numbers of tasks and of CPUs need: with
+        `num_tasks` these are changed too.
         """
 
     def release(self, job_id: int) -> None:

@@ -150,9 +150,10 @@ class Hands:
         first, *more = known
         for extra in (job for job in more if job.held):
             self._slurm.cancel(extra.job_id)
-        if first.held and first.reason == _HELD_BY_SUBMISSION and not self._orders.stay_held:
+        ours = first.reason == _HELD_BY_SUBMISSION and not self._orders.stay_held
+        if first.held and ours:
             self._slurm.release(first.job_id)
-        return ev.Submitted(self._clock.now(), action.key, first.job_id)
+        return ev.Submitted(self._clock.now(), action.key, first.job_id, released=ours or not first.held)
 
     def _submitted(self) -> list[Job]:
         """The jobs of the first submission: one that was released already before those still held."""

@@ -1,0 +1,81 @@
+"""A slurmctld that died before it wrote down that we released the job: it is released again; a person's hold is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from transom_cli.core import events as ev
+from transom_cli.core.actions import Action, Release, Restart
+from transom_cli.core.decide import decide
+from transom_cli.core.state import Phase, State
+
+NODES = ("n1", "n2")
+SUBMITTED = ev.Submitted(1.0, "submit", 7, released=True)
+RUNS = ev.JobSeen(3.0, 7, 0, "RUNNING", nodes=NODES, batch_host="n1")
+WAITS = ev.JobSeen(2.0, 7, 0, "PENDING", reason="Resources")
+
+
+def held(at: float, reason: str = "JobHeldUser", restarts: int = 0, why: str = "") -> ev.JobSeen:
+    return ev.JobSeen(at, 7, restarts, "PENDING", held=True, reason=reason, held_why=why)
+
+
+def play(*events: ev.Event) -> tuple[State, list[Action]]:
+    state, ordered = State(num_nodes=2), []
+    for event in (ev.Started(0.0, 1), *events):
+        state, actions = decide(state, event)
+        ordered += actions
+    return state, ordered
+
+
+def releases(*events: ev.Event) -> list[Action]:
+    return [action for action in play(*events)[1] if isinstance(action, Release)]
+
+
+@pytest.mark.parametrize("before", [(), (RUNS,), (WAITS, RUNS)], ids=["submitted", "ran", "waited and ran"])
+def test_a_release_that_slurm_forgot_is_made_again(before: tuple[ev.Event, ...]) -> None:
+    again = [Release("release/7.0", 7)]
+    assert releases(SUBMITTED, *before, held(20.0), held(21.0)) == again
+    state, _ = play(SUBMITTED, *before, held(20.0), ev.Acted(20.5, "release/7.0", "released"), WAITS)
+    assert state.phase is Phase.PENDING and not state.verdict
+
+
+def test_one_release_is_made_again_and_no_more() -> None:
+    """Whoever holds it a second time means it, or could: no tug-of-war."""
+    acted = ev.Acted(20.5, "release/7.0", "released")
+    assert len(releases(SUBMITTED, held(20.0), acted, RUNS, held(40.0))) == 1
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (SUBMITTED, WAITS, held(20.0)),
+        (ev.Submitted(1.0, "submit", 7), held(20.0)),
+        (SUBMITTED, RUNS, held(20.0, restarts=1)),
+        (SUBMITTED, RUNS, held(20.0, "job_requeued_in_held_state", restarts=1)),
+        (SUBMITTED, held(20.0, "JobHeldAdmin")),
+        (SUBMITTED, RUNS, held(20.0, why="no progress in 4 attempts")),
+    ],
+    ids=["after it waited", "by its own script", "requeued, then held", "requeuehold", "by an admin", "by its launcher"],
+)
+def test_what_somebody_else_holds_stays_held(events: tuple[ev.Event, ...]) -> None:
+    state, ordered = play(*events)
+    assert state.phase is Phase.HELD
+    assert not [action for action in ordered if isinstance(action, Release)]
+
+
+def test_the_release_after_a_restart_may_be_forgotten_too() -> None:
+    fault = ev.JobSeen(10.0, 7, 0, "NODE_FAIL", nodes=NODES, exit_code=1, exit_signal=0)
+    state, ordered = play(SUBMITTED, RUNS, ev.LaunchSeen(4.0, "7.0", 0, NODES, 2), ev.StepSeen(5.0, "7.0", 3), fault)
+    at = 10.0
+    while not any(isinstance(action, Restart) for action in ordered):
+        at += 5.0
+        assert at < 200.0, ordered
+        answers = [ev.Probed(at, a.key, a.node, "PASS", "") for a in ordered if type(a).__name__ == "Probe"]
+        answers += [ev.Examined(at, a.key, "unknown", "", "") for a in ordered if type(a).__name__ == "Examine"]
+        for event in (*answers, ev.Tick(at)):
+            state, actions = decide(state, event)
+            ordered += actions
+    (restart,) = (action for action in ordered if isinstance(action, Restart))
+    state, _ = decide(state, ev.Restarted(at, restart.key, 7, 1, "requeued"))
+    state, actions = decide(state, held(at + 9.0, "job_requeued_in_held_state", restarts=1))
+    assert Release("release/7.1", 7) in actions
