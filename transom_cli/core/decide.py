@@ -44,6 +44,10 @@ def _tick(state: State, e: ev.Tick) -> Step:
         return step
     if state.phase is Phase.FINISHING:
         return job.finish(state, e.at)
+    if state.phase is Phase.HELD:
+        step = job.release_forgotten(state, e.at)
+        if step[1]:
+            return step
     expired = tuple(x.node for x in state.exclusions if x.until is not None and x.until <= e.at)
     waiting = state.slurm_state == "PENDING" and job.starting(state) and state.phase is not Phase.STOPPING
     if expired and waiting:
@@ -226,7 +230,7 @@ def _restarted(state: State, e: ev.Restarted) -> Step:
         state = inc.new_attempt(inc.close(state, e.at, "stopped"), e.job_id, e.restarts)
         return job.cancel(state, e.at)
     state = inc.restarted(state, e.at, e.job_id, e.restarts, e.how)
-    return replace(state, let_go="" if e.how == "already" else state.attempt), ()
+    return state if e.how == "already" else replace(state, let_go=state.attempt), ()
 
 
 def _acted(state: State, e: ev.Acted) -> Step:

@@ -16,6 +16,7 @@ from transom_cli.core.state import Exclusion, Incident, Phase, Stage, State
 
 FINISH = "finish/"
 FINISHING = 90.0  # seconds from the end of the training to that of the job, before Slurm counts as having missed it
+FORGETTING = 30.0  # seconds in which the nodes report to a slurmctld that was started again
 SPARES_WAIT = 5.0  # seconds in which a restarted job would start if there were nodes for its spares too
 # Slurm's words for a job that waits for its release after a submission of ours, or a restart.
 _OUR_HOLDS = ("JobHeldUser", "job_requeued_in_held_state")
@@ -87,14 +88,10 @@ def _pending(state: State, e: ev.JobSeen) -> Step:
         if state.phase is Phase.HELD and state.verdict == verdict:
             return state, ()
         state = replace(state, phase=Phase.HELD, since=e.at, verdict=verdict)
-        # Nobody can hold what runs, nor is quick enough after us: a slurmctld that died has forgotten the release.
-        forgotten = state.let_go == state.attempt and e.reason in _OUR_HOLDS and not e.held_why
+        state = replace(state, let_go="" if e.held_why else state.let_go)
         words = e.reason.lower().replace("_", " ")
         by_slurm = "launch failed" in words or "maxrequeue" in words or "max requeue" in words
-        if (forgotten or (state.policy.release_held and by_slurm)) and state.released != state.attempt:
-            state = replace(state, released=state.attempt)  # once a start: no tug-of-war with whoever holds it
-            return order(state, Release(f"release/{state.attempt}", state.job_id))
-        return state, ()
+        return release(state) if state.policy.release_held and by_slurm else (state, ())
     state = replace(state, let_go="")
     if state.phase in (Phase.STARTING, Phase.TRAINING, Phase.HELD):
         state = replace(state, phase=Phase.PENDING, since=e.at, verdict="")
@@ -102,6 +99,26 @@ def _pending(state: State, e: ev.JobSeen) -> Step:
     if suspected and e.reason.startswith(_IMPOSSIBLE):
         return patch(state, drop=suspected)
     return state, ()
+
+
+def release(state: State) -> Step:
+    """Once a start: no tug-of-war with whoever holds it."""
+    if state.released == state.attempt:
+        return state, ()
+    state = replace(state, released=state.attempt)
+    return order(state, Release(f"release/{state.attempt}", state.job_id))
+
+
+def release_forgotten(state: State, at: float) -> Step:
+    """A slurmctld that died before it wrote down that we released the job, or that it ran, holds it again.
+
+    Nobody else can: what runs is not held, and nobody is as quick as that after us. It may run yet; Slurm ends it when
+    its nodes report, and refuses a start before.
+    """
+    forgotten = state.let_go == state.attempt and state.slurm_reason in _OUR_HOLDS
+    if state.phase is not Phase.HELD or not forgotten or at - state.since < FORGETTING:
+        return state, ()
+    return release(state)
 
 
 def patch(state: State, *, drop: tuple[str, ...] = (), start: bool = False) -> Step:
