@@ -19,7 +19,7 @@ import torch
 from transom_cli.ckpt.room import room
 
 PAGE = 2 << 20  # bytes: a huge page; sizes are multiples of it
-SPARE = 256 << 20  # bytes that are to stay free: for the trainer itself, and for its files' page cache
+SPARE = 64 << 20  # bytes that are to stay free: for the trainer itself, and for its files' page cache
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14 and later
 _STRIDE = 64 << 20  # bytes populated in one call
 

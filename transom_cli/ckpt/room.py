@@ -29,10 +29,10 @@ def _left(proc: Path, cgroups: Path) -> Iterator[int]:
     for line in groups:
         _, kinds, name = line.split(":", 2)
         if kinds == "":
-            top, limit, used, cache = cgroups, "memory.max", "memory.current", "inactive_file"
+            top, limit, used, prefix = cgroups, "memory.max", "memory.current", ""
         elif "memory" in kinds.split(","):
             top, limit, used = cgroups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            cache = "total_inactive_file"
+            prefix = "total_"
         else:
             continue
         group = top / name.lstrip("/")
@@ -40,5 +40,6 @@ def _left(proc: Path, cgroups: Path) -> Iterator[int]:
             with contextlib.suppress(OSError, ValueError, KeyError):  # "max", or no such file: no limit here
                 most = int((group / limit).read_text())
                 stat = dict(row.split() for row in (group / "memory.stat").read_text().splitlines())
-                yield most - int((group / used).read_text()) + int(stat[cache])
+                cache = int(stat[prefix + "inactive_file"]) + int(stat[prefix + "active_file"])  # given up when needed
+                yield most - int((group / used).read_text()) + cache
             group = group.parent
