@@ -100,9 +100,11 @@ class Writer:
 
     def _settle(self, layout: Layout, share: Share) -> None:
         """Get ready for the next save. No memory for it: that save will say so."""
-        if not share.trouble:
-            with contextlib.suppress(MemoryError, OSError):
-                self._stager.settle(layout, share.later)
+        if share.trouble:
+            self._stager.forget()
+            return
+        with contextlib.suppress(MemoryError, OSError):
+            self._stager.settle(layout, share.later)
 
     def _write_all(self, step: int, snapshot: Snapshot, share: Share | None, work: Path) -> str:
         """`share`: None when the snapshot is of just what this rank is to write."""

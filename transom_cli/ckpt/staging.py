@@ -16,7 +16,7 @@ from transom_cli.ckpt.image import Layout, Place, Snapshot, aligned, lay_out, lo
 from transom_cli.ckpt.streaming import Copier, Piece
 from transom_cli.ckpt.tree import Flat, Paths
 
-_SLACK = 1.25  # objects may grow by so much before the arena must
+_SLACK = 1.25  # objects may grow by a quarter, and tensors by a 32nd, before the arena must
 _LEAST = 1 << 20  # bytes kept for objects
 
 
@@ -32,12 +32,22 @@ class Stager:
         self._copier = Copier()
 
     def look(self, flat: Flat, paths: Paths) -> Layout:
-        """The layout for this state: the one there is, or a new one of all that this rank could write."""
+        """The layout for this state: the one there is, or one with all that is new in it besides this rank's share."""
         about = signature(flat, paths)
         if self._layout is None or self._layout.signature != about:
-            self._take_up(lay_out(about, local_plan(flat, paths, first=self._first), None), agreed=False)
+            plan = local_plan(flat, paths, first=self._first)
+            wanted = None
+            if self._layout is not None:
+                same = {entry[0] for entry in set(self._layout.signature).intersection(about)}
+                had = self._layout.indices
+                wanted = frozenset(i.index for i in plan.items if i.index.fqn not in same or i.index in had)
+            self._take_up(lay_out(about, plan, wanted), agreed=False)
         assert self._layout is not None
         return self._layout
+
+    def forget(self) -> None:
+        """The ranks' shares did not add up: the next snapshot is of all that this rank has."""
+        self._layout = None
 
     def settle(self, layout: Layout, wanted: frozenset[MetadataIndex]) -> None:
         """All ranks have agreed that of this layout's plan this one writes `wanted`: make the memory for that."""
@@ -93,7 +103,8 @@ class Stager:
         arena, need = self._arena, layout.size + objects
         if arena is None or not need <= arena.size <= 2 * need + 2 * PAGE:
             self._drop_arena()
-            arena = self._arena = Arena(layout.size + max(_LEAST, int(_SLACK * objects)))
+            spare = max(_LEAST, layout.size // 32, int(_SLACK * objects))
+            arena = self._arena = Arena(layout.size + spare)
             self._engraved = False
         if not self._engraved:
             for block in layout.blocks:
