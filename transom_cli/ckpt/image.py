@@ -65,7 +65,8 @@ class Snapshot:
 
 
 def local_part(value: torch.Tensor) -> torch.Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value.detach()
+    """This rank's part of it, the live one."""
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def signature(flat: Flat, paths: Paths) -> Signature:

@@ -96,7 +96,8 @@ def _targets(metadata: Metadata, state: State, rank: int, *, per_rank: bool) -> 
     """
     stored = metadata.state_dict_metadata
     live, live_paths = state.read()
-    wanted: set[TreePath] = {(name,) for name in state.shared_names}
+    shared = set(state.shared_names)
+    wanted: set[TreePath] = {(name,) for name in shared}
     if per_rank:
         wanted |= {(RANKS, str(rank), name) for name in state.per_rank_names}
     targets: Flat = {}
@@ -110,7 +111,7 @@ def _targets(metadata: Metadata, state: State, rank: int, *, per_rank: bool) -> 
         missing = ", ".join(sorted(".".join(map(str, owner)) for owner in wanted - seen))
         raise StateMismatch(f"the checkpoint has no {missing}")
     for key, path in live_paths.items():
-        if path[0] in state.shared_names and state.loads_in_place(str(path[0])) and key not in targets:
+        if path[0] in shared and state.loads_in_place(str(path[0])) and key not in targets:
             raise StateMismatch(f"the checkpoint has no {key}")
     return targets
 

@@ -18,6 +18,7 @@ from transom_cli.ckpt.tree import Flat, Paths
 
 _SLACK = 1.25  # objects may grow by a quarter, and tensors by a 32nd, before the arena must
 _LEAST = 1 << 20  # bytes kept for objects
+_PLAIN = (torch.Tensor, torch.nn.Parameter)  # others may not have their values where data_ptr() says
 
 
 class Stager:
@@ -68,7 +69,7 @@ class Stager:
             source, size = local_part(flat[block.index.fqn]), block.envelope.nbytes
             if source.numel() * source.element_size() != size:
                 raise ValueError(f"{block.index.fqn}: its part on this rank has not the size that was planned")
-            if type(source) is torch.Tensor and source.is_cpu and source.is_contiguous() and not _lazy(source):
+            if type(source) in _PLAIN and source.is_cpu and source.is_contiguous() and not _lazy(source):
                 pieces.append((arena.address + block.payload, source.data_ptr(), size))
             elif size:
                 view = arena.bytes[block.payload : block.payload + size].view(source.dtype).view(source.shape)
