@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 from transom_cli.ckpt import files
@@ -128,3 +133,26 @@ class Training:
         add([self.data.position, self.state["mean"].reshape(1), self.state["note"]])
         add([random.getstate(), list(np.random.get_state()), torch.get_rng_state()])
         return digest.hexdigest()
+
+
+def two_ranks(worker: str, *args: str) -> list[tuple[dict, str]]:
+    """Run a worker of this folder as two gloo ranks; of each the JSON that it printed last, and its stderr."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name(worker)), *args],
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                 "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        done = [rank.communicate(timeout=200) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(err for _, err in done)
+    return [(json.loads(out.splitlines()[-1]), err) for out, err in done]

@@ -67,7 +67,7 @@ def main() -> None:
     # One rank cannot write its part: all learn of it, and the next save works.
     write_all = Writer._write_all
     if rank == 1:
-        Writer._write_all = lambda self, step, snapshot, work: write_all(self, step, _Unreadable(snapshot), work)
+        Writer._write_all = lambda self, step, snapshot, *where: write_all(self, step, _Unreadable(snapshot), *where)
     checkpointer.save(4)
     checkpointer.wait()
     found["failed"] = checkpointer.last_error.why
@@ -99,10 +99,10 @@ class _Unreadable:
     """A snapshot whose data is gone."""
 
     def __init__(self, snapshot) -> None:
-        self.shapes, self.paths = snapshot.shapes, snapshot.paths
+        self.layout, self.objects = snapshot.layout, snapshot.objects
 
     @property
-    def data(self):
+    def arena(self):
         raise OSError(5, "Input/output error")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -14,12 +15,13 @@ from transom_cli.beats.client import phase, resumed
 from transom_cli.ckpt import ground, orders
 from transom_cli.ckpt.engine import Writer, describe
 from transom_cli.ckpt.failures import NoCheckpointRestores, SaveFailed, WorldSizeChanged
+from transom_cli.ckpt.image import Snapshot
 from transom_cli.ckpt.inventory import Candidate, candidates
 from transom_cli.ckpt.names import Here, local_attempt, step_name, valid_attempt
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.restore import load, verify_together
 from transom_cli.ckpt.retention import Retention
-from transom_cli.ckpt.staging import Snapshot, Stager
+from transom_cli.ckpt.staging import Stager
 from transom_cli.ckpt.state import State
 from transom_cli.errors import UsageError
 
@@ -71,12 +73,13 @@ class Checkpointer:
         self._reshard = reshard
         self._ranks = Ranks()
         self._state = State(state, self._ranks.rank)
-        self._stager = Stager()
+        self._stager = Stager(first=self._ranks.first)
         self._retention = Retention(self.directory, keep, attempt)
-        self._writer = Writer(self.directory, self._ranks, attempt, self._retention, self._say)
+        self._writer = Writer(self.directory, self._ranks, attempt, self._retention, self._stager, self._say)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="transom-ckpt")
         self._running: Future[None] | None = None
         self._running_step = -1
+        self._prepared = False
         self._saved: int | None = None  # the newest step that is safe
         self._told_to_wait = False
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -124,6 +127,8 @@ class Checkpointer:
         larger `every` avoids it. A failure is told on stderr when it is known, kept in `last_error`, and training
         goes on: the next save tries again. The step last restored or saved is not saved again.
         """
+        if not self._prepared:
+            self._prepare()
         ordered = self._orders is not None and self._orders.due(step)
         if not (force or ordered) and step % self.every != 0:
             return False
@@ -149,14 +154,25 @@ class Checkpointer:
             self.wait(strict)
         finally:
             self._thread.shutdown()
+            self._stager.close()
             if self._orders is not None:
                 self._orders.close()
+
+    def _prepare(self) -> None:
+        """At the first call of save(), which all ranks make alike: the memory is made while training goes on."""
+        self._prepared = True
+        self.wait()
+        layout = None
+        with contextlib.suppress(Exception):  # the save will fail of it, and say so
+            layout = self._stager.look(*self._state.read())
+        self._running = self._thread.submit(self._writer.prepare, layout)
+        self._running_step = -1
 
     def _start(self, step: int) -> bool:
         if step == self._saved:
             return False
         with phase("checkpoint"):
-            if self._running is not None and not self._running.done() and not self._told_to_wait:
+            if self._running_step >= 0 and not self._told_to_wait and self._running and not self._running.done():
                 self._told_to_wait = True
                 self._say(f"save({step}) waits for {step_name(self._running_step)}, which is still being written")
             self.wait()

@@ -42,6 +42,22 @@ class Ranks:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
+    def to_first(self, value: Any) -> list[Any] | None:
+        """The values of all ranks, on rank 0; None elsewhere."""
+        if self.group is None:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.first else None
+        dist.gather_object(value, values, dst=0, group=self.group)
+        return values
+
+    def each_from_first(self, values: list[Any] | None) -> Any:
+        """On every rank the value that rank 0 has for it. `values` is None elsewhere."""
+        if self.group is None:
+            return values[0] if values else None
+        box: list[Any] = [None]
+        dist.scatter_object_list(box, values, src=0, group=self.group)
+        return box[0]
+
     def from_first(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""
         if self.group is None:

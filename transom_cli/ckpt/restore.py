@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.tensor import DTensor
@@ -23,6 +22,7 @@ from transom_cli.ckpt.failures import BadManifest, StateMismatch
 from transom_cli.ckpt.inventory import Candidate, Verdict, check_bytes, manifest_reason, read_manifest
 from transom_cli.ckpt.names import DCP_METADATA
 from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.reading import MappedReader
 from transom_cli.ckpt.state import RANKS, State
 from transom_cli.ckpt.tree import Flat, Paths
 from transom_cli.ckpt.tree import Path as TreePath
@@ -59,10 +59,11 @@ def load(path: Path, state: State, ranks: Ranks, *, per_rank: bool) -> str:
     trouble = _agree(trouble, ranks)
     if trouble or metadata is None or targets is None:
         return trouble
+    reader = MappedReader(path)
     try:
         dcp_load(
             targets,
-            storage_reader=FileSystemReader(path),
+            storage_reader=reader,
             planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
             process_group=ranks.group,
             no_dist=ranks.group is None,
@@ -70,6 +71,8 @@ def load(path: Path, state: State, ranks: Ranks, *, per_rank: bool) -> str:
         state.write(targets, _paths(metadata), per_rank=per_rank)
     except FAILURES as error:
         trouble = _told(error)
+    finally:
+        reader.close()
     return _agree(trouble, ranks)
 
 
@@ -93,7 +96,8 @@ def _targets(metadata: Metadata, state: State, rank: int, *, per_rank: bool) -> 
     """
     stored = metadata.state_dict_metadata
     live, live_paths = state.read()
-    wanted: set[TreePath] = {(name,) for name in state.shared_names}
+    shared = set(state.shared_names)
+    wanted: set[TreePath] = {(name,) for name in shared}
     if per_rank:
         wanted |= {(RANKS, str(rank), name) for name in state.per_rank_names}
     targets: Flat = {}
@@ -107,7 +111,7 @@ def _targets(metadata: Metadata, state: State, rank: int, *, per_rank: bool) -> 
         missing = ", ".join(sorted(".".join(map(str, owner)) for owner in wanted - seen))
         raise StateMismatch(f"the checkpoint has no {missing}")
     for key, path in live_paths.items():
-        if path[0] in state.shared_names and state.loads_in_place(str(path[0])) and key not in targets:
+        if path[0] in shared and state.loads_in_place(str(path[0])) and key not in targets:
             raise StateMismatch(f"the checkpoint has no {key}")
     return targets
 

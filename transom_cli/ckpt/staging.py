@@ -1,96 +1,128 @@
-"""The copy that save() waits for, and the planner that lets DCP write from it.
+"""The copy that save() waits for: every tensor's bytes to their place in an arena, all at once.
 
-Only bytes are copied: each tensor's local part goes into a CPU buffer that is made once and used again (fresh memory is
-ten times slower: its pages must be touched first). DCP's planner takes shapes and placements from the live tensors,
-which do not change, and bytes from the buffers. DCP's own stagers are not used: those that all our torch
-versions have either allocate anew at each save or cannot follow an optimizer whose state appears after the first one.
+One snapshot at a time: taking the next one overwrites the last, so the writer must be done with it.
 """
 
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
-from torch.distributed.tensor import DTensor
 
+from transom_cli.ckpt.arena import PAGE, Arena
+from transom_cli.ckpt.image import Layout, Place, Snapshot, aligned, lay_out, local_part, local_plan, signature
+from transom_cli.ckpt.streaming import Copier, Piece
 from transom_cli.ckpt.tree import Flat, Paths
 
-_IMMUTABLE = (int, float, bool, str, bytes, complex, type(None))
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The state at one step. `shapes` is only ever asked for shapes; what is written comes from `data`."""
-
-    shapes: Flat
-    data: Flat  # flat key -> CPU tensor, immutable value, or the value's torch.save bytes (BytesIO)
-    paths: Paths
+_SLACK = 1.25  # objects may grow by a quarter, and tensors by a 32nd, before the arena must
+_LEAST = 1 << 20  # bytes kept for objects
+_PLAIN = (torch.Tensor, torch.nn.Parameter)  # others may not have their values where data_ptr() says
 
 
 class Stager:
-    """Owns the buffers. One snapshot at a time: taking the next one overwrites the last."""
+    """Owns the arena and knows the layout. For one thread at a time."""
 
-    def __init__(self) -> None:
-        self._buffers: dict[str, torch.Tensor] = {}
+    def __init__(self, *, first: bool) -> None:
+        self._first = first
+        self._layout: Layout | None = None
+        self._agreed = False
+        self._engraved = False
+        self._arena: Arena | None = None
+        self._copier = Copier()
+
+    def look(self, flat: Flat, paths: Paths) -> Layout:
+        """The layout for this state: the one there is, or one with all that is new in it besides this rank's share."""
+        about = signature(flat, paths)
+        if self._layout is None or self._layout.signature != about:
+            plan = local_plan(flat, paths, first=self._first)
+            wanted = None
+            if self._layout is not None:
+                same = {entry[0] for entry in set(self._layout.signature).intersection(about)}
+                had = self._layout.indices
+                wanted = frozenset(i.index for i in plan.items if i.index.fqn not in same or i.index in had)
+            self._take_up(lay_out(about, plan, wanted), agreed=False)
+        assert self._layout is not None
+        return self._layout
+
+    def forget(self) -> None:
+        """The ranks' shares did not add up: the next snapshot is of all that this rank has."""
+        self._layout = None
+
+    def settle(self, layout: Layout, wanted: frozenset[MetadataIndex]) -> None:
+        """All ranks have agreed that of this layout's plan this one writes `wanted`: make the memory for that."""
+        if layout.indices != wanted:
+            layout = lay_out(layout.signature, layout.plan, wanted)
+        self._take_up(layout, agreed=True)
+        self._make_room(layout, 0)
 
     @torch.no_grad()
     def take(self, flat: Flat, paths: Paths) -> Snapshot:
         """Copy everything. After it returns, training may change every tensor and object in `flat`."""
-        shapes: Flat = {}
-        data: Flat = {}
+        layout = self.look(flat, paths)
+        objects = [(index, _pickled(flat[index.fqn])) for index in layout.objects]
+        arena = self._make_room(layout, sum(aligned(len(data)) for _, data in objects))
+        pieces: list[Piece] = []
         asynchronous = False
-        for key, value in flat.items():
-            if isinstance(value, torch.Tensor):
-                local = value.to_local() if isinstance(value, DTensor) else value.detach()
-                buffer = self._buffer(key, local)
-                buffer.copy_(local, non_blocking=local.is_cuda)
-                asynchronous |= local.is_cuda
-                data[key] = buffer
-                shapes[key] = value if isinstance(value, DTensor) else buffer
-            else:
-                data[key] = value if type(value) in _IMMUTABLE else _pickled(value)
-                shapes[key] = None
-        for key in self._buffers.keys() - data.keys():
-            del self._buffers[key]
+        for block in layout.blocks:
+            source, size = local_part(flat[block.index.fqn]), block.envelope.nbytes
+            if source.numel() * source.element_size() != size:
+                raise ValueError(f"{block.index.fqn}: its part on this rank has not the size that was planned")
+            if type(source) in _PLAIN and source.is_cpu and source.is_contiguous() and not _lazy(source):
+                pieces.append((arena.address + block.payload, source.data_ptr(), size))
+            elif size:
+                view = arena.bytes[block.payload : block.payload + size].view(source.dtype).view(source.shape)
+                view.copy_(source, non_blocking=source.is_cuda)
+                asynchronous |= source.is_cuda
+        self._copier.copy(pieces)
+        places: list[Place] = []
+        end = layout.size
+        for index, data in objects:
+            arena.write(end, data)
+            places.append((index, end, len(data)))
+            end = aligned(end + len(data))
         if asynchronous:
             torch.cuda.current_stream().synchronize()
-        return Snapshot(shapes, data, paths)
+        return Snapshot(layout, arena, tuple(places), end, self._agreed)
 
-    def _buffer(self, key: str, local: torch.Tensor) -> torch.Tensor:
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype:
-            buffer = torch.empty(local.shape, dtype=local.dtype, device="cpu", pin_memory=local.is_cuda)
-            self._buffers[key] = buffer
-        return buffer
+    def close(self) -> None:
+        self._copier.close()
+        self._drop_arena()
+
+    def _drop_arena(self) -> None:
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
+    def _take_up(self, layout: Layout, *, agreed: bool) -> None:
+        self._engraved &= layout is self._layout
+        self._layout, self._agreed = layout, agreed
+
+    def _make_room(self, layout: Layout, objects: int) -> Arena:
+        """An arena that is large enough, and has what stands around each tensor in its place."""
+        arena, need = self._arena, layout.size + objects
+        if arena is None or not need <= arena.size <= 2 * need + 2 * PAGE:
+            self._drop_arena()
+            spare = max(_LEAST, layout.size // 32, int(_SLACK * objects))
+            arena = self._arena = Arena(layout.size + spare)
+            self._engraved = False
+        if not self._engraved:
+            for block in layout.blocks:
+                around = block.envelope
+                arena.write(block.start, around.head)
+                arena.write(block.payload + around.nbytes, around.tail)
+            self._engraved = True
+        arena.pin()
+        return arena
 
 
-class SnapshotPlanner(DefaultSavePlanner):
-    """DCP's planner, with our flattening and our copies."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        super().__init__(flatten_state_dict=True, flatten_sharded_tensors=False)
-        self._snapshot = snapshot
-
-    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
-        self.state_dict = self._snapshot.shapes
-        self.mappings = self._snapshot.paths
-        self.is_coordinator = is_coordinator
-
-    def lookup_object(self, index: MetadataIndex) -> Any:
-        return self._snapshot.data[index.fqn]
-
-    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
-        if write_item.type == WriteItemType.BYTE_IO and not isinstance(object, io.BytesIO):
-            return _pickled(object)
-        return object
+def _lazy(tensor: torch.Tensor) -> bool:
+    """Whether its memory holds something else than its values."""
+    return tensor.is_conj() or tensor.is_neg()
 
 
-def _pickled(value: Any) -> io.BytesIO:
+def _pickled(value: Any) -> bytes:
     stream = io.BytesIO()
     torch.save(value, stream)
-    return stream
+    return stream.getvalue()

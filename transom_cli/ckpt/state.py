@@ -95,7 +95,8 @@ class State:
 
     @property
     def per_rank_names(self) -> list[str]:
-        return [RNG, *(name for name in self._entries if name not in self.shared_names)]
+        shared = set(self.shared_names)
+        return [RNG, *(name for name in self._entries if name not in shared)]
 
     def sharded_like(self, name: str, parameter: str) -> DTensor | None:
         """The sharded parameter whose optimizer state `<name>.state.<parameter>` holds, if it is sharded."""

@@ -1,0 +1,26 @@
+"""What several ranks hold alike is copied and written once, by turns, while their own state changes its shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckpt_made import two_ranks
+
+SHARED = 16 << 20  # bytes of `held` in the worker
+
+
+def test_two_ranks_copy_and_write_a_half_each_and_what_changes_is_shared_out_anew(tmp_path: Path) -> None:
+    found = [of_rank for of_rank, _ in two_ranks("ckpt_shares_worker.py", str(tmp_path))]
+    for of_rank in found:
+        taken, sizes, errors = of_rank["taken"], of_rank["sizes"], of_rank["errors"]
+        assert all(abs(size - SHARED / 2) < SHARED / 8 for size in taken[:4]), "a half each, from the first save on"
+        assert all(abs(sizes[f"step-{step}"] - SHARED / 2) < SHARED / 8 for step in (1, 2, 3, 4))
+        assert [bool(error) for error in errors[:8]] == [False] * 6 + [True, False]
+        assert "the state could not be copied: MemoryError: a snapshot takes" in errors[6]
+        (torn,) = (error for error in errors[8:] if error)
+        assert torn == "ValueError: more2 is in no rank's snapshot: the ranks' states differ in shape"
+        assert not errors[9] and not errors[11], "the next save is of everything again"
+        assert of_rank["restored"] == 12
+        assert of_rank["same"] == [True, True, True]
+    both = [found[0]["sizes"][step] + found[1]["sizes"][step] for step in ("step-5", "step-6")]
+    assert max(both) - min(both) < 1 << 16, "what is new is in both snapshots once, and never twice in the files"
