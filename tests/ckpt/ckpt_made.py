@@ -21,6 +21,10 @@ def bare_checkpoint(directory: Path, step: int, *, data: bytes = b"weights") -> 
     return path
 
 
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
 def flip(path: Path, position: int) -> None:
     data = bytearray(path.read_bytes())
     data[position] ^= 0x01
