@@ -31,6 +31,38 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(data)
 
 
+def odd_tensors() -> dict:
+    """Every kind of tensor whose bits a format or a copy could lose."""
+    import torch
+
+    torch.manual_seed(3)
+    base = torch.randn(4, 6)
+    nan = torch.tensor([0x7FC00001, 0x7F800001, -1], dtype=torch.int32).view(torch.float32)  # payloads must live
+    return {
+        "bf16": torch.randn(7, 5).bfloat16(),
+        "e4m3": torch.randn(9).to(torch.float8_e4m3fn),
+        "e5m2": torch.randn(9).to(torch.float8_e5m2),
+        "scalar": torch.tensor(3.5, dtype=torch.float64),
+        "empty": torch.empty(0, 4),
+        "transposed": base.t(),
+        "sliced": base[:, 1::2],
+        "tied": base,
+        "tied again": base,
+        "complex": torch.randn(3, dtype=torch.complex64),
+        "bool": torch.tensor([True, False]),
+        "u16": torch.tensor([1, 65535], dtype=torch.uint16),
+        "long": torch.tensor([-(2**63), 2**63 - 1]),
+        "nan": nan,
+        "large": torch.randn(3, 1 << 20),  # more than is read or written at a time
+    }
+
+
+def bits(tensor) -> tuple:
+    import torch
+
+    return tensor.dtype, tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
 class Data:
     """A data source with a position, per rank; draws from all of Python's, numpy's and torch's generators."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ckpt_made import Training, names_in
+from ckpt_made import Training, bits, names_in, odd_tensors
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
@@ -128,9 +128,28 @@ def test_weights_from_elsewhere_with_an_optimizer_that_starts_anew(there: Path, 
         assert repr(again.optimizer.state_dict()) == repr(before)
 
 
+@pytest.mark.parametrize("name", ["odd.pt", "odd.safetensors"])
+def test_every_bit_of_odd_tensors_through_a_foreign_file_and_back(there: Path, tmp_path: Path, name: str):
+    """Views, shared and non-contiguous memory in the file that comes in; through a restore and out again."""
+    want = {key: bits(tensor) for key, tensor in odd_tensors().items()}
+    if name == "odd.pt":
+        torch.save({**odd_tensors(), "parameter": torch.nn.Parameter(torch.ones(3))}, tmp_path / name)
+        want["parameter"] = bits(torch.ones(3))
+    else:
+        save_file({key: tensor.contiguous().clone() for key, tensor in odd_tensors().items()}, tmp_path / name)
+    _done("import", tmp_path / name, there, "--step", 1, "--as", "odd")
+    state: dict = {"odd": {}}
+    assert Checkpointer(state, there, every=1).restore() == 1
+    assert {key: bits(tensor.detach()) for key, tensor in state["odd"].items()} == want
+    _done("export", there, "-o", tmp_path / "back.pt")
+    assert {key: bits(tensor) for key, tensor in torch.load(tmp_path / "back.pt")["odd"].items()} == want
+
+
 def test_what_lacks_without_a_word_is_not_restored(trained, there: Path, tmp_path: Path):
     directory, _ = trained
     _done("export", directory, "-o", tmp_path / "m.safetensors", "--only", "model")
+    error = _refused("import", tmp_path / "m.safetensors", there, "--step", 3, "--as", "model")
+    assert error.exit_code == 2 and error.hint == "leave out --as model"
     _done("import", tmp_path / "m.safetensors", there, "--step", 3, "--afresh", "optim")
     with pytest.raises(NoCheckpointRestores, match=r"no mean, note, schedule .*--afresh"):
         _restored(there, Training(5))

@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from ckpt_made import Training
+from ckpt_two import two_ranks
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from transom_cli.ckpt import Checkpointer, WorldSizeChanged
 
 
 def _two_ranks(kind: str, directory: Path) -> list[dict]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    worker = Path(__file__).with_name("ckpt_ranks_worker.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(worker), kind, str(directory)],
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-                 "GLOO_SOCKET_IFNAME": "lo"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        done = [rank.communicate(timeout=200) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(err for _, err in done)
+    done = two_ranks("ckpt_ranks_worker.py", kind, str(directory))
     passed_over = [line for line in done[0][1].splitlines() if "step-3: __" in line]
     assert passed_over == ["transom: passed over step-3: __1_0.distcp is damaged (its checksum differs)"]
     assert "transom:" not in done[1][1]  # rank 0 speaks for all

@@ -105,6 +105,8 @@ def _contents(source: Path, form: str, under: str | None, only: Sequence[str]) -
 
 def _flattened(source: Path, tree: Any, under: str | None) -> tuple[Flat, Paths]:
     if under is not None:
+        if isinstance(tree, dict) and list(tree) == [under] and isinstance(tree[under], dict):
+            raise _nested(source, under)
         tree = {under: tree}
     if not isinstance(tree, dict) or not tree or not all(type(name) is str and name for name in tree):
         raise UsageError(
@@ -138,6 +140,8 @@ def _from_safetensors(source: Path, under: str | None) -> tuple[Flat, Paths, tup
             "it is no export of transom",
             "say which one it is: --as model",
         )
+    if told is not None and {path[0] for path in told.paths.values()} == {under}:
+        raise _nested(source, str(under))
     above = () if under is None else (under,)
     paths: Paths = {}
     flat: Flat = {}
@@ -149,6 +153,10 @@ def _from_safetensors(source: Path, under: str | None) -> tuple[Flat, Paths, tup
         flat[key], paths[key] = tensor, path
     partial = told.partial if told is not None else ()
     return flat, paths, partial if under is None else ((under,) if partial else ())
+
+
+def _nested(source: Path, under: str) -> UsageError:
+    return UsageError(f"{source} says itself that it is `{under}`", hint=f"leave out --as {under}")
 
 
 def _write(work: Path, flat: Flat, paths: Paths) -> None:

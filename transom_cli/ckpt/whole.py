@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
+from transom_cli.ckpt.engine import describe
 from transom_cli.ckpt.failures import StateMismatch
 from transom_cli.ckpt.restore import paths_of, read_metadata
 from transom_cli.ckpt.tree import Paths
@@ -27,6 +28,7 @@ class Whole:
     """`paths` names all values: flat key -> where it stands. Raises StateMismatch when it is none of ours."""
 
     def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint = checkpoint
         try:
             self._metadata = read_metadata(checkpoint)
         except StateMismatch:
@@ -74,7 +76,14 @@ class Whole:
     def _read(self, targets: dict[str, Any]) -> dict[str, bytes]:
         planner = _Planner()
         planner.set_up_planner(targets, self._metadata, is_coordinator=True)
-        self._reader.read_data(planner.create_local_plan(), planner).wait()
+        try:
+            self._reader.read_data(planner.create_local_plan(), planner).wait()
+        except OSError as error:
+            raise StateMismatch(
+                f"{self._checkpoint} cannot be read any more",
+                describe(error),
+                "a training that is running deletes old checkpoints: export again",
+            ) from None
         return planner.data
 
 

@@ -192,6 +192,8 @@ def _told(place: Path) -> Iterator[None]:
         from transom_cli.submit.rundir import explain
 
         raise explain(error, place.absolute(), doing="write", instead="give another place") from error
+    except (MemoryError, RuntimeError) as error:  # torch's own, for address space too
+        raise TransomError(f"cannot write {place.absolute()}", str(error).strip().partition("\n")[0]) from error
 
 
 def _exported(candidate: Candidate, out: Path, form: Format, done: Exported) -> dict[str, Any]:
