@@ -56,8 +56,10 @@ def write(file: BinaryIO, tree: Any, lazy: dict[int, str], read: Callable[[str],
         raise _unknown_layout()
     checksums = {}
     for number, (storage, key) in enumerate(storages.values()):
-        source = read(key).untyped_storage() if key is not None else storage
-        checksums[records[number].filename] = _fill(file.fileno(), records[number], source)
+        record = records[number]
+        checksums[record.filename] = _fill(
+            file.fileno(), record, storage if key is None else read(key).untyped_storage()
+        )  # no name for it: it would live on while the next one is read
     _set_checksums(file.fileno(), entries, directory, checksums)
 
 
