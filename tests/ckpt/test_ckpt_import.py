@@ -225,6 +225,27 @@ def test_content_that_no_checkpoint_can_have(there: Path, tmp_path: Path):
     assert names_in(there) == []
 
 
+def test_a_safetensors_file_that_lies_about_itself(there: Path, tmp_path: Path):
+    for paths, words in (
+        ({"a": ["a"]}, "header's `transom` is damaged"),
+        ({"a": ["a"], "b": ["a", "x"]}, "contradict each other"),
+        ({"a": ["a"], "b": ["a", "x", "y"]}, "contradict each other"),
+        ({"a": ["a"], "b": ["a", 0]}, "contradict each other"),
+        ({"a": ["a"], "b": [0]}, "header's `transom` is damaged"),
+        ({"a": ["a", 0], "b": ["a", -1]}, "header's `transom` is damaged"),
+        ({"a": ["a", 0], "b": ["a", 1 << 40]}, "header's `transom` is damaged"),
+        ({"a": [], "b": ["b"]}, "header's `transom` is damaged"),
+        ("x", "header's `transom` is damaged"),
+    ):
+        about = {"schema": 1, "step": 1, "paths": paths, "partial": []}
+        tensors = {"a": torch.ones(1), "b": torch.ones(1)}
+        save_file(tensors, tmp_path / "x.safetensors", {"transom": json.dumps(about)})
+        assert words in str(_refused("import", tmp_path / "x.safetensors", there, "--step", 1))
+    save_file(tensors, tmp_path / "x.safetensors", {"transom": json.dumps({**about, "schema": 2})})
+    assert "its schema is 2" in str(_refused("import", tmp_path / "x.safetensors", there, "--step", 1))
+    assert names_in(there) == []
+
+
 def test_a_run_without_checkpoints_yet_gets_its_first(tmp_path: Path):
     from datetime import datetime, timezone
 

@@ -23,8 +23,8 @@ from transom_cli.ckpt.failures import BadFile, SaveFailed
 from transom_cli.ckpt.incoming import check, ranks_in
 from transom_cli.ckpt.manifest import Manifest, encode
 from transom_cli.ckpt.names import DCP_METADATA, IMPORTED, MANIFEST, local_attempt, step_name, tmp_name
-from transom_cli.ckpt.tree import Flat, Paths, flatten
-from transom_cli.errors import UsageError
+from transom_cli.ckpt.tree import Flat, Paths, flatten, unflatten
+from transom_cli.errors import UsageError, printable
 
 ATTEMPT = "imported"  # in the manifest, where a training's attempt would stand
 
@@ -58,7 +58,7 @@ def import_file(
     if both:
         raise UsageError(f"{source} has {', '.join(both)}, which was to start afresh", hint="choose with --only NAME")
     ranks = ranks_in(source, paths)
-    origin = imported.Origin(source.name, ranks > 0, tuple(afresh))
+    origin = imported.Origin(printable(source.name), ranks > 0, tuple(afresh))
     work = directory / tmp_name(step, local_attempt(socket.gethostname(), os.getpid()), secrets.token_hex(4))
     work.mkdir(mode=0o700)
     try:
@@ -85,6 +85,8 @@ def _refuse(final: Path) -> None:
 
 def _contents(source: Path, form: str, under: str | None, only: Sequence[str]) -> tuple[Flat, Paths]:
     partial: tuple[str, ...] = ()
+    if under == "":
+        raise UsageError("An entry has a name", hint="--as model")
     try:
         if form == "torch":
             flat, paths = _flattened(source, torch_file.read(source), under)
@@ -151,8 +153,18 @@ def _from_safetensors(source: Path, under: str | None) -> tuple[Flat, Paths, tup
         if key in flat:
             raise BadFile(f"{source} has two tensors called `{key}`")
         flat[key], paths[key] = tensor, path
+    if told is not None and not _is_a_tree(paths):
+        raise BadFile(f"{source} does not say where its tensors belong", "their places contradict each other")
     partial = told.partial if told is not None else ()
     return flat, paths, partial if under is None else ((under,) if partial else ())
+
+
+def _is_a_tree(paths: Paths) -> bool:
+    """Whether no place is inside another: then a tree of them has them all again."""
+    try:
+        return flatten(unflatten({key: {} for key in paths}, paths))[1] == paths
+    except (TypeError, LookupError):
+        return False
 
 
 def _nested(source: Path, under: str) -> UsageError:

@@ -97,15 +97,22 @@ def _decoded(path: Path, about: str, keys: set[str]) -> Told:
         body = json.loads(about)
         if body["schema"] != SCHEMA:
             raise BadFile(
-                f"{path} is of another transom", f"its schema is {body['schema']}, and this one knows {SCHEMA}"
+                f"{path} was exported by another transom",
+                f"its schema is {body['schema']}, and this one knows {SCHEMA}",
+                "use the transom that wrote it, or a newer one",
             )
         paths: dict[str, TreePath] = {key: tuple(body["paths"][key]) for key in keys}
-        steps = [step for place in paths.values() for step in place]
-        if not all(paths.values()) or not all(type(s) is str or (type(s) is int and 0 <= s < 1 << 20) for s in steps):
+        if not all(map(_is_place, paths.values())):
             raise ValueError
         return Told(int(body["step"]), paths, tuple(map(str, body["partial"])))
     except (ValueError, KeyError, TypeError):
         raise BadFile(f"{path} does not say where its tensors belong", "its header's `transom` is damaged") from None
+
+
+def _is_place(path: TreePath) -> bool:
+    """An entry's name, then keys and places in lists; those are bounded, for a list is made as long as they say."""
+    steps = all(type(step) is str or (type(step) is int and 0 <= step < 1 << 20) for step in path)
+    return steps and bool(path) and type(path[0]) is str
 
 
 def _short(dtype: torch.dtype) -> str:

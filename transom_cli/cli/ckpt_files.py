@@ -40,9 +40,7 @@ def export(
     root: Root = None,
     step: Annotated[int | None, typer.Option("--step", help="This step, not the newest.")] = None,
     form: _Format = None,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="NAME", help="This entry only; repeatable.")
-    ] = None,
+    only: _Only = None,
     everything: Annotated[bool, typer.Option("--all", help="Per-rank state (random numbers, ...) too.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
     as_json: Json = False,
@@ -90,19 +88,17 @@ def import_(
     under: Annotated[
         str | None, typer.Option("--as", metavar="NAME", help="The whole file is this entry, such as `model`.")
     ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="NAME", help="This entry only; repeatable.")
-    ] = None,
+    only: _Only = None,
     afresh: Annotated[
         list[str] | None,
-        typer.Option("--afresh", metavar="NAME", help="An entry that FILE lacks, to start anew; repeatable."),
+        typer.Option("--afresh", metavar="NAME", help="An entry that FILE lacks, to start afresh; repeatable."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a checkpoint from one file, for a Checkpointer to restore.
 
     Only data is read from FILE: one that needs code to be loaded is refused. Random numbers and data positions start
-    anew, unless per-rank state is in it (`export --all`). Other entries that it lacks must be named (--afresh).
+    afresh, unless per-rank state is in it (`export --all`). Other entries that it lacks must be named (--afresh).
     """
     form = _format(file, form)
     folder = Path(run)
@@ -132,7 +128,7 @@ def import_(
         return
     _say(f"{file} -> {done.path} ({size_words(done.size)}; {', '.join(done.entries)})")
     if not done.ranks:
-        _say("it has no per-rank state: random numbers and data positions start anew")
+        _say("it has no per-rank state: random numbers and data positions start afresh")
     if newer:
         _say(f"a restore chooses the newest checkpoint, and there are newer ones: {_first(tuple(map(str, newer)))}")
 

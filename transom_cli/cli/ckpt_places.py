@@ -54,8 +54,8 @@ def candidates_in(directory: Path) -> list[Candidate]:
 
 def chosen(directory: Path, step: int | None) -> list[Candidate]:
     found = candidates_in(directory)
-    chosen = [candidate for candidate in found if step is None or candidate.step == step]
-    if not chosen:
+    wanted = [candidate for candidate in found if step is None or candidate.step == step]
+    if not wanted:
         which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         there = ", ".join(str(candidate.step) for candidate in found)
         raise NoCheckpoint(
@@ -63,7 +63,7 @@ def chosen(directory: Path, step: int | None) -> list[Candidate]:
             f"steps that are there: {there}" if there else "",
             f"transom ckpt ls {directory}",
         )
-    return chosen
+    return wanted
 
 
 def size_words(count: float) -> str:
