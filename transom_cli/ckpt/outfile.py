@@ -19,8 +19,10 @@ _PIECE = 16 << 20  # bytes written at a time: the checksum's pass over them stay
 
 
 def refuse_taken(out: Path, *, force: bool) -> None:
-    """Raises UsageError when `out` is there and may not be replaced: devices and folders never may."""
-    if not os.path.lexists(out):
+    """Raises UsageError when `out` is there and may not be replaced: devices and folders never may. And OSError."""
+    try:
+        out.lstat()
+    except FileNotFoundError:
         return
     if not out.is_file():
         raise UsageError(f"{out} is there, and is not a regular file", hint="give another file")
