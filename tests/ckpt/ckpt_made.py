@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 from transom_cli.ckpt import files
@@ -26,10 +21,46 @@ def bare_checkpoint(directory: Path, step: int, *, data: bytes = b"weights") -> 
     return path
 
 
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
 def flip(path: Path, position: int) -> None:
     data = bytearray(path.read_bytes())
     data[position] ^= 0x01
     path.write_bytes(data)
+
+
+def odd_tensors() -> dict:
+    """Every kind of tensor whose bits a format or a copy could lose."""
+    import torch
+
+    torch.manual_seed(3)
+    base = torch.randn(4, 6)
+    nan = torch.tensor([0x7FC00001, 0x7F800001, -1], dtype=torch.int32).view(torch.float32)  # payloads must live
+    return {
+        "bf16": torch.randn(7, 5).bfloat16(),
+        "e4m3": torch.randn(9).to(torch.float8_e4m3fn),
+        "e5m2": torch.randn(9).to(torch.float8_e5m2),
+        "scalar": torch.tensor(3.5, dtype=torch.float64),
+        "empty": torch.empty(0, 4),
+        "transposed": base.t(),
+        "sliced": base[:, 1::2],
+        "tied": base,
+        "tied again": base,
+        "complex": torch.randn(3, dtype=torch.complex64),
+        "bool": torch.tensor([True, False]),
+        "u16": torch.tensor([1, 65535], dtype=torch.uint16),
+        "long": torch.tensor([-(2**63), 2**63 - 1]),
+        "nan": nan,
+        "large": torch.randn(3, 1 << 20),  # more than is read or written at a time
+    }
+
+
+def bits(tensor) -> tuple:
+    import torch
+
+    return tensor.dtype, tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 class Data:
@@ -133,26 +164,3 @@ class Training:
         add([self.data.position, self.state["mean"].reshape(1), self.state["note"]])
         add([random.getstate(), list(np.random.get_state()), torch.get_rng_state()])
         return digest.hexdigest()
-
-
-def two_ranks(worker: str, *args: str) -> list[tuple[dict, str]]:
-    """Run a worker of this folder as two gloo ranks; of each the JSON that it printed last, and its stderr."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name(worker)), *args],
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-                 "GLOO_SOCKET_IFNAME": "lo"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        done = [rank.communicate(timeout=200) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(err for _, err in done)
-    return [(json.loads(out.splitlines()[-1]), err) for out, err in done]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from ckpt_made import Training, two_ranks
+from ckpt_made import Training
+from ckpt_two import two_ranks
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from transom_cli.ckpt import Checkpointer, WorldSizeChanged
@@ -17,7 +19,7 @@ def _two_ranks(kind: str, directory: Path) -> list[dict]:
     passed_over = [line for line in done[0][1].splitlines() if "step-3: __" in line]
     assert passed_over == ["transom: passed over step-3: __1_0.distcp is damaged (its checksum differs)"]
     assert "transom:" not in done[1][1]  # rank 0 speaks for all
-    return [found for found, _ in done]
+    return [json.loads(out.splitlines()[-1]) for out, _ in done]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

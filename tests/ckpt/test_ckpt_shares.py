@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from ckpt_made import two_ranks
+from ckpt_two import two_ranks
 
 SHARED = 16 << 20  # bytes of `held` in the worker
 
 
 def test_two_ranks_copy_and_write_a_half_each_and_what_changes_is_shared_out_anew(tmp_path: Path) -> None:
-    found = [of_rank for of_rank, _ in two_ranks("ckpt_shares_worker.py", str(tmp_path))]
+    found = [json.loads(out.splitlines()[-1]) for out, _ in two_ranks("ckpt_shares_worker.py", str(tmp_path))]
     for of_rank in found:
         taken, sizes, errors = of_rank["taken"], of_rank["sizes"], of_rank["errors"]
         assert all(abs(size - SHARED / 2) < SHARED / 8 for size in taken[:4]), "a half each, from the first save on"

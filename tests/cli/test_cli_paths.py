@@ -39,7 +39,7 @@ def test_json_behind_the_dashes_is_the_trainings_own(tmp_path: Path) -> None:
 
 
 def test_export_to_an_impossible_file(tmp_path: Path) -> None:
-    done = transom("ckpt", "export", tmp_path, "-o", tmp_path / LONG)
+    done = transom("ckpt", "export", tmp_path, "-o", tmp_path / f"{LONG}.pt")
     assert done.returncode == 2 and "File name too long" in done.stderr
 
 

@@ -16,6 +16,7 @@ from transom_cli.ckpt import ground, orders
 from transom_cli.ckpt.engine import Writer, describe
 from transom_cli.ckpt.failures import NoCheckpointRestores, SaveFailed, WorldSizeChanged
 from transom_cli.ckpt.image import Snapshot
+from transom_cli.ckpt.imported import Origin
 from transom_cli.ckpt.inventory import Candidate, candidates
 from transom_cli.ckpt.names import Here, local_attempt, step_name, valid_attempt
 from transom_cli.ckpt.ranks import Ranks
@@ -91,7 +92,8 @@ class Checkpointer:
 
         None when there is no checkpoint at all: start from the beginning. Checkpoints that are passed over are named on
         stderr, with the reason, and left where they are. Raises NoCheckpointRestores (exit code 15) when there are
-        some and none restores, and WorldSizeChanged. Bytes are read twice: once for the checksum, then to load.
+        some and none restores, and WorldSizeChanged. Bytes are read twice: once for the checksum, then to load. What an
+        imported checkpoint lacks on purpose (`transom ckpt import`) is left as it is; that is said too.
         """
         with phase("restore"):
             self.wait()
@@ -101,12 +103,14 @@ class Checkpointer:
                 verdict = verify_together(candidate, self._ranks)
                 reason = verdict.reason
                 if verdict.manifest is not None and verdict.good:
-                    per_rank = self._per_rank_fits(candidate.step, verdict.manifest.world_size)
-                    reason = load(candidate.path, self._state, self._ranks, per_rank=per_rank)
+                    origin = verdict.origin
+                    per_rank = self._per_rank_fits(candidate.step, verdict.manifest.world_size, origin)
+                    reason = load(candidate.path, self._state, self._ranks, per_rank=per_rank, origin=origin)
                     if not reason:
                         self._retention.trust(verdict.manifest)
                         self._saved = candidate.step
-                        self._say(f"restored {candidate.path.name} (written by attempt {verdict.manifest.attempt})")
+                        by = origin.told() if origin is not None else f"written by attempt {verdict.manifest.attempt}"
+                        self._say(f"restored {candidate.path.name} ({by})")
                         resumed(candidate.step)
                         if self._orders is not None:
                             self._orders.at(candidate.step)
@@ -200,7 +204,9 @@ class Checkpointer:
         )
         self._say(f"{step_name(step)} was not saved: {trouble}; training goes on, and the next save tries again")
 
-    def _per_rank_fits(self, step: int, world_size: int) -> bool:
+    def _per_rank_fits(self, step: int, world_size: int, origin: Origin | None) -> bool:
+        if origin is not None and not origin.per_rank:
+            return False
         if world_size == self._ranks.size:
             return True
         if not self._reshard:

@@ -45,3 +45,9 @@ class NoCheckpointRestores(NoCheckpoint, SystemExit):
     def __init__(self, what: str, why: str = "", hint: str = "") -> None:
         super().__init__(what, why, hint)
         self.code = self.exit_code
+
+
+class BadFile(TransomError):
+    """A file that was to be imported is damaged, or holds what is not taken; or an export came out wrong."""
+
+    kind = "bad_file"

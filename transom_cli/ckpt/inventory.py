@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transom_cli.ckpt import files
 from transom_cli.ckpt.failures import BadManifest
+from transom_cli.ckpt.imported import Origin
 from transom_cli.ckpt.manifest import FileEntry, Manifest, decode
 from transom_cli.ckpt.names import MANIFEST, parse_step
 
@@ -27,6 +28,7 @@ class Verdict:
     candidate: Candidate
     manifest: Manifest | None  # None when there is no good one
     reasons: tuple[str, ...] = ()  # what is wrong, one clause each; empty: good
+    origin: Origin | None = None  # of an imported one, when a restore has verified it
 
     @property
     def good(self) -> bool:

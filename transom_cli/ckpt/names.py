@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 MANIFEST = "manifest.json"
 DCP_METADATA = ".metadata"
+IMPORTED = "imported.json"
 FENCE = ".fence"
 
 _STEP = re.compile(r"step-(0|[1-9][0-9]*)")

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.tensor import DTensor
 
+from transom_cli.ckpt import imported
 from transom_cli.ckpt.engine import FAILURES, describe
 from transom_cli.ckpt.failures import BadManifest, StateMismatch
 from transom_cli.ckpt.inventory import Candidate, Verdict, check_bytes, manifest_reason, read_manifest
@@ -41,19 +42,29 @@ def verify_together(candidate: Candidate, ranks: Ranks) -> Verdict:
         return Verdict(candidate, None, tuple(reasons))
     by_size = sorted(manifest.files, key=lambda entry: entry.size, reverse=True)
     found = ranks.gather(check_bytes(candidate.path, by_size[ranks.rank :: ranks.size]))
-    return Verdict(candidate, manifest, tuple(reason for share in found for reason in share))
+    reasons = [reason for share in found for reason in share]
+    origin = None
+    if ranks.first and not reasons:
+        try:
+            origin = imported.read(candidate.path, manifest)
+        except StateMismatch as error:
+            reasons = [error.what]
+    origin, reasons = ranks.from_first((origin, reasons))
+    return Verdict(candidate, manifest, tuple(reasons), origin)
 
 
-def load(path: Path, state: State, ranks: Ranks, *, per_rank: bool) -> str:
+def load(path: Path, state: State, ranks: Ranks, *, per_rank: bool, origin: imported.Origin | None = None) -> str:
     """Load a verified checkpoint into the live state. Returns "" or, on all ranks alike, why that failed.
+
+    What its `origin` names as such starts afresh: those entries are neither asked for nor touched.
 
     After a failure the live state may be partly overwritten: another load must succeed before training goes on.
     """
     metadata = targets = None
     trouble = ""
     try:
-        metadata = _read_metadata(path)
-        targets = _targets(metadata, state, ranks.rank, per_rank=per_rank)
+        metadata = read_metadata(path)
+        targets = _targets(metadata, state, ranks.rank, origin, per_rank=per_rank)
     except Exception as error:
         trouble = _told(error)
     trouble = _agree(trouble, ranks)
@@ -68,7 +79,7 @@ def load(path: Path, state: State, ranks: Ranks, *, per_rank: bool) -> str:
             process_group=ranks.group,
             no_dist=ranks.group is None,
         )
-        state.write(targets, _paths(metadata), per_rank=per_rank)
+        state.write(targets, paths_of(metadata), origin.afresh if origin else (), per_rank=per_rank)
     except FAILURES as error:
         trouble = _told(error)
     finally:
@@ -76,7 +87,7 @@ def load(path: Path, state: State, ranks: Ranks, *, per_rank: bool) -> str:
     return _agree(trouble, ranks)
 
 
-def _read_metadata(path: Path) -> Metadata:
+def read_metadata(path: Path) -> Metadata:
     with (path / DCP_METADATA).open("rb") as stream:
         metadata = pickle.load(stream)
     if not isinstance(metadata, Metadata) or not isinstance(metadata.planner_data, dict):
@@ -84,32 +95,34 @@ def _read_metadata(path: Path) -> Metadata:
     return metadata
 
 
-def _paths(metadata: Metadata) -> Paths:
+def paths_of(metadata: Metadata) -> Paths:
     paths: Paths = metadata.planner_data
     return paths
 
 
-def _targets(metadata: Metadata, state: State, rank: int, *, per_rank: bool) -> Flat:
+def _targets(metadata: Metadata, state: State, rank: int, origin: imported.Origin | None, *, per_rank: bool) -> Flat:
     """Where DCP is to put each value that this rank wants: live tensors, fresh tensors, or None for a plain value.
 
     Raises StateMismatch, before anything is touched, when the state and the checkpoint do not fit.
     """
     stored = metadata.state_dict_metadata
     live, live_paths = state.read()
-    shared = set(state.shared_names)
+    afresh = origin.afresh if origin is not None else ()
+    shared = {name for name in state.shared_names if name not in afresh}
     wanted: set[TreePath] = {(name,) for name in shared}
     if per_rank:
-        wanted |= {(RANKS, str(rank), name) for name in state.per_rank_names}
+        wanted |= {(RANKS, str(rank), name) for name in state.per_rank_names if name not in afresh}
     targets: Flat = {}
     seen = set()
-    for key, path in _paths(metadata).items():
+    for key, path in paths_of(metadata).items():
         owner = path[:3] if path[0] == RANKS else path[:1]
         if owner in wanted:
             seen.add(owner)
             targets[key] = _target(key, path, stored[key], live.get(key), state)
     if wanted - seen:
         missing = ", ".join(sorted(".".join(map(str, owner)) for owner in wanted - seen))
-        raise StateMismatch(f"the checkpoint has no {missing}")
+        how = "" if origin is None else " (what is to start afresh is named when it is imported: --afresh NAME)"
+        raise StateMismatch(f"the checkpoint has no {missing}{how}")
     for key, path in live_paths.items():
         if path[0] in shared and state.loads_in_place(str(path[0])) and key not in targets:
             raise StateMismatch(f"the checkpoint has no {key}")

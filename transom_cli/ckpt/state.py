@@ -14,6 +14,7 @@ Random number generators are added by us, per rank. Per-rank entries are stored 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -63,8 +64,10 @@ class State:
         tree[RANKS] = {self._rank: mine}
         return flatten(tree)
 
-    def write(self, flat: Flat, paths: Paths, *, per_rank: bool) -> None:
+    def write(self, flat: Flat, paths: Paths, afresh: Collection[str] = (), *, per_rank: bool) -> None:
         """Put loaded values in place. Module and tensor entries were loaded in place already, by `targets`.
+
+        Entries in `afresh` are left as they are.
 
         Raises StateMismatch, or what the objects' own `load_state_dict` raises. RNG comes last: nothing draws after it.
         """
@@ -72,6 +75,8 @@ class State:
         mine = tree.pop(RANKS, {}).get(self._rank, {})
         names = self._parameter_names()
         for name, value in list(self._entries.items()):
+            if name in afresh:
+                continue
             if isinstance(value, torch.nn.Module):
                 unwrap(value).load_state_dict(tree[name], strict=True)
             elif isinstance(value, torch.optim.Optimizer):

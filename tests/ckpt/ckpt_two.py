@@ -1,0 +1,32 @@
+"""Two gloo ranks, each a process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+
+def two_ranks(worker: str, *words: str) -> list[tuple[str, str]]:
+    """Run a program of this folder as ranks 0 and 1, which must end well. Returns stdout and stderr of each."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name(worker)), *words],
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                 "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        done = [rank.communicate(timeout=200) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(err for _, err in done)
+    return done

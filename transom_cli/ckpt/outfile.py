@@ -1,0 +1,79 @@
+"""One file that appears whole or not at all: written beside its place, fsynced, then given its name. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from transom_cli.errors import UsageError
+from transom_cli.files import fsync_dir
+
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
+_PIECE = 16 << 20  # bytes written at a time: the checksum's pass over them stays in the cache's reach
+
+
+def refuse_taken(out: Path, *, force: bool) -> None:
+    """Raises UsageError when `out` is there and may not be replaced: devices and folders never may. And OSError."""
+    try:
+        out.lstat()
+    except FileNotFoundError:
+        return
+    if not out.is_file():
+        raise UsageError(f"{out} is there, and is not a regular file", hint="give another file")
+    if not force:
+        raise UsageError(f"{out} exists already", hint="give another file, or --force to replace this one")
+
+
+@contextlib.contextmanager
+def appearing(out: Path, *, force: bool) -> Iterator[BinaryIO]:
+    """A new file, open for reading and writing, that becomes `out` when the block ends well.
+
+    Otherwise it is removed. Raises FileExistsError when something has come to be at `out` meanwhile and `force` is not
+    given, and other OSErrors as they come.
+    """
+    partial = out.parent / f".transom-{os.getpid()}-{secrets.token_hex(4)}.partial"
+    file = partial.open("xb+")
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if force:
+            partial.replace(out)
+        else:
+            _name(partial, out)
+    finally:
+        partial.unlink(missing_ok=True)
+    fsync_dir(out.parent)
+
+
+def _name(partial: Path, out: Path) -> None:
+    """A link never replaces anything, a rename would. Where there are no links, a moment's look must do."""
+    try:
+        os.link(partial, out)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if os.path.lexists(out):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(out)) from None
+        partial.rename(out)
+
+
+def write_at(descriptor: int, data: memoryview, offset: int) -> int:
+    """Write all of `data` at `offset`; returns its CRC-32."""
+    crc = 0
+    while data:
+        piece = data[:_PIECE]
+        crc = zlib.crc32(piece, crc)
+        done = 0
+        while done < len(piece):
+            done += os.pwrite(descriptor, piece[done:], offset + done)
+        offset += done
+        data = data[done:]
+    return crc

@@ -1,0 +1,217 @@
+"""`transom ckpt export` and `import`: a checkpoint as one file for elsewhere, and one file as a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from transom_cli.cli.ckpt_places import Json, Root, Run, candidates_in, checkpoints_of_words, chosen, size_words
+from transom_cli.errors import NoCheckpoint, TransomError, UsageError
+
+if TYPE_CHECKING:
+    from transom_cli.ckpt.exporting import Exported
+    from transom_cli.ckpt.inventory import Candidate
+
+_NAMES = 5  # keys that are named on a terminal before "and n more"
+
+
+class Format(str, enum.Enum):
+    torch = "torch"
+    safetensors = "safetensors"
+
+
+_SUFFIXES = {
+    ".pt": Format.torch, ".pth": Format.torch, ".bin": Format.torch, ".ckpt": Format.torch,
+    ".safetensors": Format.safetensors,
+}  # fmt: skip
+_Format = Annotated[Format | None, typer.Option("--format", help="By default, what FILE's suffix says.")]
+_Only = Annotated[list[str] | None, typer.Option("--only", metavar="NAME", help="This entry only; repeatable.")]
+
+
+def export(
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The file to write.")],
+    run: Run = None,
+    root: Root = None,
+    step: Annotated[int | None, typer.Option("--step", help="This step, not the newest.")] = None,
+    form: _Format = None,
+    only: _Only = None,
+    everything: Annotated[bool, typer.Option("--all", help="Per-rank state (random numbers, ...) too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write one checkpoint as a torch file (.pt) or as safetensors (tensors only).
+
+    Every byte of it is verified first; a damaged one is refused. Sharded tensors are put together, one at a time, so
+    that no more than two of them are in memory.
+    """
+    from transom_cli.ckpt.outfile import refuse_taken
+
+    form = _format(out, form)
+    if only and everything:
+        raise UsageError("--only and --all do not go together", hint="per-rank state alone: --only ranks")
+    if everything and form is Format.safetensors:
+        raise UsageError("Per-rank state is not tensors alone: safetensors does not hold it", hint="--format torch")
+    refuse_taken(out, force=force)
+    directory = checkpoints_of_words(run, root)
+    candidate = chosen(directory, step)[0]
+    if candidate.path.resolve() in out.resolve().parents:
+        raise UsageError(f"{out} is inside the checkpoint", hint="give another file")
+    with _needs(form):
+        from transom_cli.ckpt.exporting import export as write
+    _verified(directory, candidate)
+    with _told(out):
+        done = write(candidate, out, form.value, only=only or (), everything=everything, force=force)
+    if as_json:
+        typer.echo(json.dumps(_exported(candidate, out, form, done), indent=1))
+        return
+    _say(f"{candidate.path} -> {out} ({size_words(done.size)}, {len(done.tensors)} tensors)")
+    if done.left_out_ranks:
+        _say("left out: per-rank state (random numbers, data positions); --all includes it")
+    if done.not_tensors:
+        _say(f"left out, for they are no tensors: {_first(done.not_tensors)}")
+    if done.code:
+        _say(f"loads with weights_only=False alone, because of {_first(done.code)}")
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A torch file or safetensors.")],
+    run: Annotated[str, typer.Argument(metavar="RUN|PATH", help="A run, or a directory of checkpoints.")],
+    step: Annotated[int, typer.Option("--step", min=0, help="The checkpoint's step: training steps that are done.")],
+    root: Root = None,
+    form: _Format = None,
+    under: Annotated[
+        str | None, typer.Option("--as", metavar="NAME", help="The whole file is this entry, such as `model`.")
+    ] = None,
+    only: _Only = None,
+    afresh: Annotated[
+        list[str] | None,
+        typer.Option("--afresh", metavar="NAME", help="An entry that FILE lacks, to start afresh; repeatable."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a checkpoint from one file, for a Checkpointer to restore.
+
+    Only data is read from FILE: one that needs code to be loaded is refused. Random numbers and data positions start
+    afresh, unless per-rank state is in it (`export --all`). Other entries that it lacks must be named (--afresh).
+    """
+    form = _format(file, form)
+    folder = Path(run)
+    if "/" in run and not folder.is_dir():
+        raise UsageError(f"{folder} is not a directory", hint=f"to import into a new one: mkdir -p {folder}")
+    directory = checkpoints_of_words(run, root, make=True)
+    with _needs(form):
+        from transom_cli.ckpt.importing import import_file
+    with _told(directory):
+        done = import_file(file, form.value, directory, step, under=under, only=only or (), afresh=tuple(afresh or ()))
+    newer = [candidate.step for candidate in candidates_in(directory) if candidate.step > step]
+    if as_json:
+        told = {
+            "file": str(file),
+            "format": form.value,
+            "checkpoint": str(done.path),
+            "step": step,
+            "size": done.size,
+            "tensors": done.tensors,
+            "values": done.values,
+            "entries": list(done.entries),
+            "afresh": list(afresh or ()),
+            "ranks": done.ranks,
+            "newer": newer,
+        }
+        typer.echo(json.dumps({"schema": 1, "imported": told}, indent=1))
+        return
+    _say(f"{file} -> {done.path} ({size_words(done.size)}; {', '.join(done.entries)})")
+    if not done.ranks:
+        _say("it has no per-rank state: random numbers and data positions start afresh")
+    if newer:
+        _say(f"a restore chooses the newest checkpoint, and there are newer ones: {_first(tuple(map(str, newer)))}")
+
+
+def _format(file: Path, form: Format | None) -> Format:
+    found = form or _SUFFIXES.get(file.suffix.lower())
+    if found is None:
+        raise UsageError(
+            f"The name {file.name} does not tell a format",
+            f"known suffixes: {' '.join(_SUFFIXES)}",
+            "--format torch, or --format safetensors",
+        )
+    return found
+
+
+def _verified(directory: Path, candidate: Candidate) -> None:
+    """Raises NoCheckpoint for a damaged one, and names an older one that could be taken in its place."""
+    from transom_cli.ckpt.inventory import survey, verify
+
+    verdict = verify(candidate)
+    if verdict.good:
+        return
+    older = (c for c in candidates_in(directory) if c.step < candidate.step)
+    other = next((c.step for c in older if survey(c).good), None)
+    raise NoCheckpoint(
+        f"{candidate.path} is damaged",
+        "\n".join(verdict.reasons),
+        f"transom ckpt verify {directory}" + (f"\nthe newest before it: --step {other}" if other is not None else ""),
+    )
+
+
+@contextlib.contextmanager
+def _needs(form: Format) -> Iterator[None]:
+    """Imports of what need not be installed where transom is."""
+    try:
+        if form is Format.safetensors:
+            import safetensors  # noqa: F401
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("torch", "numpy", "safetensors"):
+            raise
+        extra = "safetensors" if package == "safetensors" else "train"
+        words = {"torch": "PyTorch", "numpy": "numpy", "safetensors": "the safetensors library"}[package]
+        raise TransomError(
+            f"This needs {words}, which is not installed here",
+            str(error),
+            f"in the clone of transom: pip install '.[{extra}]'",
+        ) from None
+
+
+@contextlib.contextmanager
+def _told(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        from transom_cli.submit.rundir import explain
+
+        raise explain(error, place.absolute(), doing="write", instead="give another place") from error
+    except (MemoryError, RuntimeError) as error:  # torch's own, for address space too
+        raise TransomError(f"cannot write {place.absolute()}", str(error).strip().partition("\n")[0]) from error
+
+
+def _exported(candidate: Candidate, out: Path, form: Format, done: Exported) -> dict[str, Any]:
+    told = {
+        "checkpoint": str(candidate.path),
+        "step": candidate.step,
+        "file": str(out),
+        "format": form.value,
+        "size": done.size,
+        "tensors": len(done.tensors),
+        "values": len(done.values),
+        "weights_only": not done.code,
+        "needs_code": list(done.code),
+        "left_out": {"per_rank": done.left_out_ranks, "not_tensors": list(done.not_tensors)},
+    }
+    return {"schema": 1, "exported": told}
+
+
+def _first(keys: tuple[str, ...]) -> str:
+    more = len(keys) - _NAMES
+    return ", ".join(keys[:_NAMES]) + (f", and {more} more" if more > 0 else "")
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)

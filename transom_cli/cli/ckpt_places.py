@@ -1,0 +1,74 @@
+"""Which checkpoints the words of a `transom ckpt` command mean.
+
+They are named by their run, or by a path: a checkpoints directory or a run directory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from transom_cli.errors import NoCheckpoint, UsageError
+
+if TYPE_CHECKING:
+    from transom_cli.ckpt.inventory import Candidate
+
+Run = Annotated[str | None, typer.Argument(metavar="[RUN|PATH]", help="A run, or a directory of checkpoints.")]
+Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+def checkpoints_of_words(run: str | None, root: Path | None, *, make: bool = False) -> Path:
+    """A folder; else a run's id or name; nothing typed: the newest run. A run may keep its checkpoints elsewhere.
+
+    `make`: a run that has none yet gets its directory.
+    """
+    folder = Path(run) if run is not None and Path(run).is_dir() else None
+    if folder is not None and (folder / "run.toml").is_file():
+        run, folder = str(folder.absolute()), None
+    found = folder or _of_run(run, root)
+    if make and folder is None:
+        found.mkdir(mode=0o700, parents=True, exist_ok=True)
+    inside = found / "checkpoints"
+    directory = inside if inside.is_dir() else found
+    if not directory.is_dir():
+        raise UsageError(f"{directory} is not a directory", hint="give a checkpoints directory or a run directory")
+    return directory
+
+
+def _of_run(wanted: str | None, root: Path | None) -> Path:
+    from transom_cli.submit.rundir import find_run
+    from transom_cli.wiring import checkpoints_of, read_settings, runs_root
+
+    run = find_run(runs_root(root), wanted)
+    return checkpoints_of(run, read_settings(run))
+
+
+def candidates_in(directory: Path) -> list[Candidate]:
+    from transom_cli.ckpt.inventory import candidates
+
+    return candidates(directory)
+
+
+def chosen(directory: Path, step: int | None) -> list[Candidate]:
+    found = candidates_in(directory)
+    wanted = [candidate for candidate in found if step is None or candidate.step == step]
+    if not wanted:
+        which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+        there = ", ".join(str(candidate.step) for candidate in found)
+        raise NoCheckpoint(
+            f"There is {which} in {directory}",
+            f"steps that are there: {there}" if there else "",
+            f"transom ckpt ls {directory}",
+        )
+    return wanted
+
+
+def size_words(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
