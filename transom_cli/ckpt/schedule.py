@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from numbers import Integral
 
 from transom_cli.beats.client import phase
 from transom_cli.ckpt.cadence import Cadence, Measured
@@ -51,7 +52,7 @@ class Every:
         """The call of save() is over. `writing`: something is being written."""
 
     def at(self, step: int) -> None:
-        """The training goes on from `step`; nothing is being written."""
+        """The training goes on from `step`."""
 
 
 class Auto(Every):
@@ -86,9 +87,9 @@ class Auto(Every):
         return self._carrier
 
     def due(self, step: int) -> bool:
-        self._watch.stop(step, self._clock())
         if self._next < 0 or step < self._last:  # the first call, or a trainer that went back by itself
-            self._from(step - 1)
+            self.at(step - 1)
+        self._watch.stop(step, self._clock())
         if self._meeting is not None and step >= self._look:
             self._settle(self._meeting)
         self._due = step >= self._next
@@ -145,7 +146,7 @@ class Auto(Every):
 
 def check(every: int | str, overhead: float) -> None:
     """Raises UsageError for what cannot be asked for."""
-    if every != AUTO and (not isinstance(every, int) or every < 1):
+    if every != AUTO and (not isinstance(every, Integral) or every < 1):
         raise UsageError(f"every={every!r} must be a number of steps, at least 1, or {AUTO!r}")
     if not 0 < overhead <= 0.5:
         why = "it is the part of the training's time that saves may cost"
@@ -162,6 +163,6 @@ def make(every: int | str, overhead: float, ranks: Ranks, say: Callable[[str], N
             f"of `every` they have: {words}" if len({o[0] for o in asked}) > 1 else "they differ in `overhead`",
             "give every rank the same `every` and `overhead`",
         )
-    if isinstance(every, int):
-        return Every(every)
+    if every != AUTO:
+        return Every(int(every))
     return Auto(overhead, known_failures(ranks.size) if ranks.first else Failures(ranks.size), ranks, say)

@@ -1,0 +1,205 @@
+"""`every="auto"` in one process: what is measured and when it counts; the failures of a run; what a trainer sees."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from transom_cli.ckpt import Checkpointer, checkpointer, failrate
+from transom_cli.ckpt.cadence import START, Cadence, Measured
+from transom_cli.ckpt.failrate import Attempt, Failures, count, known_failures
+from transom_cli.ckpt.meeting import LOOK, Meeting, Note
+from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.schedule import Auto
+from transom_cli.ckpt.stopwatch import Stopwatch
+from transom_cli.errors import UsageError
+
+DAY = 86400.0
+
+
+class Hourly(Failures):
+    def mean(self, since: float) -> float:
+        return 3600.0
+
+
+class Trainer:
+    """One rank on a clock of its own, with a save that is written at once and a failure every hour."""
+
+    def __init__(self) -> None:
+        self.now, self.step, self.saves, self.said = 0.0, 0, [], []
+        self.auto = Auto(0.01, Hourly(1), Ranks(), self.said.append, lambda: self.now)
+
+    def train(self, steps: int, *, seconds: float = 1.0, stall: float | None = 0.1, force: int = -1) -> list[int]:
+        """Train so many steps; returns those that were scheduled and saved."""
+        before = len(self.saves)
+        for _ in range(steps):
+            self.now += seconds
+            self.step += 1
+            due = self.auto.due(self.step)
+            if due:
+                self.saves.append(self.step)
+            if due or self.step == force:
+                self.now += stall or 0.0
+                meeting = self.auto.copied(self.step, stall)
+                assert self.auto.carry(meeting, lambda: self._write()) == ""
+            self.auto.resume(False)
+        return self.saves[before:]
+
+    def _write(self) -> str:
+        self.auto.writers(Ranks()).gather("anything")
+        self.auto.writers(Ranks()).gather("once more")
+        return ""
+
+
+def test_it_saves_early_measures_and_then_keeps_its_distance():
+    trainer = Trainer()
+    assert trainer.train(200) == [START, START + LOOK, 47, 74, 101, 128, 155, 182], "27: sqrt(2 x 0.1 x 3600)"
+    assert trainer.said == [
+        "saves every 27 steps: a save costs 0.1 s (stalls 0.1 s, slows steps by 0 s in all), and a failure comes every "
+        "60 min: least time lost to both"
+    ]
+
+
+def test_a_first_save_that_stalls_for_long_puts_the_second_off_and_not_the_third():
+    trainer = Trainer()
+    trainer.train(START, stall=2.0)
+    assert trainer.train(400) == [210, 237, 264, 291, 318, 345, 372, 399], "2 s / 1 %, then Young's 27"
+
+
+def test_a_save_out_of_turn_and_one_that_fails_leave_the_distance():
+    trainer = Trainer()
+    trainer.train(60)
+    assert trainer.train(40, force=70) == [74]
+    assert trainer.train(60, stall=None) == [101, 128, 155]
+    assert trainer.auto.every == 27
+
+
+def test_after_a_restore_and_when_a_trainer_goes_back_it_counts_from_there():
+    trainer = Trainer()
+    trainer.auto.at(1000)
+    trainer.step = 1000
+    assert trainer.train(21) == [1010, 1020]
+    trainer.step = 500
+    assert trainer.train(60)[:2] == [527, 554]
+
+
+def test_it_counts_calls_that_come_every_fifth_step_only():
+    trainer = Trainer()
+    saved = []
+    for step in range(5, 200, 5):
+        trainer.now, trainer.step = trainer.now + 4.0, step - 1
+        saved += trainer.train(1)
+    assert saved[:5] == [15, 25, 55, 85, 115], "each the first call beyond"
+
+
+def test_what_ranks_settle_takes_all_of_them_at_one_step():
+    def note(step: int, stall: float, cadence: Cadence | None = None) -> Note:
+        return Note(step, Measured(stall, 1.0), cadence)
+
+    ours = Cadence(0.01, 3600.0)
+    for told in ([note(8, 0.1, ours), note(9, 0.1)], [note(9, 0.1, ours), None], [None, note(9, 0.1)]):
+        meeting = Meeting(note(9, 0.1))
+        meeting.hear(told)
+        assert meeting.note is not None, "still to be settled"
+        meeting.end()
+        assert meeting.outcome() is None
+    meeting = Meeting(note(9, 0.1))
+    meeting.hear([note(9, 0.1, ours), note(9, 0.7)])
+    meeting.hear([note(9, 5.0, ours), note(9, 5.0)])
+    settled = meeting.outcome()
+    assert settled is not None and settled.steps == 70, "the slowest rank's; heard once"
+    assert meeting.note is None
+    assert Meeting(None).outcome() is None, "nothing to wait for"
+
+
+def test_steps_beside_a_write_count_apart():
+    watch, now = Stopwatch(), 0.0
+    assert watch.step is None and watch.slowed is None
+
+    def step(number: int, seconds: float, beside: bool) -> None:
+        nonlocal now
+        watch.go(now, beside)
+        now += seconds
+        watch.stop(number, now)
+
+    watch.stop(0, now)
+    for number in range(1, 6):
+        step(number, 1.0, False)
+    watch.saved()
+    for number, seconds in ((6, 1.5), (7, 1.5), (8, 90.0)):
+        step(number, seconds, True)
+    step(10, 3.0, True)  # two steps in one call
+    assert watch.slowed == pytest.approx(0.5 + 0.5 + 3.0 + 1.0), "an evaluation counts for four steps at most"
+    step(10, 5.0, False)
+    step(3, 5.0, False)
+    assert watch.step == pytest.approx(1.0)
+
+
+def test_the_time_between_failures():
+    assert Failures(8).mean(0.0) == pytest.approx(42.5 * DAY)
+    assert Failures(1024).mean(0.0) == pytest.approx(0.332 * DAY, rel=1e-3)
+    assert Failures(1024).mean(9 * DAY) == 9 * DAY, "none in nine days"
+    assert Failures(1).mean(0.0) == Failures(0).mean(0.0) == 340 * DAY
+    assert Failures(10**9).mean(0.0) == 300.0
+    one, many = Failures(8, 1, 3600.0).mean(0.0), Failures(8, 12, 12 * 3600.0).mean(0.0)
+    assert 3600.0 < many < 2 * 3600.0 < one < 42.5 * DAY
+    assert Failures(8, 500, 1.0).mean(0.0) >= 300.0
+    assert Failures(8, 12, 0.0).mean(30 * DAY) > Failures(8, 12, 0.0).mean(DAY)
+
+
+def test_failures_of_a_run_are_read_from_its_launchers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def attempt(name: str, *records: tuple[float, str] | tuple[float, str, str]) -> None:
+        folder = tmp_path / "attempts" / name
+        folder.mkdir(parents=True)
+        lines = [{"type": r[1], "wall": r[0], **({"status": r[2]} if len(r) > 2 else {})} for r in records]
+        (folder / "launcher.jsonl").write_text("\n".join([*map(json.dumps, lines), '{"type": "laun', "[]"]))
+
+    attempt("7.0", (50, "heal"), (100, "launch"), (400, "heal"), (500, "launch"), (900, "outcome", "failed"))
+    attempt("7.1", (1000, "launch"), (5000, "outcome", "left"))  # a time limit
+    attempt("7.2", (6000, "launch"), (6100, "heal"))  # its batch host died
+    attempt("8.0")  # never launched
+    attempt("9.0", (9000, "launch"), (9500, "launch"))
+    monkeypatch.setenv("TRANSOM_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("TRANSOM_ATTEMPT", "9.0")
+    monkeypatch.setattr(failrate.time, "time", lambda: 10000.0)
+    assert known_failures(4) == Failures(4, 2 + 1 + 1, 800.0 + 4000.0 + 100.0 + 1000.0)
+    monkeypatch.setenv("TRANSOM_RUN_DIR", str(tmp_path / "nowhere"))
+    assert known_failures(4) == Failures(4)
+    monkeypatch.delenv("TRANSOM_RUN_DIR")
+    assert known_failures(4) == count(4, [Attempt(0, 0.0, True)]) == Failures(4)
+
+
+def test_a_trainer_that_leaves_it_to_the_checkpointer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    beats = []
+    monkeypatch.setattr(checkpointer, "beat", lambda step, loss=None: beats.append((step, loss)))
+    state = {"w": torch.zeros(3)}
+    ck = Checkpointer(state, tmp_path, every="auto", keep=99)
+    assert ck.restore() is None and ck.every == START
+    assert [step for step in range(1, 11) if ck.step(step, step / 2)] == [10]
+    assert beats == [(step, step / 2) for step in range(1, 11)]
+    assert ck.save(11, force=True)
+    ck.close(strict=True)
+    again = Checkpointer(state, tmp_path, every="auto", overhead=0.5, keep=99)
+    assert again.restore() == 11
+    assert [step for step in range(12, 22) if again.step(step)] == [21], "ten after the restored one"
+    again.close(strict=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-11", "step-21"]
+    assert "saves every" not in capsys.readouterr().err, "settled at the second look, which did not come"
+
+
+def test_multiples_stay_multiples(tmp_path: Path):
+    ck = Checkpointer({"n": 1}, tmp_path, every=3, keep=9)
+    assert ck.every == 3
+    assert [step for step in range(2, 11) if ck.step(step)] == [3, 6, 9]
+    ck.close(strict=True)
+
+
+@pytest.mark.parametrize(
+    ("every", "overhead"), [("often", 0.01), (1.5, 0.01), ("auto", 0.0), ("auto", float("nan")), (3, 1)]
+)
+def test_what_cannot_be_asked_for(every, overhead, tmp_path: Path):
+    with pytest.raises(UsageError, match="must be"):
+        Checkpointer({"n": 1}, tmp_path, every=every, overhead=overhead)
