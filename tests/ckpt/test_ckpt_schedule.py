@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,32 @@ def test_what_ranks_settle_takes_all_of_them_at_one_step():
     assert Meeting(None).outcome() is None, "nothing to wait for"
 
 
+def test_ten_steps_on_a_rank_waits_for_what_is_still_to_be_settled():
+    trainer, due = Trainer(), []
+    for step in range(1, START + 1):
+        trainer.now += 1.0
+        trainer.auto.due(step)
+        trainer.auto.resume(False)
+    meeting = trainer.auto.copied(START, 0.3)
+    assert not trainer.auto.due(START + LOOK - 1), "no need to wait yet"
+    waiting = threading.Thread(target=lambda: due.append(trainer.auto.due(START + LOOK)), daemon=True)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    trainer.auto.carry(meeting, trainer._write)
+    waiting.join(30.0)
+    assert due == [False] and trainer.auto.every == 30, "0.3 s / 1 %: the save that was due is put off"
+
+
+def test_a_write_that_fails_before_the_ranks_meet_changes_nothing_and_keeps_nobody_waiting():
+    trainer = Trainer()
+    trainer.train(START - 1)
+    trainer.step += 1
+    assert trainer.auto.due(START)
+    assert trainer.auto.carry(trainer.auto.copied(START, 0.1), lambda: "a peer is gone") == "a peer is gone"
+    assert trainer.train(30)[0] == 2 * START
+
+
 def test_steps_beside_a_write_count_apart():
     watch, now = Stopwatch(), 0.0
     assert watch.step is None and watch.slowed is None
@@ -188,6 +216,30 @@ def test_a_trainer_that_leaves_it_to_the_checkpointer(tmp_path: Path, monkeypatc
     again.close(strict=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-11", "step-21"]
     assert "saves every" not in capsys.readouterr().err, "settled at the second look, which did not come"
+
+
+def test_it_measures_the_copy_and_the_write_of_real_saves(tmp_path: Path, capsys):
+    class Slow:
+        def state_dict(self) -> dict[str, int]:
+            time.sleep(0.05)
+            return {"n": 1}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            pass
+
+    ck = Checkpointer({"slow": Slow()}, tmp_path, every="auto", overhead=0.5)
+    step, saved = 0, []
+    while not saved[1:] or step < saved[1] + LOOK:
+        step += 1
+        time.sleep(0.001)
+        if ck.step(step):
+            saved.append(step)
+    ck.close(strict=True)
+    cadence = ck._schedule._cadence  # type: ignore[attr-defined]
+    assert saved[0] == START and cadence.saves == 2
+    assert cadence.stalls[0] >= 0.05 and cadence.step >= 0.001
+    assert len(cadence.writes) == len(cadence.slowed) == 1 and cadence.writes[0] > 0
+    assert f"transom: saves every {ck.every} steps: a save " in capsys.readouterr().err
 
 
 def test_multiples_stay_multiples(tmp_path: Path):
