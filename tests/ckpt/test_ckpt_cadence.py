@@ -111,8 +111,8 @@ def test_the_first_save_pays_for_fresh_memory_and_is_forgotten():
          "0.24 s in all), and a failure comes every 60 min: least time lost to both"),
         (Measured(3.0, 1.0, -0.5, 4.0), 3600.0, "every 300 steps: a save costs 3 s (stalls 3 s, slows steps by 0 s in "
          "all): 1 % of the time"),
-        (Measured(0.1, 1.0, 0.0, 400.0), 3600.0, "every 500 steps: a save takes 6.67 min to be written, and the next "
-         "one would wait for it"),
+        (Measured(0.1, 1.0, 0.0, 400.0), 3600.0, "every 800 steps: a save takes 6.67 min to be written, and that is "
+         "half of the time at most"),
         (Measured(60.0, 10.0, 0.0, 0.0), 3600.0, "every 360 steps: a save costs 60 s (stalls 60 s, slows steps by 0 s "
          "in all), more than 1 % of the time, but no failure may cost more than 60 min of work"),
         (Measured(10.0, 10.0, 0.0, 0.0), 3.6e7, "every 360 steps: a save costs 10 s (stalls 10 s, slows steps by 0 s "

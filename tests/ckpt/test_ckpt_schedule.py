@@ -125,6 +125,7 @@ def test_ten_steps_on_a_rank_waits_for_what_is_still_to_be_settled():
         trainer.auto.resume(False)
     meeting = trainer.auto.copied(START, 0.3)
     assert not trainer.auto.due(START + LOOK - 1), "no need to wait yet"
+    assert trainer.auto.copied(START + LOOK - 1, 0.3).note is None, "out of turn: others may not make that one"
     waiting = threading.Thread(target=lambda: due.append(trainer.auto.due(START + LOOK)), daemon=True)
     waiting.start()
     waiting.join(0.2)

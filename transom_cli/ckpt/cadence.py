@@ -8,7 +8,8 @@ as failures lie apart, and there the bound below is far longer). The longest of 
 - Young's interval, `LONGEST` at most: the time between failures is an estimate. It waits for the second save, since a
   first one pays for fresh memory and may cost ten times as much as those that follow;
 - what keeps the cost within `overhead` of the time (the bound of CheckFreq, FAST 2021), `LONGEST` at most;
-- `ROOM` times the time that a save takes to be written: the next one would wait for it.
+- `ROOM` times the time that a save takes to be written: none waits for the one before it, the file system is also
+  others', and there are steps left beside no write, to compare with.
 
 Medians of the last saves, and a band within which nothing changes: one slow save or a busy neighbour moves nothing.
 Only operations that IEEE 754 rounds correctly, so that all ranks come to the same result from the same numbers.
@@ -24,7 +25,7 @@ from statistics import median
 START = 10  # steps before anything is measured: enough for a median of step times, and little to lose
 WINDOW = 5  # saves that medians are taken over
 LONGEST = 3600.0  # seconds of work that one failure may cost, however rare failures seem to be
-ROOM = 1.25
+ROOM = 2.0
 NEARLY, FAR = 1.1, 1.5  # how much too short, or too long, the interval may be before it is changed
 _SHORTEST_STEP = 1e-6  # seconds
 
@@ -108,7 +109,7 @@ def _wanted(cadence: Cadence) -> tuple[float, str]:
     room = ROOM * median(cadence.writes) if cadence.writes else 0.0
     asked = f"{_percent(cadence.overhead)} of the time"
     if room >= max(min(bound, LONGEST), min(young, LONGEST)) and room > 0:
-        return room, f"a save takes {_span(room / ROOM)} to be written, and the next one would wait for it"
+        return room, f"a save takes {_span(room / ROOM)} to be written, and that is half of the time at most"
     if bound > LONGEST:
         return LONGEST, f"{costs}, more than {asked}, but no failure may cost more than {_span(LONGEST)} of work"
     if bound >= young:

@@ -134,7 +134,7 @@ class Auto(Every):
 
     def _settle(self, meeting: Meeting) -> None:
         self._meeting, before = None, self._cadence
-        with phase("checkpoint"):  # where there is anything to wait for
+        with phase("checkpoint"):  # a rank that waits here is not hanging in its own step
             settled = meeting.outcome()
         if settled is None:
             return
@@ -154,7 +154,7 @@ def check(every: int | str, overhead: float) -> None:
 
 
 def make(every: int | str, overhead: float, ranks: Ranks, say: Callable[[str], None]) -> Every:
-    """The schedule that was asked for. A collective. Raises UsageError, on all ranks alike, where they ask for more."""
+    """The schedule that was asked for. A collective. Raises UsageError, on all ranks alike, where they differ."""
     asked = ranks.gather((every, overhead) if every == AUTO else (every, None))
     if any(other != asked[0] for other in asked):
         words = ", ".join(f"rank {n} {other[0]!r}" for n, other in enumerate(asked) if other not in asked[:n])
