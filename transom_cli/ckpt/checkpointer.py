@@ -1,4 +1,4 @@
-"""The five calls that a trainer makes. See `Checkpointer`."""
+"""The calls that a trainer makes. See `Checkpointer`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import contextlib
 import os
 import socket
 import sys
+import time
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from transom_cli.beats.client import phase, resumed
-from transom_cli.ckpt import ground, orders
+from transom_cli.beats.client import beat, phase, resumed
+from transom_cli.ckpt import ground, orders, schedule
 from transom_cli.ckpt.engine import Writer, describe
 from transom_cli.ckpt.failures import NoCheckpointRestores, SaveFailed, WorldSizeChanged
 from transom_cli.ckpt.image import Snapshot
 from transom_cli.ckpt.imported import Origin
 from transom_cli.ckpt.inventory import Candidate, candidates
+from transom_cli.ckpt.meeting import Meeting
 from transom_cli.ckpt.names import Here, local_attempt, step_name, valid_attempt
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.restore import load, verify_together
@@ -30,16 +32,18 @@ from transom_cli.errors import UsageError
 class Checkpointer:
     """Asynchronous checkpoints of a training, and the way back to the newest one that is good.
 
-        ck = Checkpointer({"model": model, "optim": optimizer, "data": loader}, every=100)
+        ck = Checkpointer({"model": model, "optim": optimizer, "data": loader}, every="auto")
         start = ck.restore() or 0
         for step in range(start, steps):
             ...
-            ck.save(step + 1)
+            ck.step(step + 1, loss)
         ck.close()
 
     `state`: modules, optimizers, objects with `state_dict`/`load_state_dict`, tensors, plain values; what is kept
     once and what per rank is told in `ckpt.state`. Random numbers (torch, CUDA, numpy, Python) are kept by themselves.
-    `directory`: TRANSOM_CHECKPOINT_DIR (set by the launcher) when not given. `every`: steps between saves. `keep`: how
+    `directory`: TRANSOM_CHECKPOINT_DIR (set by the launcher) when not given. `every`: steps between saves, or "auto":
+    as many as the measured cost of a save and the rate of failures make best, while saves cost no more than `overhead`
+    (a part of the time: 0.01 is 1 %; ckpt.cadence); rank 0 tells the interval and why, whenever it changes. `keep`: how
     many good checkpoints to keep, at least 1. `reshard`: allow a restore with another number of ranks than saved;
     model and optimizer are then resharded, while random numbers and per-rank objects start afresh.
 
@@ -53,11 +57,12 @@ class Checkpointer:
     """
 
     def __init__(
-        self, state: dict[str, Any], directory: str | os.PathLike[str] | None = None, *, every: int, keep: int = 2,
-        reshard: bool = False,
+        self, state: dict[str, Any], directory: str | os.PathLike[str] | None = None, *,
+        every: int | Literal["auto"], overhead: float = 0.01, keep: int = 2, reshard: bool = False,
     ) -> None:  # fmt: skip
-        if every < 1 or keep < 1:
-            raise UsageError(f"every={every} and keep={keep} must both be at least 1")
+        schedule.check(every, overhead)
+        if keep < 1:
+            raise UsageError(f"keep={keep} must be at least 1")
         where = directory if directory is not None else os.environ.get("TRANSOM_CHECKPOINT_DIR")
         if not where:
             raise UsageError(
@@ -69,14 +74,15 @@ class Checkpointer:
         if not valid_attempt(attempt):
             raise UsageError(f"TRANSOM_ATTEMPT={attempt!r} cannot be part of a file name")
         self.directory = Path(where).absolute()
-        self.every = every
         self.last_error: SaveFailed | None = None
         self._reshard = reshard
         self._ranks = Ranks()
         self._state = State(state, self._ranks.rank)
         self._stager = Stager(first=self._ranks.first)
         self._retention = Retention(self.directory, keep, attempt)
-        self._writer = Writer(self.directory, self._ranks, attempt, self._retention, self._stager, self._say)
+        self._schedule = schedule.make(every, overhead, self._ranks, self._say)
+        writers = self._schedule.writers(self._ranks)
+        self._writer = Writer(self.directory, writers, attempt, self._retention, self._stager, self._say)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="transom-ckpt")
         self._running: Future[None] | None = None
         self._running_step = -1
@@ -86,6 +92,11 @@ class Checkpointer:
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         ground.prepare(self.directory, self._ranks, Here(attempt, socket.gethostname(), _alive), self._say)
         self._orders = orders.attend()
+
+    @property
+    def every(self) -> int:
+        """Steps between saves; with "auto" as it holds now."""
+        return self._schedule.every
 
     def restore(self) -> int | None:
         """Load the newest checkpoint that verifies and fits; return its step: the number of finished steps.
@@ -112,6 +123,7 @@ class Checkpointer:
                         by = origin.told() if origin is not None else f"written by attempt {verdict.manifest.attempt}"
                         self._say(f"restored {candidate.path.name} ({by})")
                         resumed(candidate.step)
+                        self._schedule.at(candidate.step)
                         if self._orders is not None:
                             self._orders.at(candidate.step)
                         return candidate.step
@@ -121,8 +133,15 @@ class Checkpointer:
             return None
         raise self._nothing_restores(passed_over)
 
+    def step(self, step: int, loss: float | None = None) -> bool:
+        """`beat(step, loss)` and `save(step)` in one: step `step` is done. Returns whether a checkpoint was started."""
+        beat(step, loss)
+        return self.save(step)
+
     def save(self, step: int, force: bool = False) -> bool:
-        """Start a checkpoint of the state after `step` steps, when `step` is a multiple of `every`, or with `force`.
+        """Start a checkpoint of the state after `step` steps, when one is due, or with `force`.
+
+        Due is each multiple of `every`; with "auto" the first one `every` steps after the last that was due.
 
         Also when a flush was asked for, so call it after every step: a call that saves nothing costs microseconds.
         Returns whether one was started. Blocks for the copy of this rank's state into memory (the first time longer:
@@ -134,11 +153,11 @@ class Checkpointer:
         if not self._prepared:
             self._prepare()
         ordered = self._orders is not None and self._orders.due(step)
-        if not (force or ordered) and step % self.every != 0:
-            return False
-        started = self._start(step)
+        due = self._schedule.due(step)
+        started = (force or ordered or due) and self._start(step)
         if self._orders is not None and ordered:
             self._orders.follow(self._running if started else None)
+        self._schedule.resume(self._running is not None and not self._running.done())
         return started
 
     def wait(self, strict: bool = False) -> None:
@@ -182,18 +201,19 @@ class Checkpointer:
             self.wait()
             if step == self._saved:
                 return False
-            snapshot, trouble = None, ""
+            snapshot, trouble, began = None, "", time.monotonic()
             try:
                 snapshot = self._stager.take(*self._state.read())
             except Exception as error:
                 trouble = f"the state could not be copied: {describe(error)}"
+            meeting = self._schedule.copied(step, None if trouble else time.monotonic() - began)
             self._running_step = step
-            self._running = self._thread.submit(self._write, step, snapshot, trouble)
+            self._running = self._thread.submit(self._write, step, snapshot, trouble, meeting)
         return True
 
-    def _write(self, step: int, snapshot: Snapshot | None, trouble: str) -> None:
+    def _write(self, step: int, snapshot: Snapshot | None, trouble: str, meeting: Meeting | None) -> None:
         """In the background thread: nobody asks for its result before the next save, so it tells failures itself."""
-        trouble = self._writer.write(step, snapshot, trouble)
+        trouble = self._schedule.carry(meeting, lambda: self._writer.write(step, snapshot, trouble))
         if not trouble:
             self.last_error, self._saved = None, step
             return

@@ -1,0 +1,168 @@
+"""At which steps a Checkpointer saves: at every n-th (`Every`), or as it finds best (`Auto`).
+
+Called from the training's thread, but for `carry`. All ranks get the same answers for the same calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from numbers import Integral
+
+from transom_cli.beats.client import phase
+from transom_cli.ckpt.cadence import Cadence, Measured
+from transom_cli.ckpt.failrate import Failures, known_failures
+from transom_cli.ckpt.meeting import LOOK, Carrier, Meeting, Note
+from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.stopwatch import Stopwatch
+from transom_cli.errors import UsageError
+
+AUTO = "auto"
+
+
+class Every:
+    """At the multiples of `every`."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+
+    @property
+    def every(self) -> int:
+        """Steps between saves, as it holds now."""
+        return self._every
+
+    def writers(self, ranks: Ranks) -> Ranks:
+        """The ranks as the writer is to see them."""
+        return ranks
+
+    def due(self, step: int) -> bool:
+        """save(step) is being called: is it one to make?"""
+        return step % self.every == 0
+
+    def copied(self, step: int, stall: float | None) -> Meeting | None:
+        """A copy was made that is about to be written. `stall`: what that took, s; None: it failed."""
+        return None
+
+    def carry(self, meeting: Meeting | None, write: Callable[[], str]) -> str:
+        """In the background: write what was copied. Returns what `write` does: "", or why there is no checkpoint."""
+        return write()
+
+    def resume(self, writing: bool) -> None:
+        """The call of save() is over. `writing`: something is being written."""
+
+    def at(self, step: int) -> None:
+        """The training goes on from `step`."""
+
+
+class Auto(Every):
+    """As far apart as `ckpt.cadence` finds best; how all ranks come to the same is told in `ckpt.meeting`.
+
+    The first save is made START steps after the first call, or after what was restored. What was learned is not kept
+    over a restart: another launch may run on other nodes, beside other neighbours.
+    """
+
+    def __init__(
+        self, overhead: float, failures: Failures, ranks: Ranks, say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._failures = failures
+        self._cadence = Cadence(overhead, failures.mean(0.0))
+        self._carrier = Carrier(ranks)
+        self._say = say
+        self._clock = clock
+        self._began = clock()
+        self._watch = Stopwatch()
+        self._wrote: float | None = None  # seconds that the last write took, if it made a checkpoint
+        self._last = self._next = -1  # the last scheduled save, and the next; -1: no step is known yet
+        self._meeting: Meeting | None = None  # of the last scheduled save, until `_look`
+        self._look = 0
+        self._due = False
+
+    @property
+    def every(self) -> int:
+        return self._cadence.steps
+
+    def writers(self, ranks: Ranks) -> Ranks:
+        return self._carrier
+
+    def due(self, step: int) -> bool:
+        if self._next < 0 or step < self._last:  # the first call, or a trainer that went back by itself
+            self.at(step - 1)
+        self._watch.stop(step, self._clock())
+        if self._meeting is not None and step >= self._look:
+            self._settle(self._meeting)
+        self._due = step >= self._next
+        if self._due:
+            self._from(step)
+        return self._due
+
+    def copied(self, step: int, stall: float | None) -> Meeting:
+        seen = Measured(stall, self._watch.step, None if self._wrote is None else self._watch.slowed, self._wrote)
+        self._watch.saved()
+        self._wrote = None
+        if not self._due:
+            return Meeting(None)
+        mtbf = self._failures.mean(self._clock() - self._began)
+        cadence = replace(self._cadence, mtbf=mtbf) if self._carrier.first else None
+        self._meeting = Meeting(Note(step, seen, cadence))
+        self._look = step + min(self._cadence.steps, LOOK)
+        return self._meeting
+
+    def carry(self, meeting: Meeting | None, write: Callable[[], str]) -> str:
+        self._carrier.meeting, began = meeting, self._clock()
+        try:
+            trouble = write()
+        finally:
+            if meeting is not None:
+                meeting.end()
+        if not trouble:
+            self._wrote = self._clock() - began
+        return trouble
+
+    def resume(self, writing: bool) -> None:
+        self._watch.go(self._clock(), writing)
+
+    def at(self, step: int) -> None:
+        if self._meeting is not None:
+            self._settle(self._meeting)
+        self._from(step)
+        self._watch = Stopwatch()
+
+    def _from(self, step: int) -> None:
+        self._last, self._next = step, step + self._cadence.steps
+
+    def _settle(self, meeting: Meeting) -> None:
+        self._meeting, before = None, self._cadence
+        with phase("checkpoint"):  # a rank that waits here is not hanging in its own step
+            settled = meeting.outcome()
+        if settled is None:
+            return
+        self._cadence = settled
+        self._next = self._last + settled.steps
+        if settled.steps != before.steps:
+            self._say(f"saves {settled.words}")
+
+
+def check(every: int | str, overhead: float) -> None:
+    """Raises UsageError for what cannot be asked for."""
+    if every != AUTO and (not isinstance(every, Integral) or every < 1):
+        raise UsageError(f"every={every!r} must be a number of steps, at least 1, or {AUTO!r}")
+    if not 0 < overhead <= 0.5:
+        why = "it is the part of the training's time that saves may cost"
+        raise UsageError(f"overhead={overhead!r} must be above 0 and at most 0.5", why, "0.01, the default, is 1 %")
+
+
+def make(every: int | str, overhead: float, ranks: Ranks, say: Callable[[str], None]) -> Every:
+    """The schedule that was asked for. A collective. Raises UsageError, on all ranks alike, where they differ."""
+    asked = ranks.gather((every, overhead) if every == AUTO else (every, None))
+    if any(other != asked[0] for other in asked):
+        words = ", ".join(f"rank {n} {other[0]!r}" for n, other in enumerate(asked) if other not in asked[:n])
+        raise UsageError(
+            "The ranks would save at different steps",
+            f"of `every` they have: {words}" if len({o[0] for o in asked}) > 1 else "they differ in `overhead`",
+            "give every rank the same `every` and `overhead`",
+        )
+    if every != AUTO:
+        return Every(int(every))
+    return Auto(overhead, known_failures(ranks.size) if ranks.first else Failures(ranks.size), ranks, say)
