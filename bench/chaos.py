@@ -26,6 +26,8 @@ from chaos_plan import KINDS, SANDBOX_NODES, make_plan
 from chaos_run import INTERRUPTED, one_run
 from harness import Bench, BenchError, Result, Training, progress, reference, run_bench, surroundings
 
+from transom_cli.errors import TransomError
+
 TRAINING = Training(steps=40, every=4, delay=0.15)
 
 
@@ -73,31 +75,45 @@ def line(row: dict[str, Any]) -> str:
 
 
 def work(asked: argparse.Namespace, numbers: queue.SimpleQueue[int], rows: list[dict[str, Any]]) -> Result:
-    """One sandbox: it takes the next number as long as there is one. Its violations keep its folder."""
-    with ChaosBench(keep=asked.keep) as bench:
-        wanted = reference(bench, TRAINING)
-        bench.runs = bench.dir / "disk"  # a new one for every run
-        bad = 0
-        while not numbers.empty():
-            try:
-                number = numbers.get_nowait()
-            except queue.Empty:
-                break
-            row = chaos(bench, f"{asked.seed}/{number}", wanted)
-            rows.append(row)
-            bad += bool(row["violations"] or "error" in row)
-            progress(line(row))
-        bench.keep |= bool(bad)
+    """Take the next number as long as there is one; in one sandbox, and in a new one where that cannot be healed."""
+    wanted: Result | None = None
+    while wanted is None or not numbers.empty():
+        with ChaosBench(keep=asked.keep) as bench:
+            wanted = wanted or reference(bench, TRAINING)
+            bench.runs = bench.dir / "disk"  # a new one for every run
+            while (number := _next(numbers)) is not None:
+                row, lost = chaos(bench, f"{asked.seed}/{number}", wanted)
+                rows.append(row)
+                bench.keep |= lost or bool(row["violations"] or "error" in row)  # its folder, to find out why
+                progress(line(row))
+                if lost:
+                    break
     return wanted
 
 
-def chaos(bench: ChaosBench, seed: str, wanted: Result) -> dict[str, Any]:
-    """A run that the harness itself cannot bring to its end is no good one either; the next ones go on."""
+def _next(numbers: queue.SimpleQueue[int]) -> int | None:
     try:
-        return one_run(bench, make_plan(seed, TRAINING.steps, bench.kinds), bench.kinds, TRAINING, wanted)
-    except BenchError as error:
+        return numbers.get_nowait()
+    except queue.Empty:
+        return None
+
+
+def chaos(bench: ChaosBench, seed: str, wanted: Result) -> tuple[dict[str, Any], bool]:
+    """A run that the harness itself cannot bring to its end is no good one either; the next ones go on.
+
+    And whether the sandbox is lost for them.
+    """
+    row: dict[str, Any] = {"seed": seed, "violations": []}
+    try:
+        row = one_run(bench, make_plan(seed, TRAINING.steps, bench.kinds), bench.kinds, TRAINING, wanted)
+    except TransomError as error:
+        row["error"] = f"{error.what}: {error.why}"
+    try:
         bench.heal()
-        return {"seed": seed, "error": f"{error.what}: {error.why}", "violations": []}
+    except TransomError as error:
+        row["error"] = f"{row.get('error', '')} (after it the sandbox was lost: {error.what}: {error.why})".strip()
+        return row, True
+    return row, False
 
 
 def main() -> int:

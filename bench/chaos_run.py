@@ -240,5 +240,4 @@ def one_run(bench: Bench, plan: Plan, kinds: Collection[str], training: Training
             folder = bench.dir / "kept" / name
             keep(folder, run, chaos.watch, row)
             row["kept"] = str(folder)
-    bench.heal()
     return row
