@@ -21,6 +21,7 @@ from transom_cli.ckpt.room import room
 PAGE = 2 << 20  # bytes: a huge page; sizes are multiples of it
 SPARE = 64 << 20  # bytes that are to stay free: for the trainer itself, and for its files' page cache
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14 and later
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context of the process
 _STRIDE = 64 << 20  # bytes populated in one call
 
 _libc = ctypes.CDLL(None, use_errno=True)  # calls through it let the GIL go; those of the mmap module do not
@@ -59,7 +60,7 @@ class Arena:
         if not self._pinned and torch.cuda.is_initialized():
             self._pinned = True
             with contextlib.suppress(Exception):
-                torch.cuda.cudart().cudaHostRegister(self.address, self.size, 0)
+                torch.cuda.cudart().cudaHostRegister(self.address, self.size, _PORTABLE)
 
     def close(self) -> None:
         """Give the descriptor back; the memory goes when nobody uses a view of it any more."""

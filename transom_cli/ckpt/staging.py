@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from transom_cli.ckpt.arena import PAGE, Arena
 from transom_cli.ckpt.image import Layout, Place, Snapshot, aligned, lay_out, local_part, local_plan, signature
-from transom_cli.ckpt.streaming import Copier, Piece
+from transom_cli.ckpt.streaming import Copier, Piece, streaming
 from transom_cli.ckpt.tree import Flat, Paths
 
 _SLACK = 1.25  # objects may grow by a quarter, and tensors by a 32nd, before the arena must
@@ -56,6 +56,7 @@ class Stager:
             layout = lay_out(layout.signature, layout.plan, wanted)
         self._take_up(layout, agreed=True)
         self._make_room(layout, 0)
+        streaming()  # compiled by now
 
     @torch.no_grad()
     def take(self, flat: Flat, paths: Paths) -> Snapshot:
@@ -63,6 +64,7 @@ class Stager:
         layout = self.look(flat, paths)
         objects = [(index, _pickled(flat[index.fqn])) for index in layout.objects]
         arena = self._make_room(layout, sum(aligned(len(data)) for _, data in objects))
+        arena.pin()  # here and not when it is made: another thread would open a context on the first GPU for it
         pieces: list[Piece] = []
         asynchronous = False
         for block in layout.blocks:
@@ -113,7 +115,6 @@ class Stager:
                 arena.write(block.start, around.head)
                 arena.write(block.payload + around.nbytes, around.tail)
             self._engraved = True
-        arena.pin()
         return arena
 
 
