@@ -20,6 +20,7 @@ FORGETTING = 30.0  # seconds in which the nodes report to a slurmctld that was s
 SPARES_WAIT = 5.0  # seconds in which a restarted job would start if there were nodes for its spares too
 # Slurm's words for a job that waits for its release after a submission of ours, or a restart.
 _OUR_HOLDS = ("JobHeldUser", "job_requeued_in_held_state")
+_LAST_SIGNAL = 31  # of those that a kernel or a person sends; Slurm's own 53 tells that there was no log, or no folder
 # Slurm's words for a pending job that can never start with these exclusions.
 _IMPOSSIBLE = ("ReqNodeNotAvail", "BadConstraints", "PartitionNodeLimit", "Requested node configuration")
 
@@ -203,6 +204,9 @@ def _ended(state: State, e: ev.JobSeen) -> Step:
     if not starting(state) and state.incident is not None and state.incident.ended:
         return state, ()
     words = f"the job ended: {e.state}" + (f", exit code {e.exit_code}" if e.exit_code is not None else "")
+    if e.exit_signal and e.exit_signal <= _LAST_SIGNAL:  # of a script that was killed Slurm says JobLaunchFailure too
+        words = f"the job ended: {e.state}, its batch script by signal {e.exit_signal}"
+        state = replace(state, slurm_reason="")
     return inc.sign(state, e.at, words, ended=e.state, exit_code=e.exit_code)
 
 
