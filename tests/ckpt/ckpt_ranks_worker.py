@@ -1,4 +1,4 @@
-"""One of two gloo ranks. Usage: ckpt_ranks_worker.py ddp|fsdp DIRECTORY. Prints what it found, as JSON, last."""
+"""One of two gloo ranks: ckpt_ranks_worker.py ddp|fsdp[-overlapped] DIRECTORY. Prints what it found, as JSON, last."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ def main() -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
+    kind, _, copy = kind.partition("-")
     spread = {"ddp": DistributedDataParallel, "fsdp": sharded}[kind]
+    copy = copy or "blocking"
     found: dict[str, object] = {}
 
     def resumed(name: str, at: int, training: Training, before: str) -> None:
         """Save at step `at`, go on, and resume in another training: before and after must be the same bits."""
-        checkpointer = Checkpointer(training.state, directory / name, every=1)
+        checkpointer = Checkpointer(training.state, directory / name, every=1, copy=copy)
         assert checkpointer.restore() is None
         assert checkpointer.save(at)
         for _ in range(3):  # collectives of DDP and FSDP2 beside those of the save
@@ -52,7 +54,7 @@ def main() -> None:
     resumed("unstepped", 0, training, training.digest())
     resumed("stepped", 3, training, training.digest())
 
-    checkpointer = Checkpointer(training.state, directory / "damage", every=1)
+    checkpointer = Checkpointer(training.state, directory / "damage", every=1, copy=copy)
     for step in (1, 2, 3):
         training.step()
         checkpointer.save(step)  # waits for the one before
@@ -99,7 +101,7 @@ class _Unreadable:
     """A snapshot whose data is gone."""
 
     def __init__(self, snapshot) -> None:
-        self.layout, self.objects = snapshot.layout, snapshot.objects
+        self.layout, self.objects, self.copying = snapshot.layout, snapshot.objects, snapshot.copying
 
     @property
     def arena(self):

@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
 from transom_cli.beats.client import beat, phase, resumed
 from transom_cli.ckpt import ground, orders, schedule
 from transom_cli.ckpt.engine import Writer, describe
@@ -21,10 +23,11 @@ from transom_cli.ckpt.imported import Origin
 from transom_cli.ckpt.inventory import Candidate, candidates
 from transom_cli.ckpt.meeting import Meeting
 from transom_cli.ckpt.names import Here, local_attempt, step_name, valid_attempt
+from transom_cli.ckpt.overlap import Later
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.restore import load, verify_together
 from transom_cli.ckpt.retention import Retention
-from transom_cli.ckpt.staging import Stager
+from transom_cli.ckpt.staging import NOTHING, Stager
 from transom_cli.ckpt.state import State
 from transom_cli.errors import UsageError
 
@@ -47,6 +50,10 @@ class Checkpointer:
     many good checkpoints to keep, at least 1. `reshard`: allow a restore with another number of ranks than saved;
     model and optimizer are then resharded, while random numbers and per-rank objects start afresh.
 
+    `copy`: "blocking", save() returns when the state is copied; "overlapped", it returns at once, and the next step of
+    an optimizer waits for what is left of the copy (`ckpt.overlap`: the trainer must not write to parameters in another
+    way meanwhile; a copy in which it did is given up). `prove`: find such writes by checksums; slow, to try a trainer.
+
     Under transom a checkpoint can also be asked for from outside (a *flush*: before the time limit, on preemption);
     save() then makes it at a step that all ranks agree on (ckpt.orders). So that there is time for it, TERM does not
     end the process at once, unless the trainer handles TERM itself (ckpt.keeper).
@@ -59,10 +66,13 @@ class Checkpointer:
     def __init__(
         self, state: dict[str, Any], directory: str | os.PathLike[str] | None = None, *,
         every: int | Literal["auto"], overhead: float = 0.01, keep: int = 2, reshard: bool = False,
+        copy: Literal["blocking", "overlapped"] = "blocking", prove: bool = False,
     ) -> None:  # fmt: skip
         schedule.check(every, overhead)
         if keep < 1:
             raise UsageError(f"keep={keep} must be at least 1")
+        if copy not in ("blocking", "overlapped"):
+            raise UsageError(f'copy={copy!r} must be "blocking" or "overlapped"')
         where = directory if directory is not None else os.environ.get("TRANSOM_CHECKPOINT_DIR")
         if not where:
             raise UsageError(
@@ -92,6 +102,8 @@ class Checkpointer:
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         ground.prepare(self.directory, self._ranks, Here(attempt, socket.gethostname(), _alive), self._say)
         self._orders = orders.attend()
+        self._prove = prove
+        self._hook = register_optimizer_step_pre_hook(self._join) if copy == "overlapped" else None
 
     @property
     def every(self) -> int:
@@ -162,6 +174,7 @@ class Checkpointer:
 
     def wait(self, strict: bool = False) -> None:
         """Wait until nothing is being written. With `strict`, raise SaveFailed if the last save failed."""
+        self._stager.join()
         if self._running is not None:
             self._running.result()
             self._running = None
@@ -176,10 +189,18 @@ class Checkpointer:
         try:
             self.wait(strict)
         finally:
+            if self._hook is not None:
+                self._hook.remove()
             self._thread.shutdown()
             self._stager.close()
             if self._orders is not None:
                 self._orders.close()
+
+    def _join(self, *_: Any) -> None:
+        """Before a step of any optimizer."""
+        if self._stager.copying:
+            with phase("checkpoint"):  # a rank that waits here is not hanging in its own step
+                self._stager.join()
 
     def _prepare(self) -> None:
         """At the first call of save(), which all ranks make alike: the memory is made while training goes on."""
@@ -203,7 +224,8 @@ class Checkpointer:
                 return False
             snapshot, trouble, began = None, "", time.monotonic()
             try:
-                snapshot = self._stager.take(*self._state.read())
+                later = Later(self._state.stepped(), self._prove) if self._hook is not None else NOTHING
+                snapshot = self._stager.take(*self._state.read(), later)
             except Exception as error:
                 trouble = f"the state could not be copied: {describe(error)}"
             meeting = self._schedule.copied(step, None if trouble else time.monotonic() - began)

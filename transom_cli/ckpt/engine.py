@@ -112,6 +112,8 @@ class Writer:
         places: list[Place] = []
 
         def write_mine() -> None:
+            if snapshot.copying is not None:
+                snapshot.copying.settle()
             segments, found = pack(snapshot, share.now if share else None)
             memory = snapshot.arena.view(0, snapshot.arena.size)
             written.append(direct.write(work / _data_file(self._ranks.rank), memory, segments))

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from transom_cli.ckpt.arena import Arena
 from transom_cli.ckpt.envelope import ALIGNMENT, Envelope, envelope
+from transom_cli.ckpt.overlap import Copying
 from transom_cli.ckpt.tree import Flat, Paths
 
 Signature: TypeAlias = tuple[tuple[Any, ...], ...]
@@ -62,11 +63,7 @@ class Snapshot:
     objects: tuple[Place, ...]
     size: int
     agreed: bool  # whether all ranks have shared out what they write since the state last changed its shape
-
-
-def local_part(value: torch.Tensor) -> torch.Tensor:
-    """This rank's part of it, the live one."""
-    return value.to_local() if isinstance(value, DTensor) else value
+    copying: Copying | None = None  # until it is settled, not all is there
 
 
 def signature(flat: Flat, paths: Paths) -> Signature:

@@ -6,18 +6,21 @@ One snapshot at a time: taking the next one overwrites the last, so the writer m
 from __future__ import annotations
 
 import io
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from transom_cli.ckpt.arena import PAGE, Arena
-from transom_cli.ckpt.image import Layout, Place, Snapshot, aligned, lay_out, local_part, local_plan, signature
-from transom_cli.ckpt.streaming import Copier, Piece, streaming
-from transom_cli.ckpt.tree import Flat, Paths
+from transom_cli.ckpt.image import Layout, Place, Snapshot, aligned, lay_out, local_plan, signature
+from transom_cli.ckpt.overlap import Copying, Later, Source, pieces
+from transom_cli.ckpt.streaming import Copier, streaming
+from transom_cli.ckpt.tree import Flat, Paths, local_part
 
 _SLACK = 1.25  # objects may grow by a quarter, and tensors by a 32nd, before the arena must
 _LEAST = 1 << 20  # bytes kept for objects
+NOTHING = Later()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # others may not have their values where data_ptr() says
 
 
@@ -31,6 +34,9 @@ class Stager:
         self._engraved = False
         self._arena: Arena | None = None
         self._copier = Copier()
+        self._copying: Copying | None = None
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="transom-later")  # its thread comes with the first use
+        self._side: torch.cuda.Stream | None = None
 
     def look(self, flat: Flat, paths: Paths) -> Layout:
         """The layout for this state: the one there is, or one with all that is new in it besides this rank's share."""
@@ -59,36 +65,74 @@ class Stager:
         streaming()  # compiled by now
 
     @torch.no_grad()
-    def take(self, flat: Flat, paths: Paths) -> Snapshot:
-        """Copy everything. After it returns, training may change every tensor and object in `flat`."""
+    def take(self, flat: Flat, paths: Paths, later: Later = NOTHING) -> Snapshot:
+        """Copy everything, but start only to copy what may be copied `later`: what is left of that, `join` waits for.
+
+        After it returns, training may change every other tensor and object in `flat`.
+        """
+        self.join()
         layout = self.look(flat, paths)
         objects = [(index, _pickled(flat[index.fqn])) for index in layout.objects]
         arena = self._make_room(layout, sum(aligned(len(data)) for _, data in objects))
         arena.pin()  # here and not when it is made: another thread would open a context on the first GPU for it
-        pieces: list[Piece] = []
-        asynchronous = False
+        now: list[Source] = []
+        waits: list[Source] = []
         for block in layout.blocks:
-            source, size = local_part(flat[block.index.fqn]), block.envelope.nbytes
-            if source.numel() * source.element_size() != size:
+            value, size = flat[block.index.fqn], block.envelope.nbytes
+            local = local_part(value)
+            if local.numel() * local.element_size() != size:
                 raise ValueError(f"{block.index.fqn}: its part on this rank has not the size that was planned")
-            if type(source) in _PLAIN and source.is_cpu and source.is_contiguous() and not _lazy(source):
-                pieces.append((arena.address + block.payload, source.data_ptr(), size))
-            elif size:
-                view = arena.bytes[block.payload : block.payload + size].view(source.dtype).view(source.shape)
-                view.copy_(source, non_blocking=source.is_cuda)
-                asynchronous |= source.is_cuda
-        self._copier.copy(pieces)
+            if size:
+                allowed = later.allows(local) and (local.is_cuda or _plain(local))
+                source = Source(block.index.fqn, value, block.payload, arena.address + block.payload, size)
+                (waits if allowed else now).append(source)
+        copying = Copying(waits, prove=later.prove) if waits else None
+        self._copy(arena, now)
         places: list[Place] = []
         end = layout.size
         for index, data in objects:
             arena.write(end, data)
             places.append((index, end, len(data)))
             end = aligned(end + len(data))
-        if asynchronous:
+        if copying is not None:
+            self._begin(arena, waits, copying)
+        self._copying = copying
+        return Snapshot(layout, arena, tuple(places), end, self._agreed, copying)
+
+    @property
+    def copying(self) -> bool:
+        """Whether a copy may still be under way."""
+        return self._copying is not None and not self._copying.over
+
+    def join(self) -> None:
+        """Wait for what is left of the last copy."""
+        if self._copying is not None:
+            self._copying.join()
+            self._copying = None
+
+    def _copy(self, arena: Arena, sources: list[Source]) -> None:
+        mine = [source for source in sources if _plain(local_part(source.tensor))]
+        others = [source for source in sources if not _plain(local_part(source.tensor))]
+        on_gpu = _copy_by_torch(arena, others)
+        self._copier.copy(pieces(mine))
+        if on_gpu:
             torch.cuda.current_stream().synchronize()
-        return Snapshot(layout, arena, tuple(places), end, self._agreed)
+
+    def _begin(self, arena: Arena, sources: list[Source], copying: Copying) -> None:
+        mine = [source for source in sources if _plain(local_part(source.tensor))]
+        others = [source for source in sources if not _plain(local_part(source.tensor))]
+        event = None
+        if others:  # on a GPU; not exercised on hardware
+            self._side = self._side or torch.cuda.Stream()
+            self._side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._side):
+                _copy_by_torch(arena, others)
+                event = self._side.record_event()
+        copying.begin(self._beside.submit(self._copier.copy, pieces(mine)), event)
 
     def close(self) -> None:
+        self.join()
+        self._beside.shutdown()
         self._copier.close()
         self._drop_arena()
 
@@ -118,9 +162,25 @@ class Stager:
         return arena
 
 
-def _lazy(tensor: torch.Tensor) -> bool:
-    """Whether its memory holds something else than its values."""
-    return tensor.is_conj() or tensor.is_neg()
+def _plain(tensor: torch.Tensor) -> bool:
+    """Whether its values are in this process's memory one after the other, as they are."""
+    return (
+        type(tensor) in _PLAIN
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def _copy_by_torch(arena: Arena, sources: list[Source]) -> bool:
+    """Returns whether some of it may still be under way on the present stream."""
+    on_gpu = False
+    for source in sources:
+        local = local_part(source.tensor)
+        view = arena.bytes[source.at : source.at + source.size].view(local.dtype).view(local.shape)
+        view.copy_(local, non_blocking=local.is_cuda)
+        on_gpu |= local.is_cuda
+    return on_gpu
 
 
 def _pickled(value: Any) -> bytes:

@@ -21,7 +21,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from transom_cli.ckpt import optimizers, rng
-from transom_cli.ckpt.tree import Flat, Paths, flatten, unflatten
+from transom_cli.ckpt.tree import Flat, Paths, flatten, local_part, unflatten
 from transom_cli.errors import UsageError
 
 RANKS = "ranks"
@@ -90,6 +90,16 @@ class State:
                 self._entries[name] = tree[name]
         if per_rank:
             rng.write(mine[RNG])
+
+    def stepped(self) -> frozenset[int]:
+        """The storages, by address, that only an optimizer's step changes: parameters, and what it keeps for them."""
+        found: set[int] = set()
+        for value in self._entries.values():
+            if isinstance(value, torch.optim.Optimizer):
+                held = [p for group in value.param_groups for p in group["params"]]
+                held += [t for kept in value.state.values() for t in kept.values() if isinstance(t, torch.Tensor)]
+                found.update(local_part(tensor).untyped_storage().data_ptr() for tensor in held)
+        return frozenset(found)
 
     def loads_in_place(self, name: str) -> bool:
         return isinstance(self._entries[name], (torch.nn.Module, torch.Tensor))

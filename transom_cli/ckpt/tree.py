@@ -12,12 +12,18 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from transom_cli.errors import UsageError
 
 Path = tuple[str | int, ...]
 Flat = dict[str, Any]  # flat key -> tensor or plain value
 Paths = dict[str, Path]  # flat key -> where it stood
+
+
+def local_part(value: torch.Tensor) -> torch.Tensor:
+    """This rank's part of it, the live one."""
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def flatten(tree: dict[str, Any]) -> tuple[Flat, Paths]:
