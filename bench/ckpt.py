@@ -138,13 +138,13 @@ def rounds(
 
 
 def missing(turns: list[Turn]) -> list[str]:
+    """What failed, with the reason; and how to get it, when it was not there."""
     told = []
     for turn in turns:
         if turn.why:
-            entry = METHODS[turn.method]
-            hint = (
-                f"; pip install --no-deps --target DIR {' '.join(entry.needs)}, then --peers DIR" if entry.needs else ""
-            )
+            entry, hint = METHODS[turn.method], ""
+            if entry.needs and turn.why.startswith(("ModuleNotFoundError", "ImportError")):
+                hint = f"; pip install --no-deps --target DIR {' '.join(entry.needs)}, then --peers DIR"
             told.append(f"{entry.what}, {turn.case.words}: {turn.why}{hint}")
     return told
 

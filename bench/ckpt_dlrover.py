@@ -38,6 +38,8 @@ class Flash(Method):
     def save(self, step: int) -> None:
         self._step = step
         self._flash.save_checkpoint(step, dict(self.state.local), storage_type=StorageType.DISK)
+        if self.place.rank == 0 and self._flash._engine._cached_step != step:
+            raise BenchError(f"DLRover skipped the save of step {step}: it was still writing")
 
     def done(self) -> bool:
         return self._newest() >= self._step

@@ -117,9 +117,9 @@ class Method:
         """End what runs in the background."""
 
 
-def companion(method: str, job: str) -> list[str]:
-    """The arguments of a process that the method wants on each node beside the trainer, living longer; or none."""
-    return ["--companion", "dlrover", job] if method == "dlrover" else []
+def companion(method: str, peers: str, job: str) -> list[str]:
+    """The worker's arguments for a process that the method wants beside the trainer, and that outlives it; or none."""
+    return ["--companion", peers, job] if method == "dlrover" else []
 
 
 def leftovers(job: str, pids: Sequence[int]) -> Iterator[Path]:
@@ -150,9 +150,12 @@ def peer_places(peers: str) -> list[Path]:
 
 
 def sync_tree(folder: Path) -> None:
-    """fsync a folder's files, and the folders."""
+    """fsync a folder's files, and the folders; what goes away meanwhile needs none."""
     for path in [*folder.rglob("*"), folder, folder.parent]:
-        fd = os.open(path, os.O_RDONLY)
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
         try:
             os.fsync(fd)
         finally:

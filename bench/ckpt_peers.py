@@ -6,7 +6,8 @@ from typing import Any
 
 from ckpt_methods import Method, Place, sync_tree
 from ckpt_state import State
-from torchsnapshot import PendingSnapshot, Snapshot, StateDict
+from torchsnapshot import Snapshot, StateDict
+from torchsnapshot.snapshot import PendingSnapshot
 
 from transom_cli.ckpt.names import parse_step
 

@@ -6,6 +6,7 @@ its descendants): so what outlives a killed trainer is known, its memory is coun
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -29,6 +30,7 @@ from harness import BenchError, wait_for
 WORKER = Path(__file__).with_name("ckpt_worker.py")
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _QUIET = 2.0  # s without a change in the files: nothing outlives the trainer that still writes
+_TRACKERS = 5.0  # s that resource trackers may take to end by themselves
 _LOOK = 0.05  # s between two looks at the memory
 
 
@@ -75,13 +77,14 @@ def take(method: str, case: Case, asked: Asked, number: int) -> Turn:
     turn = Turn(method, case, [], [], {}, {})
     pids: list[int] = []
     try:
-        beside = companion(method, job)
-        if beside:
-            _start([*beside[:1], asked.peers, *beside[2:]], folder / "companion.log")
+        words = companion(method, asked.peers, job)
+        beside = _start(words, folder / "companion.log") if words else None
         for phase in ("save", "load"):
             half = _Half(turn, phase, folder, job, asked)
             pids += half.pids
             half.watch()
+            if beside is not None and beside.poll() is not None:
+                turn.why = f"its companion ended: {_last_line(folder / 'companion.log')}"
             if turn.why:
                 break
             if phase == "save":
@@ -97,14 +100,27 @@ def take(method: str, case: Case, asked: Asked, number: int) -> Turn:
 
 
 def end_all() -> None:
-    """Kill what this bench has started and what that has started, and wait for it."""
+    """Kill what this bench has started and what that has started, and wait for it.
+
+    Python's resource trackers come last, and by themselves: they remove the semaphores of those whom they served.
+    """
     while below := psutil.Process().children(recursive=True):
-        for process in below:
-            try:
+        others = [process for process in below if not _is_tracker(process)]
+        for process in others:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-                process.wait(10)
-            except psutil.NoSuchProcess:
-                pass
+        _, alive = psutil.wait_procs(below, timeout=_TRACKERS)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(alive, timeout=_TRACKERS)
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    try:
+        return any("resource_tracker" in word for word in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 class _Half:
@@ -193,8 +209,7 @@ class _Half:
             rank.kill()
 
     def _last_words(self) -> str:
-        lines = (self._folder / f"{self._phase}-0.log").read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "nothing in its log"
+        return _last_line(self._folder / f"{self._phase}-0.log")
 
 
 def memory_below() -> int:
@@ -234,6 +249,11 @@ def _start(
             [sys.executable, str(WORKER), *words],
             stdin=subprocess.PIPE, stdout=out, stderr=out, env=env, pass_fds=() if events is None else (events,),
         )  # fmt: skip
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "nothing in its log"
 
 
 def _quiet(files: Path, timeout_s: float) -> None:

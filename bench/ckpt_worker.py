@@ -154,7 +154,7 @@ class Rank:
         for kind in ("cold", "warm") if newest is not None else ():
             if kind == "cold" and self.order.rank == 0:
                 drop(Path(self.order.folder))
-            share = cached(Path(self.order.folder)) if self.order.rank == 0 else None
+            share = cached(Path(self.order.folder)) if kind == "cold" else None
             self.tell("load", kind=kind, cached=share, **self.one_load(lambda: self.from_files(newest or 0)))
         self.method.close()
         self.tell("over")
@@ -204,7 +204,7 @@ class Rank:
 
 def main() -> int:
     if sys.argv[1] == "--companion":
-        _, _, peers, job = sys.argv[1:]
+        _, peers, job = sys.argv[1:]
         ckpt_methods.add_peers(peers)
         from ckpt_dlrover import serve
 
