@@ -128,6 +128,8 @@ class _Half:
 
     def __init__(self, turn: Turn, phase: str, folder: Path, job: str, asked: Asked) -> None:
         self._turn, self._phase, self._folder, self._asked = turn, phase, folder, asked
+        self._peak, self._over = 0, threading.Event()
+        self._watcher = threading.Thread(target=self._sample)
         case = turn.case
         heard, tells = os.pipe()
         threads = max(1, len(os.sched_getaffinity(0)) // case.ranks)
@@ -168,6 +170,7 @@ class _Half:
                 self._turn.why = f"not over after {self._asked.timeout:.0f} s ({self._phase})"
         finally:
             late.cancel()
+            self._stop_watching()
             self._kill()
             self._events.close()
 
@@ -183,13 +186,10 @@ class _Half:
             turn.memory["before"] = memory_below()
             self._answer()
         elif kind == "watch":
-            self._peak, self._over = 0, threading.Event()
-            self._watcher = threading.Thread(target=self._sample)
             self._watcher.start()
             self._answer()
         elif kind == "watched":
-            self._over.set()
-            self._watcher.join()
+            self._stop_watching()
             turn.memory["peak"] = self._peak
             turn.memory["after"] = memory_below()
             self._answer()
@@ -199,6 +199,11 @@ class _Half:
         if stdin is not None:
             stdin.write(b"\n")
             stdin.flush()
+
+    def _stop_watching(self) -> None:
+        self._over.set()
+        if self._watcher.is_alive():
+            self._watcher.join()
 
     def _sample(self) -> None:
         while not self._over.wait(_LOOK):
