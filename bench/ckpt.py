@@ -24,7 +24,7 @@ a load from memory have the copy of the tensors as their floor, the rest the dis
 
 Peers that are not the project's own are looked for in --peers DIR, a folder or a venv, which should hold no torch:
 
-    pip install --no-deps --target DIR safetensors torchsnapshot aiofiles aiohttp nest_asyncio dlrover ...
+    pip install --no-deps --target DIR $(python bench/ckpt_methods.py)
 
 Each one that is missing or does not start is named, with its reason and what it needs.
 """
@@ -36,6 +36,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -144,7 +145,7 @@ def missing(turns: list[Turn]) -> list[str]:
         if turn.why:
             entry, hint = METHODS[turn.method], ""
             if entry.needs and turn.why.startswith(("ModuleNotFoundError", "ImportError")):
-                hint = f"; pip install --no-deps --target DIR {' '.join(entry.needs)}, then --peers DIR"
+                hint = f"; pip install --no-deps --target DIR {shlex.join(entry.needs)}, then --peers DIR"
             told.append(f"{entry.what}, {turn.case.words}: {turn.why}{hint}")
     return told
 
@@ -219,7 +220,8 @@ def main() -> int:
             "turns": [turn.as_json() for turn in turns], "not_measured": left_out,
         }))  # fmt: skip
     else:
-        print("\n".join([f"not measured: {line}" for line in left_out]))
+        for line in left_out:
+            print(f"not measured: {line}")
         print("measured on {cpus} CPUs, load {load} at the start; {file_system}; PyTorch {torch}".format(**told_where))
     bad = [turn for turn in turns if turn.method == OURS and (turn.why or turn.survived.get("silent"))]
     bad += [turn for turn in turns if turn.method == OURS and any(load["wrong"] for load in turn.loads)]

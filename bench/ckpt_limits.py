@@ -27,6 +27,7 @@ from ckpt_plan import plan
 
 PIECE = 8 << 20  # bytes of a disk request
 REPEATS = 3
+_pool = ThreadPoolExecutor(1)  # for the second of two threads
 Limits = dict[str, "float | str"]
 Row = tuple[int, int, int]  # to, from, bytes
 
@@ -115,12 +116,10 @@ def _memcpy(rows: Sequence[Row]) -> None:
 
 
 def _side_by_side(act: Callable[..., object], parts: Sequence[object]) -> None:
-    if len(parts) == 1:
-        act(parts[0])
-        return
-    with ThreadPoolExecutor(len(parts)) as pool:
-        for done in [pool.submit(act, part) for part in parts]:
-            done.result()
+    others = [_pool.submit(act, part) for part in parts[1:]]
+    act(parts[0])
+    for other in others:
+        other.result()
 
 
 def _streaming(tensors: list[Row], threads: int) -> Callable[[], object] | str:

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """`what`: for the table. `where`: module and class. `needs`: packages that are not the project's own."""
+    """`what`: for the table. `where`: module and class. `needs`: packages of others, for pip --no-deps."""
 
     what: str
     where: str
     needs: tuple[str, ...] = ()
 
 
+_SNAPSHOT = ("torchsnapshot", "aiofiles", "importlib_metadata<9")
+_DLROVER = ("dlrover", "requests", "urllib3", "certifi", "charset_normalizer", "idna", "grpcio", "protobuf")
 METHODS = {
     "transom": Entry("transom", "ckpt_ours:Ours"),
     "torch-save": Entry("torch.save + fsync", "ckpt_torch:TorchSave"),
@@ -35,12 +37,8 @@ METHODS = {
     "dcp-thread-cached": Entry("DCP async, thread, cached staging", "ckpt_dcp:DcpThreadCached"),
     "dcp-process": Entry("DCP async, process", "ckpt_dcp:DcpProcess"),
     "fork": Entry("fork, child writes", "ckpt_torch:Fork"),
-    "torchsnapshot": Entry(
-        "torchsnapshot async_take",
-        "ckpt_peers:TorchSnapshot",
-        ("torchsnapshot", "aiofiles", "aiohttp", "nest_asyncio", "importlib_metadata<9", "pyyaml"),
-    ),
-    "dlrover": Entry("DLRover flash checkpoint", "ckpt_dlrover:Flash", ("dlrover", "requests", "grpcio", "protobuf")),
+    "torchsnapshot": Entry("torchsnapshot async_take", "ckpt_peers:TorchSnapshot", _SNAPSHOT),
+    "dlrover": Entry("DLRover flash checkpoint", "ckpt_dlrover:Flash", _DLROVER),
     "nvrx-torch": Entry("NVRx async torch", "ckpt_nvrx:AsyncTorch", ("nvidia-resiliency-ext",)),
     "nvrx-local": Entry("NVRx local", "ckpt_nvrx:Local", ("nvidia-resiliency-ext",)),
 }
@@ -179,3 +177,7 @@ def publish(folder: Path, name: str, write: Callable[[Path], object]) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+if __name__ == "__main__":  # for the Makefile
+    print(*dict.fromkeys(need for entry in METHODS.values() for need in entry.needs))
