@@ -23,13 +23,15 @@ class State:
 
     def __init__(self, items: Sequence[Item], rank: int, ranks: int, mesh: DeviceMesh | None) -> None:
         """With a mesh, rows are sharded over it as FSDP2 does; without, every rank has the whole state."""
-        self._rank = rank if mesh is not None else 0
+        self._origins: list[int] = []  # by tensor: where its contents begin in the block
         self.local: dict[str, torch.Tensor] = {}
         self.tensors: dict[str, torch.Tensor] = {}
         for item in items:
             shape = item.local(rank, ranks) if mesh is not None else item.shape
             local = torch.zeros(shape, dtype=getattr(torch, item.dtype))
             local.fill_(1)  # touched, as a trainer's are; zeros alone would be the kernel's one zero page
+            part = rank if mesh is not None and item.rows else 0  # what is whole is the same on every rank
+            self._origins.append((len(self._origins) * 7919 + part * 104_729) * 8 % _BLOCK)
             self.local[item.name] = self.tensors[item.name] = local
             if mesh is not None and item.rows:
                 whole = torch.empty(item.shape, device="meta")
@@ -72,8 +74,7 @@ class State:
             local.copy_(loaded[name])
 
     def _contents(self, index: int, target: torch.Tensor) -> None:
-        at = (index * 7919 + self._rank * 104_729) * 8 % _BLOCK
-        done = 0
+        done, at = 0, self._origins[index]
         while done < target.numel():
             piece = min(target.numel() - done, _BLOCK - at)
             target[done : done + piece] = self._block[at : at + piece]
