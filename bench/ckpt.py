@@ -8,6 +8,7 @@ training from its start: a first save, saves with nothing beside them, saves wit
 products of about --step-ms), a save whose memory is watched, and one that the trainer is killed after (-9) at the very
 return of the call; then a restart, which looks for the newest state and loads it. Methods take turns, round by round.
 
+    made            seconds until the method is ready: its memory, its processes
     first, stall    seconds that save() blocks the slowest rank, the first time and later (median, max)
     durable         from the call of save() until the state is on disk, synced: idle, and with training beside it
     speed           of the training steps beside a save, over the same steps just before it
@@ -46,10 +47,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from ckpt_below import adopt, end_all
 from ckpt_methods import METHODS, peer_places
 from ckpt_plan import Case, plan, total
 from ckpt_table import OURS, floors, grouped, limits_table, main_table, ratio_table, ratios, summary
-from ckpt_turn import Asked, Turn, adopt, end_all, take
+from ckpt_turn import Asked, Turn, take
 from harness import BenchError, progress, run_bench
 from rich.console import Console
 

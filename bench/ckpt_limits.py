@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -35,19 +36,19 @@ Row = tuple[int, int, int]  # to, from, bytes
 def measure(size: int, folder: Path) -> Limits:
     found: Limits = {}
     sizes = [item.size for item in plan(size)]
-    source, target = _touched(sum(sizes)), _touched(sum(sizes))
+    size = sum(sizes)
+    source, target = _touched(size), _touched(size)
     tensors = _rows(target, source, sizes)
     both = min(2, len(os.sched_getaffinity(0)))
     for threads in sorted({1, both}):
         of = f"{threads} thread{'s' if threads > 1 else ''}"
-        whole = _cut(_rows(target, source, [sum(sizes)]), threads)
-        _put(found, f"memcpy, {of}", size, lambda whole=whole: _side_by_side(_memcpy, whole))
+        whole = _cut(_rows(target, source, [size]), threads)
+        _put(found, f"memcpy, {of}", size, partial(_side_by_side, _memcpy, whole))
         shares = _cut(tensors, threads)
-        _put(found, f"tensors, memcpy, {of}", size, lambda shares=shares: _side_by_side(_memcpy, shares))
+        _put(found, f"tensors, memcpy, {of}", size, partial(_side_by_side, _memcpy, shares))
         _put(found, f"tensors, streaming, {of}", size, _streaming(tensors, threads))
         pieces = [memoryview(source)[k * size // threads : (k + 1) * size // threads] for k in range(threads)]
-        _put(found, f"xxh3_64, {of}", size, lambda pieces=pieces: _side_by_side(xxhash.xxh3_64_digest, pieces))
-        del pieces
+        _put(found, f"xxh3_64, {of}", size, partial(_side_by_side, xxhash.xxh3_64_digest, pieces))
     _put(found, "shared memory, first touch", size, lambda: _first_touch(source, huge=False))
     _put(found, "shared memory, first touch, huge pages", size, lambda: _first_touch(source, huge=True))
     _disk(found, source, folder / "limits", size)

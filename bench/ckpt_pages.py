@@ -37,10 +37,13 @@ def cached(folder: Path) -> float | None:
 def _here(path: Path, size: int) -> int | None:
     """mincore looks and touches nothing; a read that may not wait would make the kernel read ahead."""
     told = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
-        address = ctypes.addressof(first := ctypes.c_char.from_buffer(mapped))
-        failed = _libc.mincore(address, size, told)
-        del first  # or the mapping could not be closed
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
+            address = ctypes.addressof(first := ctypes.c_char.from_buffer(mapped))
+            failed = _libc.mincore(address, size, told)
+            del first  # or the mapping could not be closed
+    except OSError:  # no mapping of this size, or on this file system
+        return None
     return None if failed else sum(byte & 1 for byte in bytes(told))
 
 

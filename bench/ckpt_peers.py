@@ -15,7 +15,7 @@ _METADATA = ".snapshot_metadata"  # written last
 
 
 class TorchSnapshot(Method):
-    """It does not fsync: the bench does, after it."""
+    """Of plain tensors, as it takes no DTensor of today's torch. It does not fsync: the bench does, after it."""
 
     synced = False
 
@@ -45,4 +45,4 @@ class TorchSnapshot(Method):
         Snapshot(str(self.path(step))).restore(self._app())
 
     def _app(self) -> dict[str, Any]:
-        return {"state": StateDict(**self.state.tensors)}
+        return {"state": StateDict(**self.state.local)}

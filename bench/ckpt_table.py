@@ -38,6 +38,7 @@ def summary(turns: Sequence[Row]) -> dict[str, Any]:
     return {
         "rounds": len(turns),
         "saves": len(saves),
+        "made": median(turn["made"] for turn in turns),
         "first": median(save["stall"] for save in saves if save["kind"] == "first"),
         "stall": median(steady),
         "stall_max": max(steady, default=None),
@@ -91,12 +92,12 @@ def ratios(rows: Mapping[str, Row], floor: Mapping[str, float]) -> list[dict[str
 
 
 def main_table(title: str, rows: Mapping[str, Row]) -> Table:
-    table = _table(f"{title}: seconds, medians", "method", "first", "stall", "max", "durable", "training", "training",
-                   "load", "load", "load", "same", "extra memory", "after kill -9")  # fmt: skip
-    table.add_row("", "save", "", "", "", "durable", "speed", "memory", "warm", "cold", "bits", "peak / after, MiB",
+    table = _table(f"{title}: seconds, medians", "method", "made", "first", "stall", "max", "durable",
+                   "training", "training", "load", "load", "load", "same", "extra memory", "after kill -9")  # fmt: skip
+    table.add_row("", "", "save", "", "", "", "durable", "speed", "memory", "warm", "cold", "bits", "peak / after, MiB",
                   "steps lost", style="dim", end_section=True)  # fmt: skip
     for method, row in rows.items():
-        keys = ("first", "stall", "stall_max", "durable", "durable_beside")
+        keys = ("made", "first", "stall", "stall_max", "durable", "durable_beside")
         speed = "-" if row["speed"] is None else f"{row['speed']:.2f}"
         cold = seconds(row["cold"]) + ("?" if (row["cold_cached"] or 0) > 0.05 else "")
         same = {None: "-", True: "yes", False: "NO"}[row["identical"]]

@@ -1,13 +1,10 @@
 """One turn of one method in bench/ckpt.py: ranks that save until they are killed, and ranks that restart and load.
 
-Everything a turn starts stays below the bench, also what its own parent leaves behind (the bench is the subreaper of
-its descendants): so what outlives a killed trainer is known, its memory is counted, and at the end it is all gone.
+What outlives the killed ranks stays below the bench (ckpt_below), and goes with the turn.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -21,16 +18,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
+from ckpt_below import end_all, memory_below
 from ckpt_methods import companion, leftovers
 from ckpt_plan import Case
 from ckpt_worker import Order
 from harness import BenchError, wait_for
 
 WORKER = Path(__file__).with_name("ckpt_worker.py")
-_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _QUIET = 2.0  # s without a change in the files: nothing outlives the trainer that still writes
-_TRACKERS = 5.0  # s that resource trackers may take to end by themselves
 _LOOK = 0.05  # s between two looks at the memory
 
 
@@ -47,7 +42,7 @@ class Asked:
 
 @dataclass
 class Turn:
-    """What came of it. Times in seconds, memory in bytes; `why`: it did not get to its end."""
+    """What came of it. Seconds and bytes; `why`: it did not get to its end; `made`: seconds to make the method."""
 
     method: str
     case: Case
@@ -56,17 +51,10 @@ class Turn:
     memory: dict[str, int]
     survived: dict[str, Any]
     why: str = ""
+    made: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def adopt() -> None:
-    """From now on orphans among our descendants become our children."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0):
-        raise BenchError(
-            "This process cannot be made the subreaper of its descendants", os.strerror(ctypes.get_errno())
-        )
 
 
 def take(method: str, case: Case, asked: Asked, number: int) -> Turn:
@@ -97,30 +85,6 @@ def take(method: str, case: Case, asked: Asked, number: int) -> Turn:
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
     return turn
-
-
-def end_all() -> None:
-    """Kill what this bench has started and what that has started, and wait for it.
-
-    Python's resource trackers come last, and by themselves: they remove the semaphores of those whom they served.
-    """
-    while below := psutil.Process().children(recursive=True):
-        others = [process for process in below if not _is_tracker(process)]
-        for process in others:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        _, alive = psutil.wait_procs(below, timeout=_TRACKERS)
-        for process in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(alive, timeout=_TRACKERS)
-
-
-def _is_tracker(process: psutil.Process) -> bool:
-    try:
-        return any("resource_tracker" in word for word in process.cmdline())
-    except psutil.Error:
-        return False
 
 
 class _Half:
@@ -167,7 +131,7 @@ class _Half:
             elif end not in ("failed", "over"):
                 self._turn.why = f"a rank ended: {self._last_words()}"
             if not late.is_alive():
-                self._turn.why = f"not over after {self._asked.timeout:.0f} s ({self._phase})"
+                self._turn.why = f"not over after {self._asked.timeout:.0f} s ({self._phase}): {self._last_words()}"
         finally:
             late.cancel()
             self._stop_watching()
@@ -176,7 +140,9 @@ class _Half:
 
     def _note(self, kind: str, event: dict[str, Any]) -> None:
         turn = self._turn
-        if kind == "save":
+        if kind == "made":
+            turn.made = event["seconds"]
+        elif kind == "save":
             turn.saves.append(event)
         elif kind == "load":
             turn.loads.append(event)
@@ -215,24 +181,6 @@ class _Half:
 
     def _last_words(self) -> str:
         return _last_line(self._folder / f"{self._phase}-0.log")
-
-
-def memory_below() -> int:
-    """Bytes of anonymous and shared memory of all our descendants, shared pages counted once (PSS)."""
-    return sum(_pss(process.pid) for process in psutil.Process().children(recursive=True))
-
-
-def _pss(pid: int) -> int:
-    found = {}
-    try:
-        with Path(f"/proc/{pid}/smaps_rollup").open(encoding="ascii") as file:
-            for line in file:
-                name, _, value = line.partition(":")
-                if name.startswith("Pss"):
-                    found[name] = int(value.split()[0]) * 1024
-    except OSError:  # it has just ended
-        return 0
-    return found["Pss_Anon"] + found["Pss_Shmem"] if "Pss_Shmem" in found else found.get("Pss", 0)
 
 
 def _env(rank: int, ranks: int, threads: int) -> dict[str, str]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +64,10 @@ class Rank:
         self.state = State(plan(order.size), order.rank, order.ranks, mesh)
         if order.phase == "save":
             self.state.fill()
-        self._make = lambda: method(self.state, order.place)
+        self._method = method
+
+    def make(self) -> None:
+        self.method = self._method(self.state, self.order.place)
 
     def tell(self, event: str, wait: bool = False, **more: Any) -> None:
         """The first rank's word to the bench. With `wait`, all ranks wait for its answer."""
@@ -87,12 +90,13 @@ class Rank:
         try:
             act()
         except Exception as error:
+            traceback.print_exc()  # another rank may never come to hear of it
             trouble = f"{type(error).__name__}: {error}"
         took = time.perf_counter() - began
         answers = self.gather((took, trouble))
         if trouble := next((answer[1] for answer in answers if answer[1]), ""):
             raise RuntimeError(trouble)
-        return max(answer[0] for answer in answers)
+        return float(max(answer[0] for answer in answers))
 
     def save_phase(self) -> None:
         from ckpt_step import Training
@@ -100,7 +104,7 @@ class Rank:
         training = Training(self.order.step_s)
         self.tell("memory", wait=True)  # before the method has any
         self.made: list[int] = []
-        self.method = self._make()
+        self.tell("made", seconds=self.timed(self.make))
         self.tell("save", kind="first", **self.one_save())
         for _ in range(self.order.saves):
             self.tell("save", kind="alone", **self.one_save())
@@ -145,7 +149,7 @@ class Rank:
 
     def load_phase(self) -> None:
         """What a restart finds: first of all whatever is newest, then each way to load it, timed."""
-        self.method = self._make()
+        self.make()
         survived = self.survivor()
         self.tell("survived", **survived)
         if self.method.memory and survived["where"] == "memory":
@@ -210,7 +214,6 @@ def main() -> int:
 
         serve(job)
     order = Order(**json.loads(sys.argv[1]))
-    random.seed(order.rank)
     try:
         rank = Rank(order)
         if order.phase == "save":
