@@ -67,8 +67,8 @@ bench-agent: setup ## what a node's agent costs the node: share of a core, memor
 GIB ?= 1
 RANKS ?= 1
 
-bench-ckpt: setup .ckpt-peers ## checkpoints: stall, durable, load, memory, after kill -9, beside all peers (GIB=1,3 RANKS=1,2,4; half an hour each)
-	$(PY) bench/ckpt.py --gib $(GIB) --ranks $(RANKS) --peers .ckpt-peers
+bench-ckpt: setup .ckpt-peers ## checkpoints: stall, durable, load, memory, after kill -9, beside all peers (GIB=1,3 RANKS=1,2,4)
+	$(PY) bench/ckpt.py --gib $(GIB) --ranks $(RANKS) $$(test -d .ckpt-peers && echo --peers .ckpt-peers)
 
 clean: ## remove caches and what the demo left; .venv/ stays
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo .nvrx .ckpt-peers dist build
