@@ -4,7 +4,7 @@ PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-long check lint types demo clean
-.PHONY: .nvrx chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent
+.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,16 @@ bench-healthy: setup ## a healthy, uneven run of 15 minutes: false alarms
 bench-agent: setup ## what a node's agent costs the node: share of a core, memory (a minute)
 	$(PY) bench/agent_cost.py
 
+# What others do for checkpoints, to be measured beside transom: no dependency of ours either, and without its torch.
+.ckpt-peers: setup
+	-test -e $@ || $(PY) -m pip install --quiet --no-deps --target $@ $$($(PY) bench/ckpt_methods.py)
+
+GIB ?= 1
+RANKS ?= 1
+
+bench-ckpt: setup .ckpt-peers ## checkpoints: stall, durable, load, memory, after kill -9, beside all peers (GIB=1,3 RANKS=1,2,4)
+	$(PY) bench/ckpt.py --gib $(GIB) --ranks $(RANKS) $$(test -d .ckpt-peers && echo --peers .ckpt-peers)
+
 clean: ## remove caches and what the demo left; .venv/ stays
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo .nvrx dist build
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo .nvrx .ckpt-peers dist build
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
