@@ -29,6 +29,7 @@ _SNAPSHOT = ("torchsnapshot", "aiofiles", "importlib_metadata<9")
 _DLROVER = ("dlrover", "requests", "urllib3", "certifi", "charset_normalizer", "idna", "grpcio", "protobuf")
 METHODS = {
     "transom": Entry("transom", "ckpt_ours:Ours"),
+    "transom-overlapped": Entry("transom, overlapped", "ckpt_ours:Overlapped"),
     "torch-save": Entry("torch.save + fsync", "ckpt_torch:TorchSave"),
     "safetensors": Entry("safetensors + fsync", "ckpt_torch:SafeTensors", ("safetensors",)),
     "dcp": Entry("DCP", "ckpt_dcp:Dcp"),
@@ -70,13 +71,15 @@ class Place:
 class Method:
     """One way to save the state, in one rank. Every rank makes the same calls in the same order.
 
-    `background`: it goes on behind save(). `memory`: a restart may load from memory that outlived the trainer.
-    `synced`: the method makes its files durable by itself; else `finish` does so after it.
+    `background`: it goes on behind save(). `overlapped`: the state may change from the next training step's end on, not
+    as soon as save() returns; `step` is called there, and waits. `memory`: a restart may load from memory that outlived
+    the trainer. `synced`: the method makes its files durable by itself; else `finish` does so after it.
     """
 
     background: ClassVar[bool] = True
     memory: ClassVar[bool] = False
     synced: ClassVar[bool] = True
+    overlapped: ClassVar[bool] = False
 
     def __init__(self, state: State, place: Place) -> None:
         self.state, self.place = state, place
@@ -84,6 +87,9 @@ class Method:
     def save(self, step: int) -> None:
         """As a trainer calls it: when it returns, training may change the state."""
         raise NotImplementedError
+
+    def step(self) -> None:
+        """The optimizer's step, right before the state changes."""
 
     def done(self) -> bool:
         """Whether what goes on behind the last save is over, here; costs little, and talks to no other rank."""

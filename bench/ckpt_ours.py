@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from ckpt_methods import Method, Place
 from ckpt_state import State
 from harness import BenchError
+from torch.optim import SGD
 
 from transom_cli.ckpt import Checkpointer
 from transom_cli.ckpt.inventory import candidates
@@ -17,7 +20,11 @@ class Ours(Method):
     def __init__(self, state: State, place: Place) -> None:
         super().__init__(state, place)
         self._step = 0
-        self._checkpointer = Checkpointer(dict(state.tensors), place.folder, every=1, keep=2)
+        self._checkpointer = self.make(dict(state.tensors))
+        self._checkpointer.restore()  # as trainers begin; None, of an empty folder
+
+    def make(self, state: dict[str, Any]) -> Checkpointer:
+        return Checkpointer(state, self.place.folder, every=1, keep=2)
 
     def save(self, step: int) -> None:
         self._step = step
@@ -43,3 +50,18 @@ class Ours(Method):
 
     def close(self) -> None:
         self._checkpointer.close()
+
+
+class Overlapped(Ours):
+    """save() returns at once; the next step of the optimizer waits for what is left of the copy."""
+
+    overlapped: ClassVar[bool] = True
+
+    def make(self, state: dict[str, Any]) -> Checkpointer:
+        self._optimizer = SGD([{"params": list(state.values())}], lr=0.0)  # what it steps may be copied later
+        return Checkpointer(
+            {**state, "optimizer": self._optimizer}, self.place.folder, every=1, keep=2, copy="overlapped"
+        )
+
+    def step(self) -> None:
+        self._optimizer.step()

@@ -124,6 +124,7 @@ class Rank:
 
     def next_step(self) -> int:
         self.made.append(len(self.made) + 1)
+        self.method.step()
         self.state.stamp(self.made[-1])
         return self.made[-1]
 
@@ -134,11 +135,17 @@ class Rank:
         self.dist.barrier()
         began = time.perf_counter()
         stall = self.timed(lambda: self.method.save(step))
-        if training or change:
+        later = training is not None and self.method.overlapped
+
+        def changed() -> None:
+            self.method.step()
             self.state.stamp(step + _CHANGED)
+
+        if (training or change) and not later:
+            changed()
         found: dict[str, Any] = {"step": step, "stall": stall}
         if training:
-            steps, pace = training.beside(self.method.done)
+            steps, pace = training.beside(self.method.done, changed if later else None)
             found.update(alone_s=alone, beside_s=pace, steps=steps)
         self.timed(self.method.finish)
         found["durable"] = max(self.gather(time.perf_counter() - began))

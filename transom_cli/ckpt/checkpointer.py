@@ -96,7 +96,7 @@ class Checkpointer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="transom-ckpt")
         self._running: Future[None] | None = None
         self._running_step = -1
-        self._prepared = False
+        self._saving = False  # save() was called
         self._saved: int | None = None  # the newest step that is safe
         self._told_to_wait = False
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -138,10 +138,12 @@ class Checkpointer:
                         self._schedule.at(candidate.step)
                         if self._orders is not None:
                             self._orders.at(candidate.step)
+                        self._prepare()
                         return candidate.step
                 passed_over.append(f"{candidate.path.name}: {reason}")
                 self._say(f"passed over {passed_over[-1]}")
         if not passed_over:
+            self._prepare()
             return None
         raise self._nothing_restores(passed_over)
 
@@ -162,7 +164,8 @@ class Checkpointer:
         larger `every` avoids it. A failure is told on stderr when it is known, kept in `last_error`, and training
         goes on: the next save tries again. The step last restored or saved is not saved again.
         """
-        if not self._prepared:
+        if not self._saving:
+            self._saving = True
             self._prepare()
         ordered = self._orders is not None and self._orders.due(step)
         due = self._schedule.due(step)
@@ -203,8 +206,8 @@ class Checkpointer:
                 self._stager.join()
 
     def _prepare(self) -> None:
-        """At the first call of save(), which all ranks make alike: the memory is made while training goes on."""
-        self._prepared = True
+        """After restore(), and at the first call of save(), when the optimizers have their state: all ranks make these
+        calls alike. The memory is made while training goes on."""
         self.wait()
         layout = None
         with contextlib.suppress(Exception):  # the save will fail of it, and say so

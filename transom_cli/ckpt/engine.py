@@ -52,8 +52,8 @@ class Writer:
     def prepare(self, layout: Layout | None) -> None:
         """Before the first save: share out who writes what, and make the memory. What fails here fails in the save."""
         try:
-            answers = self._ranks.gather(layout is not None)
-            if layout is not None and all(answers):
+            answers = self._ranks.gather((layout is not None, layout is not None and self._stager.agreed_on(layout)))
+            if layout is not None and all(there for there, _ in answers) and not all(agreed for _, agreed in answers):
                 self._settle(layout, self._sharing.agree(layout))
         except FAILURES:
             pass

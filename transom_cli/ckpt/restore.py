@@ -8,6 +8,7 @@ code in the trainer. The checksums come first, so damaged bytes are never unpick
 from __future__ import annotations
 
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from transom_cli.ckpt.names import DCP_METADATA
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.reading import MappedReader
 from transom_cli.ckpt.state import RANKS, State
+from transom_cli.ckpt.streaming import WORTH, streaming
 from transom_cli.ckpt.tree import Flat, Paths
 from transom_cli.ckpt.tree import Path as TreePath
 
@@ -40,6 +42,8 @@ def verify_together(candidate: Candidate, ranks: Ranks) -> Verdict:
     manifest, reasons = ranks.from_first((manifest, reasons))
     if manifest is None:
         return Verdict(candidate, None, tuple(reasons))
+    if manifest.size >= WORTH * ranks.size:
+        threading.Thread(target=streaming, name="transom-compile", daemon=True).start()  # beside the reading
     by_size = sorted(manifest.files, key=lambda entry: entry.size, reverse=True)
     found = ranks.gather(check_bytes(candidate.path, by_size[ranks.rank :: ranks.size]))
     reasons = [reason for share in found for reason in share]

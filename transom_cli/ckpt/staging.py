@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from transom_cli.ckpt.arena import PAGE, Arena
 from transom_cli.ckpt.image import Layout, Place, Snapshot, aligned, lay_out, local_plan, signature
 from transom_cli.ckpt.overlap import Copying, Later, Source, pieces
-from transom_cli.ckpt.streaming import Copier, streaming
+from transom_cli.ckpt.streaming import WORTH, Copier, streaming
 from transom_cli.ckpt.tree import Flat, Paths, local_part
 
 _SLACK = 1.25  # objects may grow by a quarter, and tensors by a 32nd, before the arena must
@@ -56,13 +56,17 @@ class Stager:
         """The ranks' shares did not add up: the next snapshot is of all that this rank has."""
         self._layout = None
 
+    def agreed_on(self, layout: Layout) -> bool:
+        return self._agreed and layout is self._layout
+
     def settle(self, layout: Layout, wanted: frozenset[MetadataIndex]) -> None:
         """All ranks have agreed that of this layout's plan this one writes `wanted`: make the memory for that."""
         if layout.indices != wanted:
             layout = lay_out(layout.signature, layout.plan, wanted)
         self._take_up(layout, agreed=True)
         self._make_room(layout, 0)
-        streaming()  # compiled by now
+        if layout.size >= WORTH:
+            streaming()
 
     @torch.no_grad()
     def take(self, flat: Flat, paths: Paths, later: Later = NOTHING) -> Snapshot:

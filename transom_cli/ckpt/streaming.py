@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 Piece = tuple[int, int, int]  # address to copy to, address to copy from, bytes
 CopyTable = Callable[[int, int], object]  # address of rows of three 64-bit words, number of rows
 
+WORTH = 64 << 20  # bytes below which compiling costs more than many copies
 MOST_THREADS = 4  # a few cores already fill the memory's bandwidth
 _LEAST_SHARE = 1 << 20  # bytes below which another thread costs more than it brings
 _GRAIN = 64  # bytes: a cache line; where two threads meet is on the border of one
@@ -97,8 +98,8 @@ class Copier:
 
     def copy(self, pieces: Sequence[Piece]) -> None:
         """Copy them all, and return when every byte is there. Pieces must not overlap."""
-        table = streaming() or _by_libc
         size = sum(piece[2] for piece in pieces)
+        table = _compiled or _by_libc
         shares = shared_out(pieces, min(self.threads, max(1, size // _LEAST_SHARE)))
         rows = [array.array("Q", [word for piece in share for word in piece]) for share in shares]
         others = [self._pool.submit(table, *row.buffer_info()[:1], len(row) // 3) for row in rows[1:] if self._pool]
@@ -137,7 +138,10 @@ _engine: object = None  # owns the code that _compiled points to
 
 
 def streaming() -> CopyTable | None:
-    """The compiled copy; None where llvmlite is missing or may not make code here. The first call takes a moment."""
+    """The compiled copy; None where llvmlite is missing or may not make code here.
+
+    The first call takes some tenths of a second, so whoever has a lot to copy makes it beforehand, beside other work.
+    """
     global _compiled, _tried, _engine
     with _lock:
         if not _tried:
