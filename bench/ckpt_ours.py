@@ -21,7 +21,8 @@ class Ours(Method):
         super().__init__(state, place)
         self._step = 0
         self._checkpointer = self.make(dict(state.tensors))
-        self._checkpointer.restore()  # as trainers begin; None, of an empty folder
+        if not self.steps():
+            self._checkpointer.restore()  # as trainers begin: of nothing, but save() is made ready for
 
     def make(self, state: dict[str, Any]) -> Checkpointer:
         return Checkpointer(state, self.place.folder, every=1, keep=2)
