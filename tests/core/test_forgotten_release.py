@@ -84,3 +84,16 @@ def test_the_release_after_a_restart_may_be_forgotten_too() -> None:
     state, _ = decide(state, ev.Restarted(at, restart.key, 7, 1, "requeued"))
     state, _ = decide(state, held(at + 9.0, "job_requeued_in_held_state", restarts=1))
     assert decide(state, ev.Tick(at + 40.0))[1] == (Release("release/7.1", 7),)
+
+
+FAILED_AGAIN = held(21.0, "launch_failed_requeued_held", restarts=1)
+
+
+def test_a_start_that_slurm_forgot_and_could_not_make_twice_is_let_go() -> None:
+    """It starts the job beside what still runs of it, fails, and holds the job; a person would release it."""
+    gone = ev.JobSeen(20.0, 7, 0, "PENDING", reason="None")
+    assert releases(SUBMITTED, RUNS, gone, FAILED_AGAIN) == [Release("release/7.1", 7)]
+
+
+def test_a_launch_that_failed_by_itself_stays_held() -> None:
+    assert not releases(SUBMITTED, RUNS, FAILED_AGAIN, *ticks(22.0))

@@ -52,6 +52,8 @@ def seen(state: State, e: ev.JobSeen) -> Step:
     if follows or e.restarts > state.restarts:
         return requeued_behind(state, e)
     before = state.slurm_state
+    if before == "RUNNING" and e.state == "PENDING":  # of one and the same start
+        state = replace(state, rolled_back=state.attempt)
     leaving = e.completing and set(e.nodes) <= set(state.nodes)  # a completing job gives its nodes up one by one
     nodes = e.nodes if e.nodes and not leaving else state.nodes
     state = replace(state, slurm_state=e.state, slurm_reason=e.reason, nodes=nodes)
@@ -148,6 +150,8 @@ def requeued_behind(state: State, e: ev.JobSeen) -> Step:
     requeue makes every node silent.
     """
     known = state.incident.dead if state.incident else ()
+    # A slurmctld that forgot a start makes it again, beside what still runs of it: that fails, and it holds the job.
+    forgotten = e.held and not e.held_why and state.rolled_back == state.attempt
     if state.incident is not None:
         by, whose = ("its launcher", "its launcher") if _by_launcher(e) else ("Slurm", "Slurm, not by transom")
         state = replace(state, incident=inc.mark(state.incident, e.at, "requeued", f"by {whose}"))
@@ -173,7 +177,8 @@ def requeued_behind(state: State, e: ev.JobSeen) -> Step:
         step = (state, ())
     if e.state == "PENDING" and (kept or not e.held):
         step = patch(state, start=not e.held)
-    return both(step, seen(step[0], e))
+    step = both(step, seen(step[0], e))
+    return both(step, release(step[0])) if forgotten else step
 
 
 def _by_launcher(e: ev.JobSeen) -> bool:
