@@ -172,7 +172,7 @@ class Checkpointer:
         started = (force or ordered or due) and self._start(step)
         if self._orders is not None and ordered:
             self._orders.follow(self._running if started else None)
-        self._schedule.resume(self._running is not None and not self._running.done())
+        self._schedule.resume(self._writing)
         return started
 
     def wait(self, strict: bool = False) -> None:
@@ -199,6 +199,10 @@ class Checkpointer:
             if self._orders is not None:
                 self._orders.close()
 
+    @property
+    def _writing(self) -> bool:
+        return self._running_step >= 0 and self._running is not None and not self._running.done()
+
     def _join(self, *_: Any) -> None:
         """Before a step of any optimizer."""
         if self._stager.copying:
@@ -219,7 +223,7 @@ class Checkpointer:
         if step == self._saved:
             return False
         with phase("checkpoint"):
-            if self._running_step >= 0 and not self._told_to_wait and self._running and not self._running.done():
+            if self._writing and not self._told_to_wait:
                 self._told_to_wait = True
                 self._say(f"save({step}) waits for {step_name(self._running_step)}, which is still being written")
             self.wait()
