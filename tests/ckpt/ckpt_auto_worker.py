@@ -31,11 +31,11 @@ def main() -> None:
     dist.init_process_group("gloo")
     failrate.LEAST = failrate.RANK_DAYS = 1e-6  # failures without end: the overhead decides,
     cadence.ROOM = 1e-6  # however slowly this machine writes
-    take, stall = Stager.take, 0.02 if rank == 1 else 0.0
+    take, stall = Stager.take, 0.2 if rank == 1 else 0.0  # long beside a step on a busy machine
 
-    def slow_take(self, flat, paths):
+    def slow_take(self, *state):
         time.sleep(stall)
-        return take(self, flat, paths)
+        return take(self, *state)
 
     Stager.take = slow_take
     refused = ""
@@ -50,7 +50,7 @@ def main() -> None:
     while len(saved) < saves:
         step += 1
         if len(saved) == saves // 2:
-            stall = stall and 0.1  # another reason to change
+            stall = stall and 0.6  # another reason to change
         time.sleep(pace.uniform(0.0005, 0.002))
         if checkpointer.step(step):
             saved.append(step)

@@ -42,8 +42,8 @@ def main() -> None:
     taken: list[int] = []
     take = staging.Stager.take
 
-    def measured(self, flat, paths):
-        snapshot = take(self, flat, paths)
+    def measured(self, *state):
+        snapshot = take(self, *state)
         taken.append(snapshot.size)
         return snapshot
 
