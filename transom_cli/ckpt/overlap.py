@@ -24,7 +24,8 @@ import xxhash
 from transom_cli.ckpt.streaming import Piece
 from transom_cli.ckpt.tree import local_part
 
-_AFTER = 0.2  # seconds after a copy in which a write that had begun before its end comes to be counted
+# Seconds after a copy, if no optimizer steps: a write is counted when it is over, and one over all parameters may last.
+_AFTER = 5.0
 
 
 class Torn(RuntimeError):
