@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)  # processes that import torch, one after another: seconds each, but not on a busy machine
 def test_a_round_of_three_methods_on_two_ranks(tmp_path: Path) -> None:
     words = ["--gib", "0.001", "--ranks", "2", "--rounds", "1", "--saves", "1", "--step-ms", "2"]

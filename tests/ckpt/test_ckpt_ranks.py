@@ -22,7 +22,7 @@ def _two_ranks(kind: str, directory: Path) -> list[dict]:
     return [json.loads(out.splitlines()[-1]) for out, _ in done]
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp-overlapped"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", pytest.param("fsdp-overlapped", marks=pytest.mark.long)])
 def test_two_ranks(kind: str, tmp_path: Path):
     for found in _two_ranks(kind, tmp_path):
         for name in ("unstepped", "stepped"):

@@ -52,6 +52,7 @@ def test_before_the_time_limit_all_ranks_save_and_the_run_goes_on(person: Person
     assert f"restored step-{left['durable']} " in log
 
 
+@pytest.mark.long
 def test_scancel_leaves_a_durable_state_and_is_a_stop(person: Person, sandbox: Sandbox) -> None:
     pytest.importorskip("torch")
     run = person.start("-N", "2", "--", *TRAIN, "--steps", "1000", "--step-delay", "0.1")
