@@ -26,6 +26,7 @@ def _ranks(task: str, *directories: Path) -> list[list[dict]]:
     return [json.loads(out.splitlines()[-1]) for out, _ in done]
 
 
+@pytest.mark.long
 def test_shards_are_put_together_and_spread_again(tmp_path: Path):
     saved = _ranks("save", tmp_path / "c")
     assert names_in(tmp_path / "c" / "step-2") == [".metadata", "__0_0.distcp", "__1_0.distcp", "manifest.json"]
