@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 _NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
@@ -62,3 +65,14 @@ def replace_text(path: Path, text: str, *, mode: int = 0o600) -> None:
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     temporary.rename(path)
+
+
+def json_lines(data: bytes) -> Iterator[dict[str, Any]]:
+    """The objects of a journal, one a line. A line that is none, as a writer leaves it that died in it, is left out."""
+    for line in data.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            yield record

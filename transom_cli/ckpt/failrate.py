@@ -9,15 +9,16 @@ one), and a time that is too short only saves more often, within the overhead th
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
+from typing import Any
 
 from transom_cli.beats import places
+from transom_cli.files import json_lines
 from transom_cli.layout import AttemptDir, RunDir
 
 RANK_DAYS = 340.0  # days of one rank to a failure, by default
@@ -94,15 +95,9 @@ def _read(attempt: AttemptDir, now: float | None) -> Attempt:
     return Attempt(launches, max(0.0, ended - began) if launches else 0.0, failed)
 
 
-def _records(journal: Path) -> Iterator[dict[str, object]]:
+def _records(journal: Path) -> Iterator[dict[str, Any]]:
     try:
-        text = journal.read_text(encoding="utf-8", errors="replace")
+        data = journal.read_bytes()
     except OSError:
         return
-    for line in text.splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # a launcher that died in the middle of a line
-        if isinstance(record, dict):
-            yield record
+    yield from json_lines(data)

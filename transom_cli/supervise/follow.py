@@ -18,6 +18,7 @@ from transom_cli.core import quiet
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.diagnose import first_bad
 from transom_cli.core.state import Stage, State
+from transom_cli.files import json_lines
 from transom_cli.layout import AttemptDir, RunDir, attempt_name, parse_attempt
 from transom_cli.supervise.beatwatch import BeatWatch
 from transom_cli.supervise.exits import ExitRecords
@@ -48,13 +49,7 @@ class Tail:
             return
         whole, newline, _ = data.rpartition(b"\n")
         self._offset += len(whole) + len(newline)
-        for line in whole.splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue  # a launcher that died in the middle of a line
-            if isinstance(record, dict):
-                yield record
+        yield from json_lines(whole)
 
 
 class AttemptFollower:
