@@ -367,6 +367,17 @@ def test_silences_at_different_steps_do_not_blunt_the_detector() -> None:
     assert apart[1] < 60.0 and at_one_step[1] > 8 * apart[1]
 
 
+def test_a_launch_that_never_made_a_step_teaches_nothing_of_steps() -> None:
+    job = Job(look=1.0)
+    job.steps([0.3] * 500)
+    learned = job.state.times
+    job.set(launch=1, step=-1, count=0, phase="start")
+    assert alarms(job.pass_time(LIMITS.first_step + 5.0))
+    job.set(launch=2)
+    job.pass_time(2.0)
+    assert job.state.times == learned
+
+
 def test_a_relaunch_forgets_the_ranks_and_keeps_what_was_learned() -> None:
     job = Job()
     job.settle()

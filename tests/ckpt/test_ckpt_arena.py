@@ -48,6 +48,21 @@ def test_memory_that_is_not_there_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
         Arena(PAGE + 1)
 
 
+def test_memory_that_others_take_meanwhile_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of a node look at the same moment: each finds room, and together they would be killed for it."""
+    looks: list[int] = []
+
+    def shrinking() -> int:
+        looks.append(len(looks))
+        return 512 * MIB if len(looks) < 4 else arena.SPARE - 1
+
+    monkeypatch.setattr(arena, "room", shrinking)
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(MemoryError, match="others have taken them meanwhile"):
+        Arena(256 * MIB)
+    assert len(looks) == 4 and len(list(Path("/proc/self/fd").iterdir())) == open_before
+
+
 def meminfo(proc: Path, free: int) -> None:
     (proc / "self").mkdir(parents=True)
     (proc / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:   {free >> 10} kB\n")

@@ -97,3 +97,17 @@ def test_a_start_that_slurm_forgot_and_could_not_make_twice_is_let_go() -> None:
 
 def test_a_launch_that_failed_by_itself_stays_held() -> None:
     assert not releases(SUBMITTED, RUNS, FAILED_AGAIN, *ticks(22.0))
+
+
+@pytest.mark.parametrize("again", [(), (RUNS,)], ids=["at once", "after it ran again"])
+def test_a_person_that_requeues_and_holds_a_job_that_slurm_forgot_once_is_left_alone(
+    again: tuple[ev.Event, ...],
+) -> None:
+    gone = ev.JobSeen(20.0, 7, 0, "PENDING", reason="None")
+    theirs = held(30.0, "job_requeued_in_held_state", restarts=1)
+    assert not releases(SUBMITTED, RUNS, gone, *again, theirs, *ticks(31.0))
+
+
+def test_a_launch_that_fails_long_after_slurm_forgot_the_start_stays_held() -> None:
+    gone = ev.JobSeen(20.0, 7, 0, "PENDING", reason="None")
+    assert not releases(SUBMITTED, RUNS, gone, RUNS, FAILED_AGAIN, *ticks(31.0))

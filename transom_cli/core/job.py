@@ -20,6 +20,7 @@ FORGETTING = 30.0  # seconds in which the nodes report to a slurmctld that was s
 SPARES_WAIT = 5.0  # seconds in which a restarted job would start if there were nodes for its spares too
 # Slurm's words for a job that waits for its release after a submission of ours, or a restart.
 _OUR_HOLDS = ("JobHeldUser", "job_requeued_in_held_state")
+_LAUNCH_FAILURE = "JobLaunchFailure"
 _LAST_SIGNAL = 31  # of those that a kernel or a person sends; Slurm's own 53 tells that there was no log, or no folder
 # Slurm's words for a pending job that can never start with these exclusions.
 _IMPOSSIBLE = ("ReqNodeNotAvail", "BadConstraints", "PartitionNodeLimit", "Requested node configuration")
@@ -63,7 +64,7 @@ def seen(state: State, e: ev.JobSeen) -> Step:
     if e.state == "PENDING":
         return _pending(state, e)
     if e.state == "RUNNING":
-        state = replace(state, let_go=state.attempt)
+        state = replace(state, let_go=state.attempt, rolled_back="")
         if before != "RUNNING" and state.incident is not None and state.incident.stage is Stage.STARTING:
             incident = inc.mark(state.incident, e.at, "running", f"job runs on {len(e.nodes)} nodes")
             state = replace(state, incident=incident)
@@ -93,7 +94,7 @@ def _pending(state: State, e: ev.JobSeen) -> Step:
         state = replace(state, phase=Phase.HELD, since=e.at, verdict=verdict)
         state = replace(state, let_go="" if e.held_why else state.let_go)
         words = e.reason.lower().replace("_", " ")
-        by_slurm = "launch failed" in words or "maxrequeue" in words or "max requeue" in words
+        by_slurm = _launch_failed(e) or "maxrequeue" in words or "max requeue" in words
         return release(state) if state.policy.release_held and by_slurm else (state, ())
     state = replace(state, let_go="")
     if state.phase in (Phase.STARTING, Phase.TRAINING, Phase.HELD):
@@ -102,6 +103,11 @@ def _pending(state: State, e: ev.JobSeen) -> Step:
     if suspected and e.reason.startswith(_IMPOSSIBLE):
         return patch(state, drop=suspected)
     return state, ()
+
+
+def _launch_failed(e: ev.JobSeen) -> bool:
+    """Slurm could not start the job again, and holds it for that. A person's hold has other words."""
+    return "launch failed" in e.reason.lower().replace("_", " ")
 
 
 def release(state: State) -> Step:
@@ -151,7 +157,7 @@ def requeued_behind(state: State, e: ev.JobSeen) -> Step:
     """
     known = state.incident.dead if state.incident else ()
     # A slurmctld that forgot a start makes it again, beside what still runs of it: that fails, and it holds the job.
-    forgotten = e.held and not e.held_why and state.rolled_back == state.attempt
+    forgotten = e.held and _launch_failed(e) and state.rolled_back == state.attempt
     if state.incident is not None:
         by, whose = ("its launcher", "its launcher") if _by_launcher(e) else ("Slurm", "Slurm, not by transom")
         state = replace(state, incident=inc.mark(state.incident, e.at, "requeued", f"by {whose}"))
@@ -211,7 +217,7 @@ def _ended(state: State, e: ev.JobSeen) -> Step:
     words = f"the job ended: {e.state}" + (f", exit code {e.exit_code}" if e.exit_code is not None else "")
     if e.exit_signal and e.exit_signal <= _LAST_SIGNAL:  # of a script that was killed Slurm says JobLaunchFailure too
         words = f"the job ended: {e.state}, its batch script by signal {e.exit_signal}"
-        state = replace(state, slurm_reason="")
+        state = replace(state, slurm_reason="" if e.reason == _LAUNCH_FAILURE else e.reason)
     return inc.sign(state, e.at, words, ended=e.state, exit_code=e.exit_code)
 
 

@@ -98,7 +98,8 @@ def _newest_launch(state: QuietState, readings: Mapping[str, NodeTable], first_l
     if (attempt, launch) == state.launch:
         return state
     times, ended_at = state.times, None
-    if state.quiet and state.suspect < state.stepped:  # it was ended for its silence alone, and might have come back
+    stepped = state.stepping_since is not None  # else it says nothing of the time between two steps
+    if state.quiet and stepped and state.suspect < state.stepped:  # ended for silence alone: it might have come back
         ended_at = state.step
         times = times.with_silence((AGAIN if ended_at == state.ended_at else 1.0) * (state.clock - state.stepped))
     fresh = replace(
