@@ -55,6 +55,21 @@ def beats_dir(attempt_dir: str, node: str) -> str:
     raise OSError(f"no folder for beats: tried {name} in {', '.join(_bases())}")
 
 
+def private_folder(name: str) -> str:
+    """A folder of this user alone in node memory, made if need be; a name somebody else has taken is not used."""
+    for base in _bases():
+        path = f"{base}/{name}"
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            pass
+        except OSError:
+            continue
+        if _is_private(path):
+            return path
+    raise OSError(f"no private folder {name} in {', '.join(_bases())}")
+
+
 def flight_prefix(beats_dir: str, launch: int) -> str:
     """What the flight recorder's files of a launch begin with; torch adds the rank. They go with the beats folder.
 

@@ -29,7 +29,10 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Arena:
-    """`size` bytes of shared memory at `address`. Raises MemoryError where there is not enough, before it is taken."""
+    """`size` bytes of shared memory at `address`. Raises MemoryError where there is not enough, before it is taken.
+
+    `about`: the layout whose envelopes stand in it; for whoever writes there.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = -(-max(size, 1) // PAGE) * PAGE
@@ -37,17 +40,29 @@ class Arena:
         if self.size + SPARE > free:
             raise MemoryError(f"a snapshot takes {self.size:,} bytes, and {max(0, free - SPARE):,} are free for it")
         self.fd = os.memfd_create("transom-snapshot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        self._pinned = False
         try:
             os.ftruncate(self.fd, self.size)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            self._map = mmap.mmap(self.fd, self.size)
+            self._open()
         except OSError:
             os.close(self.fd)
             raise
+        self._touch()
+
+    @classmethod
+    def lent(cls, fd: int, size: int) -> Arena:
+        """Memory that another process has made and touched. Takes the descriptor over. Raises OSError."""
+        self = cls.__new__(cls)
+        self.fd, self.size = fd, size
+        self._open()
+        return self
+
+    def _open(self) -> None:
+        self._pinned = False
+        self._map = mmap.mmap(self.fd, self.size)
         self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self.address: int = self.bytes.data_ptr()
-        self._touch()
+        self.about: object = None
 
     def view(self, start: int, size: int) -> memoryview:
         return memoryview(self._map)[start : start + size]

@@ -16,17 +16,21 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from transom_cli.beats.client import beat, phase, resumed
 from transom_cli.ckpt import ground, orders, schedule
-from transom_cli.ckpt.engine import Writer, describe
+from transom_cli.ckpt.engine import FAILURES, Writer, describe
 from transom_cli.ckpt.failures import NoCheckpointRestores, SaveFailed, WorldSizeChanged
 from transom_cli.ckpt.image import Snapshot
 from transom_cli.ckpt.imported import Origin
 from transom_cli.ckpt.inventory import Candidate, candidates
+from transom_cli.ckpt.manifest import encode
 from transom_cli.ckpt.meeting import Meeting
 from transom_cli.ckpt.names import Here, local_attempt, step_name, valid_attempt
+from transom_cli.ckpt.lasting import Lasting, Rule, Saving
 from transom_cli.ckpt.overlap import Later
 from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.reading import OnDisk
+from transom_cli.ckpt.recall import InMemory, Remembered, remembered, told
 from transom_cli.ckpt.restore import load, verify_together
-from transom_cli.ckpt.retention import Retention
+from transom_cli.ckpt.snapshots import Snapshots
 from transom_cli.ckpt.staging import NOTHING, Stager
 from transom_cli.ckpt.state import State
 from transom_cli.errors import UsageError
@@ -66,9 +70,10 @@ class Checkpointer:
     def __init__(
         self, state: dict[str, Any], directory: str | os.PathLike[str] | None = None, *,
         every: int | Literal["auto"], overhead: float = 0.01, keep: int = 2, reshard: bool = False,
-        copy: Literal["blocking", "overlapped"] = "blocking", prove: bool = False,
+        copy: Literal["blocking", "overlapped"] = "blocking", prove: bool = False, persist: int | str = 1,
     ) -> None:  # fmt: skip
         schedule.check(every, overhead)
+        rule = Rule(persist)
         if keep < 1:
             raise UsageError(f"keep={keep} must be at least 1")
         if copy not in ("blocking", "overlapped"):
@@ -85,22 +90,23 @@ class Checkpointer:
             raise UsageError(f"TRANSOM_ATTEMPT={attempt!r} cannot be part of a file name")
         self.directory = Path(where).absolute()
         self.last_error: SaveFailed | None = None
-        self._reshard = reshard
+        self._reshard, self._keep, self._rule = reshard, keep, rule
         self._ranks = Ranks()
         self._state = State(state, self._ranks.rank)
-        self._stager = Stager(first=self._ranks.first)
-        self._retention = Retention(self.directory, keep, attempt)
         self._schedule = schedule.make(every, overhead, self._ranks, self._say)
-        writers = self._schedule.writers(self._ranks)
-        self._writer = Writer(self.directory, writers, attempt, self._retention, self._stager, self._say)
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        ground.prepare(self.directory, self._ranks, Here(attempt, socket.gethostname(), _alive), self._say)
+        self._snapshots = Snapshots(self.directory, self._ranks, attempt, self._say)
+        self._stager = Stager(self._snapshots.arena, first=self._ranks.first)
+        self._writer = Writer(self._schedule.writers(self._ranks), attempt, self._stager, self._snapshots)
+        self._lasting = Lasting(self._snapshots, self._ended)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="transom-ckpt")
         self._running: Future[None] | None = None
         self._running_step = -1
         self._saving = False  # save() was called
-        self._saved: int | None = None  # the newest step that is safe
-        self._told_to_wait = False
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        ground.prepare(self.directory, self._ranks, Here(attempt, socket.gethostname(), _alive), self._say)
+        self._saved: int | None = None  # the newest step that counts
+        self._durable: int | None = None  # the newest that is durable
+        self._told_to_wait = self._closed = False
         self._orders = orders.attend()
         self._prove = prove
         self._hook = register_optimizer_step_pre_hook(self._join) if copy == "overlapped" else None
@@ -120,29 +126,23 @@ class Checkpointer:
         """
         with phase("restore"):
             self.wait()
-            found: list[Candidate] = self._ranks.from_first(candidates(self.directory) if self._ranks.first else None)
+            found = self._ranks.from_first(self._candidates() if self._ranks.first else None)
             passed_over = []
             for candidate in found:
-                verdict = verify_together(candidate, self._ranks)
-                reason = verdict.reason
-                if verdict.manifest is not None and verdict.good:
-                    origin = verdict.origin
-                    per_rank = self._per_rank_fits(candidate.step, verdict.manifest.world_size, origin)
-                    reason = load(candidate.path, self._state, self._ranks, per_rank=per_rank, origin=origin)
-                    if not reason:
-                        self._retention.trust(verdict.manifest)
-                        self._saved = candidate.step
-                        by = origin.told() if origin is not None else f"written by attempt {verdict.manifest.attempt}"
-                        self._say(f"restored {candidate.path.name} ({by})")
-                        resumed(candidate.step)
-                        self._schedule.at(candidate.step)
-                        if self._orders is not None:
-                            self._orders.at(candidate.step)
-                        self._prepare()
-                        return candidate.step
-                passed_over.append(f"{candidate.path.name}: {reason}")
-                self._say(f"passed over {passed_over[-1]}")
+                reason = self._recall(candidate) if isinstance(candidate, Remembered) else self._load(candidate)
+                if not reason:
+                    self._saved = candidate.step
+                    resumed(candidate.step)
+                    self._schedule.at(candidate.step)
+                    if self._orders is not None:
+                        self._orders.at(candidate.step)
+                    self._prepare()
+                    return int(candidate.step)
+                self._say(f"passed over {candidate.name}: {reason}")
+                if isinstance(candidate, Candidate):
+                    passed_over.append(f"{candidate.name}: {reason}")
         if not passed_over:
+            self._snapshots.rewind(None)
             self._prepare()
             return None
         raise self._nothing_restores(passed_over)
@@ -169,39 +169,55 @@ class Checkpointer:
             self._prepare()
         ordered = self._orders is not None and self._orders.due(step)
         due = self._schedule.due(step)
-        started = (force or ordered or due) and self._start(step)
+        saving = self._start(step, asked=force or ordered) if force or ordered or due else None
         if self._orders is not None and ordered:
-            self._orders.follow(self._running if started else None)
+            self._orders.follow(saving.over if saving is not None else None)
         self._schedule.resume(self._writing)
-        return started
+        return saving is not None
 
     def wait(self, strict: bool = False) -> None:
         """Wait until nothing is being written. With `strict`, raise SaveFailed if the last save failed."""
-        self._stager.join()
-        if self._running is not None:
-            self._running.result()
-            self._running = None
+        self._settle()
+        self._lasting.wait()
         if strict and self.last_error is not None:
             raise self.last_error
 
     def close(self, strict: bool = False) -> None:
-        """Wait, and end the background thread. Call it before `destroy_process_group`. May be called twice.
+        """Make the newest snapshot durable if it is not, wait, and end what runs in the background.
 
-        TERM then ends the process at once again, as it does by default.
+        Call it before `destroy_process_group`. May be called twice. TERM then ends the process at once again, as it
+        does by default.
         """
         try:
+            if not self._closed:
+                self._settle()
+                if self._saved is not None and self._saved != self._durable:
+                    self._lasting.wait()
+                    if self._saved is not None and self._saved != self._durable:
+                        self._make_durable(Saving(self._saved, asked=True))
             self.wait(strict)
         finally:
             if self._hook is not None:
                 self._hook.remove()
             self._thread.shutdown()
             self._stager.close()
+            if not self._closed:
+                self._closed = True
+                self._snapshots.close(durable=self._saved == self._durable)
             if self._orders is not None:
                 self._orders.close()
 
     @property
     def _writing(self) -> bool:
-        return self._running_step >= 0 and self._running is not None and not self._running.done()
+        committing = self._running_step >= 0 and self._running is not None and not self._running.done()
+        return committing or self._lasting.busy
+
+    def _settle(self) -> None:
+        """Wait until the last save counts, or has failed to."""
+        self._stager.join()
+        if self._running is not None:
+            self._running.result()
+            self._running = None
 
     def _join(self, *_: Any) -> None:
         """Before a step of any optimizer."""
@@ -219,39 +235,115 @@ class Checkpointer:
         self._running = self._thread.submit(self._writer.prepare, layout)
         self._running_step = -1
 
-    def _start(self, step: int) -> bool:
-        if step == self._saved:
-            return False
+    def _start(self, step: int, asked: bool) -> Saving | None:
+        """`asked`: it is to be durable in any case."""
         with phase("checkpoint"):
-            if self._writing and not self._told_to_wait:
-                self._told_to_wait = True
-                self._say(f"save({step}) waits for {step_name(self._running_step)}, which is still being written")
-            self.wait()
+            if self._running_step >= 0 and self._running is not None and not self._running.done():
+                if not self._told_to_wait:
+                    self._told_to_wait = True
+                    self._say(f"save({step}) waits for {step_name(self._running_step)}, which is still being written")
+            self._settle()
             if step == self._saved:
-                return False
-            snapshot, trouble, began = None, "", time.monotonic()
+                self._lasting.wait(step)
+            if step == self._saved and (step == self._durable or not asked):
+                return None
+            saving = Saving(step, asked)
+            if step == self._saved:
+                self._make_durable(saving)
+                return saving
+            snapshot, trouble = None, ""
             try:
                 later = Later(self._state.stepped(), self._prove) if self._hook is not None else NOTHING
                 snapshot = self._stager.take(*self._state.read(), later)
             except Exception as error:
                 trouble = f"the state could not be copied: {describe(error)}"
-            meeting = self._schedule.copied(step, None if trouble else time.monotonic() - began)
+            meeting = self._schedule.copied(step, None if trouble else time.monotonic() - saving.began)
             self._running_step = step
-            self._running = self._thread.submit(self._write, step, snapshot, trouble, meeting)
-        return True
+            self._running = self._thread.submit(self._write, saving, snapshot, trouble, meeting)
+        return saving
 
-    def _write(self, step: int, snapshot: Snapshot | None, trouble: str, meeting: Meeting | None) -> None:
+    def _write(self, saving: Saving, snapshot: Snapshot | None, trouble: str, meeting: Meeting | None) -> None:
         """In the background thread: nobody asks for its result before the next save, so it tells failures itself."""
-        trouble = self._schedule.carry(meeting, lambda: self._writer.write(step, snapshot, trouble))
-        if not trouble:
-            self.last_error, self._saved = None, step
+        step = saving.step
+        durable = lambda: self._rule.due(saving.asked)  # noqa: E731
+        written = self._schedule.carry(
+            meeting, lambda: self._writer.write(step, snapshot, trouble, durable=durable)
+        )
+        if written.trouble:
+            self._failed(step, written.trouble)
+            saving.over.set_result(None)
             return
+        self._saved = step
+        if written.durable:
+            self._make_durable(saving)
+        else:
+            self.last_error = None
+            saving.over.set_result(None)
+
+    def _make_durable(self, saving: Saving) -> None:
+        trouble = ""
+        if self._ranks.first:
+            try:
+                self._snapshots.persist(saving.step, self._keep)
+            except FAILURES as error:
+                trouble = describe(error)
+        if trouble:
+            self._ended(saving, trouble)
+            saving.over.set_result(None)
+        else:
+            self._lasting.follow(saving)
+
+    def _ended(self, saving: Saving, trouble: str) -> None:
+        """In a thread of its own: `saving` is durable, or why it is not."""
+        if trouble:
+            if self._saved == saving.step:
+                self._saved = None  # the same step may be saved again
+            self._failed(saving.step, trouble)
+            return
+        self._schedule.wrote(time.monotonic() - saving.began)
+        self._durable = max(saving.step, self._durable or 0)
+        self.last_error = None
+
+    def _failed(self, step: int, trouble: str) -> None:
         self.last_error = SaveFailed(
             f"{step_name(step)} was not saved",
             trouble,
             f"df -h {self.directory}" if "space" in trouble else f"ls -la {self.directory}",
         )
         self._say(f"{step_name(step)} was not saved: {trouble}; training goes on, and the next save tries again")
+
+    def _candidates(self) -> list[Remembered | Candidate]:
+        """Newest first; of one step what is in memory comes before what is on disk."""
+        found = [*remembered(self._snapshots, self._say), *candidates(self.directory)]
+        return sorted(found, key=lambda candidate: candidate.step, reverse=True)
+
+    def _recall(self, found: Remembered) -> str:
+        """Restore it from memory. Returns "" or why that failed."""
+        per_rank = self._per_rank_fits(found.step, found.manifest.world_size, None)
+        source = InMemory(self._snapshots, found, self.directory)
+        reason = load(source, self._state, self._ranks, per_rank=per_rank)
+        if not reason:
+            self._snapshots.rewind(found.step, found.record)
+            where = told(self._ranks.gather(source.where))
+            self._say(f"restored {found.name} ({where}; written by attempt {found.manifest.attempt})")
+        return reason
+
+    def _load(self, candidate: Candidate) -> str:
+        """Restore it from disk. Returns "" or why that failed."""
+        verdict = verify_together(candidate, self._ranks)
+        if verdict.manifest is None or not verdict.good:
+            return verdict.reason
+        origin = verdict.origin
+        per_rank = self._per_rank_fits(candidate.step, verdict.manifest.world_size, origin)
+        reason = load(OnDisk(candidate.path), self._state, self._ranks, per_rank=per_rank, origin=origin)
+        if not reason:
+            self._snapshots.rewind(candidate.step)
+            if self._ranks.first:
+                self._snapshots.trust(encode(verdict.manifest), self._keep)
+            self._durable = candidate.step
+            by = origin.told() if origin is not None else f"written by attempt {verdict.manifest.attempt}"
+            self._say(f"restored {candidate.name} ({by})")
+        return reason
 
     def _per_rank_fits(self, step: int, world_size: int, origin: Origin | None) -> bool:
         if origin is not None and not origin.per_rank:

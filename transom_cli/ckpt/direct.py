@@ -28,13 +28,13 @@ def write(path: Path, memory: memoryview, segments: Sequence[tuple[int, int]]) -
     """
     size = sum(length for _, length in segments)
     with ThreadPoolExecutor(1, thread_name_prefix="transom-sum") as beside:
-        digest = beside.submit(_digest, memory, segments)
+        total = beside.submit(digest, memory, segments)
         try:
             if len(segments) != 1 or segments[0][0] % _BLOCK or not _write_direct(path, memory, *segments[0]):
                 _write_cached(path, memory, segments)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None
-        return FileEntry(path.name, size, digest.result())
+        return FileEntry(path.name, size, total.result())
 
 
 def _write_direct(path: Path, memory: memoryview, start: int, size: int) -> bool:
@@ -78,7 +78,8 @@ def _write(fd: int, data: memoryview) -> None:
         done += os.write(fd, data[done : done + _PIECE])
 
 
-def _digest(memory: memoryview, segments: Sequence[tuple[int, int]]) -> str:
+def digest(memory: memoryview, segments: Sequence[tuple[int, int]]) -> str:
+    """The xxh3_128 of these (start, bytes) of `memory`, one after the other."""
     hasher = xxhash.xxh3_128()
     for start, length in segments:
         for at in range(start, start + length, _PIECE):

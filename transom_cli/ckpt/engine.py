@@ -1,52 +1,46 @@
-"""Turning a snapshot into a checkpoint, in the background: write, make durable, publish, retire old ones.
+"""Turning a snapshot into one that counts, in the background: all ranks' copies are held, and a record says so.
 
-All ranks call `Writer.write` for the same step, and all get the same answer. Order on disk: data files, fsync,
-manifest, fsync, rename, fsync of the parent. A crash at any point leaves the checkpoints before it untouched, and a
-working directory that no reader looks at. A writer whose attempt was replaced cannot harm its successor: it
-writes under its own name, a step that is there and good is never replaced, and once a newer launch has started it
-publishes nothing more (ckpt.fence).
+All ranks call `Writer.write` for the same step, and all get the same answer. The record is the checkpoint's manifest,
+with every share's checksum, made by rank 0 when all shares are held in the memory of their nodes, and kept by every
+node's holder. What is to be durable the holders write from there (memory.persisting).
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import secrets
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import WriteResult
 
-from transom_cli.ckpt import direct, fence, files
-from transom_cli.ckpt.failures import TakenOver
+from transom_cli.ckpt import direct
 from transom_cli.ckpt.image import Layout, Place, Snapshot, pack
-from transom_cli.ckpt.inventory import Candidate, verify
 from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
-from transom_cli.ckpt.names import DCP_METADATA, MANIFEST, step_name, tmp_name
+from transom_cli.ckpt.memory.shelf import Record
+from transom_cli.ckpt.names import DCP_METADATA, step_name
+from transom_cli.ckpt.publishing import words
 from transom_cli.ckpt.ranks import Ranks
-from transom_cli.ckpt.retention import Retention
 from transom_cli.ckpt.sharing import Share, Sharing
-from transom_cli.ckpt.staging import Stager
+from transom_cli.ckpt.snapshots import Snapshots
+from transom_cli.ckpt.staging import Stager, size_for
 
 FAILURES = (Exception, CheckpointException)  # DCP's own is a bare BaseException
 
 
 class Writer:
-    def __init__(
-        self, directory: Path, ranks: Ranks, attempt: str, retention: Retention, stager: Stager,
-        say: Callable[[str], None],
-    ) -> None:  # fmt: skip
-        self._directory = directory
-        self._say = say
+    def __init__(self, ranks: Ranks, attempt: str, stager: Stager, snapshots: Snapshots) -> None:
         self._ranks = ranks
         self._attempt = attempt
-        self._retention = retention
         self._stager = stager
+        self._snapshots = snapshots
         self._sharing = Sharing(ranks)
 
     def prepare(self, layout: Layout | None) -> None:
@@ -58,45 +52,44 @@ class Writer:
         except FAILURES:
             pass
 
-    def write(self, step: int, snapshot: Snapshot | None, trouble: str = "") -> str:
-        """Publish `snapshot` as `step`. Returns "" or, on all ranks alike, why there is no such checkpoint.
+    def write(self, step: int, snapshot: Snapshot | None, trouble: str = "", *, durable: Callable[[], bool]) -> Written:
+        """Let `snapshot` count as `step`. On all ranks alike: why it does not, or whether it is to be made `durable`,
+        which rank 0 decides.
 
         `snapshot` is None, with the `trouble`, where a rank could not take its copy: the others must learn of it here,
         or they would wait for it.
         """
-        work = self._directory / tmp_name(step, self._attempt, secrets.token_hex(4))
+        written = Written(trouble)
         try:
-            if self._ranks.first and not trouble:
-                trouble = _attempted(lambda: work.mkdir(parents=True, mode=0o700))
-            name, agreed, trouble = self._meet(step, trouble, work.name, snapshot is not None and snapshot.agreed)
-            work = self._directory / name
-            if not trouble and snapshot is not None:
+            agreed, written.trouble = self._meet(step, trouble, snapshot is not None and snapshot.agreed)
+            if not written.trouble and snapshot is not None:
                 share = None if agreed else self._sharing.agree(snapshot.layout)
-                trouble = (share.trouble if share else "") or self._write_all(step, snapshot, share, work)
+                written.trouble = share.trouble if share else ""
+                if not written.trouble:
+                    written = self._commit(step, snapshot, share, durable)
                 if share:
                     self._settle(snapshot.layout, share)
+                elif not written.trouble:
+                    with contextlib.suppress(MemoryError, OSError):
+                        self._snapshots.grow(size_for(snapshot.layout, snapshot.size - snapshot.layout.size))
         except FAILURES as error:  # a collective failed: a peer is gone. Training will notice by itself
-            trouble = describe(error)
-        if trouble and self._ranks.first:
-            files.delete_tree(work)
-        return trouble
+            written.trouble = describe(error)
+        return written
 
-    def _meet(self, step: int, trouble: str, name: str, agreed: bool) -> tuple[str, bool, str]:
-        """Name of the working directory, whether the shares stand, and first trouble, on all ranks alike, once all of
-        them come with `step`.
+    def _meet(self, step: int, trouble: str, agreed: bool) -> tuple[bool, str]:
+        """Whether the shares stand, and first trouble, on all ranks alike, once all of them come with `step`.
 
         They may come with different ones: a flush that not all ranks were told of in time. Those that are behind give
         theirs up and those ahead ask again, so that no checkpoint is made of two steps, and the next one that all
         ranks save is saved. Until then the background thread of a rank that is ahead waits here.
         """
         while True:
-            answers = self._ranks.gather((step, trouble, name, agreed))
+            answers = self._ranks.gather((step, trouble, agreed))
             ahead = max(answer[0] for answer in answers)
             if step < ahead:
-                return name, agreed, f"not all ranks save this step: others are at {step_name(ahead)}"
+                return agreed, f"not all ranks save this step: others are at {step_name(ahead)}"
             if all(answer[0] == step for answer in answers):
-                stand = all(answer[3] for answer in answers)
-                return answers[0][2], stand, _first_trouble([answer[1] for answer in answers])
+                return all(answer[2] for answer in answers), _first_trouble([answer[1] for answer in answers])
 
     def _settle(self, layout: Layout, share: Share) -> None:
         """Get ready for the next save. No memory for it: that save will say so."""
@@ -106,71 +99,74 @@ class Writer:
         with contextlib.suppress(MemoryError, OSError):
             self._stager.settle(layout, share.later)
 
-    def _write_all(self, step: int, snapshot: Snapshot, share: Share | None, work: Path) -> str:
+    def _commit(self, step: int, snapshot: Snapshot, share: Share | None, durable: Callable[[], bool]) -> Written:
         """`share`: None when the snapshot is of just what this rank is to write."""
-        written: list[FileEntry] = []
+        held: list[FileEntry] = []
         places: list[Place] = []
 
-        def write_mine() -> None:
+        def hold_mine() -> None:
             if snapshot.copying is not None:
                 snapshot.copying.settle()
             segments, found = pack(snapshot, share.now if share else None)
-            memory = snapshot.arena.view(0, snapshot.arena.size)
-            written.append(direct.write(work / _data_file(self._ranks.rank), memory, segments))
+            size = sum(length for _, length in segments)
+            total = direct.digest(snapshot.arena.view(0, snapshot.arena.size), segments)
+            held.append(FileEntry(_data_file(self._ranks.rank), size, total))
+            self._snapshots.hold(step, held[0], segments)
             places.extend(found)
 
-        trouble = _attempted(write_mine)
-        answers = self._ranks.to_first((trouble, written, places))
+        trouble = _attempted(hold_mine)
+        answers = self._ranks.to_first((trouble, held, places))
+        made: tuple[str, bool, Record | None] = ("", False, None)
         if answers is not None:
             trouble = _first_trouble([answer[0] for answer in answers])
             if not trouble:
-                entries = [entry for answer in answers for entry in answer[1]]
-                trouble = _attempted(lambda: self._publish(step, work, entries, [answer[2] for answer in answers]))
-        return str(self._ranks.from_first(trouble))
+                try:
+                    entries = [entry for answer in answers for entry in answer[1]]
+                    made = "", durable(), self._record(step, entries, [answer[2] for answer in answers])
+                except FAILURES as error:
+                    trouble = describe(error)
+            if trouble:
+                made = trouble, False, None
+        trouble, lasting, record = self._ranks.from_first(made)
+        if record is not None:
+            self._snapshots.commit(step, record, durable=lasting)
+        return Written(trouble, lasting)
 
-    def _publish(self, step: int, work: Path, entries: list[FileEntry], places: list[list[Place]]) -> None:
+    def _record(self, step: int, entries: list[FileEntry], places: list[list[Place]]) -> Record:
         assert self._sharing.metadata is not None
-        _write_metadata(work, self._sharing.metadata, places)
-        entries = [files.seal(work / DCP_METADATA), *entries]
+        metadata = _metadata(self._sharing.metadata, places)
+        own = FileEntry(DCP_METADATA, len(metadata), xxhash.xxh3_128_hexdigest(metadata))
         manifest = Manifest(
             step=step,
             world_size=self._ranks.size,
             attempt=self._attempt,
             torch=str(torch.__version__),
             created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            files=tuple(sorted(entries, key=lambda entry: entry.name)),
+            files=tuple(sorted([own, *entries], key=lambda entry: entry.name)),
         )
-        files.write_new(work / MANIFEST, encode(manifest))
-        final = self._directory / step_name(step)
-        taken = final.exists()
-        if taken and verify(Candidate(step, final)).good:
-            files.delete_tree(work)  # an earlier attempt published this very step
-            return
-        fence.check(self._directory, self._attempt)
-        if taken:
-            files.set_aside(final)
-        files.publish(work, final)
-        self._retention.trust(manifest)
-        trouble = _attempted(lambda: self._retire(step))
-        if trouble:  # the new checkpoint is there all the same
-            self._say(f"old checkpoints could not be removed: {trouble}")
+        return Record(encode(manifest), metadata)
 
-    def _retire(self, step: int) -> None:
-        fence.check(self._directory, self._attempt)
-        self._retention.apply(step, secrets.token_hex(4))
+
+class Written:
+    """What came of a save: "" or why it does not count, and whether it is being made durable."""
+
+    def __init__(self, trouble: str, durable: bool = False) -> None:
+        self.trouble, self.durable = trouble, durable
 
 
 def _data_file(rank: int) -> str:
     return f"__{rank}_0.distcp"  # as DCP calls it
 
 
-def _write_metadata(work: Path, metadata: Metadata, places: list[list[Place]]) -> None:
+def _metadata(metadata: Metadata, places: list[list[Place]]) -> bytes:
     """DCP's own file, by DCP itself: what there is, and where. `places`: by rank."""
     results = [
         [WriteResult(index, size, _StorageInfo(_data_file(rank), start, size)) for index, start, size in of_rank]
         for rank, of_rank in enumerate(places)
     ]
-    FileSystemWriter(work, sync_files=False).finish(metadata, results)
+    with tempfile.TemporaryDirectory(prefix="transom-") as folder:
+        FileSystemWriter(folder, sync_files=False).finish(metadata, results)
+        return (Path(folder) / DCP_METADATA).read_bytes()
 
 
 def describe(error: BaseException) -> str:
@@ -178,14 +174,9 @@ def describe(error: BaseException) -> str:
     if isinstance(error, CheckpointException) and error.failures:
         rank, failure = min(error.failures.items())
         return f"rank {rank}: {describe(failure[0])}"
-    if isinstance(error, TakenOver):
-        return error.what
     if isinstance(error.__context__, OSError) and not isinstance(error, OSError):
         return describe(error.__context__)  # the system's own words, which torch's serializer covers with its own
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    return words(error)
 
 
 def _attempted(act: Any) -> str:

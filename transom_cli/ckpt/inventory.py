@@ -22,6 +22,10 @@ class Candidate:
     step: int
     path: Path
 
+    @property
+    def name(self) -> str:
+        return self.path.name
+
 
 @dataclass(frozen=True)
 class Verdict:

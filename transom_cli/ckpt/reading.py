@@ -1,4 +1,5 @@
-"""Reads a checkpoint's data files as they stand: mapped into memory, and copied to their tensors with several threads.
+"""Reads a checkpoint's data files as they stand, on disk or in memory: mapped, and copied to their tensors with several
+threads.
 
 DCP's own reader unpacks an archive for every tensor. What our writer wrote is known byte for byte: what stands around
 a tensor is compared with what we would put there, and the tensor's bytes are taken from between. Anything else (a
@@ -9,8 +10,9 @@ from __future__ import annotations
 
 import io
 import mmap
+import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -19,32 +21,61 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from transom_cli.ckpt.envelope import envelope
+from transom_cli.ckpt.failures import StateMismatch
+from transom_cli.ckpt.names import DCP_METADATA
 from transom_cli.ckpt.streaming import Copier, Piece
 
 
-class MappedReader(FileSystemReader):
-    """A storage reader for `dcp.load`. The files' bytes must have been checked."""
+class Source(Protocol):
+    """A checkpoint whose bytes are good, or are checked when they are opened."""
 
+    path: Path  # for DCP's words; a snapshot in memory has none of its own
+
+    def metadata(self) -> Metadata: ...
+
+    def open(self, name: str) -> tuple[mmap.mmap, int]:
+        """A data file's bytes, in memory that may be written to, and where in it they begin."""
+        ...
+
+
+class OnDisk:
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._directory = path
-        self._metadata = Metadata({})
+        self.path = path
+
+    def metadata(self) -> Metadata:
+        return unpickled((self.path / DCP_METADATA).read_bytes())
+
+    def open(self, name: str) -> tuple[mmap.mmap, int]:
+        with (self.path / name).open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), 0
+
+
+def unpickled(data: bytes) -> Metadata:
+    """torch's own metadata. Raises StateMismatch for what is none of ours."""
+    metadata = pickle.loads(data)
+    if not isinstance(metadata, Metadata) or not isinstance(metadata.planner_data, dict):
+        raise StateMismatch("torch's own metadata is not that of a checkpoint of ours")
+    return metadata
+
+
+class MappedReader(FileSystemReader):
+    """A storage reader for `dcp.load`."""
+
+    def __init__(self, source: Source, metadata: Metadata) -> None:
+        super().__init__(source.path)
+        self._source = source
+        self._metadata = metadata
         self._copier = Copier()
 
-    def set_up_storage_reader(self, metadata: Metadata, *args: Any, **kwargs: Any) -> None:
-        super().set_up_storage_reader(metadata, *args, **kwargs)
-        self._metadata = metadata
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self._metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         by_file: dict[str, list[ReadItem]] = {}
         for item in plan.items:
             by_file.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
         for name, items in by_file.items():
-            with (self._directory / name).open("rb") as file:
-                data = mmap.mmap(
-                    file.fileno(), 0, access=mmap.ACCESS_COPY
-                )  # goes with the last tensor that looks at it
-            self._read(data, items, planner)
+            self._read(*self._source.open(name), items, planner)  # the map goes with the last tensor that looks at it
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -52,17 +83,18 @@ class MappedReader(FileSystemReader):
     def close(self) -> None:
         self._copier.close()
 
-    def _read(self, data: mmap.mmap, items: list[ReadItem], planner: LoadPlanner) -> None:
+    def _read(self, data: mmap.mmap, base: int, items: list[ReadItem], planner: LoadPlanner) -> None:
         pieces: list[Piece] = []
         copied: list[tuple[ReadItem, torch.Tensor, torch.Tensor]] = []  # whose addresses must stay good until the end
         for item in items:
             where = self.storage_data[item.storage_index]
+            start = base + where.offset
             if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, io.BytesIO(data[where.offset : where.offset + where.length]))
+                planner.load_bytes(item, io.BytesIO(data[start : start + where.length]))
                 continue
-            stored = self._stored(item.storage_index, data, where.offset, where.length)
-            for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                stored = stored.narrow(dimension, start, length)
+            stored = self._stored(item.storage_index, data, start, where.length)
+            for dimension, (first, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                stored = stored.narrow(dimension, first, length)
             target = planner.resolve_tensor(item).detach()
             if target.size() != stored.size():
                 raise ValueError(f"{item.storage_index.fqn}: {list(stored.size())} stored, {list(target.size())} here")

@@ -1,15 +1,14 @@
 """Choosing the checkpoint to resume from, and loading it. All ranks together, all with the same result.
 
-Each candidate's files are read and checked by all ranks, each a share, before anything is loaded. DCP then reads
-`.metadata` and plain values with pickle, as it always does: whoever can write into the checkpoints directory can run
-code in the trainer. The checksums come first, so damaged bytes are never unpickled, but they are no signature.
+A checkpoint's files are read and checked by all ranks, each a share, before anything is loaded; a snapshot's by the
+node's memory holder, as each is opened. DCP then reads `.metadata` and plain values with pickle, as it always does:
+whoever can write into the checkpoints directory, or knows the key of the job's memory holders, can run code in the
+trainer. The checksums come first, so damaged bytes are never unpickled, but they are no signature.
 """
 
 from __future__ import annotations
 
-import pickle
 import threading
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,9 +21,8 @@ from transom_cli.ckpt import imported
 from transom_cli.ckpt.engine import FAILURES, describe
 from transom_cli.ckpt.failures import BadManifest, StateMismatch
 from transom_cli.ckpt.inventory import Candidate, Verdict, check_bytes, manifest_reason, read_manifest
-from transom_cli.ckpt.names import DCP_METADATA
 from transom_cli.ckpt.ranks import Ranks
-from transom_cli.ckpt.reading import MappedReader
+from transom_cli.ckpt.reading import MappedReader, Source
 from transom_cli.ckpt.state import RANKS, State
 from transom_cli.ckpt.streaming import WORTH, streaming
 from transom_cli.ckpt.tree import Flat, Paths
@@ -57,8 +55,8 @@ def verify_together(candidate: Candidate, ranks: Ranks) -> Verdict:
     return Verdict(candidate, manifest, tuple(reasons), origin)
 
 
-def load(path: Path, state: State, ranks: Ranks, *, per_rank: bool, origin: imported.Origin | None = None) -> str:
-    """Load a verified checkpoint into the live state. Returns "" or, on all ranks alike, why that failed.
+def load(source: Source, state: State, ranks: Ranks, *, per_rank: bool, origin: imported.Origin | None = None) -> str:
+    """Load a checkpoint that is verified, or verified as it is opened, into the live state. Returns "" or, on all ranks alike, why that failed.
 
     What its `origin` names as such starts afresh: those entries are neither asked for nor touched.
 
@@ -67,14 +65,14 @@ def load(path: Path, state: State, ranks: Ranks, *, per_rank: bool, origin: impo
     metadata = targets = None
     trouble = ""
     try:
-        metadata = read_metadata(path)
+        metadata = source.metadata()
         targets = _targets(metadata, state, ranks.rank, origin, per_rank=per_rank)
     except Exception as error:
         trouble = _told(error)
     trouble = _agree(trouble, ranks)
     if trouble or metadata is None or targets is None:
         return trouble
-    reader = MappedReader(path)
+    reader = MappedReader(source, metadata)
     try:
         dcp_load(
             targets,
@@ -89,14 +87,6 @@ def load(path: Path, state: State, ranks: Ranks, *, per_rank: bool, origin: impo
     finally:
         reader.close()
     return _agree(trouble, ranks)
-
-
-def read_metadata(path: Path) -> Metadata:
-    with (path / DCP_METADATA).open("rb") as stream:
-        metadata = pickle.load(stream)
-    if not isinstance(metadata, Metadata) or not isinstance(metadata.planner_data, dict):
-        raise StateMismatch("torch's own metadata is not that of a checkpoint of ours")
-    return metadata
 
 
 def paths_of(metadata: Metadata) -> Paths:

@@ -22,6 +22,10 @@ class Retention:
         self._attempt = attempt
         self._known: dict[int, Manifest] = {}  # read in full and found good
 
+    def work_for(self, attempt: str, keep: int) -> None:
+        """From now on, in the name of that attempt."""
+        self._attempt, self._keep = attempt, max(1, keep)
+
     def trust(self, manifest: Manifest) -> None:
         """`manifest`'s checkpoint has just been read in full, or written, and is good."""
         self._known[manifest.step] = manifest

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from numbers import Integral
+from typing import TypeVar
 
 from transom_cli.beats.client import phase
 from transom_cli.ckpt.cadence import Cadence, Measured
@@ -19,6 +20,8 @@ from transom_cli.ckpt.stopwatch import Stopwatch
 from transom_cli.errors import UsageError
 
 AUTO = "auto"
+
+T = TypeVar("T")
 
 
 class Every:
@@ -44,9 +47,12 @@ class Every:
         """A copy was made that is about to be written. `stall`: what that took, s; None: it failed."""
         return None
 
-    def carry(self, meeting: Meeting | None, write: Callable[[], str]) -> str:
-        """In the background: write what was copied. Returns what `write` does: "", or why there is no checkpoint."""
+    def carry(self, meeting: Meeting | None, write: Callable[[], T]) -> T:
+        """In the background: all ranks meet over what was copied. Returns what `write` does."""
         return write()
+
+    def wrote(self, seconds: float) -> None:
+        """A checkpoint became durable, so long after the copy."""
 
     def resume(self, writing: bool) -> None:
         """The call of save() is over. `writing`: something is being written."""
@@ -109,16 +115,16 @@ class Auto(Every):
         self._look = step + min(self._cadence.steps, LOOK)
         return self._meeting
 
-    def carry(self, meeting: Meeting | None, write: Callable[[], str]) -> str:
-        self._carrier.meeting, began = meeting, self._clock()
+    def carry(self, meeting: Meeting | None, write: Callable[[], T]) -> T:
+        self._carrier.meeting = meeting
         try:
-            trouble = write()
+            return write()
         finally:
             if meeting is not None:
                 meeting.end()
-        if not trouble:
-            self._wrote = self._clock() - began
-        return trouble
+
+    def wrote(self, seconds: float) -> None:
+        self._wrote = seconds
 
     def resume(self, writing: bool) -> None:
         self._watch.go(self._clock(), writing)

@@ -1,18 +1,16 @@
-"""The copy that save() waits for: every tensor's bytes to their place in an arena, all at once.
-
-One snapshot at a time: taking the next one overwrites the last, so the writer must be done with it.
-"""
+"""The copy that save() waits for: every tensor's bytes to their place in an arena, all at once."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from transom_cli.ckpt.arena import PAGE, Arena
+from transom_cli.ckpt.arena import Arena
 from transom_cli.ckpt.image import Layout, Place, Snapshot, aligned, lay_out, local_plan, signature
 from transom_cli.ckpt.overlap import Copying, Later, Source, pieces
 from transom_cli.ckpt.streaming import WORTH, Copier, streaming
@@ -24,15 +22,17 @@ NOTHING = Later()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # others may not have their values where data_ptr() says
 
 
-class Stager:
-    """Owns the arena and knows the layout. For one thread at a time."""
+Provide = Callable[[int, int], Arena]
 
-    def __init__(self, *, first: bool) -> None:
+
+class Stager:
+    """Knows the layout. For one thread at a time. `provide`: memory of so many bytes at least, made with so many."""
+
+    def __init__(self, provide: Provide, *, first: bool) -> None:
+        self._provide = provide
         self._first = first
         self._layout: Layout | None = None
         self._agreed = False
-        self._engraved = False
-        self._arena: Arena | None = None
         self._copier = Copier()
         self._copying: Copying | None = None
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="transom-later")  # its thread comes with the first use
@@ -138,32 +138,25 @@ class Stager:
         self.join()
         self._beside.shutdown()
         self._copier.close()
-        self._drop_arena()
-
-    def _drop_arena(self) -> None:
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
 
     def _take_up(self, layout: Layout, *, agreed: bool) -> None:
-        self._engraved &= layout is self._layout
         self._layout, self._agreed = layout, agreed
 
     def _make_room(self, layout: Layout, objects: int) -> Arena:
         """An arena that is large enough, and has what stands around each tensor in its place."""
-        arena, need = self._arena, layout.size + objects
-        if arena is None or not need <= arena.size <= 2 * need + 2 * PAGE:
-            self._drop_arena()
-            spare = max(_LEAST, layout.size // 32, int(_SLACK * objects))
-            arena = self._arena = Arena(layout.size + spare)
-            self._engraved = False
-        if not self._engraved:
+        arena = self._provide(layout.size + objects, size_for(layout, objects))
+        if arena.about is not layout:
             for block in layout.blocks:
                 around = block.envelope
                 arena.write(block.start, around.head)
                 arena.write(block.payload + around.nbytes, around.tail)
-            self._engraved = True
+            arena.about = layout
         return arena
+
+
+def size_for(layout: Layout, objects: int = 0) -> int:
+    """Bytes to be made for a snapshot: with room to grow."""
+    return layout.size + max(_LEAST, layout.size // 32, int(_SLACK * objects))
 
 
 def _plain(tensor: torch.Tensor) -> bool:

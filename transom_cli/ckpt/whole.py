@@ -20,7 +20,8 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from transom_cli.ckpt.engine import describe
 from transom_cli.ckpt.failures import StateMismatch
-from transom_cli.ckpt.restore import paths_of, read_metadata
+from transom_cli.ckpt.reading import OnDisk
+from transom_cli.ckpt.restore import paths_of
 from transom_cli.ckpt.tree import Paths
 
 
@@ -30,7 +31,7 @@ class Whole:
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint
         try:
-            self._metadata = read_metadata(checkpoint)
+            self._metadata = OnDisk(checkpoint).metadata()
         except StateMismatch:
             raise
         except Exception as error:  # bytes that are as they were written, and not torch's

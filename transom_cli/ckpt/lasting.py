@@ -1,0 +1,88 @@
+"""Which snapshots are to become durable as well, and who waits for it."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from transom_cli.ckpt.snapshots import Snapshots
+from transom_cli.errors import UsageError
+
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smh])")
+
+
+class Rule:
+    """Every n-th save, or the first after so much time. Rank 0's word goes for all."""
+
+    def __init__(self, persist: int | str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises UsageError."""
+        self._every: int | None = None
+        self._seconds = 0.0
+        self._count, self._clock, self._last = 0, clock, clock()
+        found = _TIME.fullmatch(persist) if isinstance(persist, str) else None
+        if found is not None and float(found[1]) > 0:
+            self._seconds = float(found[1]) * _SECONDS[found[2]]
+        elif type(persist) is int and persist >= 1:
+            self._every = persist
+        else:
+            raise UsageError(
+                f"persist={persist!r} is neither a number of saves nor a time",
+                "it says how often a snapshot is made durable as well",
+                'persist=10 (every tenth), or persist="10m" (also "30s", "1h")',
+            )
+
+    def due(self, asked: bool) -> bool:
+        """For one save that was made. `asked`: it is to be durable in any case."""
+        self._count += 1
+        due = asked or (
+            self._count >= self._every if self._every is not None else self._clock() - self._last >= self._seconds
+        )
+        if due:
+            self._count, self._last = 0, self._clock()
+        return due
+
+
+class Saving:
+    """One save. `over` is done when nothing more comes of it: it is durable, or is not to be, or failed."""
+
+    def __init__(self, step: int, asked: bool) -> None:
+        self.step, self.asked = step, asked
+        self.began = time.monotonic()
+        self.over: Future[None] = Future()
+
+
+class Lasting:
+    """Waits, in a thread of its own a save, until a step is durable. `told`: of each what came of it, "" or why not."""
+
+    def __init__(self, snapshots: Snapshots, told: Callable[[Saving, str], None]) -> None:
+        self._snapshots, self._told = snapshots, told
+        self._open: list[Saving] = []
+
+    def follow(self, saving: Saving) -> None:
+        self._open = [former for former in self._open if not former.over.done()]
+        self._open.append(saving)
+        threading.Thread(target=self._watch, args=(saving,), name="transom-durable", daemon=True).start()
+
+    @property
+    def busy(self) -> bool:
+        return any(not saving.over.done() for saving in self._open)
+
+    def wait(self, step: int | None = None) -> None:
+        """Until nothing is being made durable, or `step` is not."""
+        for saving in list(self._open):
+            if step in (None, saving.step):
+                saving.over.result()
+
+    def _watch(self, saving: Saving) -> None:
+        try:
+            trouble = self._snapshots.outcome(saving.step)
+        except Exception as error:  # whoever waits must hear of it
+            trouble = f"{type(error).__name__}: {error}"
+        try:
+            self._told(saving, trouble)
+        finally:
+            saving.over.set_result(None)

@@ -1,0 +1,102 @@
+"""A process's line to its node's memory holder, and how it comes to have one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from transom_cli.beats import places
+from transom_cli.ckpt.memory import messages
+from transom_cli.ckpt.memory.messages import HolderGone
+
+SOCKET = "memory"  # in the beats folder of the node
+LINGER = "TRANSOM_MEMORY_LINGER"
+START = 20.0  # seconds for a holder to come up, on a busy node
+ANSWER = 120.0  # seconds for an answer on this node: checksums of a large share are made in it
+
+
+class Client:
+    """One connection. Questions of several threads wait for one another. Raises HolderGone and Refused."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._lock = sock, threading.Lock()
+
+    def ask(
+        self, name: str, fds: list[int] | None = None, timeout: float = ANSWER, **about: Any
+    ) -> tuple[messages.Body, list[int]]:
+        with self._lock:
+            return messages.ask(self._sock, timeout, name, fds or [], **about)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def connect(path: str) -> Client:
+    """Raises OSError where nobody listens."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.connect(path)
+        if not messages.same_user(sock):
+            raise PermissionError(f"{path} is another user's")
+    except BaseException:
+        sock.close()
+        raise
+    return Client(sock)
+
+
+def agents_path(beats_dir: str) -> str:
+    """Where the holder of a node's agent listens."""
+    return f"{beats_dir}/{SOCKET}"
+
+
+def own_path(directory: Path) -> str:
+    """Where a holder listens that the ranks start themselves: one for each checkpoints directory, user and host."""
+    name = f"transom-{os.getuid()}-memory-{crc32(os.fsencode(directory)):08x}"
+    return f"{places.private_folder(name)}/{SOCKET}"
+
+
+def start(path: str, *more: str) -> subprocess.Popen[bytes]:
+    """A holder in a session of its own, which a Ctrl-C does not reach. Where there is one already it ends at once."""
+    env = {key: value for key, value in os.environ.items() if key not in _NOT_ITS_OWN}
+    return subprocess.Popen(
+        [sys.executable, "-m", "transom_cli.ckpt.memory.holder", "--socket", path, *more],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, env=env,
+    )  # fmt: skip
+
+
+# What tells a process of a launch from others (agent.belonging): a holder outlives the launch that started it.
+_NOT_ITS_OWN = frozenset({places.ROLE, places.ATTEMPT_DIR, places.LAUNCH, places.BEAT_DIR, places.ATTEMPT})
+
+
+def reach(path: str, patience: float) -> Client:
+    """Raises HolderGone where nobody listens within `patience` seconds."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return connect(path)
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise HolderGone("no memory holder runs on this node", error.strerror or str(error)) from error
+        time.sleep(0.02)
+
+
+def reach_or_start(path: str) -> Client:
+    """Raises HolderGone."""
+    try:
+        return connect(path)
+    except OSError:
+        pass
+    try:
+        linger = os.environ.get(LINGER)
+        starting = start(path, *(["--linger", linger] if linger else []))
+    except OSError as error:
+        raise HolderGone("a memory holder could not be started", error.strerror or str(error)) from error
+    threading.Thread(target=starting.wait, daemon=True).start()  # so that no zombie stays
+    return reach(path, START)

@@ -1,0 +1,211 @@
+"""What a holder does for one process of its own node: a rank, or the node's agent. One per connection, one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from transom_cli.ckpt.manifest import FileEntry, decode
+from transom_cli.ckpt.memory import launches, messages
+from transom_cli.ckpt.memory.asking import LineFailed
+from transom_cli.ckpt.memory.finding import Found, NotHad
+from transom_cli.ckpt.memory.holding import Holding
+from transom_cli.ckpt.memory.launches import Launch
+from transom_cli.ckpt.memory.persisting import FAILED, RESERVED, UNKNOWN, Order
+from transom_cli.ckpt.memory.shelf import Record
+from transom_cli.ckpt.memory.slot import Share, Slot
+
+Answer = tuple[dict[str, Any], list[int]]  # and descriptors, which stay ours
+SURVEY = 5.0  # seconds for a neighbour to tell what it has
+PATIENCE = 30.0  # seconds at most that one question may wait here
+
+
+class Desk:
+    """`find`: the holding for a directory and the token that its folder has, made if need be where a node is named.
+    `serve`: listen for neighbours with a key, on a port if it is free; returns the port. `forget`: nobody needs it."""
+
+    def __init__(
+        self,
+        find: Callable[[str, str, str], Holding],
+        serve: Callable[[bytes, str, int], int],
+        forget: Callable[[Holding], None],
+    ) -> None:
+        self._find, self._serve, self._forget = find, serve, forget
+        self._holding: Holding | None = None
+        self._launch: Launch | None = None
+        self._rank = -1
+        self._found: list[Found] = []
+        self._parcels: list[int] = []
+
+    def answer(self, name: str, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """What this raises becomes the answer's error. The descriptors in `fds` that are taken over are removed."""
+        self._close_parcels()
+        act = getattr(self, f"_do_{name}", None)
+        if act is None:
+            raise ValueError(f"a memory holder is not asked for {name!r}")
+        answer: Answer = act(about, fds)
+        return answer
+
+    def close(self) -> None:
+        """The process has gone: what it was writing to is no snapshot, and what it read may be overwritten."""
+        self._close_parcels()
+        self._end_reading()
+
+    # A rank comes
+
+    def _do_listen(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        return {"port": self._serve(bytes.fromhex(about["key"]), str(about["node"]), int(about["port"]))}, []
+
+    def _do_join(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """Its memory from an earlier launch comes back with the answer, as [index, bytes] and a descriptor each."""
+        launch, rank, node = launches.read(about["launch"]), int(about["rank"]), str(about["node"])
+        holding = self._find(str(about["directory"]), str(about["token"]), node)
+        slots = holding.shelf.join(launch, rank, bool(about.get("protect")))
+        places = {str(n): (str(address), int(port)) for n, (address, port) in about["places"].items()}
+        holding.meet(node, places, bytes.fromhex(about["key"]))
+        self._holding, self._launch, self._rank = holding, launch, rank
+        rows = sorted(slots.items())[:8]
+        return {"slots": [[n, slot.size] for n, slot in rows]}, [slot.fd for _, slot in rows]
+
+    def _do_lend(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        slot = Slot(fds[0], int(about["size"]))
+        del fds[0]
+        try:
+            self.holding.shelf.lend(self.launch, self._rank, int(about["index"]), slot, write=bool(about["write"]))
+        except BaseException:
+            slot.close()
+            raise
+        return {}, []
+
+    def _do_look(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """For one that asks and is no rank."""
+        self._holding = self._find(str(about["directory"]), str(about["token"]), "")
+        return {}, []
+
+    def _do_bye(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        holding, self._holding = self.holding, None
+        if holding.shelf.leave(self.launch, self._rank):
+            self._forget(holding)
+        return {}, []
+
+    # A save
+
+    def _do_take(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        index, why = self.holding.shelf.take(
+            self.launch, self._rank, min(PATIENCE, float(about["patience"])), about.get("index")
+        )
+        return {"index": index, "busy": why}, []
+
+    def _do_drop(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        self.holding.shelf.drop(self.launch, self._rank, int(about["index"]))
+        return {}, []
+
+    def _do_hold(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        share = _share(about, fds)
+        if about.get("index") is None:
+            self.holding.shelf.hold(self.launch, self._rank, share)
+        else:
+            self.holding.shelf.again(self.launch, self._rank, int(about["index"]), share)
+        return {}, []
+
+    def _do_commit(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        data, size = messages.unpack(fds[0]), int(about["manifest"])
+        record = Record(data[:size], data[size:])
+        self.holding.shelf.commit(self.launch, int(about["step"]), record, [str(why) for why in about["reserve"]])
+        return {}, []
+
+    def _do_persist(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        self.holding.persisting.begin(Order(int(about["step"]), str(about["attempt"]), int(about["keep"])))
+        return {}, []
+
+    def _do_outcome(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """Of a step that the holder of `by` sees to."""
+        step, by, patience = int(about["step"]), str(about["by"]), min(PATIENCE, float(about["patience"]))
+        holding = self.holding
+        if by == holding.neighbours.own:
+            state, trouble = holding.persisting.outcome(step, patience)
+            return {"state": state, "trouble": trouble}, []
+        try:
+            answer = holding.neighbours.ask(by, "outcome", SURVEY, step=step)
+        except LineFailed as error:
+            return {"state": UNKNOWN, "trouble": error.what}, []
+        if answer.get("state") in (UNKNOWN, FAILED):
+            holding.shelf.release(step, RESERVED)
+        return {"state": answer.get("state"), "trouble": answer.get("trouble", "")}, []
+
+    # A restore
+
+    def _do_survey(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """What all holders have: {node: {"held": .., "records": ..} or {"error": ..}}, as a parcel."""
+        answers = self.holding.neighbours.ask_all("all", SURVEY)
+        return {}, [self._parcel(json.dumps(answers).encode("ascii"))]
+
+    def _do_record(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        sizes = int(about["manifest"]), int(about["metadata"])
+        data = bytearray(sum(sizes))
+        self.holding.neighbours.ask(str(about["node"]), "record", SURVEY, memoryview(data), step=int(about["step"]))
+        return {}, [self._parcel(bytes(data))]
+
+    def _do_adopt(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """A record from elsewhere, of the step that is to be restored."""
+        data, size = messages.unpack(fds[0]), int(about["manifest"])
+        record = Record(data[:size], data[size:])
+        self.holding.shelf.commit(self.launch, record.read.step, record)
+        return {}, []
+
+    def _do_fetch(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """A share whose bytes are those of the record, in memory: good until `rewind`, or until the rank goes."""
+        entry = FileEntry(str(about["file"]), int(about["size"]), str(about["sum"]))
+        try:
+            found = self.holding.finder.find(int(about["step"]), entry)
+        except NotHad as error:
+            raise messages.Refused(str(error)) from None
+        self._found.append(found)
+        return {"size": found.size, "where": found.where, "segments": list(found.segments)}, [found.fd]
+
+    def _do_rewind(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        self._end_reading()
+        step = None if about["step"] is None else int(about["step"])
+        self.holding.shelf.rewind(self.launch, step)
+        self.holding.persisting.forget(step)
+        return {}, []
+
+    def _do_trust(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        manifest = decode(messages.unpack(fds[0]))
+        self.holding.persisting.trust(str(about["attempt"]), int(about["keep"]), manifest)
+        return {}, []
+
+    def _end_reading(self) -> None:
+        found, self._found = self._found, []
+        for one in found:
+            with contextlib.suppress(OSError):
+                one.end()
+
+    def _parcel(self, data: bytes) -> int:
+        self._parcels.append(messages.parcel(data))
+        return self._parcels[-1]
+
+    def _close_parcels(self) -> None:
+        while self._parcels:
+            os.close(self._parcels.pop())
+
+    @property
+    def holding(self) -> Holding:
+        if self._holding is None:
+            raise ValueError("join first")
+        return self._holding
+
+    @property
+    def launch(self) -> Launch:
+        if self._launch is None:
+            raise ValueError("join first")
+        return self._launch
+
+
+def _share(about: Mapping[str, Any], fds: list[int]) -> Share:
+    """Segments travel as a parcel: there may be as many as tensors."""
+    segments = tuple((int(start), int(length)) for start, length in json.loads(messages.unpack(fds[0])))
+    return Share(int(about["step"]), str(about["file"]), int(about["size"]), str(about["sum"]), segments)

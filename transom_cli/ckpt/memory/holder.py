@@ -1,0 +1,196 @@
+"""The process that keeps a node's snapshots: started by the node's agent, or by the first rank where there is none.
+
+    python -m transom_cli.ckpt.memory.holder --socket PATH [--attempt-dir D] [--linger S]
+
+It outlives trainer and agent. A snapshot's memory is the rank's own (a memfd, made and touched by the rank, and counted
+to it); the holder keeps a descriptor of it, so that it stays when the rank is gone, and goes with the holder: nothing
+stays behind on a node. It ends when it is told to, when the attempt's outcome stands, and when nobody has been
+connected for `--linger` seconds and nothing is being written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+from transom_cli.ckpt.memory import messages
+from transom_cli.ckpt.memory.client import Client
+from transom_cli.ckpt.memory.desk import Desk
+from transom_cli.ckpt.memory.holding import Holding
+from transom_cli.ckpt.memory.lines import Server
+from transom_cli.ckpt.memory.neighbours import Answer, identity
+from transom_cli.errors import TransomError
+
+LOOK = 0.5  # seconds between two looks at whether it is still needed
+LINGER = 60.0  # seconds without anybody
+_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # Slurm signals every process of a step
+
+
+class Holder:
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._holdings: dict[str, Holding] = {}
+        self._servers: dict[tuple[bytes, str], tuple[Server, int]] = {}
+        self._lock = threading.Lock()
+        self._people = 0
+        self._since = time.monotonic()
+        self._told = threading.Event()
+
+    def listen(self) -> socket.socket:
+        """Raises OSError; BlockingIOError when another holder listens there."""
+        self._lock_file = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends, however that is
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)  # noqa: PTH108 - left by one that was killed
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        former = os.umask(0o177)
+        try:
+            listener.bind(self._path)
+        finally:
+            os.umask(former)
+        listener.listen(256)
+        return listener
+
+    def serve(self, listener: socket.socket) -> None:
+        """For ever, in a thread of its own."""
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.attend, args=(sock,), daemon=True).start()
+
+    def over(self, linger: float) -> bool:
+        if self._told.wait(LOOK):
+            return True
+        with self._lock:
+            idle = not self._people and not any(h.busy for h in self._holdings.values())
+            if not idle and self._holdings:
+                self._since = time.monotonic()
+            return idle and time.monotonic() - self._since >= linger
+
+    def close(self) -> None:
+        with self._lock:
+            for server, _ in self._servers.values():
+                server.stop()
+            for holding in self._holdings.values():
+                holding.close()
+
+    def attend(self, sock: socket.socket) -> None:
+        desk = Desk(self._holding, self._serve, self._forget)
+        with self._lock:
+            self._people += 1
+        try:
+            while messages.same_user(sock):
+                body, fds = messages.receive(sock)
+                try:
+                    name = str(body.pop("ask", ""))
+                    if name == "end":
+                        self._told.set()
+                    answer, out = ({}, []) if name in ("end", "hello") else desk.answer(name, body, fds)
+                    messages.send(sock, {"ok": True, **answer}, out)
+                except (TransomError, ValueError, KeyError, TypeError, IndexError, OSError) as error:
+                    what = error.what if isinstance(error, TransomError) else f"{type(error).__name__}: {error}"
+                    messages.send(sock, {"ok": False, "error": what[:4000], "kind": type(error).__name__})
+                finally:
+                    for fd in fds:
+                        os.close(fd)
+        except (OSError, EOFError, ValueError):
+            pass  # it has gone, or does not speak as we do
+        finally:
+            desk.close()
+            sock.close()
+            with self._lock:
+                self._people -= 1
+
+    def _holding(self, directory: str, token: str, node: str) -> Holding:
+        with self._lock:
+            found = self._holdings.get(directory)
+            if found is None or found.shelf.token != token:
+                if not node:
+                    raise ValueError("nothing of that training is held here")
+                if found is not None:  # the directory is another one by now
+                    found.close()
+                found = self._holdings[directory] = Holding(directory, token, node, _say)
+            return found
+
+    def _forget(self, holding: Holding) -> None:
+        holding.close()
+        with self._lock:
+            if self._holdings.get(holding.shelf.directory) is holding:
+                del self._holdings[holding.shelf.directory]
+            if not self._holdings:
+                self._since = 0.0  # nothing to linger for
+
+    def _serve(self, key: bytes, node: str, port: int) -> int:
+        with self._lock:
+            for former in [known for known in self._servers if known != (key, node)]:  # of a launch before
+                self._servers.pop(former)[0].stop()
+            if (key, node) not in self._servers:
+                server = Server(key, identity(node), None, self._answer)
+                self._servers[key, node] = server, server.start(port=port)
+            return self._servers[key, node][1]
+
+    def _answer(self, name: str, about: dict[str, object]) -> tuple[Answer, list[memoryview]]:
+        holding = self._holdings.get(str(about.pop("directory", "")))
+        if holding is None:
+            raise ValueError("nothing of that training is held here")
+        answer, pieces = holding.answer(name, about)
+        return answer, list(pieces)
+
+
+_within: Holder | None = None
+
+
+def within() -> Client:
+    """A holder in this very process, for where there can be no other: its snapshots end with it."""
+    global _within
+    _within = _within or Holder("")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    threading.Thread(target=_within.attend, args=(theirs,), daemon=True).start()
+    return Client(ours)
+
+
+def _say(line: str) -> None:
+    print(f"transom: {line}", file=sys.stderr, flush=True)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="transom memory holder", description="Keep this node's snapshots.")
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--attempt-dir", type=Path)
+    parser.add_argument("--linger", type=float, default=LINGER)
+    options = parser.parse_args(argv)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    holder = Holder(options.socket)
+    if options.attempt_dir is not None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent says when
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: holder._told.set())
+    try:
+        listener = holder.listen()
+    except BlockingIOError:
+        return 0  # another one was sooner
+    outcome = options.attempt_dir / "outcome.json" if options.attempt_dir is not None else None
+    threading.Thread(target=holder.serve, args=(listener,), daemon=True).start()
+    try:
+        while not holder.over(options.linger) and not (outcome is not None and outcome.exists()):
+            pass
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(options.socket)  # noqa: PTH108
+        holder.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,95 @@
+"""All that a holder has of one training: its shelf, its neighbours, and what it does for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from transom_cli.ckpt.memory.finding import Finder
+from transom_cli.ckpt.memory.neighbours import Answer, Neighbours
+from transom_cli.ckpt.memory.persisting import Persisting
+from transom_cli.ckpt.memory.shelf import Shelf
+from transom_cli.ckpt.memory.slot import part, views
+from transom_cli.ckpt.names import step_name
+
+Arguments = dict[str, Any]
+
+
+class Holding:
+    def __init__(self, directory: str, token: str, own: str, say: Callable[[str], None]) -> None:
+        self.shelf = Shelf(directory, token)
+        self.neighbours = Neighbours(self.shelf.directory, own, {}, b"", self.answer)
+        self.finder = Finder(self.shelf, lambda: self.neighbours)
+        self.persisting = Persisting(self.shelf, lambda: self.neighbours, self.finder, say)
+
+    def meet(self, own: str, places: dict[str, tuple[str, int]], key: bytes) -> None:
+        """Who holds the other nodes' snapshots, as the newest launch has it."""
+        self.neighbours = Neighbours(self.shelf.directory, own, places, key, self.answer)
+
+    def answer(self, name: str, about: dict[str, object]) -> tuple[Answer, Sequence[memoryview]]:
+        """A neighbour's question. What this raises becomes the answer's error."""
+        step = about.get("step")
+        if name == "all":
+            return {"held": self._held(), "records": self._records()}, ()
+        if type(step) is not int:
+            raise ValueError("a question about no step")
+        if name == "held":
+            return {"held": [[file, share.sum] for file, share in self.shelf.shares(step).items()]}, ()
+        if name == "record":
+            return self._record(step)
+        if name == "read":
+            return self._read(step, str(about.get("file")), _number(about, "start"), _number(about, "size"))
+        if name == "write":
+            return self._write(step, Path(str(about.get("work"))), about.get("files"))
+        if name == "release":
+            self.shelf.release(step, str(about.get("why")))
+            return {}, ()
+        if name == "outcome":
+            state, trouble = self.persisting.outcome(step)
+            return {"state": state, "trouble": trouble}, ()
+        raise ValueError(f"a holder is not asked for {name!r}")
+
+    @property
+    def busy(self) -> bool:
+        return self.persisting.busy
+
+    def close(self) -> None:
+        self.shelf.close()
+
+    def _held(self) -> list[list[Any]]:
+        return [[share.step, share.file, share.sum] for *_, share in self.shelf.slots() if share is not None]
+
+    def _records(self) -> list[list[int]]:
+        """Step, bytes of the manifest, bytes of torch's metadata."""
+        return [[step, len(r.manifest), len(r.metadata)] for step, r in sorted(self.shelf.records.items())]
+
+    def _record(self, step: int) -> tuple[Answer, Sequence[memoryview]]:
+        record = self.shelf.records.get(step)
+        if record is None:
+            raise ValueError(f"no record of step {step}")
+        return {}, (memoryview(record.manifest), memoryview(record.metadata))
+
+    def _read(self, step: int, file: str, start: int, size: int) -> tuple[Answer, Sequence[memoryview]]:
+        """The pin ends before the bytes are sent: the asker checks them, and nothing is lost by a step overwritten
+        meanwhile but its own try."""
+        try:
+            with self.shelf.reading(step, file) as (share, slot):
+                return {}, part(views(slot.memory, share.segments), start, size)
+        except KeyError:
+            raise ValueError(f"{file} of step {step} is not here") from None
+
+    def _write(self, step: int, work: Path, names: object) -> tuple[Answer, Sequence[memoryview]]:
+        if not isinstance(names, list) or work.parent != Path(self.shelf.directory):
+            raise ValueError("not a working directory of this training")
+        if not work.name.startswith(f".tmp-{step_name(step)}-") or any("/" in str(name) for name in names):
+            raise ValueError("not a working directory of that step")
+        trouble, lost = self.persisting.write(step, work, [str(name) for name in names])
+        return {"trouble": trouble, "lost": lost}, ()
+
+
+def _number(about: dict[str, object], name: str) -> int:
+    value = about.get(name)
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name} is {value!r}")
+    return value

@@ -1,0 +1,79 @@
+"""Where the ranks of a launch find their node's memory holder, and how the nodes' holders find one another."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from transom_cli.beats import places
+from transom_cli.ckpt import files
+from transom_cli.ckpt.memory.client import Client, agents_path, own_path, reach, reach_or_start
+from transom_cli.ckpt.memory.holder import within
+from transom_cli.ckpt.memory.messages import HolderGone
+from transom_cli.ckpt.names import MEMORY
+
+AGENT = 15.0  # seconds for the holder of the node's agent to come up
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """`node`: as its neighbours call it. `agents`: the node's agent sees to it that there is a holder. `path`: of its
+    socket, "" when it is in this process. `trouble`: why it is."""
+
+    node: str
+    agents: bool
+    path: str
+    trouble: str = ""
+
+    def connect(self, *, afresh: bool = False) -> Client:
+        """`afresh`: the one there was is gone. Raises HolderGone."""
+        if not self.path:
+            return within()
+        if not self.agents:
+            return reach_or_start(self.path)
+        try:
+            return reach(self.path, AGENT if afresh else 0.0)
+        except HolderGone:
+            return reach_or_start(self.path)
+
+
+def meet(directory: Path) -> Meeting:
+    """Find this node's holder, or start one; where neither can be, there is one in this process."""
+    node, folder = places.node_name(), os.environ.get(places.BEAT_DIR)
+    try:
+        found = Meeting(node, bool(folder), agents_path(folder) if folder else own_path(directory))
+        found.connect(afresh=True).close()
+    except (HolderGone, OSError) as error:
+        why = f"{error.what} ({error.why})" if isinstance(error, HolderGone) else str(error)
+        return Meeting(f"{node}#{os.getpid()}", False, "", why)
+    return found
+
+
+def token(directory: Path) -> str:
+    """What tells this directory from another that had its name: snapshots of that one are none of this one's.
+
+    Raises OSError.
+    """
+    path = directory / MEMORY
+    try:
+        return path.read_text("ascii")[:64]
+    except FileNotFoundError:
+        pass
+    made = secrets.token_hex(16)
+    files.write_new(path, made.encode("ascii"))
+    return made
+
+
+def own_address() -> str:
+    """By which the other nodes reach this one: that of the way to rank 0's."""
+    master = os.environ.get("MASTER_ADDR") or socket.gethostname()
+    try:
+        family, _, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(where)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"

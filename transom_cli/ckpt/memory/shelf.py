@@ -1,0 +1,268 @@
+"""The snapshots that a node holds of one training: which there are, which is complete, and what may be overwritten.
+
+A step is *held* here when this node's ranks have said that their copies are whole; it is *committed* when its record
+has come: the manifest that names every rank's share by its checksum, made when all of them were held. Never given out
+to be overwritten: the newest committed step, the newest that is protected, what is reserved to be made durable or
+protected, and what is being read. A step
+that was held and never committed is only a candidate: another node may know its record.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from transom_cli.ckpt.failures import TakenOver
+from transom_cli.ckpt.manifest import Manifest, decode
+from transom_cli.ckpt.memory.launches import Launch
+from transom_cli.ckpt.memory.slot import Share, Slot
+
+
+@dataclass(frozen=True)
+class Record:
+    """A commit: every node that takes part has the same bytes."""
+
+    manifest: bytes
+    metadata: bytes  # torch's own file, which the manifest names with the rest
+
+    @property
+    def read(self) -> Manifest:
+        return decode(self.manifest)
+
+
+@dataclass
+class _Rank:
+    slots: dict[int, Slot]
+    launch: Launch
+    writing: int | None = None  # the slot that was given out
+
+
+class Shelf:
+    """Thread-safe. What it returns of memory is good while the step is read or reserved."""
+
+    def __init__(self, directory: str, token: str) -> None:
+        self.directory, self.token = directory, token
+        self.launch: Launch | None = None
+        self.protect = False  # whether a step counts only once it is protected
+        self.protected: int | None = None
+        self.records: dict[int, Record] = {}
+        self._ranks: dict[int, _Rank] = {}
+        self._readers: Counter[int] = Counter()
+        self._reserved: set[tuple[int, str]] = set()
+        self._changed = threading.Condition()
+
+    def join(self, launch: Launch, rank: int, protect: bool) -> dict[int, Slot]:
+        """A rank of `launch` is here. Returns the memory that the rank of this number had, now lent by this one.
+
+        Raises TakenOver when a newer launch has been here.
+        """
+        with self._changed:
+            if self.launch is not None and self.launch.newer_than(launch):
+                raise TakenOver(f"launch {self.launch.attempt} has taken over this node's snapshots")
+            if self.launch is None or launch.newer_than(self.launch):
+                self.launch = launch
+                self._reserved.clear()  # who was to ask for it is gone
+            self.protect = protect
+            mine = self._ranks.setdefault(rank, _Rank({}, launch))
+            mine.launch, mine.writing = launch, None
+            return dict(mine.slots)
+
+    def lend(self, launch: Launch, rank: int, index: int, slot: Slot, *, write: bool) -> None:
+        """Memory for that rank's snapshots, in place of what was lent as `index`. `write`: it is given out at once."""
+        with self._changed:
+            mine = self._mine(launch, rank)
+            former = mine.slots.get(index)
+            if former is not None and former.share is not None and mine.writing != index:
+                raise ValueError(f"slot {index} holds {former.share.file} of step {former.share.step}")
+            mine.slots[index] = slot
+            if write and mine.writing is None:
+                mine.writing = index
+            if former is not None:
+                former.close()
+            self._changed.notify_all()
+
+    def take(
+        self, launch: Launch, rank: int, patience: float, index: int | None = None
+    ) -> tuple[int | None, str]:
+        """A slot that may be overwritten, whose content is forgotten at once; or why there is none (yet).
+
+        A rank that has a single slot gets it when nothing reads it, though it holds the newest step. `index`: the slot
+        that a holder which is gone had given out.
+        """
+        deadline = time.monotonic() + patience
+        with self._changed:
+            while True:
+                mine = self._mine(launch, rank)
+                if index in mine.slots:
+                    mine.writing = index
+                if mine.writing is not None:
+                    mine.slots[mine.writing].share = None
+                    return mine.writing, ""
+                kept = self._kept() if len(mine.slots) > 1 else self._in_use()
+                free = [(self._worth(slot), n) for n, slot in mine.slots.items() if not _is_of(slot, kept)]
+                if free:
+                    mine.writing = min(free)[1]
+                    mine.slots[mine.writing].share = None
+                    return mine.writing, ""
+                busy = ", ".join(f"step {step} is {why}" for step, why in sorted(kept.items()))
+                if not mine.slots or not self._changed.wait(deadline - time.monotonic()):
+                    return None, busy or "there is no memory for it"
+
+    def drop(self, launch: Launch, rank: int, index: int) -> None:
+        """The rank has given back the memory that it was given out."""
+        with self._changed:
+            mine = self._mine(launch, rank)
+            if mine.writing != index:
+                raise ValueError(f"slot {index} was not given out")
+            mine.slots.pop(index).close()
+            mine.writing = None
+
+    def leave(self, launch: Launch, rank: int) -> bool:
+        """The rank needs nothing of it any more. Returns whether it was the last."""
+        with self._changed:
+            self._mine(launch, rank)
+            for slot in self._ranks.pop(rank).slots.values():
+                slot.close()
+            return not self._ranks
+
+    def hold(self, launch: Launch, rank: int, share: Share) -> None:
+        """The copy into the slot that was given out is whole."""
+        with self._changed:
+            mine = self._mine(launch, rank)
+            if mine.writing is None:
+                raise ValueError("no slot was given out")
+            mine.slots[mine.writing].holds(share)
+            mine.writing = None
+
+    def again(self, launch: Launch, rank: int, index: int, share: Share) -> None:
+        """What a rank had told a holder that is gone."""
+        with self._changed:
+            self._mine(launch, rank).slots[index].holds(share)
+
+    def commit(self, launch: Launch, step: int, record: Record, reserve: Iterable[str] = ()) -> None:
+        """Raises BadManifest and ValueError for a record that is not that of `step`. `reserve`: for what the step will
+        be read soon; each ends with `release`."""
+        if record.read.step != step:
+            raise ValueError(f"a record of step {record.read.step}, not {step}")
+        with self._changed:
+            self._fence(launch)
+            if self.records.get(step) != record:
+                self.records[step] = record
+                self._reserved |= {(step, why) for why in reserve}
+            for rank in [rank for rank, had in self._ranks.items() if self.launch and self.launch != had.launch]:
+                for slot in self._ranks.pop(rank).slots.values():  # of ranks that are on other nodes by now
+                    slot.close()
+            self._forget_old()
+
+    def rewind(self, launch: Launch, step: int | None) -> None:
+        """The training goes on from `step` (None: from its start): what is newer is of a past that did not happen."""
+        with self._changed:
+            self._fence(launch)
+            for newer in [n for n in self.records if step is None or n > step]:
+                del self.records[newer]
+            if self.protected is not None and (step is None or self.protected > step):
+                self.protected = None
+            for had in self._ranks.values():
+                for slot in had.slots.values():
+                    if slot.share is not None and (step is None or slot.share.step > step):
+                        slot.share = None
+            self._changed.notify_all()
+
+    def settled(self, step: int) -> None:
+        """`step` is protected, as far as that can be."""
+        with self._changed:
+            self.protected = step if self.protected is None else max(self.protected, step)
+            self._forget_old()
+
+    def shares(self, step: int) -> dict[str, Share]:
+        with self._changed:
+            return {share.file: share for share, _ in self._held(step)}
+
+    def slots(self) -> list[tuple[int, int, int, Share | None]]:
+        """Rank, index, bytes, and what is in it."""
+        with self._changed:
+            found = sorted(self._ranks.items())
+            return [(rank, n, slot.size, slot.share) for rank, had in found for n, slot in sorted(had.slots.items())]
+
+    @contextmanager
+    def reading(self, step: int, file: str) -> Iterator[tuple[Share, Slot]]:
+        """The share's slot, which is not given out until the block ends. Raises KeyError."""
+        with self._changed:
+            share, slot = next((pair for pair in self._held(step) if pair[0].file == file), (None, None))
+            if share is None or slot is None:
+                raise KeyError(file)
+            self._readers[step] += 1
+        try:
+            yield share, slot
+        finally:
+            with self._changed:
+                self._readers -= Counter((step,))
+                self._forget_old()
+
+    def release(self, step: int, why: str) -> None:
+        with self._changed:
+            self._reserved.discard((step, why))
+            self._forget_old()
+
+    def close(self) -> None:
+        with self._changed:
+            for had in self._ranks.values():
+                for slot in had.slots.values():
+                    slot.close()
+            self._ranks.clear()
+            self.records.clear()
+            self._changed.notify_all()
+
+    @property
+    def newest(self) -> int | None:
+        """The newest committed step."""
+        return max(self.records, default=None)
+
+    def _mine(self, launch: Launch, rank: int) -> _Rank:
+        self._fence(launch)
+        if rank not in self._ranks:
+            raise ValueError(f"rank {rank} has not joined")
+        return self._ranks[rank]
+
+    def _fence(self, launch: Launch) -> None:
+        if self.launch != launch:
+            raise TakenOver("another launch has taken over this node's snapshots")
+
+    def _held(self, step: int) -> Iterator[tuple[Share, Slot]]:
+        for had in self._ranks.values():
+            for slot in had.slots.values():
+                if slot.share is not None and slot.share.step == step:
+                    yield slot.share, slot
+
+    def _in_use(self) -> dict[int, str]:
+        return {**dict.fromkeys(self._readers, "being read"), **dict(sorted(self._reserved))}
+
+    def _kept(self) -> dict[int, str]:
+        """Steps that must not be overwritten, and why."""
+        kept = self._in_use()
+        if self.newest is not None:
+            kept.setdefault(self.newest, "the newest")
+        if self.protect and self.protected is not None:
+            kept.setdefault(self.protected, "the newest that is protected")
+        return kept
+
+    def _worth(self, slot: Slot) -> tuple[int, int]:
+        """Lowest goes first: nothing in it; an old committed step; one that was never committed."""
+        if slot.share is None:
+            return (0, 0)
+        return (1 if slot.share.step in self.records else 2, slot.share.step)
+
+    def _forget_old(self) -> None:
+        kept = self._kept()
+        held = {slot.share.step for had in self._ranks.values() for slot in had.slots.values() if slot.share}
+        for step in [n for n in self.records if n not in kept and n not in held]:
+            del self.records[step]
+        self._changed.notify_all()
+
+
+def _is_of(slot: Slot, steps: dict[int, str]) -> bool:
+    return slot.share is not None and slot.share.step in steps

@@ -1,0 +1,273 @@
+"""A rank's snapshots in its node's memory: the rank makes and touches the memory, the node's holder keeps it.
+
+All ranks of a launch meet the holders when the Checkpointer is made: each finds its node's (that of the agent, or one
+that it starts), and tells it where the others are. After that a rank speaks to its own node's holder alone. A holder
+that is gone is replaced, and told again what the rank still has: a fault there costs no snapshot and no step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from transom_cli.ckpt.arena import PAGE, Arena
+from transom_cli.ckpt.manifest import FileEntry
+from transom_cli.ckpt.memory import messages
+from transom_cli.ckpt.memory.client import Client
+from transom_cli.ckpt.memory.launches import Launch
+from transom_cli.ckpt.memory.messages import HolderGone
+from transom_cli.ckpt.memory.meeting_place import meet, own_address, token
+from transom_cli.ckpt.memory.persisting import DONE, FAILED, RESERVED, RUNNING
+from transom_cli.ckpt.memory.shelf import Record
+from transom_cli.ckpt.memory.slot import Share
+from transom_cli.ckpt.ranks import Ranks
+
+SLOTS = 3  # snapshots a rank: the newest that counts, one that is being made durable or protected, and the next
+PATIENCE = 20.0  # seconds of one wait for a slot, before it is told what it waits for
+_RECORDS = 4  # commits that are told again to a new holder
+_UNHEARD = 5  # times in a row that nothing is heard of a write
+_FETCH = 3600.0  # seconds for a share to come from wherever it is; what does not move is given up far sooner
+
+T = TypeVar("T")
+
+
+class Snapshots:
+    """Collective to make. Then for one thread at a time, but for `outcome`."""
+
+    def __init__(self, directory: Path, ranks: Ranks, attempt: str, say: Callable[[str], None]) -> None:
+        self._directory, self._ranks, self._attempt, self._say = directory, ranks, attempt, say
+        self._arenas: dict[int, Arena] = {}
+        self._shares: dict[int, Share] = {}  # by slot what was held there last
+        self._records: dict[int, Record] = {}
+        self._taken: int | None = None
+        self._most = SLOTS
+        self._told_busy = False
+        made = None
+        if ranks.first:
+            made = (Launch(attempt, time.time_ns(), secrets.token_hex(8)), secrets.token_hex(32), token(directory))
+        self.launch, self._key, self._token = ranks.from_first(made)
+        self._at = meet(directory)
+        self._port = 0
+        self._client = self._at.connect()
+        nodes = ranks.gather((self._at.node, self._at.trouble))
+        for node, trouble in dict(nodes).items():
+            if trouble:
+                say(f"the snapshots of {node} live only as long as its ranks: {trouble}")
+        self.by = str(nodes[0][0])  # whose holder sees to it that checkpoints become durable
+        self._places: dict[str, tuple[str, int]] = {}
+        if len({node for node, _ in nodes}) > 1:
+            self._listen()
+            self._places = dict(ranks.gather((self._at.node, (own_address(), self._port))))
+        for index, arena in self._join().items():
+            self._arenas[index] = arena
+
+    # A save
+
+    def arena(self, need: int, size: int) -> Arena:
+        """Memory to copy into: of `need` bytes at least, made with `size` where there is none that fits. Raises
+        MemoryError, and HolderGone."""
+        if not self._arenas:
+            self._make(0, size)
+        if self._taken is None:
+            self._take()
+        assert self._taken is not None
+        arena = self._arenas[self._taken]
+        if not need <= arena.size <= 2 * size + 2 * PAGE:
+            arena = self._make(self._taken, size)
+        return arena
+
+    def grow(self, size: int) -> None:
+        """In the background: one more slot, until there are enough; and one is ready for the next save."""
+        if self._arenas and len(self._arenas) < self._most:
+            try:
+                self._make(max(self._arenas) + 1, size)
+            except MemoryError as error:
+                self._most = len(self._arenas)
+                self._say(f"{self._most} snapshot(s) in memory at a time and not {SLOTS}: {error}")
+        if self._arenas and self._taken is None:
+            self._take()
+
+    def hold(self, step: int, entry: FileEntry, segments: list[tuple[int, int]]) -> None:
+        """The copy in the arena that was given out last is whole."""
+        if self._taken is None:
+            raise ValueError("there is no copy")
+        share = self._shares[self._taken] = Share(step, entry.name, entry.size, entry.xxh3_128, tuple(segments))
+        self._taken = None
+        self._again(lambda: self._tell_share(share, None))
+
+    def commit(self, step: int, record: Record, *, durable: bool) -> None:
+        """Every rank's copy of `step` is held, as its record says."""
+        self._records[step] = record
+        for old in sorted(self._records)[:-_RECORDS]:
+            del self._records[old]
+        self._again(lambda: self._tell_record(step, record, [RESERVED] if durable else []))
+
+    def persist(self, step: int, keep: int) -> None:
+        """Begin to make it durable. By the first rank."""
+        self._again(lambda: self._client.ask("persist", step=step, attempt=self._attempt, keep=keep), once_more=True)
+
+    def outcome(self, step: int) -> str:
+        """Wait until `step` is durable. Returns "", or why it is not. For a thread of its own."""
+        unheard, line = 0, None
+        try:
+            while True:
+                try:
+                    if line is None:
+                        line = self._at.connect()
+                        line.ask("look", directory=str(self._directory), token=self._token)
+                    answer = line.ask("outcome", step=step, by=self.by, patience=1.0)[0]
+                except messages.FAILURES as error:
+                    line, answer = None, {"trouble": error.what}
+                state, trouble = answer.get("state"), str(answer.get("trouble", ""))
+                if state in (DONE, FAILED):
+                    return trouble if state == FAILED else ""
+                unheard = 0 if state == RUNNING else unheard + 1
+                if unheard >= _UNHEARD:
+                    return trouble or f"the memory holder of {self.by} knows nothing of it any more"
+                if state != RUNNING or self.by != self._at.node:
+                    time.sleep(0.1 if state == RUNNING else 0.5)
+        finally:
+            if line is not None:
+                line.close()
+
+    # A restore
+
+    def survey(self) -> dict[str, dict[str, object]]:
+        """What every node's holder has, or by which error that is not known."""
+        _, fds = self._client.ask("survey")
+        found: dict[str, dict[str, object]] = json.loads(_unpacked(fds))
+        return found
+
+    def record(self, node: str, step: int, manifest: int, metadata: int) -> Record:
+        """Of a step that `survey` has told of, with these sizes. Raises Refused."""
+        _, fds = self._client.ask("record", node=node, step=step, manifest=manifest, metadata=metadata)
+        data = _unpacked(fds)
+        return Record(data[:manifest], data[manifest:])
+
+    def fetch(self, step: int, entry: FileEntry) -> tuple[int, int, list[tuple[int, int]], str]:
+        """A share, checked: a descriptor (the caller's to close), bytes of the memory, segments, where it was.
+
+        Good until `rewind`. Raises Refused.
+        """
+        about = {"file": entry.name, "size": entry.size, "sum": entry.xxh3_128}
+        told, fds = self._client.ask("fetch", timeout=_FETCH, step=step, **about)
+        return fds[0], int(told["size"]), [(int(a), int(b)) for a, b in told["segments"]], str(told["where"])
+
+    def rewind(self, step: int | None, record: Record | None = None) -> None:
+        """The training goes on from `step`, which was restored, from memory if there is a record."""
+        self._taken = None
+        if record is not None and step is not None:
+            self.commit(step, record, durable=False)
+        self._again(lambda: self._client.ask("rewind", step=step), once_more=True)
+
+    def trust(self, manifest: bytes, keep: int) -> None:
+        """That checkpoint has just been read in full."""
+        fd = messages.parcel(manifest)
+        with suppress(*messages.FAILURES):
+            self._client.ask("trust", [fd], attempt=self._attempt, keep=keep)
+        os.close(fd)
+
+    def close(self, *, durable: bool) -> None:
+        """With all of it `durable`, the memory need not outlive this process."""
+        if durable:
+            with suppress(*messages.FAILURES):
+                self._client.ask("bye")
+        self._client.close()
+        for arena in self._arenas.values():
+            arena.close()
+        self._arenas.clear()
+
+    # The holder, and what it is told
+
+    def _take(self) -> None:
+        while True:
+            answer = self._again(lambda: self._client.ask("take", patience=PATIENCE), once_more=True)
+            told = answer[0] if answer else {}
+            if told.get("index") is not None:
+                self._taken = int(told["index"])
+                self._shares.pop(self._taken, None)
+                return
+            if not self._told_busy:
+                self._told_busy = True
+                self._say(f"there is no memory yet for the next snapshot: {told.get('busy')}")
+
+    def _make(self, index: int, size: int) -> Arena:
+        former = self._arenas.pop(index, None)
+        if former is not None:
+            former.close()
+            self._shares.pop(index, None)
+            self._again(lambda: self._client.ask("drop", index=index))
+        arena = Arena(size)
+        self._arenas[index] = arena
+        try:
+            self._again(lambda: self._lend(index, arena, write=True))
+        except BaseException:
+            del self._arenas[index]
+            arena.close()
+            raise
+        return arena
+
+    def _lend(self, index: int, arena: Arena, *, write: bool) -> None:
+        self._client.ask("lend", [arena.fd], index=index, size=arena.size, write=write)
+
+    def _tell_share(self, share: Share, index: int | None) -> None:
+        fd = messages.parcel(json.dumps(share.segments).encode("ascii"))
+        try:
+            about = {"file": share.file, "size": share.size, "sum": share.sum}
+            self._client.ask("hold", [fd], index=index, step=share.step, **about)
+        finally:
+            os.close(fd)
+
+    def _tell_record(self, step: int, record: Record, reserve: list[str]) -> None:
+        fd = messages.parcel(record.manifest + record.metadata)
+        try:
+            self._client.ask("commit", [fd], step=step, manifest=len(record.manifest), reserve=reserve)
+        finally:
+            os.close(fd)
+
+    def _listen(self) -> None:
+        answer = self._client.ask("listen", key=self._key, node=self._at.node, port=self._port)[0]
+        self._port = int(answer["port"])
+
+    def _join(self) -> dict[int, Arena]:
+        """Returns the memory that an earlier rank of this number has lent."""
+        told, fds = self._client.ask(
+            "join", launch=self.launch.as_json(), rank=self._ranks.rank, node=self._at.node,
+            directory=str(self._directory), token=self._token, places=self._places, key=self._key,
+        )  # fmt: skip
+        return {int(n): Arena.lent(fd, int(size)) for (n, size), fd in zip(told["slots"], fds, strict=True)}
+
+    def _again(self, act: Callable[[], T], *, once_more: bool = False) -> T | None:
+        """What `act` returns. If the holder is gone a new one is told all that this rank has; with `once_more` it is
+        asked what the old one was."""
+        try:
+            return act()
+        except HolderGone:
+            self._client.close()
+        self._client = self._at.connect(afresh=True)
+        if self._places:
+            self._listen()
+        for arena in self._join().values():  # another rank has told the new one of nothing of ours
+            arena.close()
+        for index, arena in self._arenas.items():
+            self._lend(index, arena, write=False)
+            if index in self._shares:
+                self._tell_share(self._shares[index], index)
+        for step, record in self._records.items():
+            self._tell_record(step, record, [])
+        if self._taken is not None:
+            self._client.ask("take", patience=0.0, index=self._taken)
+        return act() if once_more else None
+
+
+def _unpacked(fds: list[int]) -> bytes:
+    try:
+        return messages.unpack(fds[0])
+    finally:
+        os.close(fds[0])
