@@ -51,11 +51,11 @@ class Client:
         who = f"The agent of {identity} at {address} port {port}"
         deadline = time.monotonic() + timeout
         try:
-            sock = _dial(address, port, deadline)
+            sock = dial(address, port, deadline)
         except OSError as error:
-            raise Unreachable(f"{who} cannot be reached", _words(error, timeout)) from error
+            raise Unreachable(f"{who} cannot be reached", words(error, timeout)) from error
         try:
-            return cls(sock, _handshake(sock, party, deadline), who)
+            return cls(sock, handshake(sock, party, deadline), who)
         except BaseException as error:
             sock.close()
             if isinstance(error, wire.BadMac):
@@ -63,9 +63,9 @@ class Client:
             if isinstance(error, wire.WireError):
                 raise Refused(f"{who} does not speak as an agent does", str(error)) from error
             if isinstance(error, ConnectionError):
-                raise Refused(f"{who} closed the connection before it was made", _words(error, timeout)) from error
+                raise Refused(f"{who} closed the connection before it was made", words(error, timeout)) from error
             if isinstance(error, OSError):
-                raise Unreachable(f"{who} did not finish the handshake", _words(error, timeout)) from error
+                raise Unreachable(f"{who} did not finish the handshake", words(error, timeout)) from error
             raise
 
     def ask(self, name: str, timeout: float, **arguments: object) -> dict[str, object]:
@@ -91,7 +91,7 @@ class Client:
             if isinstance(error, wire.WireError):
                 raise Refused(f"{self._who} answered {name} in a way that is refused", str(error)) from error
             if isinstance(error, OSError):
-                raise Unreachable(f"{self._who} did not answer {name}", _words(error, timeout)) from error
+                raise Unreachable(f"{self._who} did not answer {name}", words(error, timeout)) from error
             raise
         if not reply.pop("ok"):
             raise Failed(f"{self._who} could not do {name}", str(reply.get("error", "")))
@@ -114,7 +114,8 @@ class Client:
         self.close()
 
 
-def _dial(address: str, port: int, deadline: float) -> socket.socket:
+def dial(address: str, port: int, deadline: float) -> socket.socket:
+    """A connection to an IP address, made before ``deadline`` (of time.monotonic). Raises OSError."""
     family, kind, number, _, where = socket.getaddrinfo(
         address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
     )[0]
@@ -129,7 +130,8 @@ def _dial(address: str, port: int, deadline: float) -> socket.socket:
     return sock
 
 
-def _handshake(sock: socket.socket, party: wire.Party, deadline: float) -> wire.Meeting:
+def handshake(sock: socket.socket, party: wire.Party, deadline: float) -> wire.Meeting:
+    """Prove, and have the other side prove. Raises OSError and WireError; the socket is the caller's to close."""
     nonce = os.urandom(wire.NONCE_BYTES)
     _send(sock, wire.hello(nonce), deadline)
     meeting = party.meet(nonce, wire.read_hello(_receive_all(sock, wire.HELLO_BYTES, deadline)))
@@ -166,7 +168,8 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _words(error: OSError, timeout: float) -> str:
+def words(error: OSError, timeout: float) -> str:
+    """Why, for a person."""
     if isinstance(error, TimeoutError) and error.errno is None:
         return f"not within {timeout:g} s"
     return error.strerror or str(error)

@@ -55,7 +55,7 @@ class Server:
 
     def __init__(self, secret: bytes, identity: str, allowed: frozenset[str], handle: Handler) -> None:
         self._party = wire.Party(wire.AGENT, secret, identity)
-        self._allowed = frozenset(_normal(address) for address in allowed)
+        self._allowed = frozenset(normal(address) for address in allowed)
         self._handle = handle
         self.counts: dict[str, int] = dict.fromkeys(KINDS, 0)
         self._selector = selectors.DefaultSelector()
@@ -168,7 +168,7 @@ class Server:
             self._selector.unregister(self._listener)
             self._deaf_until = time.monotonic() + PAUSE
             return
-        if _normal(address[0]) not in self._allowed:
+        if normal(address[0]) not in self._allowed:
             self.counts["refused_address"] += 1
             sock.close()
             return
@@ -260,7 +260,7 @@ class Server:
         peer.sock.close()
 
 
-def _normal(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def normal(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """One form for each address: an IPv4 one that comes in through an IPv6 socket is itself, and no interface name."""
     found = ipaddress.ip_address(address.partition("%")[0])
     return getattr(found, "ipv4_mapped", None) or found

@@ -74,7 +74,10 @@ def read_hello(data: bytes) -> bytes:
 
 
 class Party:
-    """One side, before it has met the other. ``identity`` names the agent, the same on both sides."""
+    """One side, before it has met the other. ``identity`` names who answers, the same on both sides.
+
+    No agent and no holder of snapshots may have the identity of another: it alone keeps them apart.
+    """
 
     def __init__(self, role: str, secret: bytes, identity: str) -> None:
         if len(secret) != SECRET_BYTES:
@@ -91,6 +94,7 @@ class Party:
             self._derive("proof", self._other, nonces),
             Sender(self._derive("key", self._role, nonces), LIMITS[self._role]),
             Receiver(self._derive("key", self._other, nonces), LIMITS[self._other]),
+            self._derive("bulk", AGENT, nonces),
         )
 
     def _derive(self, purpose: str, role: str, nonces: tuple[bytes, bytes]) -> bytes:
@@ -100,11 +104,14 @@ class Party:
 
 
 class Meeting:
-    """One connection. ``proof`` is for the other side; use the sender and the receiver only once `check` has passed."""
+    """One connection. ``proof`` is for the other side; use the rest only once `check` has passed.
 
-    def __init__(self, proof: bytes, expected: bytes, sender: Sender, receiver: Receiver) -> None:
+    ``bulk`` is a key for bytes that the answering side sends beside its messages (`ckpt.memory.bulk`); no agent does.
+    """
+
+    def __init__(self, proof: bytes, expected: bytes, sender: Sender, receiver: Receiver, bulk: bytes) -> None:
         self.proof, self._expected = proof, expected
-        self.sender, self.receiver = sender, receiver
+        self.sender, self.receiver, self.bulk = sender, receiver, bulk
 
     def check(self, proof: bytes) -> None:
         """Accept the other side's proof, or raise BadMac."""
