@@ -11,7 +11,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # theirs (munge, mariadb). They do not get in the sandbox's way, nor it in theirs.
 PACKAGES=(slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge slurmdbd mariadb-server
     fuse3 gcc libc6-dev python3-venv)
+# What transom does without, only slower. Nothing fails where they cannot be had, and nobody is asked for a password.
+OPTIONAL=(libisal2) # parity of snapshots at the speed of memory; numpy computes it else
 PROGRAMS=(slurmctld slurmd sbatch scontrol munged slurmdbd mariadbd fusermount3 cc)
+APT_GET=(env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l apt-get -q -y)
 STAMP=.venv/.transom-setup
 export PATH="$PATH:/usr/sbin:/sbin:/usr/local/sbin"
 
@@ -28,9 +31,9 @@ apt_machine() {
     command -v apt-get >/dev/null && command -v dpkg-query >/dev/null
 }
 
-missing_packages() { # by dpkg: a program alone does not tell that its plugins are there
+missing_packages() { # missing_packages NAME... by dpkg: a program alone does not tell that its plugins are there
     local package
-    for package in "${PACKAGES[@]}"; do
+    for package in "$@"; do
         [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || echo "$package"
     done
 }
@@ -50,7 +53,7 @@ install_packages() {
             "only Debian and Ubuntu are set up automatically; install what provides them (there: ${PACKAGES[*]})"
         return
     fi
-    mapfile -t missing < <(missing_packages)
+    mapfile -t missing < <(missing_packages "${PACKAGES[@]}")
     [ ${#missing[@]} -gt 0 ] || return 0
     if [ "$(id -u)" -ne 0 ]; then
         command -v sudo >/dev/null || fail "Packages are missing, and there is no sudo to install them: ${missing[*]}" \
@@ -58,9 +61,23 @@ install_packages() {
         as_root=(sudo)
     fi
     say "installing ${missing[*]}"
-    as_root+=(env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l apt-get -q -y)
+    as_root+=("${APT_GET[@]}")
     "${as_root[@]}" update >&2
     "${as_root[@]}" install --no-install-recommends "${missing[@]}" >&2
+}
+
+install_optional() { # those that this release has, where no password is needed
+    local missing as_root=()
+    apt_machine || return 0
+    mapfile -t missing < <(missing_packages "${OPTIONAL[@]}")
+    [ ${#missing[@]} -gt 0 ] && apt-cache show "${missing[@]}" >/dev/null 2>&1 || return 0
+    if [ "$(id -u)" -ne 0 ]; then
+        sudo -n true 2>/dev/null || return 0
+        as_root=(sudo -n)
+    fi
+    say "installing ${missing[*]}"
+    "${as_root[@]}" "${APT_GET[@]}" install --no-install-recommends "${missing[@]}" >&2 ||
+        say "${missing[*]} could not be installed; transom works without, slower"
 }
 
 find_python() { # 3.10 or newer, and able to make a virtual environment with pip in it
@@ -105,5 +122,6 @@ fill_venv() {
 }
 
 install_packages
+install_optional
 make_venv
 fill_venv

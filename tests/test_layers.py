@@ -29,6 +29,8 @@ PURE = (
     "beats.table",
     "ckpt.cadence",
     "ckpt.manifest",
+    "ckpt.memory.galois",
+    "ckpt.memory.protection",
     "ckpt.names",
     "ckpt.stopwatch",
     "ckpt.failures",
@@ -129,6 +131,12 @@ def test_torch_is_imported_only_by_checkpoints() -> None:
     users = [n for n in GRAPH.paths if "torch" in GRAPH.outside(n, late=True)]
     assert [short(n) for n in users if n not in matching("ckpt.*")] == []
     assert "transom_cli.ckpt.engine" in users, "this test looks for the wrong name"
+
+
+@pytest.mark.parametrize("name", matching("ckpt.memory", "ckpt.memory.*"), ids=short)
+def test_memory_that_outlives_the_trainer_needs_no_torch(name: str) -> None:
+    for module in GRAPH.reached(name, late=True):
+        assert "torch" not in GRAPH.outside(module, late=True), f"through {short(module)}"
 
 
 @pytest.mark.parametrize("name", matching("cli", "cli.*"), ids=short)

@@ -73,11 +73,15 @@ class Server:
         self._stopping = threading.Event()
         self._listener: socket.socket | None = None
 
-    def start(self, host: str = "0.0.0.0") -> int:
-        """Listen on a free port, and say which. Once only."""
+    def start(self, host: str = "0.0.0.0", port: int = 0) -> int:
+        """Listen on that port, on a free one where it is taken, and say which. Once only."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        self._listener = socket.create_server((host, 0), family=family, backlog=LINES, dualstack_ipv6=both)
+        about = {"family": family, "backlog": LINES, "dualstack_ipv6": both}
+        try:
+            self._listener = socket.create_server((host, port), **about)
+        except OSError:
+            self._listener = socket.create_server((host, 0), **about)
         self._accepting = threading.Thread(target=self._accept_all, args=(self._listener,), name="lines", daemon=True)
         self._accepting.start()
         return int(self._listener.getsockname()[1])

@@ -1,0 +1,101 @@
+"""Reed-Solomon coding, as far as it is numbers: the field, the matrix, and how lost columns are rebuilt. Pure.
+
+Bytes are elements of GF(2^8) = GF(2)[x] / (x^8 + x^4 + x^3 + x^2 + 1): the sum of two is their XOR. The polynomial
+(0x11d) is ISA-L's. Parity row r of a stripe of k data columns is the sum over columns c of coefficient(r, c, k) times
+the column, byte by byte.
+
+The coefficients are a Cauchy matrix, 1 / (x_r + y_c) with x_r = k + r and y_c = c (ISA-L's gf_gen_cauchy1_matrix), in
+which every square submatrix is regular: as many lost columns as there are rows left can always be rebuilt. Rows and
+columns are then multiplied by numbers such that the first row and the first column are ones, which leaves submatrices
+regular. So one row of parity is plain XOR, and parity of one column is a plain copy, however many rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, reduce
+from operator import xor
+
+POLYNOMIAL = 0x11D
+ELEMENTS = 256  # columns and rows together, at most
+
+
+def _powers() -> tuple[int, ...]:
+    """Of x, which generates all elements but 0; the row goes round once more, so that sums of exponents are in it."""
+    found, power = [], 1
+    for _ in range(2 * (ELEMENTS - 1)):
+        found.append(power)
+        power = power << 1 ^ (POLYNOMIAL if power & 0x80 else 0)
+    return tuple(found)
+
+
+_POWER = _powers()
+_EXPONENT = {power: exponent for exponent, power in enumerate(_POWER[: ELEMENTS - 1])}
+
+
+def product(a: int, b: int) -> int:
+    return _POWER[_EXPONENT[a] + _EXPONENT[b]] if a and b else 0
+
+
+def quotient(a: int, b: int) -> int:
+    """Raises ZeroDivisionError."""
+    if b == 0:
+        raise ZeroDivisionError("0 divides nothing")
+    return _POWER[_EXPONENT[a] - _EXPONENT[b] + ELEMENTS - 1] if a else 0
+
+
+@cache
+def multiples(factor: int) -> bytes:
+    """`factor` times each element, by element."""
+    return bytes(product(factor, element) for element in range(ELEMENTS))
+
+
+def coefficient(row: int, column: int, k: int) -> int:
+    """What data column `column` of `k` is multiplied by on its way into parity row `row`. Never 0."""
+    if not (0 <= column < k and 0 <= row < ELEMENTS - k):
+        raise ValueError(f"no code over {ELEMENTS} elements has {k} columns with a column {column} and a row {row}")
+    by_column = quotient(k ^ column, (k + row) ^ column)  # 1 in the first row
+    return quotient(by_column, quotient(k, k + row))  # and in the first column
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A lost data column as the sum of what is left, each multiplied by its coefficient."""
+
+    lost: int
+    columns: tuple[tuple[int, int], ...]  # (data column, coefficient): every one that is not lost
+    rows: tuple[tuple[int, int], ...]  # (parity row, coefficient): every one that is used
+
+
+def solve(k: int, lost: Sequence[int], rows: Sequence[int]) -> list[Recipe]:
+    """How to rebuild the lost of `k` data columns from the others and as many parity rows: a recipe each, in order.
+
+    A lost parity row needs no recipe: it is computed anew.
+    """
+    if len(set(lost)) != len(lost) or len(set(rows)) != len(rows) or len(lost) != len(rows):
+        raise ValueError(
+            f"{len(rows)} rows of parity do not rebuild {len(lost)} columns: as many are needed, each once"
+        )
+    # What a row has of the lost columns is its parity plus its multiples of the others; the inverse parts them.
+    parted = _inverse([[coefficient(row, column, k) for column in lost] for row in rows])
+    kept = [other for other in range(k) if other not in lost]
+    recipes = []
+    for column, shares in zip(lost, parted, strict=True):
+        used = tuple(zip(rows, shares, strict=True))
+        columns = ((other, (product(share, coefficient(row, other, k)) for row, share in used)) for other in kept)
+        recipes.append(Recipe(column, tuple((other, reduce(xor, terms)) for other, terms in columns), used))
+    return recipes
+
+
+def _inverse(matrix: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Of a square matrix whose leading submatrices are all regular, so that no pivot is 0 (Gauss, Jordan)."""
+    size = len(matrix)
+    work = [[*row, *(int(i == j) for j in range(size))] for i, row in enumerate(matrix)]
+    for i in range(size):
+        work[i] = [quotient(element, work[i][i]) for element in work[i]]
+        for j in range(size):
+            if j != i:
+                factor = work[j][i]
+                work[j] = [a ^ product(factor, b) for a, b in zip(work[j], work[i], strict=True)]
+    return [row[size:] for row in work]

@@ -1,0 +1,162 @@
+"""Which nodes hold parity of which bytes, so that a training state in memory survives the loss of nodes. Pure.
+
+One scheme for all. A stripe is k chunks of data and m chunks of parity, each on another node, and any k of the k + m
+give all of it back (`galois` has the code). Nodes are put into groups. A group of n nodes, of which m may be lost, has
+n stripes: stripe i has its parity on the m nodes from the i-th on, round and round, and its data on the k = n - m
+others. So every node is in each stripe with one chunk, holds parity in m of them, and has its bytes cut into k chunks,
+one for each of the others. Memory and traffic are the same for all nodes: m / k of what a node holds. It is RAID 5's
+rotated parity with any number of rows (Patterson, Gibson, Katz, SIGMOD 1988), over nodes as in SCR's XOR scheme (Moody
+et al., SC 2010).
+
+A group's nodes come from as many failure domains as there are. GEMINI (Wang et al., SOSP 2023) and NVIDIA's
+resiliency-ext (its cliques of ranks for local checkpoints) place replicas in groups for the same reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from transom_cli.errors import UsageError
+
+MOST = 128  # data and parity: a group may have nearly twice as many nodes, and the field has 256 elements
+GRAIN = 64  # bytes: a cache line; chunks begin at a multiple of it
+
+_FORM = re.compile(r"xor:(?P<ones>[1-9][0-9]{0,3})|rs:(?P<data>[1-9][0-9]{0,3})\+(?P<parity>[1-9][0-9]{0,3})")
+
+
+@dataclass(frozen=True)
+class Protection:
+    """The code asked for. Groups of another size than data + parity keep the parity, and have more or less data."""
+
+    data: int  # chunks of data in a stripe
+    parity: int  # chunks of parity in it: so many nodes of a group may be lost
+
+    def __post_init__(self) -> None:
+        if (self.data, self.parity) != (0, 0) and not (self.data > 0 < self.parity and self.nodes <= MOST):
+            raise ValueError(f"no code has {self.data} chunks of data and {self.parity} of parity")
+
+    @property
+    def nodes(self) -> int:
+        """The least size of a group that has this very code. 0: no protection."""
+        return self.data + self.parity
+
+    def __str__(self) -> str:
+        """The text that `parse` reads, one for each code."""
+        if self == NONE:
+            return "none"
+        if self == REPLICA:
+            return "replica"
+        return f"xor:{self.data}" if self.parity == 1 else f"rs:{self.data}+{self.parity}"
+
+
+NONE = Protection(0, 0)
+REPLICA = Protection(1, 1)
+
+
+def parse(text: str) -> Protection:
+    """What a person wrote. Raises UsageError."""
+    if text in ("none", "replica"):
+        return NONE if text == "none" else REPLICA
+    found = _FORM.fullmatch(text)
+    if found is None:
+        raise UsageError(
+            f"`{text}` is no protection of snapshots in memory",
+            "it is `none`, `replica`, `xor:K` or `rs:K+M`: M nodes' worth of parity for every K nodes",
+            "`rs:4+2` survives the loss of any 2 nodes of a group of 6, for half as much memory again",
+        )
+    data, parity = int(found["ones"] or found["data"]), int(found["parity"] or 1)
+    if data + parity > MOST:
+        raise UsageError(
+            f"`{text}` asks for groups of {data + parity} nodes",
+            f"a group has at most {MOST}: data and parity together",
+            "large groups lose more than one node sooner: `rs:8+2` is a large one",
+        )
+    return Protection(data, parity)
+
+
+def code(size: int, protection: Protection) -> tuple[int, int]:
+    """(k, m) of a group of `size` nodes; (0, 0) where nothing is protected: nothing asked for, or a node alone.
+
+    A group too small for the code gives up data before parity: with as many nodes as may be lost, or fewer, every node
+    holds a copy of all.
+    """
+    parity = min(protection.parity, size - 1)
+    return (size - parity, parity) if parity > 0 else (0, 0)
+
+
+def groups(
+    nodes: Sequence[str], protection: Protection, domains: Mapping[str, str] | None = None
+) -> tuple[tuple[str, ...], ...]:
+    """The nodes in groups for the code; each alone where no protection is asked for.
+
+    As many groups as the code allows, of sizes as equal as possible: from data + parity to nearly twice that, or fewer
+    where there are fewer nodes. `domains` names what fails together (a switch, a rack); a node that is not in it is
+    its own. No group has more of a domain's nodes than another group by more than one, which is the best there is.
+    The same nodes in the same order give the same groups on every node, so nobody needs to be told.
+    """
+    if len(set(nodes)) != len(nodes):
+        raise ValueError("a node is named twice")
+    if protection == NONE:
+        return tuple((node,) for node in nodes)
+    together: dict[tuple[bool, str], list[str]] = {}
+    for node in nodes:
+        known = domains is not None and node in domains
+        together.setdefault((known, domains[node] if domains is not None and known else node), []).append(node)
+    ordered = [node for members in sorted(together.values(), key=len, reverse=True) for node in members]
+    count = max(1, len(nodes) // protection.nodes)
+    # Dealt like cards: a domain's nodes follow one another, so they go to different groups while there are any.
+    return tuple(tuple(ordered[first::count]) for first in range(count)) if ordered else ()
+
+
+@dataclass(frozen=True)
+class Stripe:
+    """What is coded together. Its chunks may differ in length: all count as long as the longest, filled with zeros, and
+    that is the length of each parity row."""
+
+    data: tuple[str, ...]  # by column: the node whose bytes it covers
+    chunks: tuple[int, ...]  # by column: which chunk of that node's bytes
+    parity: tuple[str, ...]  # by row: the node that holds it
+
+
+def stripes(group: Sequence[str], protection: Protection) -> tuple[Stripe, ...]:
+    """As many as the group has nodes, none where nothing is protected."""
+    columns, rows = code(len(group), protection)
+    if rows == 0:
+        return ()
+    turned = (tuple(group[i:]) + tuple(group[:i]) for i in range(len(group)))
+    # A node stands at another place in each stripe, so at each column once: the column is its chunk's number too.
+    return tuple(Stripe(nodes[rows:], tuple(range(columns)), nodes[:rows]) for nodes in turned)
+
+
+def survives(groups: Iterable[Sequence[str]], protection: Protection, lost: Collection[str]) -> bool:
+    """Whether what the lost nodes held can be had from the others. Nodes in no group hold nothing."""
+    gone = set(lost)
+    return all(len(gone.intersection(group)) <= code(len(group), protection)[1] for group in groups)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Bytes of one file."""
+
+    file: str
+    start: int  # offset in the file, bytes
+    length: int  # bytes, more than 0
+
+
+def cut(files: Sequence[tuple[str, int]], chunks: int, chunk: int) -> tuple[Segment, ...]:
+    """Where chunk number `chunk` of `chunks` lies in a node's files, given as (name, bytes), one after the other.
+
+    All chunks are equally long, but for the last ones, which may be shorter or empty.
+    """
+    if not 0 <= chunk < chunks:
+        raise ValueError(f"there is no chunk {chunk} of {chunks}")
+    each = -(-sum(size for _, size in files) // (chunks * GRAIN)) * GRAIN
+    found, begin = [], 0  # of the file, in the row of all of them
+    for name, size in files:
+        start, end = max(begin, chunk * each), min(begin + size, (chunk + 1) * each)
+        if start < end:
+            found.append(Segment(name, start - begin, end - start))
+        begin += size
+    return tuple(found)
