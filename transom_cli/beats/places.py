@@ -24,6 +24,9 @@ ATTEMPT_DIR = "TRANSOM_ATTEMPT_DIR"
 LAUNCH = "TRANSOM_LAUNCH"
 BEAT_DIR = "TRANSOM_BEAT_DIR"
 CHECKPOINT_DIR = "TRANSOM_CHECKPOINT_DIR"
+MEMORY, AGENTS = "TRANSOM_MEMORY", "agent"
+"""Who keeps the node's snapshots: with this value its agent; else the ranks start a process for that themselves."""
+
 ROLE = "TRANSOM_ROLE"
 
 FLIGHT = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE")

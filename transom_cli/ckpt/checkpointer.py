@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 import warnings
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +34,8 @@ from transom_cli.ckpt.snapshots import Snapshots
 from transom_cli.ckpt.staging import NOTHING, Stager
 from transom_cli.ckpt.state import State
 from transom_cli.errors import UsageError
+
+_LONG = 0.5  # seconds of waiting that are worth a word
 
 
 class Checkpointer:
@@ -238,10 +240,9 @@ class Checkpointer:
     def _start(self, step: int, asked: bool) -> Saving | None:
         """`asked`: it is to be durable in any case."""
         with phase("checkpoint"):
-            if self._running_step >= 0 and self._running is not None and not self._running.done():
-                if not self._told_to_wait:
-                    self._told_to_wait = True
-                    self._say(f"save({step}) waits for {step_name(self._running_step)}, which is still being written")
+            if self._running is not None and not self._told_to_wait and not wait([self._running], _LONG).done:
+                self._told_to_wait = True
+                self._say(f"save({step}) waits: {step_name(self._running_step)} and those before it are being written")
             self._settle()
             if step == self._saved:
                 self._lasting.wait(step)

@@ -22,10 +22,11 @@ from transom_cli.ckpt.memory import messages
 from transom_cli.ckpt.memory.client import Client
 from transom_cli.ckpt.memory.launches import Launch
 from transom_cli.ckpt.memory.messages import HolderGone
-from transom_cli.ckpt.memory.meeting_place import meet, own_address, token
+from transom_cli.ckpt.memory.meeting_place import meet, names, own_address, token
 from transom_cli.ckpt.memory.persisting import DONE, FAILED, RESERVED, RUNNING
 from transom_cli.ckpt.memory.shelf import Record
 from transom_cli.ckpt.memory.slot import Share
+from transom_cli.ckpt.names import MANIFEST, step_name
 from transom_cli.ckpt.ranks import Ranks
 
 SLOTS = 3  # snapshots a rank: the newest that counts, one that is being made durable or protected, and the next
@@ -55,15 +56,17 @@ class Snapshots:
         self._at = meet(directory)
         self._port = 0
         self._client = self._at.connect()
-        nodes = ranks.gather((self._at.node, self._at.trouble))
-        for node, trouble in dict(nodes).items():
+        told = ranks.gather((self._at.node, self._at.holder, self._at.trouble))
+        nodes = names([(node, holder) for node, holder, _ in told])
+        for node, (_, _, trouble) in dict(zip(nodes, told, strict=True)).items():
             if trouble:
                 say(f"the snapshots of {node} live only as long as its ranks: {trouble}")
-        self.by = str(nodes[0][0])  # whose holder sees to it that checkpoints become durable
+        self._node = nodes[ranks.rank]
+        self.by = nodes[0]  # whose holder sees to it that checkpoints become durable
         self._places: dict[str, tuple[str, int]] = {}
-        if len({node for node, _ in nodes}) > 1:
+        if len(set(nodes)) > 1:
             self._listen()
-            self._places = dict(ranks.gather((self._at.node, (own_address(), self._port))))
+            self._places = dict(ranks.gather((self._node, (own_address(), self._port))))
         for index, arena in self._join().items():
             self._arenas[index] = arena
 
@@ -129,12 +132,18 @@ class Snapshots:
                     return trouble if state == FAILED else ""
                 unheard = 0 if state == RUNNING else unheard + 1
                 if unheard >= _UNHEARD:
-                    return trouble or f"the memory holder of {self.by} knows nothing of it any more"
-                if state != RUNNING or self.by != self._at.node:
+                    return "" if self._on_disk(step) else trouble or f"the memory holder of {self.by} knows nothing of it any more"
+                if state != RUNNING or self.by != self._node:
                     time.sleep(0.1 if state == RUNNING else 0.5)
         finally:
             if line is not None:
                 line.close()
+
+    def _on_disk(self, step: int) -> bool:
+        record = self._records.get(step)
+        with suppress(OSError):
+            return record is not None and (self._directory / step_name(step) / MANIFEST).read_bytes() == record.manifest
+        return False
 
     # A restore
 
@@ -232,13 +241,13 @@ class Snapshots:
             os.close(fd)
 
     def _listen(self) -> None:
-        answer = self._client.ask("listen", key=self._key, node=self._at.node, port=self._port)[0]
+        answer = self._client.ask("listen", key=self._key, node=self._node, port=self._port)[0]
         self._port = int(answer["port"])
 
     def _join(self) -> dict[int, Arena]:
         """Returns the memory that an earlier rank of this number has lent."""
         told, fds = self._client.ask(
-            "join", launch=self.launch.as_json(), rank=self._ranks.rank, node=self._at.node,
+            "join", launch=self.launch.as_json(), rank=self._ranks.rank, node=self._node,
             directory=str(self._directory), token=self._token, places=self._places, key=self._key,
         )  # fmt: skip
         return {int(n): Arena.lent(fd, int(size)) for (n, size), fd in zip(told["slots"], fds, strict=True)}

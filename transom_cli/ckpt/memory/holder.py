@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import fcntl
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -31,15 +32,18 @@ from transom_cli.errors import TransomError
 
 LOOK = 0.5  # seconds between two looks at whether it is still needed
 LINGER = 60.0  # seconds without anybody
+PARTING = 5.0  # seconds, when all have left in good order
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # Slurm signals every process of a step
 
 
 class Holder:
     def __init__(self, path: str) -> None:
         self._path = path
+        self._id = secrets.token_hex(4)
         self._holdings: dict[str, Holding] = {}
         self._servers: dict[tuple[bytes, str], tuple[Server, int]] = {}
         self._lock = threading.Lock()
+        self._left: set[str] = set()  # directories whose ranks have all left in good order
         self._people = 0
         self._since = time.monotonic()
         self._told = threading.Event()
@@ -73,9 +77,10 @@ class Holder:
             return True
         with self._lock:
             idle = not self._people and not any(h.busy for h in self._holdings.values())
-            if not idle and self._holdings:
+            if not idle:
                 self._since = time.monotonic()
-            return idle and time.monotonic() - self._since >= linger
+            patience = linger if set(self._holdings) - self._left else min(linger, PARTING)
+            return idle and time.monotonic() - self._since >= patience
 
     def close(self) -> None:
         with self._lock:
@@ -95,7 +100,8 @@ class Holder:
                     name = str(body.pop("ask", ""))
                     if name == "end":
                         self._told.set()
-                    answer, out = ({}, []) if name in ("end", "hello") else desk.answer(name, body, fds)
+                    told = {"id": self._id} if name in ("end", "hello") else None
+                    answer, out = (told, []) if told is not None else desk.answer(name, body, fds)
                     messages.send(sock, {"ok": True, **answer}, out)
                 except (TransomError, ValueError, KeyError, TypeError, IndexError, OSError) as error:
                     what = error.what if isinstance(error, TransomError) else f"{type(error).__name__}: {error}"
@@ -120,15 +126,15 @@ class Holder:
                 if found is not None:  # the directory is another one by now
                     found.close()
                 found = self._holdings[directory] = Holding(directory, token, node, _say)
+            if node:
+                self._left.discard(directory)
             return found
 
     def _forget(self, holding: Holding) -> None:
+        """Its ranks need its memory no more. A neighbour may still ask how a write ended."""
         holding.close()
         with self._lock:
-            if self._holdings.get(holding.shelf.directory) is holding:
-                del self._holdings[holding.shelf.directory]
-            if not self._holdings:
-                self._since = 0.0  # nothing to linger for
+            self._left.add(holding.shelf.directory)
 
     def _serve(self, key: bytes, node: str, port: int) -> int:
         with self._lock:

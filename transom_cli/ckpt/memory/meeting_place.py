@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transom_cli.beats import places
@@ -20,10 +22,11 @@ AGENT = 15.0  # seconds for the holder of the node's agent to come up
 
 @dataclass(frozen=True)
 class Meeting:
-    """`node`: as its neighbours call it. `agents`: the node's agent sees to it that there is a holder. `path`: of its
-    socket, "" when it is in this process. `trouble`: why it is."""
+    """`node`: its name. `holder`: no other has it. `agents`: the node's agent sees to it that there is one. `path`: of
+    its socket, "" when it is in this process. `trouble`: why it is."""
 
     node: str
+    holder: str
     agents: bool
     path: str
     trouble: str = ""
@@ -43,13 +46,24 @@ class Meeting:
 def meet(directory: Path) -> Meeting:
     """Find this node's holder, or start one; where neither can be, there is one in this process."""
     node, folder = places.node_name(), os.environ.get(places.BEAT_DIR)
+    agents = os.environ.get(places.MEMORY) == places.AGENTS
     try:
-        found = Meeting(node, bool(folder), agents_path(folder) if folder else own_path(directory))
-        found.connect(afresh=True).close()
+        found = Meeting(node, "", agents, agents_path(folder) if folder else own_path(directory))
+        line = found.connect(afresh=True)
     except (HolderGone, OSError) as error:
         why = f"{error.what} ({error.why})" if isinstance(error, HolderGone) else str(error)
-        return Meeting(f"{node}#{os.getpid()}", False, "", why)
-    return found
+        found = Meeting(node, "", False, "", why)
+        line = within()
+    with contextlib.closing(line):
+        return replace(found, holder=str(line.ask("hello")[0]["id"]))
+
+
+def names(holders: Sequence[tuple[str, str]]) -> list[str]:
+    """For each (node, holder) how the others call it: by the node alone, where it has a single one."""
+    of_node: dict[str, set[str]] = {}
+    for node, holder in holders:
+        of_node.setdefault(node, set()).add(holder)
+    return [node if len(of_node[node]) == 1 else f"{node}#{holder}" for node, holder in holders]
 
 
 def token(directory: Path) -> str:
