@@ -15,6 +15,7 @@ from transom_cli.ckpt.memory.asking import Damaged, LineFailed, Refused, Unreach
 from transom_cli.ckpt.memory.bulk import PIECE, SEAL_BYTES, WHOLE
 
 MEETING = wire.HELLO_BYTES + wire.PROOF_BYTES  # bytes of either side before the first message
+LENGTH = range(MEETING, MEETING + 4)  # places of the first message's length: with another, a side waits for more
 SMALL = b"a few bytes" * 4
 
 
@@ -25,10 +26,10 @@ def holder() -> Iterator[Holder]:
         yield made
 
 
-def asked(holder: Holder, relay: Relay, of: str) -> bytes:
+def asked(holder: Holder, relay: Relay, of: str, stall: float = SOON) -> bytes:
     """The bytes that come through the relay, or the error."""
     into = bytearray(sum(map(len, holder.shares[of])))
-    with holder.line(port=relay.port, stall=SHORT) as line:
+    with holder.line(port=relay.port, stall=stall) as line:
         assert line.ask("share", SOON, memoryview(into), of=of) == {"of": of}
     return bytes(into)
 
@@ -41,9 +42,9 @@ def passed(holder: Holder, of: str) -> tuple[int, int]:
     return to_asker, to_holder
 
 
-def failure(holder: Holder, relay: Relay, of: str) -> LineFailed:
+def failure(holder: Holder, relay: Relay, of: str, stall: float = SOON) -> LineFailed:
     with pytest.raises(LineFailed) as caught:
-        asked(holder, relay, of)
+        asked(holder, relay, of, stall)
     return caught.value
 
 
@@ -51,13 +52,12 @@ def failure(holder: Holder, relay: Relay, of: str) -> LineFailed:
 def test_any_byte_of_an_answer_flipped_is_an_error(holder: Holder, mask: int) -> None:
     whole, _ = passed(holder, "small")
     bulk = whole - len(SMALL) - SEAL_BYTES
-    lengths = range(MEETING, MEETING + 4)
     for place in range(whole):
         with Relay(holder.port, flip=place, mask=mask) as relay:
-            error = failure(holder, relay, "small")
+            error = failure(holder, relay, "small", SHORT if place in LENGTH else SOON)
         if place < MEETING:
             assert type(error) is Refused, place
-        elif place in lengths:  # by another length it takes the wrong bytes, or waits for more
+        elif place in LENGTH:  # by another length it takes the wrong bytes, or waits for more
             assert type(error) in (Damaged, Unreachable), place
         else:
             assert type(error) is Damaged, place
@@ -69,7 +69,7 @@ def test_any_byte_of_a_question_flipped_is_an_error(holder: Holder) -> None:
     _, whole = passed(holder, "small")
     for place in range(whole):
         with Relay(holder.port, flip=place, to_holder=True) as relay:
-            error = failure(holder, relay, "small")
+            error = failure(holder, relay, "small", SHORT if place in LENGTH else SOON)
         assert type(error) is (Refused if place < MEETING else Unreachable), place
     assert holder.still_answers()
 
