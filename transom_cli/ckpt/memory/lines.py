@@ -93,13 +93,15 @@ class Server:
         """
         if self._listener is None:
             return
+        with self._lock:
+            left = dict(self._lines)  # also those whose threads will be gone from there at once, and still be running
         self._stopping.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept(), which close() would not
         self._accepting.join()
         self._listener.close()
         with self._lock:
-            left = list(self._lines)
+            left |= self._lines
         for line in left:
             line.end()
         deadline = time.monotonic() + LEAVE

@@ -1,4 +1,4 @@
-"""How fast a holder may send: the training needs the same network. Pure but for the clock, which is given."""
+"""How fast a holder may send: the training needs the same network. It knows no socket, and never waits itself."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Throttle:
             raise ValueError(f"{count} bytes at once, and {self._burst} are allowed")
         with self._lock:
             now = self._clock()
-            self._left = min(float(self._burst), self._left + max(0.0, now - self._seen) * self._rate)
-            self._seen = max(now, self._seen)
+            self._left = min(float(self._burst), self._left + (now - self._seen) * self._rate)
+            self._seen = now
             self._left -= count
             return max(0.0, -self._left / self._rate)
