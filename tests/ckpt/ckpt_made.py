@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transom_cli.ckpt import files
 from transom_cli.ckpt.manifest import Manifest, encode
+from transom_cli.ckpt.names import MEMORY
 
 
 def bare_checkpoint(directory: Path, step: int, *, data: bytes = b"weights") -> Path:
@@ -22,7 +23,8 @@ def bare_checkpoint(directory: Path, step: int, *, data: bytes = b"weights") -> 
 
 
 def names_in(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+    """But for the mark by which memory holders know the directory."""
+    return sorted(path.name for path in directory.iterdir() if path.name != MEMORY)
 
 
 def flip(path: Path, position: int) -> None:

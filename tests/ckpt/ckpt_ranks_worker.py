@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from ckpt_made import Training, flip
+from ckpt_made import Training, flip, names_in
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -67,13 +67,13 @@ def main() -> None:
     found["fell back to"] = checkpointer.restore()
 
     # One rank cannot write its part: all learn of it, and the next save works.
-    write_all = Writer._write_all
+    commit = Writer._commit
     if rank == 1:
-        Writer._write_all = lambda self, step, snapshot, *where: write_all(self, step, _Unreadable(snapshot), *where)
+        Writer._commit = lambda self, step, snapshot, *more: commit(self, step, _Unreadable(snapshot), *more)
     checkpointer.save(4)
     checkpointer.wait()
     found["failed"] = checkpointer.last_error.why
-    Writer._write_all = write_all
+    Writer._commit = commit
     training.state["bad"] = (lambda: 0) if rank == 1 else 0
     checkpointer.save(5)
     checkpointer.wait()
@@ -81,7 +81,7 @@ def main() -> None:
     training.state["bad"] = 0
     checkpointer.save(6)
     checkpointer.close(strict=True)
-    found["then"] = sorted(p.name for p in (directory / "damage").iterdir())
+    found["then"] = names_in(directory / "damage")
 
     dist.barrier()
     if rank == 0:

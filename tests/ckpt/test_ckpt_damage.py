@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ckpt_made import flip
+from ckpt_made import flip, names_in
 
 from transom_cli.ckpt import Checkpointer, NoCheckpointRestores, SaveFailed
 from transom_cli.errors import NoCheckpoint
@@ -121,7 +121,7 @@ def _largest_file(size: int) -> Iterator[None]:
 
 def _training_goes_on(checkpointer: Checkpointer, state: dict, directory: Path, capsys, trouble: str) -> None:
     """`step-2` has just failed; nothing but step-1 is there, and it was told once, and kept."""
-    assert sorted(p.name for p in directory.iterdir()) == ["step-1"]
+    assert names_in(directory) == ["step-1"]
     assert isinstance(checkpointer.last_error, SaveFailed) and trouble in checkpointer.last_error.why
     told = [line for line in capsys.readouterr().err.splitlines() if "was not saved" in line]
     assert len(told) == 1 and told[0].startswith("transom: step-2 was not saved: ") and trouble in told[0]
@@ -129,7 +129,9 @@ def _training_goes_on(checkpointer: Checkpointer, state: dict, directory: Path, 
         checkpointer.wait(strict=True)
 
 
-def test_a_failed_write_is_told_and_the_next_one_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_failed_write_is_told_and_the_next_one_works(
+    holder_within, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     state = _state(1.0, width=1 << 18)
     checkpointer = Checkpointer(state, tmp_path, every=1)
     checkpointer.save(1)
@@ -145,7 +147,7 @@ def test_a_failed_write_is_told_and_the_next_one_works(tmp_path: Path, capsys: p
 
 
 @pytest.mark.root
-def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_full_disk(holder_within, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     directory = tmp_path / "small"
     directory.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1536k", "tmpfs", str(directory)]
@@ -161,6 +163,8 @@ def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         _training_goes_on(checkpointer, state, directory, capsys, "No space left on device")
         assert checkpointer.last_error is not None and checkpointer.last_error.hint.startswith("df -h")
         checkpointer.close()
+        assert Checkpointer(state, directory, every=1).restore() == 2, "it is in memory yet"
+        (directory / ".memory").write_text("another directory")
         assert Checkpointer(state, directory, every=1).restore() == 1
     finally:
         subprocess.run(["umount", "-l", str(directory)], check=False)

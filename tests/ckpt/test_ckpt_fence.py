@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ckpt_made import bare_checkpoint, flip
+from ckpt_made import bare_checkpoint, flip, names_in
 
 from transom_cli.ckpt import Checkpointer, fence, files
 from transom_cli.ckpt.failures import TakenOver
@@ -51,7 +51,7 @@ def test_a_stale_rank_publishes_nothing_and_deletes_nothing(tmp_path: Path, make
 
 
 def test_taken_over_between_the_rename_and_the_removal_of_old_ones(
-    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    holder_within, tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpointer = make("12.0", "0", keep=1)
     assert saved(checkpointer, 1) == ""
@@ -72,7 +72,7 @@ def test_a_stale_rank_moves_no_bad_checkpoint_out_of_the_way(tmp_path: Path, mak
     stale = make("12.0", "3")
     fence.take(tmp_path, "12.1.0")
     assert saved(stale, 2).startswith("launch 12.1.0 has taken over")
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".fence", "step-2"]
+    assert names_in(tmp_path) == [".fence", "step-2"]
 
 
 def fence_of_an_older(folder: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_newer_launch_has_it_whoever_comes_last(tmp_path: Path, older: str, 
     with pytest.raises(TakenOver, match=f"launch {newer} has taken over the checkpoints; .*remove .*/made/.fence"):
         fence.take(tmp_path / "made", older)
     assert (tmp_path / "made" / ".fence").read_text() == f"{newer}\n"
-    assert [p.name for p in (tmp_path / "made").iterdir()] == [".fence"]
+    assert names_in(tmp_path / "made") == [".fence"]
 
 
 def test_a_directory_that_no_launcher_knows_of_is_fenced_by_its_first_rank(tmp_path: Path, make: Make) -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ckpt_made import names_in
+
 
 def test_kill_9_never_yields_a_wrong_restore(tmp_path: Path):
     driver = Path(__file__).with_name("ckpt_kill_driver.py")
@@ -16,5 +18,5 @@ def test_kill_9_never_yields_a_wrong_restore(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     found = [int(word) for word in done.stdout.split()]
     assert len(found) == 10 and found == sorted(found) and found[-1] > 0, found
-    leftovers = [p.name for p in (tmp_path / "c").iterdir() if p.name.startswith(".") and "fence" not in p.name]
+    leftovers = [name for name in names_in(tmp_path / "c") if name.startswith(".") and "fence" not in name]
     assert all("-7.9-" in name for name in leftovers), leftovers  # those of older attempts were cleaned up

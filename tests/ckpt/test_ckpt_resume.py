@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ckpt_made import Training
+from ckpt_made import Training, names_in
 from torch import nn
 from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -132,7 +132,7 @@ def test_when_a_save_is_due(tmp_path: Path):
     assert again.restore() == 23
     assert not again.save(23)  # nothing new to keep
     assert not again.save(23, force=True)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-10", "step-20", "step-23"]
+    assert names_in(tmp_path) == ["step-10", "step-20", "step-23"]
 
 
 def test_an_older_step_is_not_replaced_and_a_bad_one_is_set_aside(tmp_path: Path):
@@ -147,7 +147,7 @@ def test_an_older_step_is_not_replaced_and_a_bad_one_is_set_aside(tmp_path: Path
     for step in (2, 3):
         second.save(step)
     second.close(strict=True)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-1", "step-2", "step-2.bad-1", "step-3"]
+    assert names_in(tmp_path) == ["step-1", "step-2", "step-2.bad-1", "step-3"]
     third = Checkpointer(state := {"n": "third"}, tmp_path, every=1, keep=9)
     third.save(1)  # there, and good: it stays
     third.close(strict=True)

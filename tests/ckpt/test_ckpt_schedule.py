@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ckpt_made import names_in
 
 from transom_cli.ckpt import Checkpointer, checkpointer
 from transom_cli.ckpt.cadence import START, Cadence, Measured
@@ -178,7 +179,7 @@ def test_a_trainer_that_leaves_it_to_the_checkpointer(tmp_path: Path, monkeypatc
     assert again.restore() == 11
     assert [step for step in range(12, 22) if again.step(step)] == [21], "ten after the restored one"
     again.close(strict=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-11", "step-21"]
+    assert names_in(tmp_path) == ["step-10", "step-11", "step-21"]
     assert "saves every" not in capsys.readouterr().err, "settled at the second look, which did not come"
 
 

@@ -21,10 +21,10 @@ from transom_cli.ckpt.failures import NoCheckpointRestores, SaveFailed, WorldSiz
 from transom_cli.ckpt.image import Snapshot
 from transom_cli.ckpt.imported import Origin
 from transom_cli.ckpt.inventory import Candidate, candidates
+from transom_cli.ckpt.lasting import Lasting, Rule, Saving
 from transom_cli.ckpt.manifest import encode
 from transom_cli.ckpt.meeting import Meeting
 from transom_cli.ckpt.names import Here, local_attempt, step_name, valid_attempt
-from transom_cli.ckpt.lasting import Lasting, Rule, Saving
 from transom_cli.ckpt.overlap import Later
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.reading import OnDisk
@@ -267,19 +267,17 @@ class Checkpointer:
         """In the background thread: nobody asks for its result before the next save, so it tells failures itself."""
         step = saving.step
         durable = lambda: self._rule.due(saving.asked)  # noqa: E731
-        written = self._schedule.carry(
-            meeting, lambda: self._writer.write(step, snapshot, trouble, durable=durable)
-        )
+        written = self._schedule.carry(meeting, lambda: self._writer.write(step, snapshot, trouble, durable=durable))
         if written.trouble:
             self._failed(step, written.trouble)
-            saving.over.set_result(None)
-            return
-        self._saved = step
+        else:
+            self._saved = step
         if written.durable:
             self._make_durable(saving)
         else:
-            self.last_error = None
+            self.last_error = self.last_error if written.trouble else None
             saving.over.set_result(None)
+        written.then()
 
     def _make_durable(self, saving: Saving) -> None:
         trouble = ""

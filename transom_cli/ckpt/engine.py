@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from transom_cli.ckpt import direct
 from transom_cli.ckpt.image import Layout, Place, Snapshot, pack
 from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
+from transom_cli.ckpt.memory import messages
 from transom_cli.ckpt.memory.shelf import Record
 from transom_cli.ckpt.names import DCP_METADATA, step_name
 from transom_cli.ckpt.publishing import words
@@ -32,6 +34,7 @@ from transom_cli.ckpt.sharing import Share, Sharing
 from transom_cli.ckpt.snapshots import Snapshots
 from transom_cli.ckpt.staging import Stager, size_for
 
+_NEXT_TIME = (MemoryError, OSError, *messages.FAILURES)  # what hinders the next save is told there
 FAILURES = (Exception, CheckpointException)  # DCP's own is a bare BaseException
 
 
@@ -67,11 +70,7 @@ class Writer:
                 written.trouble = share.trouble if share else ""
                 if not written.trouble:
                     written = self._commit(step, snapshot, share, durable)
-                if share:
-                    self._settle(snapshot.layout, share)
-                elif not written.trouble:
-                    with contextlib.suppress(MemoryError, OSError):
-                        self._snapshots.grow(size_for(snapshot.layout, snapshot.size - snapshot.layout.size))
+                written.then = lambda: self._get_ready(snapshot, share)
         except FAILURES as error:  # a collective failed: a peer is gone. Training will notice by itself
             written.trouble = describe(error)
         return written
@@ -91,12 +90,19 @@ class Writer:
             if all(answer[0] == step for answer in answers):
                 return all(answer[2] for answer in answers), _first_trouble([answer[1] for answer in answers])
 
+    def _get_ready(self, snapshot: Snapshot, share: Share | None) -> None:
+        if share is not None:
+            self._settle(snapshot.layout, share)
+        else:
+            with contextlib.suppress(*_NEXT_TIME):
+                self._snapshots.ready(size_for(snapshot.layout, snapshot.size - snapshot.layout.size))
+
     def _settle(self, layout: Layout, share: Share) -> None:
         """Get ready for the next save. No memory for it: that save will say so."""
         if share.trouble:
             self._stager.forget()
             return
-        with contextlib.suppress(MemoryError, OSError):
+        with contextlib.suppress(*_NEXT_TIME):
             self._stager.settle(layout, share.later)
 
     def _commit(self, step: int, snapshot: Snapshot, share: Share | None, durable: Callable[[], bool]) -> Written:
@@ -147,11 +153,14 @@ class Writer:
         return Record(encode(manifest), metadata)
 
 
+@dataclass
 class Written:
-    """What came of a save: "" or why it does not count, and whether it is being made durable."""
+    """What came of a save: "" or why it does not count, and whether it is to be made durable. `then`: gets ready for
+    the next one, when that has been asked for: it may wait for it."""
 
-    def __init__(self, trouble: str, durable: bool = False) -> None:
-        self.trouble, self.durable = trouble, durable
+    trouble: str
+    durable: bool = False
+    then: Callable[[], None] = lambda: None
 
 
 def _data_file(rank: int) -> str:

@@ -56,7 +56,9 @@ def verify_together(candidate: Candidate, ranks: Ranks) -> Verdict:
 
 
 def load(source: Source, state: State, ranks: Ranks, *, per_rank: bool, origin: imported.Origin | None = None) -> str:
-    """Load a checkpoint that is verified, or verified as it is opened, into the live state. Returns "" or, on all ranks alike, why that failed.
+    """Load a checkpoint into the live state. Returns "" or, on all ranks alike, why that failed.
+
+    Its bytes are verified, or will be as they are opened.
 
     What its `origin` names as such starts afresh: those entries are neither asked for nor touched.
 

@@ -19,10 +19,9 @@ from typing import TypeVar
 from transom_cli.ckpt.arena import PAGE, Arena
 from transom_cli.ckpt.manifest import FileEntry
 from transom_cli.ckpt.memory import messages
-from transom_cli.ckpt.memory.client import Client
 from transom_cli.ckpt.memory.launches import Launch
-from transom_cli.ckpt.memory.messages import HolderGone
 from transom_cli.ckpt.memory.meeting_place import meet, names, own_address, token
+from transom_cli.ckpt.memory.messages import HolderGone
 from transom_cli.ckpt.memory.persisting import DONE, FAILED, RESERVED, RUNNING
 from transom_cli.ckpt.memory.shelf import Record
 from transom_cli.ckpt.memory.slot import Share
@@ -75,26 +74,25 @@ class Snapshots:
     def arena(self, need: int, size: int) -> Arena:
         """Memory to copy into: of `need` bytes at least, made with `size` where there is none that fits. Raises
         MemoryError, and HolderGone."""
-        if not self._arenas:
-            self._make(0, size)
-        if self._taken is None:
-            self._take()
-        assert self._taken is not None
-        arena = self._arenas[self._taken]
+        taken = self.ready(size)
+        arena = self._arenas[taken]
         if not need <= arena.size <= 2 * size + 2 * PAGE:
-            arena = self._make(self._taken, size)
+            self._taken = None
+            self._give_back(taken)
+            arena = self._make(taken, size)
         return arena
 
-    def grow(self, size: int) -> None:
-        """In the background: one more slot, until there are enough; and one is ready for the next save."""
-        if self._arenas and len(self._arenas) < self._most:
+    def ready(self, size: int) -> int:
+        """See to it that there is a slot for the next save: one more, until there are enough; then one that is free."""
+        if self._taken is None and len(self._arenas) < self._most:
             try:
-                self._make(max(self._arenas) + 1, size)
+                self._make(next(n for n in range(SLOTS) if n not in self._arenas), size)
             except MemoryError as error:
+                if not self._arenas:
+                    raise
                 self._most = len(self._arenas)
                 self._say(f"{self._most} snapshot(s) in memory at a time and not {SLOTS}: {error}")
-        if self._arenas and self._taken is None:
-            self._take()
+        return self._take() if self._taken is None else self._taken
 
     def hold(self, step: int, entry: FileEntry, segments: list[tuple[int, int]]) -> None:
         """The copy in the arena that was given out last is whole."""
@@ -132,7 +130,11 @@ class Snapshots:
                     return trouble if state == FAILED else ""
                 unheard = 0 if state == RUNNING else unheard + 1
                 if unheard >= _UNHEARD:
-                    return "" if self._on_disk(step) else trouble or f"the memory holder of {self.by} knows nothing of it any more"
+                    return (
+                        ""
+                        if self._on_disk(step)
+                        else trouble or f"the memory holder of {self.by} knows nothing of it any more"
+                    )
                 if state != RUNNING or self.by != self._node:
                     time.sleep(0.1 if state == RUNNING else 0.5)
         finally:
@@ -194,24 +196,23 @@ class Snapshots:
 
     # The holder, and what it is told
 
-    def _take(self) -> None:
+    def _take(self) -> int:
         while True:
             answer = self._again(lambda: self._client.ask("take", patience=PATIENCE), once_more=True)
             told = answer[0] if answer else {}
             if told.get("index") is not None:
                 self._taken = int(told["index"])
                 self._shares.pop(self._taken, None)
-                return
+                return self._taken
             if not self._told_busy:
                 self._told_busy = True
                 self._say(f"there is no memory yet for the next snapshot: {told.get('busy')}")
 
+    def _give_back(self, index: int) -> None:
+        self._arenas.pop(index).close()
+        self._again(lambda: self._client.ask("drop", index=index))
+
     def _make(self, index: int, size: int) -> Arena:
-        former = self._arenas.pop(index, None)
-        if former is not None:
-            former.close()
-            self._shares.pop(index, None)
-            self._again(lambda: self._client.ask("drop", index=index))
         arena = Arena(size)
         self._arenas[index] = arena
         try:
@@ -220,6 +221,7 @@ class Snapshots:
             del self._arenas[index]
             arena.close()
             raise
+        self._taken = index
         return arena
 
     def _lend(self, index: int, arena: Arena, *, write: bool) -> None:

@@ -11,6 +11,8 @@ RUN_VARIABLES: frozenset[str] = frozenset(
         "TRANSOM_ATTEMPT_DIR",
         "TRANSOM_LAUNCH",
         "TRANSOM_BEAT_DIR",
+        "TRANSOM_MEMORY",
+        "TRANSOM_MEMORY_LINGER",
         "TRANSOM_CHECKPOINT_DIR",
         "TRANSOM_ROLE",
     }

@@ -63,12 +63,19 @@ def own_path(directory: Path) -> str:
 
 
 def start(path: str, *more: str) -> subprocess.Popen[bytes]:
-    """A holder in a session of its own, which a Ctrl-C does not reach. Where there is one already it ends at once."""
+    """A holder in a session of its own, which a Ctrl-C does not reach. Where there is one already it ends at once.
+
+    It has none of our streams: who reads them to their end would wait for it. What it says stands beside its socket.
+    """
     env = {key: value for key, value in os.environ.items() if key not in _NOT_ITS_OWN}
-    return subprocess.Popen(
-        [sys.executable, "-m", "transom_cli.ckpt.memory.holder", "--socket", path, *more],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, env=env,
-    )  # fmt: skip
+    log = os.open(f"{path}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "transom_cli.ckpt.memory.holder", "--socket", path, *more],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True, env=env,
+        )  # fmt: skip
+    finally:
+        os.close(log)
 
 
 # What tells a process of a launch from others (agent.belonging): a holder outlives the launch that started it.

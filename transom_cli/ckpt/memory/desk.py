@@ -63,6 +63,8 @@ class Desk:
         """Its memory from an earlier launch comes back with the answer, as [index, bytes] and a descriptor each."""
         launch, rank, node = launches.read(about["launch"]), int(about["rank"]), str(about["node"])
         holding = self._find(str(about["directory"]), str(about["token"]), node)
+        if holding.shelf.launch != launch:
+            holding.persisting.distrust()
         slots = holding.shelf.join(launch, rank, bool(about.get("protect")))
         places = {str(n): (str(address), int(port)) for n, (address, port) in about["places"].items()}
         holding.meet(node, places, bytes.fromhex(about["key"]))

@@ -56,7 +56,9 @@ class Finder:
         try:
             for node in with_it:
                 try:
-                    neighbours.ask(node, "read", PULL, fresh.memory, step=step, file=entry.name, start=0, size=entry.size)
+                    neighbours.ask(
+                        node, "read", PULL, fresh.memory, step=step, file=entry.name, start=0, size=entry.size
+                    )
                 except LineFailed as error:
                     tried.append(f"{node}: {error.what}")
                     continue

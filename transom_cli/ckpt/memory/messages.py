@@ -67,7 +67,9 @@ def same_user(sock: socket.socket) -> bool:
     return int(_CREDENTIALS.unpack(raw)[1]) == os.geteuid()
 
 
-def ask(sock: socket.socket, timeout: float, name: str, fds: Sequence[int] = (), **about: Any) -> tuple[Body, list[int]]:
+def ask(
+    sock: socket.socket, timeout: float, name: str, fds: Sequence[int] = (), **about: Any
+) -> tuple[Body, list[int]]:
     """One question and its answer. Raises HolderGone, after which the socket is useless, and Refused."""
     try:
         sock.settimeout(timeout)

@@ -43,7 +43,9 @@ class Neighbours:
         with Line.connect(address, port, self._key, identity(node), min(CONNECT, timeout)) as line:
             return line.ask(name, timeout, into, directory=self._directory, **about)
 
-    def ask_all(self, name: str, timeout: float, nodes: Iterable[str] | None = None, **about: object) -> dict[str, Answer]:
+    def ask_all(
+        self, name: str, timeout: float, nodes: Iterable[str] | None = None, **about: object
+    ) -> dict[str, Answer]:
         """By node its answer, or {"error": why there is none}."""
         asked = tuple(self.nodes if nodes is None else nodes)
 

@@ -54,6 +54,10 @@ class Persisting:
         """A rank has read that checkpoint in full."""
         self._keeping(attempt, keep).trust(manifest)
 
+    def distrust(self) -> None:
+        """Another launch is here: what was known of the checkpoints on disk may have changed."""
+        self._retention = None
+
     def begin(self, order: Order) -> None:
         """Returns at once. Asked for a step that is under way or done, it does nothing more."""
         with self._changed:

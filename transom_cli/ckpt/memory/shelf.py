@@ -62,7 +62,7 @@ class Shelf:
         """
         with self._changed:
             if self.launch is not None and self.launch.newer_than(launch):
-                raise TakenOver(f"launch {self.launch.attempt} has taken over this node's snapshots")
+                self._fence(launch)
             if self.launch is None or launch.newer_than(self.launch):
                 self.launch = launch
                 self._reserved.clear()  # who was to ask for it is gone
@@ -85,9 +85,7 @@ class Shelf:
                 former.close()
             self._changed.notify_all()
 
-    def take(
-        self, launch: Launch, rank: int, patience: float, index: int | None = None
-    ) -> tuple[int | None, str]:
+    def take(self, launch: Launch, rank: int, patience: float, index: int | None = None) -> tuple[int | None, str]:
         """A slot that may be overwritten, whose content is forgotten at once; or why there is none (yet).
 
         A rank that has a single slot gets it when nothing reads it, though it holds the newest step. `index`: the slot
@@ -229,8 +227,9 @@ class Shelf:
         return self._ranks[rank]
 
     def _fence(self, launch: Launch) -> None:
-        if self.launch != launch:
-            raise TakenOver("another launch has taken over this node's snapshots")
+        if self.launch is not None and self.launch != launch:
+            newer, older = self.launch.attempt, launch.attempt
+            raise TakenOver(f"launch {newer} has taken over; {older} publishes and deletes no more checkpoints")
 
     def _held(self, step: int) -> Iterator[tuple[Share, Slot]]:
         for had in self._ranks.values():

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from transom_cli.ckpt import snapshots
+from transom_cli.ckpt.memory.client import LINGER
+from transom_cli.ckpt.memory.meeting_place import Meeting
+
+
+@pytest.fixture(autouse=True)
+def holders_leave_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test leaves open must not stay for a minute."""
+    monkeypatch.setenv(LINGER, "3")
+
+
+@pytest.fixture
+def holder_within(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory holder is in the test's own process, where limits and patches of the test reach it."""
+    from transom_cli.ckpt.memory.holder import within
+
+    def meet(directory: object) -> Meeting:
+        line = within()
+        try:
+            return Meeting("here", str(line.ask("hello")[0]["id"]), False, "")
+        finally:
+            line.close()
+
+    monkeypatch.setattr(snapshots, "meet", meet)
