@@ -24,6 +24,9 @@ from transom_cli.ckpt.inventory import Candidate, candidates
 from transom_cli.ckpt.lasting import Lasting, Rule, Saving
 from transom_cli.ckpt.manifest import encode
 from transom_cli.ckpt.meeting import Meeting
+from transom_cli.ckpt.memory.persisting import RESERVED as DURABLE
+from transom_cli.ckpt.memory.protecting import RESERVED as PROTECTED
+from transom_cli.ckpt.memory.protection import NONE, parse
 from transom_cli.ckpt.names import Here, local_attempt, step_name, valid_attempt
 from transom_cli.ckpt.overlap import Later
 from transom_cli.ckpt.ranks import Ranks
@@ -35,6 +38,7 @@ from transom_cli.ckpt.staging import NOTHING, Stager
 from transom_cli.ckpt.state import State
 from transom_cli.errors import UsageError
 
+LEAST_RATE = 1e6  # bytes a second
 _LONG = 0.5  # seconds of waiting that are worth a word
 
 
@@ -72,10 +76,15 @@ class Checkpointer:
     def __init__(
         self, state: dict[str, Any], directory: str | os.PathLike[str] | None = None, *,
         every: int | Literal["auto"], overhead: float = 0.01, keep: int = 2, reshard: bool = False,
-        copy: Literal["blocking", "overlapped"] = "blocking", prove: bool = False, persist: int | str = 1,
+        copy: Literal["blocking", "overlapped"] = "blocking", prove: bool = False,
+        persist: int | str = 1, protect: str = "none", protect_rate: float | None = None,
     ) -> None:  # fmt: skip
         schedule.check(every, overhead)
-        rule = Rule(persist)
+        rule, protection = Rule(persist), parse(protect)
+        if protect_rate is not None and protect_rate < LEAST_RATE:
+            raise UsageError(
+                f"protect_rate={protect_rate!r} must be a number of bytes a second, at least {LEAST_RATE:g}"
+            )
         if keep < 1:
             raise UsageError(f"keep={keep} must be at least 1")
         if copy not in ("blocking", "overlapped"):
@@ -92,13 +101,13 @@ class Checkpointer:
             raise UsageError(f"TRANSOM_ATTEMPT={attempt!r} cannot be part of a file name")
         self.directory = Path(where).absolute()
         self.last_error: SaveFailed | None = None
-        self._reshard, self._keep, self._rule = reshard, keep, rule
+        self._reshard, self._keep, self._rule, self._protection = reshard, keep, rule, protection
         self._ranks = Ranks()
         self._state = State(state, self._ranks.rank)
         self._schedule = schedule.make(every, overhead, self._ranks, self._say)
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         ground.prepare(self.directory, self._ranks, Here(attempt, socket.gethostname(), _alive), self._say)
-        self._snapshots = Snapshots(self.directory, self._ranks, attempt, self._say)
+        self._snapshots = Snapshots(self.directory, self._ranks, attempt, self._say, protection, protect_rate)
         self._stager = Stager(self._snapshots.arena, first=self._ranks.first)
         self._writer = Writer(self._schedule.writers(self._ranks), attempt, self._stager, self._snapshots)
         self._lasting = Lasting(self._snapshots, self._ended)
@@ -266,18 +275,26 @@ class Checkpointer:
     def _write(self, saving: Saving, snapshot: Snapshot | None, trouble: str, meeting: Meeting | None) -> None:
         """In the background thread: nobody asks for its result before the next save, so it tells failures itself."""
         step = saving.step
-        durable = lambda: self._rule.due(saving.asked)  # noqa: E731
-        written = self._schedule.carry(meeting, lambda: self._writer.write(step, snapshot, trouble, durable=durable))
+        uses = lambda: self._uses(saving)  # noqa: E731
+        written = self._schedule.carry(meeting, lambda: self._writer.write(step, snapshot, trouble, uses=uses))
         if written.trouble:
             self._failed(step, written.trouble)
         else:
             self._saved = step
-        if written.durable:
+        if PROTECTED in written.uses and self._ranks.first:
+            with contextlib.suppress(*FAILURES):  # the next one will be
+                self._snapshots.protect(step)
+        if DURABLE in written.uses:
             self._make_durable(saving)
         else:
             self.last_error = self.last_error if written.trouble else None
             saving.over.set_result(None)
         written.then()
+
+    def _uses(self, saving: Saving) -> frozenset[str]:
+        """On rank 0: what is to be done with a snapshot that counts. What is still being protected is not disturbed."""
+        protect = self._protection != NONE and not self._snapshots.protecting
+        return frozenset([*[PROTECTED] * protect, *[DURABLE] * self._rule.due(saving.asked)])
 
     def _make_durable(self, saving: Saving) -> None:
         trouble = ""
@@ -313,7 +330,8 @@ class Checkpointer:
 
     def _candidates(self) -> list[Remembered | Candidate]:
         """Newest first; of one step what is in memory comes before what is on disk."""
-        found = [*remembered(self._snapshots, self._say), *candidates(self.directory)]
+        in_memory, on_disk = remembered(self._snapshots, self._say), candidates(self.directory)
+        found: list[Remembered | Candidate] = [*in_memory, *on_disk]
         return sorted(found, key=lambda candidate: candidate.step, reverse=True)
 
     def _recall(self, found: Remembered) -> str:

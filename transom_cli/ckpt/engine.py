@@ -35,6 +35,7 @@ from transom_cli.ckpt.snapshots import Snapshots
 from transom_cli.ckpt.staging import Stager, size_for
 
 _NEXT_TIME = (MemoryError, OSError, *messages.FAILURES)  # what hinders the next save is told there
+Uses = frozenset[str]  # memory.persisting.RESERVED, memory.protecting.RESERVED
 FAILURES = (Exception, CheckpointException)  # DCP's own is a bare BaseException
 
 
@@ -55,9 +56,9 @@ class Writer:
         except FAILURES:
             pass
 
-    def write(self, step: int, snapshot: Snapshot | None, trouble: str = "", *, durable: Callable[[], bool]) -> Written:
-        """Let `snapshot` count as `step`. On all ranks alike: why it does not, or whether it is to be made `durable`,
-        which rank 0 decides.
+    def write(self, step: int, snapshot: Snapshot | None, trouble: str = "", *, uses: Callable[[], Uses]) -> Written:
+        """Let `snapshot` count as `step`. On all ranks alike: why it does not, or what else is to be done with it, for
+        which rank 0 asks `uses`.
 
         `snapshot` is None, with the `trouble`, where a rank could not take its copy: the others must learn of it here,
         or they would wait for it.
@@ -69,7 +70,7 @@ class Writer:
                 share = None if agreed else self._sharing.agree(snapshot.layout)
                 written.trouble = share.trouble if share else ""
                 if not written.trouble:
-                    written = self._commit(step, snapshot, share, durable)
+                    written = self._commit(step, snapshot, share, uses)
                 written.then = lambda: self._get_ready(snapshot, share)
         except FAILURES as error:  # a collective failed: a peer is gone. Training will notice by itself
             written.trouble = describe(error)
@@ -105,7 +106,7 @@ class Writer:
         with contextlib.suppress(*_NEXT_TIME):
             self._stager.settle(layout, share.later)
 
-    def _commit(self, step: int, snapshot: Snapshot, share: Share | None, durable: Callable[[], bool]) -> Written:
+    def _commit(self, step: int, snapshot: Snapshot, share: Share | None, uses: Callable[[], Uses]) -> Written:
         """`share`: None when the snapshot is of just what this rank is to write."""
         held: list[FileEntry] = []
         places: list[Place] = []
@@ -122,21 +123,21 @@ class Writer:
 
         trouble = _attempted(hold_mine)
         answers = self._ranks.to_first((trouble, held, places))
-        made: tuple[str, bool, Record | None] = ("", False, None)
+        made: tuple[str, Uses, Record | None] = ("", frozenset(), None)
         if answers is not None:
             trouble = _first_trouble([answer[0] for answer in answers])
             if not trouble:
                 try:
                     entries = [entry for answer in answers for entry in answer[1]]
-                    made = "", durable(), self._record(step, entries, [answer[2] for answer in answers])
+                    made = "", uses(), self._record(step, entries, [answer[2] for answer in answers])
                 except FAILURES as error:
                     trouble = describe(error)
             if trouble:
-                made = trouble, False, None
-        trouble, lasting, record = self._ranks.from_first(made)
+                made = trouble, frozenset(), None
+        trouble, chosen, record = self._ranks.from_first(made)
         if record is not None:
-            self._snapshots.commit(step, record, durable=lasting)
-        return Written(trouble, lasting)
+            self._snapshots.commit(step, record, chosen)
+        return Written(trouble, chosen)
 
     def _record(self, step: int, entries: list[FileEntry], places: list[list[Place]]) -> Record:
         assert self._sharing.metadata is not None
@@ -155,11 +156,11 @@ class Writer:
 
 @dataclass
 class Written:
-    """What came of a save: "" or why it does not count, and whether it is to be made durable. `then`: gets ready for
+    """What came of a save: "" or why it does not count, and for what its memory is reserved. `then`: gets ready for
     the next one, when that has been asked for: it may wait for it."""
 
     trouble: str
-    durable: bool = False
+    uses: Uses = frozenset()
     then: Callable[[], None] = lambda: None
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -19,10 +19,13 @@ from typing import TypeVar
 from transom_cli.ckpt.arena import PAGE, Arena
 from transom_cli.ckpt.manifest import FileEntry
 from transom_cli.ckpt.memory import messages
+from transom_cli.ckpt.memory.client import ANSWER
 from transom_cli.ckpt.memory.launches import Launch
 from transom_cli.ckpt.memory.meeting_place import meet, names, own_address, token
 from transom_cli.ckpt.memory.messages import HolderGone
-from transom_cli.ckpt.memory.persisting import DONE, FAILED, RESERVED, RUNNING
+from transom_cli.ckpt.memory.persisting import DONE, FAILED, RUNNING
+from transom_cli.ckpt.memory.protecting import domain
+from transom_cli.ckpt.memory.protection import NONE, Protection
 from transom_cli.ckpt.memory.shelf import Record
 from transom_cli.ckpt.memory.slot import Share
 from transom_cli.ckpt.names import MANIFEST, step_name
@@ -40,13 +43,17 @@ T = TypeVar("T")
 class Snapshots:
     """Collective to make. Then for one thread at a time, but for `outcome`."""
 
-    def __init__(self, directory: Path, ranks: Ranks, attempt: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: Path, ranks: Ranks, attempt: str, say: Callable[[str], None],
+        protection: Protection = NONE, rate: float | None = None,
+    ) -> None:  # fmt: skip
         self._directory, self._ranks, self._attempt, self._say = directory, ranks, attempt, say
         self._arenas: dict[int, Arena] = {}
         self._shares: dict[int, Share] = {}  # by slot what was held there last
         self._records: dict[int, Record] = {}
         self._taken: int | None = None
-        self._most = SLOTS
+        self._protection, self._rate = protection, rate
+        self._most = self._slots = SLOTS + (protection != NONE)  # and one that is being protected
         self._told_busy = False
         made = None
         if ranks.first:
@@ -66,6 +73,9 @@ class Snapshots:
         if len(set(nodes)) > 1:
             self._listen()
             self._places = dict(ranks.gather((self._node, (own_address(), self._port))))
+        self._domains = dict(ranks.gather((self._node, domain(os.environ))))
+        if protection != NONE and len(set(nodes)) == 1:
+            say("snapshots are not protected by other nodes: there is one node")
         for index, arena in self._join().items():
             self._arenas[index] = arena
 
@@ -86,12 +96,12 @@ class Snapshots:
         """See to it that there is a slot for the next save: one more, until there are enough; then one that is free."""
         if self._taken is None and len(self._arenas) < self._most:
             try:
-                self._make(next(n for n in range(SLOTS) if n not in self._arenas), size)
+                self._make(next(n for n in range(self._slots) if n not in self._arenas), size)
             except MemoryError as error:
                 if not self._arenas:
                     raise
                 self._most = len(self._arenas)
-                self._say(f"{self._most} snapshot(s) in memory at a time and not {SLOTS}: {error}")
+                self._say(f"{self._most} snapshot(s) in memory at a time and not {self._slots}: {error}")
         return self._take() if self._taken is None else self._taken
 
     def hold(self, step: int, entry: FileEntry, segments: list[tuple[int, int]]) -> None:
@@ -102,16 +112,26 @@ class Snapshots:
         self._taken = None
         self._again(lambda: self._tell_share(share, None))
 
-    def commit(self, step: int, record: Record, *, durable: bool) -> None:
-        """Every rank's copy of `step` is held, as its record says."""
+    def commit(self, step: int, record: Record, uses: Iterable[str]) -> None:
+        """Every rank's copy of `step` is held, as its record says. `uses`: for what it is kept until that is done."""
         self._records[step] = record
         for old in sorted(self._records)[:-_RECORDS]:
             del self._records[old]
-        self._again(lambda: self._tell_record(step, record, [RESERVED] if durable else []))
+        self._again(lambda: self._tell_record(step, record, list(uses)))
 
     def persist(self, step: int, keep: int) -> None:
         """Begin to make it durable. By the first rank."""
         self._again(lambda: self._client.ask("persist", step=step, attempt=self._attempt, keep=keep), once_more=True)
+
+    def protect(self, step: int) -> None:
+        """Begin to protect it on other nodes. By the first rank."""
+        self._again(lambda: self._client.ask("protect", step=step), once_more=True)
+
+    @property
+    def protecting(self) -> bool:
+        """Whether a step before is still being protected. By the first rank."""
+        answer = self._again(lambda: self._client.ask("protecting"), once_more=True)
+        return answer is not None and bool(answer[0]["busy"])
 
     def outcome(self, step: int) -> str:
         """Wait until `step` is durable. Returns "", or why it is not. For a thread of its own."""
@@ -167,14 +187,14 @@ class Snapshots:
         Good until `rewind`. Raises Refused.
         """
         about = {"file": entry.name, "size": entry.size, "sum": entry.xxh3_128}
-        told, fds = self._client.ask("fetch", timeout=_FETCH, step=step, **about)
+        told, fds = self._client.ask("fetch", None, _FETCH, step=step, **about)
         return fds[0], int(told["size"]), [(int(a), int(b)) for a, b in told["segments"]], str(told["where"])
 
     def rewind(self, step: int | None, record: Record | None = None) -> None:
         """The training goes on from `step`, which was restored, from memory if there is a record."""
         self._taken = None
         if record is not None and step is not None:
-            self.commit(step, record, durable=False)
+            self.commit(step, record, ())
         self._again(lambda: self._client.ask("rewind", step=step), once_more=True)
 
     def trust(self, manifest: bytes, keep: int) -> None:
@@ -198,8 +218,11 @@ class Snapshots:
 
     def _take(self) -> int:
         while True:
-            answer = self._again(lambda: self._client.ask("take", patience=PATIENCE), once_more=True)
+            first = self._ranks.first
+            answer = self._again(lambda: self._client.ask("take", patience=PATIENCE, words=first), once_more=True)
             told = answer[0] if answer else {}
+            for line in told.get("words", ()):
+                self._say(str(line))
             if told.get("index") is not None:
                 self._taken = int(told["index"])
                 self._shares.pop(self._taken, None)
@@ -231,7 +254,7 @@ class Snapshots:
         fd = messages.parcel(json.dumps(share.segments).encode("ascii"))
         try:
             about = {"file": share.file, "size": share.size, "sum": share.sum}
-            self._client.ask("hold", [fd], index=index, step=share.step, **about)
+            self._client.ask("hold", [fd], ANSWER, index=index, step=share.step, **about)
         finally:
             os.close(fd)
 
@@ -251,6 +274,7 @@ class Snapshots:
         told, fds = self._client.ask(
             "join", launch=self.launch.as_json(), rank=self._ranks.rank, node=self._node,
             directory=str(self._directory), token=self._token, places=self._places, key=self._key,
+            protect=str(self._protection), rate=self._rate, domains={n: d for n, d in self._domains.items() if d},
         )  # fmt: skip
         return {int(n): Arena.lent(fd, int(size)) for (n, size), fd in zip(told["slots"], fds, strict=True)}
 
@@ -273,7 +297,7 @@ class Snapshots:
         for step, record in self._records.items():
             self._tell_record(step, record, [])
         if self._taken is not None:
-            self._client.ask("take", patience=0.0, index=self._taken)
+            self._client.ask("take", patience=0.0, index=self._taken, words=False)
         return act() if once_more else None
 
 

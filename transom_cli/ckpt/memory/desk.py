@@ -15,6 +15,7 @@ from transom_cli.ckpt.memory.finding import Found, NotHad
 from transom_cli.ckpt.memory.holding import Holding
 from transom_cli.ckpt.memory.launches import Launch
 from transom_cli.ckpt.memory.persisting import FAILED, RESERVED, UNKNOWN, Order
+from transom_cli.ckpt.memory.protection import NONE, parse
 from transom_cli.ckpt.memory.shelf import Record
 from transom_cli.ckpt.memory.slot import Share, Slot
 
@@ -65,7 +66,10 @@ class Desk:
         holding = self._find(str(about["directory"]), str(about["token"]), node)
         if holding.shelf.launch != launch:
             holding.persisting.distrust()
-        slots = holding.shelf.join(launch, rank, bool(about.get("protect")))
+        protection = parse(str(about["protect"]))
+        slots = holding.shelf.join(launch, rank, protection != NONE)
+        rate = None if about["rate"] is None else float(about["rate"])
+        holding.protecting.choose(protection, {str(n): str(d) for n, d in about["domains"].items()}, rate)
         places = {str(n): (str(address), int(port)) for n, (address, port) in about["places"].items()}
         holding.meet(node, places, bytes.fromhex(about["key"]))
         self._holding, self._launch, self._rank = holding, launch, rank
@@ -99,7 +103,8 @@ class Desk:
         index, why = self.holding.shelf.take(
             self.launch, self._rank, min(PATIENCE, float(about["patience"])), about.get("index")
         )
-        return {"index": index, "busy": why}, []
+        words = [self.holding.words.popleft() for _ in range(len(self.holding.words))] if about["words"] else []
+        return {"index": index, "busy": why, "words": words}, []
 
     def _do_drop(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         self.holding.shelf.drop(self.launch, self._rank, int(about["index"]))
@@ -123,6 +128,13 @@ class Desk:
         self.holding.persisting.begin(Order(int(about["step"]), str(about["attempt"]), int(about["keep"])))
         return {}, []
 
+    def _do_protect(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        self.holding.protecting.begin(int(about["step"]))
+        return {}, []
+
+    def _do_protecting(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        return {"busy": self.holding.protecting.busy}, []
+
     def _do_outcome(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         """Of a step that the holder of `by` sees to."""
         step, by, patience = int(about["step"]), str(about["by"]), min(PATIENCE, float(about["patience"]))
@@ -137,6 +149,10 @@ class Desk:
         if answer.get("state") in (UNKNOWN, FAILED):
             holding.shelf.release(step, RESERVED)
         return {"state": answer.get("state"), "trouble": answer.get("trouble", "")}, []
+
+    def _do_state(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """What this node holds, in short: for whoever looks."""
+        return self.holding.state(), []
 
     # A restore
 
@@ -172,7 +188,7 @@ class Desk:
         self._end_reading()
         step = None if about["step"] is None else int(about["step"])
         self.holding.shelf.rewind(self.launch, step)
-        self.holding.persisting.forget(step)
+        self.holding.rewind(step)
         return {}, []
 
     def _do_trust(self, about: Mapping[str, Any], fds: list[int]) -> Answer:

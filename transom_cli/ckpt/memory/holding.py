@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from transom_cli.ckpt.memory.finding import Finder
 from transom_cli.ckpt.memory.neighbours import Answer, Neighbours
+from transom_cli.ckpt.memory.parity import Parity, read_group
 from transom_cli.ckpt.memory.persisting import Persisting
+from transom_cli.ckpt.memory.protecting import Protecting
+from transom_cli.ckpt.memory.rebuilding import Rebuilding
 from transom_cli.ckpt.memory.shelf import Shelf
 from transom_cli.ckpt.memory.slot import part, views
 from transom_cli.ckpt.names import step_name
 
-Arguments = dict[str, Any]
+_WORDS = 20  # sentences kept for a trainer that asks for nothing
 
 
 class Holding:
     def __init__(self, directory: str, token: str, own: str, say: Callable[[str], None]) -> None:
         self.shelf = Shelf(directory, token)
         self.neighbours = Neighbours(self.shelf.directory, own, {}, b"", self.answer)
-        self.finder = Finder(self.shelf, lambda: self.neighbours)
-        self.persisting = Persisting(self.shelf, lambda: self.neighbours, self.finder, say)
+        self.parity = Parity()
+        self.rebuilding = Rebuilding(lambda: self.neighbours)
+        self.finder = Finder(self.shelf, lambda: self.neighbours, self.rebuilding.rebuild)
+        self.protecting = Protecting(self.shelf, lambda: self.neighbours, self.parity, self.tell)
+        self.words: deque[str] = deque(maxlen=_WORDS)  # for the rank that is the next to ask
+        self._say = say
+        self.persisting = Persisting(self.shelf, lambda: self.neighbours, self.finder, self.tell)
 
     def meet(self, own: str, places: dict[str, tuple[str, int]], key: bytes) -> None:
         """Who holds the other nodes' snapshots, as the newest launch has it."""
         self.neighbours = Neighbours(self.shelf.directory, own, places, key, self.answer)
+
+    def tell(self, line: str) -> None:
+        """To the holder's log, and to the trainer's."""
+        self._say(line)
+        self.words.append(line)
+
+    def rewind(self, step: int | None) -> None:
+        """The training goes on from `step`: the shelf knows already."""
+        self.persisting.forget(step)
+        self.parity.rewind(step)
 
     def answer(self, name: str, about: dict[str, object]) -> tuple[Answer, Sequence[memoryview]]:
         """A neighbour's question. What this raises becomes the answer's error."""
@@ -42,6 +61,16 @@ class Holding:
             return self._read(step, str(about.get("file")), _number(about, "start"), _number(about, "size"))
         if name == "write":
             return self._write(step, Path(str(about.get("work"))), about.get("files"))
+        if name == "protect":
+            return {"lost": self.protecting.compute(read_group(about.get("group")))}, ()
+        if name == "rows":
+            return {"rows": [row.as_json() for row in self.parity.rows(step)]}, ()
+        if name == "row":
+            return self._row(step, about)
+        if name == "settled":
+            self.shelf.settled(step)
+            self.parity.only(step)
+            return {}, ()
         if name == "release":
             self.shelf.release(step, str(about.get("why")))
             return {}, ()
@@ -50,9 +79,17 @@ class Holding:
             return {"state": state, "trouble": trouble}, ()
         raise ValueError(f"a holder is not asked for {name!r}")
 
+    def state(self) -> Answer:
+        """Steps committed, the newest that is protected, and bytes: of slots, and of parity for other nodes."""
+        slots = self.shelf.slots()
+        return {
+            "steps": sorted(self.shelf.records), "protected": self.shelf.protected,
+            "slots": sum(size for _, _, size, _ in slots), "parity": self.parity.size,
+        }  # fmt: skip
+
     @property
     def busy(self) -> bool:
-        return self.persisting.busy
+        return self.persisting.busy or self.protecting.busy
 
     def close(self) -> None:
         self.shelf.close()
@@ -78,6 +115,15 @@ class Holding:
                 return {}, part(views(slot.memory, share.segments), start, size)
         except KeyError:
             raise ValueError(f"{file} of step {step} is not here") from None
+
+    def _row(self, step: int, about: dict[str, object]) -> tuple[Answer, Sequence[memoryview]]:
+        nodes, start, size = about.get("nodes"), _number(about, "start"), _number(about, "size")
+        key = tuple(map(str, nodes)) if isinstance(nodes, list) else ()
+        try:
+            with self.parity.reading(step, key, _number(about, "stripe"), _number(about, "row")) as memory:
+                return {}, part([memory], start, size)
+        except KeyError:
+            raise ValueError("that parity is not here") from None
 
     def _write(self, step: int, work: Path, names: object) -> tuple[Answer, Sequence[memoryview]]:
         if not isinstance(names, list) or work.parent != Path(self.shelf.directory):

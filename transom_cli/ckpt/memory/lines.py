@@ -8,6 +8,7 @@ of nodes that may ask one holder, and each of their threads sleeps in the kernel
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import threading
@@ -77,11 +78,11 @@ class Server:
         """Listen on that port, on a free one where it is taken, and say which. Once only."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        about = {"family": family, "backlog": LINES, "dualstack_ipv6": both}
+        make = functools.partial(socket.create_server, family=family, backlog=LINES, dualstack_ipv6=both)
         try:
-            self._listener = socket.create_server((host, port), **about)
+            self._listener = make((host, port))
         except OSError:
-            self._listener = socket.create_server((host, 0), **about)
+            self._listener = make((host, 0))
         self._accepting = threading.Thread(target=self._accept_all, args=(self._listener,), name="lines", daemon=True)
         self._accepting.start()
         return int(self._listener.getsockname()[1])

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from transom_cli.ckpt.memory.asking import Line, LineFailed
+from transom_cli.ckpt.memory.stream import STALL
 
 CONNECT = 5.0  # seconds for a neighbour to take a connection and prove itself
 AT_ONCE = 64
@@ -40,7 +41,9 @@ class Neighbours:
         if node not in self._places:
             raise LineFailed(f"no memory holder is known on {node}")
         address, port = self._places[node]
-        with Line.connect(address, port, self._key, identity(node), min(CONNECT, timeout)) as line:
+        # Where bytes come, they come steadily; else the answer may be long in the making.
+        stall = STALL if into is not None else timeout
+        with Line.connect(address, port, self._key, identity(node), min(CONNECT, timeout), stall) as line:
             return line.ask(name, timeout, into, directory=self._directory, **about)
 
     def ask_all(
@@ -51,7 +54,7 @@ class Neighbours:
 
         def one(node: str) -> Answer:
             try:
-                return self.ask(node, name, timeout, **about)
+                return self.ask(node, name, timeout, None, **about)
             except LineFailed as error:
                 return {"error": f"{error.what}: {error.why}" if error.why else error.what}
 

@@ -1,0 +1,122 @@
+"""Nodes of this machine for tests: each has a folder in which its memory holder listens, and ranks that believe it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from transom_cli.ckpt.memory.client import LINGER, agents_path, connect
+
+WORKER = Path(__file__).with_name("ckpt_memory_nodes_worker.py")
+
+
+class Nodes:
+    """`names`: of the nodes, in rank order, one rank each. Use as a context: what is left is killed at its end."""
+
+    def __init__(self, directory: Path, protect: str, names: list[str], domains: dict[str, str] | None = None) -> None:
+        self.directory, self.protect, self.names, self.domains = directory, protect, names, domains or {}
+        self._folder = tempfile.TemporaryDirectory(prefix="nodes-", dir="/dev/shm")
+        self.ranks: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Nodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill_ranks()
+        for name in self.names:
+            self.kill_holder(name)
+        self._folder.cleanup()
+
+    def beats(self, name: str) -> str:
+        path = Path(self._folder.name) / name
+        path.mkdir(mode=0o700, exist_ok=True)
+        return str(path)
+
+    def start(self, steps: int, launch: int) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("TRANSOM_", "SLURM"))}
+        clean |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", LINGER: "60"}
+        clean |= {"TRANSOM_ATTEMPT": "7.0", "TRANSOM_LAUNCH": str(launch), "WORLD_SIZE": str(len(self.names))}
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, str(WORKER), str(self.directory), self.protect, str(steps)],
+                env={
+                    **clean, "RANK": str(rank), "TRANSOM_BEAT_DIR": self.beats(name), "SLURMD_NODENAME": name,
+                    **({"SLURM_TOPOLOGY_ADDR": f"{self.domains[name]}.{name}"} if name in self.domains else {}),
+                },
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for rank, name in enumerate(self.names)
+        ]  # fmt: skip
+
+    def until(self, word: str) -> list[list[str]]:
+        """By rank the lines up to the one that begins with `word`."""
+        found = []
+        for rank in self.ranks:
+            assert rank.stdout is not None
+            lines = []
+            for line in rank.stdout:
+                lines.append(line.rstrip("\n"))
+                if line.startswith(word):
+                    break
+            else:
+                rank.wait()
+                assert rank.stderr is not None
+                raise AssertionError(f"a rank ended: {lines}\n{rank.stderr.read()}")
+            found.append(lines)
+        return found
+
+    def protected(self, step: int) -> None:
+        """Wait until every holder knows that `step` is protected: it holds its parity, and no older one's."""
+        deadline = time.monotonic() + 60
+        for name in self.names:
+            while self.state(name)["protected"] != step:
+                assert time.monotonic() < deadline, self.state(name)
+                time.sleep(0.05)
+
+    def state(self, name: str) -> dict[str, object]:
+        line = connect(agents_path(self.beats(name)))
+        try:
+            line.ask("look", directory=str(self.directory), token=(self.directory / ".memory").read_text())
+            return line.ask("state")[0]
+        finally:
+            line.close()
+
+    def finish(self) -> None:
+        for rank in self.ranks:
+            assert rank.stdin is not None
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+        self.until("closed")
+        assert [rank.wait(60) for rank in self.ranks] == [0] * len(self.ranks)
+
+    def said(self) -> str:
+        """What rank 0 has told, after its end."""
+        assert self.ranks[0].stderr is not None
+        return self.ranks[0].stderr.read()
+
+    def kill_ranks(self) -> None:
+        for rank in self.ranks:
+            rank.kill()
+        for rank in self.ranks:
+            rank.wait()
+
+    def kill_holder(self, name: str) -> None:
+        """With the memory that it alone has by then."""
+        path = agents_path(self.beats(name))
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if path.encode() in words and b"transom_cli.ckpt.memory.holder" in words:
+                os.kill(int(folder.name), signal.SIGKILL)
+        Path(path).unlink(missing_ok=True)

@@ -1,0 +1,55 @@
+"""One rank of a training over several "nodes" of this machine, each with a memory holder of its own.
+
+Usage: ckpt_memory_nodes_worker.py DIRECTORY PROTECT STEPS KIND. The state at step n is n everywhere, and per rank. Lines
+on standard output: `restored N WHERE..`, `step N` for each finished one; then it waits for a line, and ends in order.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from transom_cli.ckpt import Checkpointer
+
+WIDTH = 3 << 16
+
+
+def main() -> None:
+    directory, protect, steps = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    size, rank = dist.get_world_size(), dist.get_rank()
+    mesh = init_device_mesh("cpu", (size,))
+    whole = torch.arange(WIDTH * size, dtype=torch.float32)
+    state = {"sharded": distribute_tensor(whole, mesh, [Shard(0)]), "alike": torch.zeros(1001), "n": 0}
+    checkpointer = Checkpointer(state, directory, every=1, persist=1000, protect=protect)
+    start = checkpointer.restore() or 0
+    local = state["sharded"].to_local()
+    expected = torch.arange(WIDTH * rank, WIDTH * (rank + 1), dtype=torch.float32) + start
+    assert torch.equal(local, expected), f"rank {rank}: its shard is not that of step {start}"
+    assert state["n"] == start and bool((state["alike"] == start).all())
+    print("restored", start, flush=True)
+    for step in range(start + 1, start + steps + 1):
+        state["sharded"].to_local().add_(1)
+        state["alike"].fill_(step)
+        state["n"] = step
+        checkpointer.save(step)
+        print("step", step, flush=True)
+    checkpointer._settle()
+    print("settled", flush=True)
+    sys.stdin.readline()
+    checkpointer.close(strict=True)
+    print("closed", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Nodes lost with all that they held: the others' memory gives it back, bit for bit, without a look at the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ckpt_memory_nodes import Nodes
+
+CASES = [("replica", 2, 1), ("xor:2", 3, 1), ("rs:2+1", 3, 1), ("rs:2+2", 4, 2)]
+
+
+@pytest.mark.parametrize(("protect", "count", "lost"), CASES)
+def test_lost_nodes_are_made_good_from_the_others_memory(tmp_path: Path, protect: str, count: int, lost: int) -> None:
+    names = [f"n{n}" for n in range(count)]
+    with Nodes(tmp_path / "c", protect, names) as nodes:
+        nodes.start(steps=3, launch=0)
+        nodes.until("settled")
+        nodes.protected(3)
+        nodes.kill_ranks()
+        for name in names[:lost]:
+            nodes.kill_holder(name)
+        nodes.start(steps=2, launch=1)
+        assert nodes.until("restored") == [["restored 3"]] * count
+        nodes.until("settled")
+        assert not list((tmp_path / "c").glob("step-*")), "nothing was ever on disk"
+        nodes.finish()
+        assert "parity in memory" in nodes.said()
