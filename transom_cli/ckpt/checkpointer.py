@@ -82,9 +82,7 @@ class Checkpointer:
         schedule.check(every, overhead)
         rule, protection = Rule(persist), parse(protect)
         if protect_rate is not None and protect_rate < LEAST_RATE:
-            raise UsageError(
-                f"protect_rate={protect_rate!r} must be a number of bytes a second, at least {LEAST_RATE:g}"
-            )
+            raise UsageError(f"protect_rate={protect_rate!r} must be bytes a second, at least {LEAST_RATE:g}")
         if keep < 1:
             raise UsageError(f"keep={keep} must be at least 1")
         if copy not in ("blocking", "overlapped"):

@@ -217,9 +217,10 @@ class Snapshots:
     # The holder, and what it is told
 
     def _take(self) -> int:
+        words = self._ranks.first
+        ask = lambda: self._client.ask("take", patience=PATIENCE, words=words)  # noqa: E731
         while True:
-            first = self._ranks.first
-            answer = self._again(lambda: self._client.ask("take", patience=PATIENCE, words=first), once_more=True)
+            answer = self._again(ask, once_more=True)
             told = answer[0] if answer else {}
             for line in told.get("words", ()):
                 self._say(str(line))
