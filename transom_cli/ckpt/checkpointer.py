@@ -290,9 +290,9 @@ class Checkpointer:
         written.then()
 
     def _uses(self, saving: Saving) -> frozenset[str]:
-        """On rank 0: what is to be done with a snapshot that counts. What is still being protected is not disturbed."""
-        protect = self._protection != NONE and not self._snapshots.protecting
-        return frozenset([*[PROTECTED] * protect, *[DURABLE] * self._rule.due(saving.asked)])
+        """On rank 0: what is to be done with a snapshot that counts."""
+        protect, durable = self._protection != NONE, self._rule.due(saving.asked)
+        return frozenset([*[PROTECTED] * protect, *[DURABLE] * durable])
 
     def _make_durable(self, saving: Saving) -> None:
         trouble = ""

@@ -127,12 +127,6 @@ class Snapshots:
         """Begin to protect it on other nodes. By the first rank."""
         self._again(lambda: self._client.ask("protect", step=step), once_more=True)
 
-    @property
-    def protecting(self) -> bool:
-        """Whether a step before is still being protected. By the first rank."""
-        answer = self._again(lambda: self._client.ask("protecting"), once_more=True)
-        return answer is not None and bool(answer[0]["busy"])
-
     def outcome(self, step: int) -> str:
         """Wait until `step` is durable. Returns "", or why it is not. For a thread of its own."""
         unheard, line = 0, None

@@ -132,9 +132,6 @@ class Desk:
         self.holding.protecting.begin(int(about["step"]))
         return {}, []
 
-    def _do_protecting(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
-        return {"busy": self.holding.protecting.busy}, []
-
     def _do_outcome(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         """Of a step that the holder of `by` sees to."""
         step, by, patience = int(about["step"]), str(about["by"]), min(PATIENCE, float(about["patience"]))
