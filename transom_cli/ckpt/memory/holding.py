@@ -8,7 +8,7 @@ from typing import Any
 
 from transom_cli.ckpt.memory.finding import Finder
 from transom_cli.ckpt.memory.neighbours import Answer, Neighbours
-from transom_cli.ckpt.memory.persisting import Persisting
+from transom_cli.ckpt.memory.persisting import RESERVED, Persisting
 from transom_cli.ckpt.memory.shelf import Shelf
 from transom_cli.ckpt.memory.slot import part, views
 from transom_cli.ckpt.names import step_name
@@ -42,6 +42,9 @@ class Holding:
             return self._read(step, str(about.get("file")), _number(about, "start"), _number(about, "size"))
         if name == "write":
             return self._write(step, Path(str(about.get("work"))), about.get("files"))
+        if name == "reserve":
+            self.shelf.reserve(step, RESERVED)
+            return {}, ()
         if name == "release":
             self.shelf.release(step, str(about.get("why")))
             return {}, ()
