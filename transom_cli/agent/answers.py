@@ -101,9 +101,7 @@ class Answers:
         }
 
 
-def serve(
-    run: RunDir, attempt: AttemptDir, node: str, beats_dir: str, eyes: Eyes, memory: Memory
-) -> Server | None:
+def serve(run: RunDir, attempt: AttemptDir, node: str, beats_dir: str, eyes: Eyes, memory: Memory) -> Server | None:
     """Answer this attempt's launcher, and say where. None, with the reason on stderr, when that cannot be."""
     try:
         allowed = frozenset(json.loads(attempt.peers.read_text()))

@@ -87,6 +87,10 @@ class Agents:
             argv = launchplan.agent_argv(self._allocation, self._options, self._attempt)
             self._step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env={**os.environ, ROLE: "agent"})
 
+    @property
+    def started(self) -> bool:
+        return self._step is not None
+
     def _peers(self) -> set[str]:
         """Addresses of the job's nodes, and all of this one's: it may reach the others by any of its interfaces."""
         own = {a.address.partition("%")[0] for known in psutil.net_if_addrs().values() for a in known}
@@ -143,6 +147,12 @@ class Agents:
     def flush(self, launch: int, nodes: tuple[str, ...], step: int) -> dict[str, Answer]:
         """Ask the ranks of the launch to save at `step`; -1 only asks how far they are."""
         return self._ask_all(nodes, "flush", FLUSH, {"launch": launch, "step": step})
+
+    def memory(self, nodes: tuple[str, ...], seconds: float, about: Answer) -> dict[str, Answer]:
+        """What the nodes hold; or, with a step in `about`, have it made durable. No agent is started for it."""
+        with ThreadPoolExecutor(min(len(nodes), AT_ONCE), thread_name_prefix="agents") as pool:
+            answers = pool.map(lambda node: self._ask_once(node, "memory", seconds, about, 0.0), nodes)
+            return dict(zip(nodes, answers, strict=True))
 
     def logs(self, launch: int, rank: int | None, nodes: tuple[str, ...]) -> list[Answer]:
         """What the logs of the launch tell, by each node that answers (see `agent.logs.read_cause`)."""

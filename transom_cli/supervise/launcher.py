@@ -85,7 +85,7 @@ class Launcher:
         threading.Thread(target=forget_hold, args=(options.run, self._allocation), daemon=True).start()
         try:
             begun = history.begun(options.run, self._attempt, options.checkpoints, options.expiry)
-            self._hear(replace(begun, at=time.monotonic()))
+            self._hear(replace(begun, at=time.monotonic(), memory=self._agents.started))
             self._watch_nodes()
             while self._state.rung is not Rung.LEFT:
                 self._observe(time.monotonic())
@@ -240,6 +240,8 @@ class Launcher:
             self._start(order)
         elif isinstance(order, ladder.Flush):
             self._hands.flush(order, self._watch.overdue(time.monotonic()), self._watch.step_time)
+        elif isinstance(order, ladder.Keep):
+            self._hands.keep(order)
         elif isinstance(order, ladder.End):
             self._hands.end(order)
         elif isinstance(order, ladder.ReadLogs):
