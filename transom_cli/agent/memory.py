@@ -6,6 +6,7 @@ A connection stays open as long as the agent lives; by it each learns that the o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import threading
@@ -55,10 +56,8 @@ class Memory:
         self._thread.join()
         if self._line is None:
             return
-        try:
+        with contextlib.suppress(*FAILURES):
             self._line.ask("end", timeout=HELLO)
-        except FAILURES:
-            pass
         until = time.monotonic() + END
         while not self._line.gone() and time.monotonic() < until:
             time.sleep(0.02)

@@ -87,10 +87,6 @@ class Agents:
             argv = launchplan.agent_argv(self._allocation, self._options, self._attempt)
             self._step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env={**os.environ, ROLE: "agent"})
 
-    @property
-    def started(self) -> bool:
-        return self._step is not None
-
     def _peers(self) -> set[str]:
         """Addresses of the job's nodes, and all of this one's: it may reach the others by any of its interfaces."""
         own = {a.address.partition("%")[0] for known in psutil.net_if_addrs().values() for a in known}

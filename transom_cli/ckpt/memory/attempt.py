@@ -1,4 +1,4 @@
-"""The attempt that an agent's holder belongs to: while it is not over, the holder stays, whatever becomes of the agent."""
+"""The attempt that an agent's holder belongs to: when it is over, the holder ends, whatever has become of the agent."""
 
 from __future__ import annotations
 

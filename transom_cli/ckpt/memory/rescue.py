@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli.ckpt.memory.holding import Holding
-from transom_cli.ckpt.memory.persisting import DONE, RESERVED, Order
+from transom_cli.ckpt.memory.persisting import DONE, Order
 from transom_cli.ckpt.names import MANIFEST, step_name
 
 TELL = 2.0  # seconds for a neighbour to hear that the step must not be overwritten

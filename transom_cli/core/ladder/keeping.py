@@ -1,7 +1,8 @@
 """What the nodes hold in memory is made durable before the attempt is given up: it would go with the nodes.
 
 Ranks that live see to that themselves (leaving). Where they are dead or hang the nodes' memory holders do it without
-them, and the attempt is left when that is done, or has taken too long. Told to end, it is begun in time for Slurm's KILL.
+them, and the attempt is left when that is done, or has taken too long. Of a job that is told to end it is begun in
+time for Slurm's KILL.
 """
 
 from __future__ import annotations
