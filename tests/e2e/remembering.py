@@ -22,6 +22,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--delay", type=float, default=0.1)
 parser.add_argument("--persist", type=int, default=1000, help="every so many snapshots one becomes durable")
+parser.add_argument("--hang", type=int, default=-1, help="after this step, in the run's first start")
 parser.add_argument("--final", type=Path, required=True, help="rank 0 writes a hash of the final model there")
 args = parser.parse_args()
 
@@ -45,6 +46,8 @@ for step in range(done + 1, args.steps + 1):
     optimizer.step()
     beat(step, loss=loss.item())
     checkpointer.save(step)
+    while step == args.hang and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+        time.sleep(60)
 checkpointer.close()
 if rank == 0:
     data = b"".join(value.detach().numpy().tobytes() for value in model.state_dict().values())
