@@ -35,7 +35,10 @@ class Retention:
 
         Raises OSError. A crash at any moment leaves the kept ones whole: a deleted one first loses its name.
         """
-        good = [candidate for candidate in candidates(self._directory) if self._is_good(candidate)]
+        found = candidates(self._directory)
+        if len(found) <= self._keep:
+            return []  # and none of them need be read
+        good = [candidate for candidate in found if self._is_good(candidate)]
         doomed = [candidate for candidate in good[self._keep :] if candidate.step != published]
         for candidate in doomed:
             trash = self._directory / trash_name(candidate.step, self._attempt, nonce)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -33,6 +34,10 @@ class Client:
     ) -> tuple[messages.Body, list[int]]:
         with self._lock:
             return messages.ask(self._sock, timeout, name, fds or [], **about)
+
+    def gone(self) -> bool:
+        """Whether the holder has ended. Only between questions: it says nothing by itself but its end."""
+        return bool(select.select([self._sock], [], [], 0.0)[0])
 
     def close(self) -> None:
         self._sock.close()

@@ -4,8 +4,8 @@
 
 It outlives trainer and agent. A snapshot's memory is the rank's own (a memfd, made and touched by the rank, and counted
 to it); the holder keeps a descriptor of it, so that it stays when the rank is gone, and goes with the holder: nothing
-stays behind on a node. It ends when it is told to, when the attempt's outcome stands, and when nobody has been
-connected for `--linger` seconds and nothing is being written.
+stays behind on a node. It ends when it is told to, when the attempt is over, and when nobody has been connected for
+`--linger` seconds and nothing is being written. An agent stays connected as long as it lives.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from transom_cli.ckpt.memory import messages
+from transom_cli.ckpt.memory.attempt import Attempt
 from transom_cli.ckpt.memory.client import Client
 from transom_cli.ckpt.memory.desk import Desk
 from transom_cli.ckpt.memory.holding import Holding
 from transom_cli.ckpt.memory.lines import Server
 from transom_cli.ckpt.memory.neighbours import Answer, identity
+from transom_cli.ckpt.memory.rescue import newest, rescue
 from transom_cli.errors import TransomError
 
 LOOK = 0.5  # seconds between two looks at whether it is still needed
@@ -98,9 +101,7 @@ class Holder:
                 body, fds = messages.receive(sock)
                 try:
                     name = str(body.pop("ask", ""))
-                    if name == "end":
-                        self._told.set()
-                    told = {"id": self._id} if name in ("end", "hello") else None
+                    told = self._of_node(name, body)
                     answer, out = (told, []) if told is not None else desk.answer(name, body, fds)
                     messages.send(sock, {"ok": True, **answer}, out)
                 except (TransomError, ValueError, KeyError, TypeError, IndexError, OSError) as error:
@@ -116,6 +117,21 @@ class Holder:
             sock.close()
             with self._lock:
                 self._people -= 1
+
+    def _of_node(self, name: str, about: dict[str, Any]) -> dict[str, Any] | None:
+        """Answers what is about no single training, or comes from the agent; None for all else."""
+        if name == "end":
+            self._told.set()
+        if name in ("end", "hello"):
+            return {"id": self._id}
+        if name not in ("newest", "rescue"):
+            return None
+        with self._lock:
+            holdings = dict(self._holdings)
+        if name == "newest":
+            return {"newest": [newest(holding) for _, holding in sorted(holdings.items())]}
+        holding = holdings[str(about["directory"])]
+        return rescue(holding, int(about["step"]), str(about["attempt"]), float(about["seconds"]))
 
     def _holding(self, directory: str, token: str, node: str) -> Holding:
         with self._lock:
@@ -186,15 +202,17 @@ def main(argv: list[str]) -> int:
         listener = holder.listen()
     except BlockingIOError:
         return 0  # another one was sooner
-    outcome = options.attempt_dir / "outcome.json" if options.attempt_dir is not None else None
+    attempt = Attempt(options.attempt_dir, os.path.dirname(options.socket)) if options.attempt_dir else None  # noqa: PTH120
     threading.Thread(target=holder.serve, args=(listener,), daemon=True).start()
     try:
-        while not holder.over(options.linger) and not (outcome is not None and outcome.exists()):
+        while not holder.over(options.linger) and not (attempt is not None and attempt.over()):
             pass
     finally:
         with contextlib.suppress(OSError):
             os.unlink(options.socket)  # noqa: PTH108
         holder.close()
+        if attempt is not None:
+            attempt.close()
     return 0
 
 

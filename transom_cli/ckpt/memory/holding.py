@@ -10,7 +10,7 @@ from typing import Any
 from transom_cli.ckpt.memory.finding import Finder
 from transom_cli.ckpt.memory.neighbours import Answer, Neighbours
 from transom_cli.ckpt.memory.parity import Parity, read_group
-from transom_cli.ckpt.memory.persisting import Persisting
+from transom_cli.ckpt.memory.persisting import RESERVED, Persisting
 from transom_cli.ckpt.memory.protecting import Protecting
 from transom_cli.ckpt.memory.rebuilding import Rebuilding
 from transom_cli.ckpt.memory.shelf import Shelf
@@ -70,6 +70,9 @@ class Holding:
         if name == "settled":
             self.shelf.settled(step)
             self.parity.only(step)
+            return {}, ()
+        if name == "reserve":
+            self.shelf.reserve(step, RESERVED)
             return {}, ()
         if name == "release":
             self.shelf.release(step, str(about.get("why")))

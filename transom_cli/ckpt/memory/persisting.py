@@ -33,6 +33,7 @@ RUNNING, DONE, FAILED, UNKNOWN = "running", "done", "failed", "unknown"
 RESERVED = "being made durable"
 WRITE = 7200.0  # seconds for a node to write its shares
 _REMEMBERED = 64  # outcomes
+ALL = 1 << 30  # checkpoints to keep: none is deleted
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Order:
 class Persisting:
     def __init__(self, shelf: Shelf, neighbours: Callable[[], Neighbours], finder: Finder, say: Callable[[str], None]):
         self._shelf, self._neighbours, self._finder, self._say = shelf, neighbours, finder, say
+        self.keep = ALL  # how many checkpoints, as a rank has said last
         self._outcomes: dict[int, tuple[str, str]] = {}
         self._retention: Retention | None = None
         self._one_at_a_time = threading.Lock()
@@ -52,6 +54,7 @@ class Persisting:
 
     def trust(self, attempt: str, keep: int, manifest: Manifest) -> None:
         """A rank has read that checkpoint in full."""
+        self.keep = keep
         self._keeping(attempt, keep).trust(manifest)
 
     def distrust(self) -> None:
@@ -60,6 +63,7 @@ class Persisting:
 
     def begin(self, order: Order) -> None:
         """Returns at once. Asked for a step that is under way or done, it does nothing more."""
+        self.keep = order.keep
         with self._changed:
             if self._outcomes.get(order.step, ("", ""))[0] in (RUNNING, DONE):
                 return

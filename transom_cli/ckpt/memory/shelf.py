@@ -176,6 +176,13 @@ class Shelf:
             self.protected = step if self.protected is None else max(self.protected, step)
             self._forget_old()
 
+    def reserve(self, step: int, why: str) -> None:
+        """A committed step is not overwritten until `release`. Raises ValueError where there is no such step."""
+        with self._changed:
+            if step not in self.records:
+                raise ValueError(f"no record of step {step}")
+            self._reserved.add((step, why))
+
     def shares(self, step: int) -> dict[str, Share]:
         with self._changed:
             return {share.file: share for share, _ in self._held(step)}
