@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from transom_cli.ckpt.arena import PAGE, Arena
 from transom_cli.ckpt.manifest import FileEntry
@@ -76,8 +77,9 @@ class Snapshots:
         self._domains = dict(ranks.gather((self._node, domain(os.environ))))
         if protection != NONE and len(set(nodes)) == 1:
             say("snapshots are not protected by other nodes: there is one node")
-        for index, arena in self._join().items():
-            self._arenas[index] = arena
+        self._arenas.update(self._join())
+        for arena in self._arenas.values():  # while the trainer goes on making itself ready
+            threading.Thread(target=arena.enter, name="transom-enter", daemon=True).start()
 
     # A save
 
@@ -175,14 +177,20 @@ class Snapshots:
         data = _unpacked(fds)
         return Record(data[:manifest], data[manifest:])
 
-    def fetch(self, step: int, entry: FileEntry) -> tuple[int, int, list[tuple[int, int]], str]:
-        """A share, checked: a descriptor (the caller's to close), bytes of the memory, segments, where it was.
+    def fetch(self, step: int, entry: FileEntry, *, check: bool) -> tuple[int, int, list[tuple[int, int]], str, bool]:
+        """A share: a descriptor (the caller's to close), bytes of the memory, segments, where it was, and whether its
+        checksum was made: without `check` it need not be.
 
         Good until `rewind`. Raises Refused.
         """
-        about = {"file": entry.name, "size": entry.size, "sum": entry.xxh3_128}
-        told, fds = self._client.ask("fetch", None, _FETCH, step=step, **about)
-        return fds[0], int(told["size"]), [(int(a), int(b)) for a, b in told["segments"]], str(told["where"])
+        about: dict[str, Any] = {"file": entry.name, "size": entry.size, "sum": entry.xxh3_128, "check": check}
+        told, fds = self._client.ask("fetch", timeout=_FETCH, step=step, **about)
+        segments = [(int(a), int(b)) for a, b in told["segments"]]
+        return fds[0], int(told["size"]), segments, str(told["where"]), told["checked"] is True
+
+    def lent(self, fd: int) -> Arena | None:
+        """The memory of that descriptor, if it is one of this rank's own."""
+        return next((arena for arena in self._arenas.values() if arena.holds(fd)), None)
 
     def rewind(self, step: int | None, record: Record | None = None) -> None:
         """The training goes on from `step`, which was restored, from memory if there is a record."""

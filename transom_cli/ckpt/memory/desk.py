@@ -172,14 +172,16 @@ class Desk:
         return {}, []
 
     def _do_fetch(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
-        """A share whose bytes are those of the record, in memory: good until `rewind`, or until the rank goes."""
+        """A share whose bytes are those of the record, in memory: good until `rewind`, or until the rank goes. Without
+        `check` the asker sees to that of what is held here; what turns out to be damaged it asks for again, with."""
         entry = FileEntry(str(about["file"]), int(about["size"]), str(about["sum"]))
         try:
-            found = self.holding.finder.find(int(about["step"]), entry)
+            found = self.holding.finder.find(int(about["step"]), entry, check=about["check"] is not False)
         except NotHad as error:
             raise messages.Refused(str(error)) from None
         self._found.append(found)
-        return {"size": found.size, "where": found.where, "segments": list(found.segments)}, [found.fd]
+        told = {"size": found.size, "where": found.where, "segments": list(found.segments), "checked": found.checked}
+        return told, [found.fd]
 
     def _do_rewind(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         self._end_reading()
