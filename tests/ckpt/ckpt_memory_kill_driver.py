@@ -110,6 +110,8 @@ def train(directory: Path, board: Board, kill: Kill, rank: int, ranks: int, meet
         held["n"] = held["own"].n = step
         for name in "abc":
             held[name].fill_(step)
+        if ranks > 1:
+            dist.barrier()  # as the gradients of a step: no rank is ahead of a dead one by more than that step
         checkpointer.save(step)
         board.returned = step
 
@@ -153,7 +155,7 @@ def main() -> int:
     ranks = int(sys.argv[4]) if len(sys.argv) > 4 else 1
     boards = [Board() for _ in range(ranks)]
     table: dict[str, Counter[int]] = {}
-    least = most = 0  # what the next restore must find: no older, and no newer than ever was
+    least = most = 0  # the oldest step that the next restore may find, and how far the training had come
     last = Kill("", None, 0, None)
     wrong = 0
     for restart in range(kills + 1):
@@ -169,7 +171,7 @@ def main() -> int:
         if restart:
             lost = most - min(found)
             table.setdefault(last.what, Counter())[lost] += 1
-            right = len(found) == 1 and least <= min(found) <= most + 1  # a save may count that has not returned yet
+            right = len(found) == 1 and least <= min(found) <= most + ranks  # what counts may not have returned yet
             wrong += not right
             verdict = "" if right else f" WRONG: {least} at least"
             print(f"{restart}: {last.what} {last.stage or ''}: at {most}, restored {found}, lost {lost}{verdict}")
@@ -195,7 +197,7 @@ def choose(luck: random.Random, ranks: int) -> Kill:
 
 
 def strike(directory: Path, boards: list[Board], pids: list[int], kill: Kill, luck: random.Random) -> tuple[int, int]:
-    """Do it. Returns the oldest step that must come back, and the newest that was saved."""
+    """Do it. Returns the oldest step that must come back, and the newest whose save() has returned on all ranks."""
     if kill.stage is not None:
         for_all = kill.rank is None
         if not wait_for(lambda: all(ended(pid) for pid in pids) if for_all else ended(pids[kill.rank or 0]), []):
@@ -204,7 +206,7 @@ def strike(directory: Path, boards: list[Board], pids: list[int], kill: Kill, lu
         time.sleep(luck.uniform(0.0, 0.3))
     if kill.what == HOLDER:
         os.kill(holder_pid(directory), signal.SIGKILL)
-        beyond = max(board.returned for board in boards) + 3  # saves by which all ranks have told the new one
+        beyond = max(max(board.found, board.returned) for board in boards) + 3  # saves by which all ranks have told the new one
         if not wait_for(lambda: min(board.returned for board in boards) >= beyond, pids):
             raise SystemExit("the training did not go on without its holder")
         time.sleep(luck.uniform(0.0, 0.1))
@@ -214,7 +216,7 @@ def strike(directory: Path, boards: list[Board], pids: list[int], kill: Kill, lu
         os.kill(pids[kill.rank], signal.SIGKILL)
         time.sleep(luck.uniform(0.0, 0.05))  # the other ranks go on for a while
     slay(pids)
-    most = max(0, *(max(board.found, board.returned) for board in boards))
+    most = max(0, min(max(board.found, board.returned) for board in boards))
     if kill.what == BOTH:
         return max([0, *filter(None, (parse_step(path.name) for path in directory.iterdir()))]), most
     return max(0, most - 1), most

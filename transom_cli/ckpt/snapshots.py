@@ -65,10 +65,9 @@ class Snapshots:
         self.by = nodes[0]  # whose holder sees to it that checkpoints become durable
         self._places: dict[str, tuple[str, int]] = {}
         if len(set(nodes)) > 1:
-            self._listen()
+            self._again(self._listen, once_more=True)
             self._places = dict(ranks.gather((self._node, (own_address(), self._port))))
-        for index, arena in self._join().items():
-            self._arenas[index] = arena
+        self._arenas = self._again(self._join, once_more=True) or {}
 
     # A save
 
@@ -217,7 +216,7 @@ class Snapshots:
         arena = Arena(size)
         self._arenas[index] = arena
         try:
-            self._again(lambda: self._lend(index, arena, write=True))
+            self._again(lambda: self._lend(index, arena, write=True), once_more=True)
         except BaseException:
             del self._arenas[index]
             arena.close()
