@@ -35,6 +35,7 @@ from transom_cli.ckpt.ranks import Ranks
 SLOTS = 3  # snapshots a rank: the newest that counts, one that is being made durable or protected, and the next
 PATIENCE = 20.0  # seconds of one wait for a slot, before it is told what it waits for
 _RECORDS = 4  # commits that are told again to a new holder
+_REPLACED = 20.0  # seconds in which a new holder must have been told all
 _UNHEARD = 5  # times in a row that nothing is heard of a write
 _FETCH = 3600.0  # seconds for a share to come from wherever it is; what does not move is given up far sooner
 
@@ -72,12 +73,12 @@ class Snapshots:
         self.by = nodes[0]  # whose holder sees to it that checkpoints become durable
         self._places: dict[str, tuple[str, int]] = {}
         if len(set(nodes)) > 1:
-            self._listen()
+            self._again(self._listen, once_more=True)
             self._places = dict(ranks.gather((self._node, (own_address(), self._port))))
         self._domains = dict(ranks.gather((self._node, domain(os.environ))))
         if protection != NONE and len(set(nodes)) == 1:
             say("snapshots are not protected by other nodes: there is one node")
-        self._arenas.update(self._join())
+        self._arenas = self._again(self._join, once_more=True) or {}
         for arena in self._arenas.values():  # while the trainer goes on making itself ready
             threading.Thread(target=arena.enter, name="transom-enter", daemon=True).start()
 
@@ -242,7 +243,7 @@ class Snapshots:
         arena = Arena(size)
         self._arenas[index] = arena
         try:
-            self._again(lambda: self._lend(index, arena, write=True))
+            self._again(lambda: self._lend(index, arena, write=True), once_more=True)
         except BaseException:
             del self._arenas[index]
             arena.close()
@@ -288,7 +289,18 @@ class Snapshots:
             return act()
         except HolderGone:
             self._client.close()
-        self._client = self._at.connect(afresh=True)
+        deadline = time.monotonic() + _REPLACED
+        while True:
+            self._client = self._at.connect(afresh=True)
+            try:
+                self._tell_all()
+                return act() if once_more else None
+            except HolderGone:  # one that is being killed still takes connections for a moment
+                self._client.close()
+                if time.monotonic() >= deadline:
+                    raise
+
+    def _tell_all(self) -> None:
         if self._places:
             self._listen()
         for arena in self._join().values():  # another rank has told the new one of nothing of ours
@@ -301,7 +313,6 @@ class Snapshots:
             self._tell_record(step, record, [])
         if self._taken is not None:
             self._client.ask("take", patience=0.0, index=self._taken, words=False)
-        return act() if once_more else None
 
 
 def _unpacked(fds: list[int]) -> bytes:
