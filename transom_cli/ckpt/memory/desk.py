@@ -66,10 +66,10 @@ class Desk:
         holding = self._find(str(about["directory"]), str(about["token"]), node)
         if holding.shelf.launch != launch:
             holding.persisting.distrust()
-        protection = parse(str(about["protect"]))
+        protection = parse(str(about.get("protect", NONE)))
         slots = holding.shelf.join(launch, rank, protection != NONE)
-        rate = None if about["rate"] is None else float(about["rate"])
-        holding.protecting.choose(protection, {str(n): str(d) for n, d in about["domains"].items()}, rate)
+        rate = None if about.get("rate") is None else float(about["rate"])
+        holding.protecting.choose(protection, {str(n): str(d) for n, d in about.get("domains", {}).items()}, rate)
         places = {str(n): (str(address), int(port)) for n, (address, port) in about["places"].items()}
         holding.meet(node, places, bytes.fromhex(about["key"]))
         self._holding, self._launch, self._rank = holding, launch, rank
@@ -103,7 +103,7 @@ class Desk:
         index, why = self.holding.shelf.take(
             self.launch, self._rank, min(PATIENCE, float(about["patience"])), about.get("index")
         )
-        words = [self.holding.words.popleft() for _ in range(len(self.holding.words))] if about["words"] else []
+        words = [self.holding.words.popleft() for _ in range(len(self.holding.words))] if about.get("words") else []
         return {"index": index, "busy": why, "words": words}, []
 
     def _do_drop(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
