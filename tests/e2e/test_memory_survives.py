@@ -97,16 +97,23 @@ def test_a_rank_is_killed_between_two_durable_checkpoints(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("both", [False, True], ids=["as_under_linuxproc", "as_under_cgroup"])
 def test_a_rank_is_killed_after_its_nodes_agent(
-    person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
+    person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str, both: bool
 ) -> None:
+    """Where Slurm follows processes by control groups, the holder goes with the agent's step."""
     run = person.start("-N", "2", "--", *words(tmp_path / "final"))
     view = person.wait(run, at_step(20))
     attempt = run.attempt(view["job_id"], 0)
-    before = agent_pid(attempt, "node2")
+    before, held = agent_pid(attempt, "node2"), holder_pid(attempt, "node2")
     os.kill(before, signal.SIGKILL)
+    if both:
+        os.kill(held, signal.SIGKILL)
     wait_for(lambda: agent_pid(attempt, "node2") != before, "no new agent")
     wait_for(lambda: holder_pid(attempt, "node2"), "no holder")
+    assert (holder_pid(attempt, "node2") == held) is not both
+    step = person.status(run)["step"]
+    view = person.wait(run, at_step(step + 5))
     faults.kill_rank(sandbox, view["job_id"], 1)
     view = person.wait(run, over)
     assert (view["phase"], view["step"], view["starts"]) == ("done", STEPS, 0)
