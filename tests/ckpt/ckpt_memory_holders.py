@@ -10,6 +10,7 @@ import struct
 from pathlib import Path
 from typing import NoReturn
 
+from transom_cli.ckpt import Checkpointer
 from transom_cli.ckpt.memory.client import connect, own_path
 from transom_cli.ckpt.memory.messages import FAILURES
 
@@ -44,3 +45,12 @@ def die() -> NoReturn:
     """As kill -9 from outside: nothing is put in order."""
     while True:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def abandon(trainer: Checkpointer) -> None:
+    """Leave it as a kill would: nothing more is saved, and its holder keeps what it has."""
+    trainer._settle()
+    trainer._lasting.wait()
+    trainer._thread.shutdown()
+    trainer._stager.close()
+    trainer._snapshots.close(durable=False)

@@ -16,10 +16,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from transom_cli.ckpt.failures import TakenOver
+import xxhash
+
+from transom_cli.ckpt.failures import BadManifest, TakenOver
 from transom_cli.ckpt.manifest import Manifest, decode
 from transom_cli.ckpt.memory.launches import Launch
 from transom_cli.ckpt.memory.slot import Share, Slot
+from transom_cli.ckpt.names import DCP_METADATA
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,12 @@ class Record:
 
     @property
     def read(self) -> Manifest:
-        return decode(self.manifest)
+        """Raises BadManifest, also where torch's own file is not the one that the manifest names."""
+        manifest = decode(self.manifest)
+        named = next(entry for entry in manifest.files if entry.name == DCP_METADATA)
+        if (named.size, named.xxh3_128) != (len(self.metadata), xxhash.xxh3_128_hexdigest(self.metadata)):
+            raise BadManifest(f"the record's {DCP_METADATA} is damaged")
+        return manifest
 
 
 @dataclass
