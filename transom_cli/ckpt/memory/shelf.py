@@ -55,6 +55,7 @@ class Shelf:
     def __init__(self, directory: str, token: str) -> None:
         self.directory, self.token = directory, token
         self.launch: Launch | None = None
+        self._former: set[str] = set()  # tokens of launches that a later one took over from
         self.protect = False  # whether a step counts only once it is protected
         self.protected: int | None = None
         self.records: dict[int, Record] = {}
@@ -66,14 +67,15 @@ class Shelf:
     def join(self, launch: Launch, rank: int, protect: bool) -> dict[int, Slot]:
         """A rank of `launch` is here. Returns the memory that the rank of this number had, now lent by this one.
 
-        Raises TakenOver when a newer launch has been here.
+        Raises TakenOver when a newer launch is here, or a later one has been.
         """
         with self._changed:
-            if self.launch is not None and self.launch.newer_than(launch):
+            if self.launch is not None and (launch.token in self._former or launch.older_than(self.launch)):
                 self._fence(launch)
-            if self.launch is None or launch.newer_than(self.launch):
-                self.launch = launch
+            if self.launch is not None and self.launch != launch:
+                self._former.add(self.launch.token)
                 self._reserved.clear()  # who was to ask for it is gone
+            self.launch = launch
             self.protect = protect
             mine = self._ranks.setdefault(rank, _Rank({}, launch))
             mine.launch, mine.writing = launch, None
