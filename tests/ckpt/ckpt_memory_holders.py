@@ -33,12 +33,12 @@ def end_holder(directory: Path) -> None:
 
 def memory_of(pid: int) -> list[Path]:
     """The snapshots' memory that a holder keeps, as files that the same user can open and write."""
-    found = []
+    found: dict[int, Path] = {}  # by inode: a mapping has a descriptor of its own
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             if os.readlink(link).startswith("/memfd:transom-snapshot"):
-                found.append(link)
-    return sorted(found, key=lambda link: int(link.name))
+                found[link.stat().st_ino] = link
+    return sorted(found.values(), key=lambda link: int(link.name))
 
 
 def die() -> NoReturn:
