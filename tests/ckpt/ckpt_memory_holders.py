@@ -10,6 +10,7 @@ import struct
 from pathlib import Path
 from typing import NoReturn
 
+from transom_cli.ckpt import Checkpointer
 from transom_cli.ckpt.memory.client import connect, own_path
 from transom_cli.ckpt.memory.messages import FAILURES
 
@@ -32,15 +33,24 @@ def end_holder(directory: Path) -> None:
 
 def memory_of(pid: int) -> list[Path]:
     """The snapshots' memory that a holder keeps, as files that the same user can open and write."""
-    found = []
+    found: dict[int, Path] = {}  # by inode: a mapping has a descriptor of its own
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             if os.readlink(link).startswith("/memfd:transom-snapshot"):
-                found.append(link)
-    return sorted(found, key=lambda link: int(link.name))
+                found[link.stat().st_ino] = link
+    return sorted(found.values(), key=lambda link: int(link.name))
 
 
 def die() -> NoReturn:
     """As kill -9 from outside: nothing is put in order."""
     while True:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def abandon(trainer: Checkpointer) -> None:
+    """Leave it as a kill would: nothing more is saved, and its holder keeps what it has."""
+    trainer._settle()
+    trainer._lasting.wait()
+    trainer._thread.shutdown()
+    trainer._stager.close()
+    trainer._snapshots.close(durable=False)

@@ -183,7 +183,9 @@ def main() -> int:
     end_holder(directory)
     print("\nsteps lost by kind of kill:")
     for what, counts in sorted(table.items()):
-        print(f"  {what:26} {sum(counts.values()):4} kills  " + ", ".join(f"{n}: {c}" for n, c in sorted(counts.items())))
+        print(
+            f"  {what:26} {sum(counts.values()):4} kills  " + ", ".join(f"{n}: {c}" for n, c in sorted(counts.items()))
+        )
     return 1 if wrong else 0
 
 
@@ -206,7 +208,9 @@ def strike(directory: Path, boards: list[Board], pids: list[int], kill: Kill, lu
         time.sleep(luck.uniform(0.0, 0.3))
     if kill.what == HOLDER:
         os.kill(holder_pid(directory), signal.SIGKILL)
-        beyond = max(max(board.found, board.returned) for board in boards) + 3  # saves by which all ranks have told the new one
+        beyond = (
+            max(max(board.found, board.returned) for board in boards) + 3
+        )  # saves by which all ranks have told the new one
         if not wait_for(lambda: min(board.returned for board in boards) >= beyond, pids):
             raise SystemExit("the training did not go on without its holder")
         time.sleep(luck.uniform(0.0, 0.1))

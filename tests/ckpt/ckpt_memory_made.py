@@ -49,11 +49,11 @@ def record(step: int, ranks: int, attempt: str = "7.0.1") -> Record:
     return Record(encode(Manifest(step, ranks, attempt, "2.6.0", "2026-01-01T00:00:00+00:00", files)), metadata)
 
 
-def launch(number: int, born: int = 0) -> Launch:
+def launch(number: int) -> Launch:
     """Numbered as under Slurm."""
-    return Launch(f"7.0.{number}", born, f"token-{number}")
+    return Launch(f"7.0.{number}", f"token-{number}")
 
 
-def by_hand(name: str, born: int) -> Launch:
-    """Started without Slurm: nothing but the time tells it from others."""
-    return Launch(f"local-host-{len(name)}", born, name)
+def by_hand(name: str) -> Launch:
+    """Started without Slurm: nothing tells which of two is the newer one but who came last."""
+    return Launch(f"local-host-{len(name)}", name)

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 from ckpt_memory_made import SIZE, launch, record, share, slot
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -256,3 +257,4 @@ class ShelfMachine(RuleBasedStateMachine):
 
 
 TestShelf = ShelfMachine.TestCase
+TestShelf.settings = settings(max_examples=40, deadline=None)

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch.distributed.checkpoint.metadata import Metadata
 
 from transom_cli.ckpt.failures import BadManifest
-from transom_cli.ckpt.manifest import Manifest, decode
+from transom_cli.ckpt.manifest import Manifest
 from transom_cli.ckpt.memory.inventory import known
 from transom_cli.ckpt.memory.messages import FAILURES
 from transom_cli.ckpt.memory.shelf import Record
@@ -52,8 +52,9 @@ def remembered(snapshots: Snapshots, say: Callable[[str], None]) -> list[Remembe
         for step, manifest, metadata in rows if isinstance(rows, list) else ():
             try:
                 record = snapshots.record(node, step, manifest, metadata)
-                records[decode(record.manifest)] = record
-                places.append((node, decode(record.manifest)))
+                made = record.read
+                records[made] = record
+                places.append((node, made))
             except FAILURES as error:
                 say(f"the record of step {step} on {node} cannot be had: {error.what}")
             except BadManifest as error:

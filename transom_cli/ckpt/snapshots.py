@@ -59,7 +59,7 @@ class Snapshots:
         self._told_busy = False
         made = None
         if ranks.first:
-            made = (Launch(attempt, time.time_ns(), secrets.token_hex(8)), secrets.token_hex(32), token(directory))
+            made = (Launch(attempt, secrets.token_hex(8)), secrets.token_hex(32), token(directory))
         self.launch, self._key, self._token = ranks.from_first(made)
         self._at = meet(directory)
         self._port = 0

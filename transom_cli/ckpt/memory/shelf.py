@@ -16,10 +16,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from transom_cli.ckpt.failures import TakenOver
+import xxhash
+
+from transom_cli.ckpt.failures import BadManifest, TakenOver
 from transom_cli.ckpt.manifest import Manifest, decode
 from transom_cli.ckpt.memory.launches import Launch
 from transom_cli.ckpt.memory.slot import Share, Slot
+from transom_cli.ckpt.names import DCP_METADATA
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,12 @@ class Record:
 
     @property
     def read(self) -> Manifest:
-        return decode(self.manifest)
+        """Raises BadManifest, also where torch's own file is not the one that the manifest names."""
+        manifest = decode(self.manifest)
+        named = next(entry for entry in manifest.files if entry.name == DCP_METADATA)
+        if (named.size, named.xxh3_128) != (len(self.metadata), xxhash.xxh3_128_hexdigest(self.metadata)):
+            raise BadManifest(f"the record's {DCP_METADATA} is damaged")
+        return manifest
 
 
 @dataclass
@@ -47,6 +55,7 @@ class Shelf:
     def __init__(self, directory: str, token: str) -> None:
         self.directory, self.token = directory, token
         self.launch: Launch | None = None
+        self._former: set[str] = set()  # tokens of launches that a later one took over from
         self.protect = False  # whether a step counts only once it is protected
         self.protected: int | None = None
         self.records: dict[int, Record] = {}
@@ -58,14 +67,15 @@ class Shelf:
     def join(self, launch: Launch, rank: int, protect: bool) -> dict[int, Slot]:
         """A rank of `launch` is here. Returns the memory that the rank of this number had, now lent by this one.
 
-        Raises TakenOver when a newer launch has been here.
+        Raises TakenOver when a newer launch is here, or a later one has been.
         """
         with self._changed:
-            if self.launch is not None and self.launch.newer_than(launch):
+            if self.launch is not None and (launch.token in self._former or launch.older_than(self.launch)):
                 self._fence(launch)
-            if self.launch is None or launch.newer_than(self.launch):
-                self.launch = launch
+            if self.launch is not None and self.launch != launch:
+                self._former.add(self.launch.token)
                 self._reserved.clear()  # who was to ask for it is gone
+            self.launch = launch
             self.protect = protect
             mine = self._ranks.setdefault(rank, _Rank({}, launch))
             mine.launch, mine.writing = launch, None
