@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -63,9 +64,12 @@ class Stager:
         if layout.indices != wanted:
             layout = lay_out(layout.signature, layout.plan, wanted)
         self._take_up(layout, agreed=True)
-        self._make_room(layout, 0)
+        compiling = threading.Thread(target=streaming, name="transom-compile", daemon=True)
         if layout.size >= WORTH:
-            streaming()
+            compiling.start()  # beside the touching of memory, which takes longer
+        self._make_room(layout, 0)
+        if compiling.ident is not None:
+            compiling.join()
 
     @torch.no_grad()
     def take(self, flat: Flat, paths: Paths, later: Later = NOTHING) -> Snapshot:

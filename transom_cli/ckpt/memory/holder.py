@@ -36,6 +36,9 @@ from transom_cli.errors import TransomError
 LOOK = 0.5  # seconds between two looks at whether it is still needed
 LINGER = 60.0  # seconds without anybody
 PARTING = 5.0  # seconds, when all have left in good order
+NICE = (
+    10  # what it does can wait for the training where both want the same core; with a core to spare it waits for none
+)
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # Slurm signals every process of a step
 
 
@@ -193,6 +196,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    os.nice(NICE)
     holder = Holder(options.socket)
     if options.attempt_dir is not None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent says when
