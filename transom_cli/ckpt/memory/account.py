@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from transom_cli.ckpt.memory.protection import NONE
 
@@ -62,6 +63,14 @@ class InMemory:
     missing: int  # shares that none of them holds; parity may give them back
     protection: str  # in words
     uses: tuple[str, ...]
+
+    @property
+    def committed(self) -> float | None:
+        """Seconds since the epoch, by the clock of rank 0's node."""
+        try:
+            return datetime.fromisoformat(self.created).timestamp()
+        except ValueError:
+            return None
 
     @property
     def where(self) -> str:

@@ -1,8 +1,8 @@
 """All that the nodes hold of one step in memory is read again: what is good, what is damaged, what parity gives back.
 
-Each node reads what is its own (the record, its shares, its rows of parity), and makes one share of the next node of its
-group from parity, as a restore would after that node's loss. No memory is reserved for this, so that no save waits: what
-a newer step takes the place of meanwhile is no damage, and is said to be given up.
+Each node reads what is its own (the record, its shares, its rows of parity), and makes one share of the next node of
+its group from parity, as a restore would after that node's loss. No memory is reserved for this, so that no save waits:
+what a newer step takes the place of meanwhile is no damage, and is said to be given up.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +73,14 @@ class Showing:
         self._shown = trainings
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sight:
     """What the files of an attempt tell of one training. `silent`: nodes whose holders have given no sign for too long,
     by how many seconds; nothing of theirs is counted."""
 
-    accounts: dict[str, Account]
-    age: float  # seconds since the oldest sign of those that count
-    silent: dict[str, float]
+    accounts: dict[str, Account] = field(default_factory=dict)
+    age: float = 0.0  # seconds since the oldest sign of those that count
+    silent: dict[str, float] = field(default_factory=dict)
 
 
 def newest_attempt(attempts: Path) -> AttemptDir | None:
@@ -96,25 +96,32 @@ def newest_attempt(attempts: Path) -> AttemptDir | None:
     return None if attempt.outcome.exists() else attempt
 
 
-def read(attempt: AttemptDir, directory: Path, now: float) -> Sight:
-    """What is shown of the training that checkpoints into `directory`. `now`: seconds since the epoch."""
-    accounts, silent, oldest = dict[str, Account](), dict[str, float](), 0.0
-    for path in attempt.nodes.glob("*.memory"):
+def read_all(attempt: AttemptDir, now: float) -> dict[str, Sight]:
+    """By training (its directory) what is shown of it. `now`: seconds since the epoch."""
+    found: dict[str, Sight] = {}
+    for path in sorted(attempt.nodes.glob("*.memory")):
         try:
-            age, told = now - path.stat().st_mtime, json.loads(path.read_bytes())
+            age, told = max(0.0, now - path.stat().st_mtime), json.loads(path.read_bytes())
             if told["schema"] != SCHEMA:
                 continue
-            found = [build(Account, training) for training in told["trainings"]]
+            accounts = [build(Account, training) for training in told["trainings"]]
         except (OSError, ValueError, KeyError, TypeError):
             continue  # removed meanwhile, or of another version
-        mine = next((account for account in found if same(account.directory, directory)), None)
-        if mine is not None and age > SILENT:
-            silent[path.stem] = age
-        elif mine is not None:
-            accounts[path.stem] = mine
-            oldest = max(oldest, age)
-    return Sight(accounts, oldest, silent)
+        for account in accounts:
+            sight = found.setdefault(account.directory, Sight())
+            if age > SILENT:
+                sight.silent[path.stem] = age
+            else:
+                sight.accounts[path.stem] = account
+                sight.age = max(sight.age, age)
+    return found
 
 
-def same(told: str, directory: Path) -> bool:
+def read(attempt: AttemptDir, directory: Path, now: float) -> Sight:
+    """Of the training that checkpoints into `directory`."""
+    sights = read_all(attempt, now)
+    return next((sight for name, sight in sights.items() if _same(name, directory)), Sight())
+
+
+def _same(told: str, directory: Path) -> bool:
     return told == str(directory.absolute()) or os.path.realpath(told) == os.path.realpath(directory)
