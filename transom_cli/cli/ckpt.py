@@ -56,7 +56,7 @@ def verify(run: Run = None, root: Root = None, step: _Step = None, json_: Json =
 
     directory = checkpoints_of_words(run, root)
     memory = checked(run_of_words(run, root), directory, step)
-    there = candidates_in(directory) if memory.checked else chosen(directory, step)
+    there = candidates_in(directory) if memory.steps else chosen(directory, step)
     verdicts = [verify_one(candidate) for candidate in there if step in (None, candidate.step)]
     _show(directory, verdicts, memory, json_, good="good")
     if not memory.good and not any(verdict.good for verdict in verdicts):
