@@ -22,6 +22,7 @@ from transom_cli.ckpt.memory.shelf import Record, Shelf
 from transom_cli.ckpt.names import DCP_METADATA, MANIFEST
 from transom_cli.ckpt.room import room
 from transom_cli.core.codec import build, plain
+from transom_cli.errors import TransomError
 
 GOOD, DAMAGED, LOST, GIVEN_UP, UNTRIED = "good", "damaged", "lost", "given up", "not tried"
 CHECK = 3600.0  # seconds for a node to read all that it holds of a step
@@ -168,7 +169,10 @@ class Checking:
             return Finding(what, entry.size, UNTRIED, "there is not enough free memory on the node")
         neighbours = self._neighbours()
         some = neighbours if nodes is None else neighbours.only(nodes)
-        trouble = Rebuilding(lambda: some).rebuild(step, entry, memoryview(made))
+        try:
+            trouble = Rebuilding(lambda: some).rebuild(step, entry, memoryview(made))
+        except TransomError as error:  # nothing that computes parity
+            return Finding(what, entry.size, UNTRIED, error.what)
         if not trouble and xxhash.xxh3_128_hexdigest(made) != entry.xxh3_128:
             trouble = "its checksum differs"
         return Finding(what, entry.size, DAMAGED if trouble else GOOD, trouble)
