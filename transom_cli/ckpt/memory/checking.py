@@ -15,6 +15,7 @@ import xxhash
 from transom_cli.ckpt.direct import digest
 from transom_cli.ckpt.failures import BadManifest
 from transom_cli.ckpt.manifest import FileEntry, Manifest, decode
+from transom_cli.ckpt.memory.coder import NoCoder
 from transom_cli.ckpt.memory.neighbours import Answer, Neighbours
 from transom_cli.ckpt.memory.parity import Parity
 from transom_cli.ckpt.memory.rebuilding import Rebuilding
@@ -22,7 +23,6 @@ from transom_cli.ckpt.memory.shelf import Record, Shelf
 from transom_cli.ckpt.names import DCP_METADATA, MANIFEST
 from transom_cli.ckpt.room import room
 from transom_cli.core.codec import build, plain
-from transom_cli.errors import TransomError
 
 GOOD, DAMAGED, LOST, GIVEN_UP, UNTRIED = "good", "damaged", "lost", "given up", "not tried"
 CHECK = 3600.0  # seconds for a node to read all that it holds of a step
@@ -171,7 +171,7 @@ class Checking:
         some = neighbours if nodes is None else neighbours.only(nodes)
         try:
             trouble = Rebuilding(lambda: some).rebuild(step, entry, memoryview(made))
-        except TransomError as error:  # nothing that computes parity
+        except NoCoder as error:
             return Finding(what, entry.size, UNTRIED, error.what)
         if not trouble and xxhash.xxh3_128_hexdigest(made) != entry.xxh3_128:
             trouble = "its checksum differs"
