@@ -10,7 +10,7 @@ from pathlib import Path
 from ckpt_memory_nodes import Nodes
 
 from transom_cli.beats import places
-from transom_cli.ckpt.memory.client import agents_path, reach, start
+from transom_cli.ckpt.memory.client import Client, agents_path, reach, start
 from transom_cli.config.load import load
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.submit.rundir import new_run
@@ -34,13 +34,14 @@ class AttemptNodes(Nodes):
         super().__init__(run.checkpoints, protect, names)
         self.attempt = attempt
         self.holders: dict[str, subprocess.Popen[bytes]] = {}
+        self.agents: dict[str, Client] = {}
 
     def __enter__(self) -> AttemptNodes:
         for name in self.names:
             path = agents_path(self.beats(name))
             self.holders[name] = start(path, "--attempt-dir", str(self.attempt.path), "--node", name)
         for name in self.names:
-            reach(agents_path(self.beats(name)), 60.0).close()
+            self.agents[name] = reach(agents_path(self.beats(name)), 60.0)  # a holder stays while an agent is there
         return self
 
     def __exit__(self, *what: object) -> None:
@@ -48,6 +49,7 @@ class AttemptNodes(Nodes):
         for name, holder in self.holders.items():
             holder.kill()
             holder.wait()
+            self.agents[name].close()
             shutil.rmtree(self.beats(name))
 
     def beats(self, name: str) -> str:
