@@ -40,9 +40,7 @@ from transom_cli.layout import AttemptDir
 LOOK = 0.5  # seconds between two looks at whether it is still needed
 LINGER = 60.0  # seconds without anybody
 PARTING = 5.0  # seconds, when all have left in good order
-NICE = (
-    10  # what it does can wait for the training where both want the same core; with a core to spare it waits for none
-)
+NICE = 10  # what it does can wait where the training wants the same core; with a core to spare it waits for nothing
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # Slurm signals every process of a step
 
 
