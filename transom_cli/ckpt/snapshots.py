@@ -74,7 +74,8 @@ class Snapshots:
     def arena(self, need: int, size: int) -> Arena:
         """Memory to copy into: of `need` bytes at least, made with `size` where there is none that fits. Raises
         MemoryError, and HolderGone."""
-        taken = self.ready(size)
+        self._make_one_more(size)
+        taken = self._taken if self._taken is not None else self._take()
         arena = self._arenas[taken]
         if not need <= arena.size <= 2 * size + 2 * PAGE:
             self._taken = None
@@ -82,17 +83,12 @@ class Snapshots:
             arena = self._make(taken, size)
         return arena
 
-    def ready(self, size: int) -> int:
-        """See to it that there is a slot for the next save: one more, until there are enough; then one that is free."""
-        if self._taken is None and len(self._arenas) < self._most:
-            try:
-                self._make(next(n for n in range(SLOTS) if n not in self._arenas), size)
-            except MemoryError as error:
-                if not self._arenas:
-                    raise
-                self._most = len(self._arenas)
-                self._say(f"{self._most} snapshot(s) in memory at a time and not {SLOTS}: {error}")
-        return self._take() if self._taken is None else self._taken
+    def ready(self, size: int) -> None:
+        """Ahead of the next save, see to it that there is a slot for it: one more, until there are enough; then one
+        that is free. A single one holds what counts until that save is made."""
+        self._make_one_more(size)
+        if self._taken is None and self._most > 1:
+            self._take()
 
     def hold(self, step: int, entry: FileEntry, segments: list[tuple[int, int]]) -> None:
         """The copy in the arena that was given out last is whole."""
@@ -195,6 +191,17 @@ class Snapshots:
         self._arenas.clear()
 
     # The holder, and what it is told
+
+    def _make_one_more(self, size: int) -> None:
+        if self._taken is not None or len(self._arenas) >= self._most:
+            return
+        try:
+            self._make(next(n for n in range(SLOTS) if n not in self._arenas), size)
+        except MemoryError as error:
+            if not self._arenas:
+                raise
+            self._most = len(self._arenas)
+            self._say(f"{self._most} snapshot(s) in memory at a time and not {SLOTS}: {error}")
 
     def _take(self) -> int:
         while True:
