@@ -36,7 +36,7 @@ def memory_of(pid: int) -> list[Path]:
     found: dict[int, Path] = {}  # by inode: a mapping has a descriptor of its own
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            if os.readlink(link).startswith("/memfd:transom-snapshot"):
+            if str(link.readlink()).startswith("/memfd:transom-snapshot"):
                 found[link.stat().st_ino] = link
     return sorted(found.values(), key=lambda link: int(link.name))
 

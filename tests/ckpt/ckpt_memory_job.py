@@ -18,7 +18,7 @@ from transom_cli.ckpt.memory.protection import parse
 from transom_cli.ckpt.memory.shelf import Record
 from transom_cli.ckpt.memory.slot import Share, Slot
 
-LAUNCH = Launch("7.0.0", 1, "launch")
+LAUNCH = Launch("7.0.0", "launch")
 METADATA = b"torch's own"
 
 

@@ -79,7 +79,7 @@ def newest(trainer: Checkpointer) -> tuple[int, Any]:
 
 def held_file(trainer: Checkpointer, directory: Path) -> Path:
     """The memory of the newest snapshot, as the holder has it."""
-    mine = os.stat(trainer._snapshots._arenas[newest(trainer)[0]].fd)
+    mine = os.fstat(trainer._snapshots._arenas[newest(trainer)[0]].fd)
     return next(path for path in memory_of(holder_pid(directory)) if path.stat().st_ino == mine.st_ino)
 
 
@@ -131,12 +131,12 @@ def test_a_flipped_byte_of_a_record_shows(directory: Path) -> None:
         data[at] ^= 0x01
         size = len(good.manifest)
         shelf.records[3] = Record(bytes(data[:size]), bytes(data[size:]))
-        assert [found.step for found in remembered(trainer._snapshots, said.append)][0] == 2, at
+        assert remembered(trainer._snapshots, said.append)[0].step == 2, at
         assert said.pop().startswith("the record of step 3 on here is damaged"), at
     shelf.records[3] = Record(good.manifest[:-1], good.metadata)
-    assert [found.step for found in remembered(trainer._snapshots, said.append)][0] == 2
+    assert remembered(trainer._snapshots, said.append)[0].step == 2
     shelf.records[3] = good
-    assert [found.step for found in remembered(trainer._snapshots, said.append)][0] == 3
+    assert remembered(trainer._snapshots, said.append)[0].step == 3
     abandon(trainer)
 
 

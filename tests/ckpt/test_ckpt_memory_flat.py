@@ -17,6 +17,10 @@ from transom_cli.ckpt.memory.client import own_path
 GROWTH = 8 << 20  # bytes of resident memory that allocators may take between the two looks
 
 
+def entries(folder: Path) -> int:
+    return len(list(folder.iterdir()))
+
+
 @dataclass(frozen=True)
 class Size:
     resident: tuple[int, int]  # bytes: the trainer's, the holder's
@@ -31,10 +35,10 @@ class Size:
         page = os.sysconf("SC_PAGE_SIZE")
         return cls(
             tuple(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * page for pid in pids),
-            tuple(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids),
-            tuple(len(os.listdir(f"/proc/{pid}/task")) for pid in pids),
+            tuple(entries(Path(f"/proc/{pid}/fd")) for pid in pids),
+            tuple(entries(Path(f"/proc/{pid}/task")) for pid in pids),
             len(memory_of(pids[1])),
-            (len(list(directory.rglob("*"))), len(os.listdir(Path(own_path(directory)).parent))),
+            (len(list(directory.rglob("*"))), entries(Path(own_path(directory)).parent)),
         )  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""A holder killed at any question of a save costs no snapshot; at any question of a restore, no more than the memory."""
+"""A holder killed at any question of a save costs no snapshot; of a restore, no more than the memory."""
 
 from __future__ import annotations
 

@@ -87,7 +87,8 @@ class Snapshots:
     def arena(self, need: int, size: int) -> Arena:
         """Memory to copy into: of `need` bytes at least, made with `size` where there is none that fits. Raises
         MemoryError, and HolderGone."""
-        taken = self.ready(size)
+        self._make_one_more(size)
+        taken = self._taken if self._taken is not None else self._take()
         arena = self._arenas[taken]
         if not need <= arena.size <= 2 * size + 2 * PAGE:
             self._taken = None
@@ -95,6 +96,7 @@ class Snapshots:
             arena = self._make(taken, size)
         return arena
 
+<<<<<<< HEAD
     def ready(self, size: int) -> int:
         """See to it that there is a slot for the next save: one more, until there are enough; then one that is free."""
         if self._taken is None and len(self._arenas) < self._most:
@@ -106,6 +108,14 @@ class Snapshots:
                 self._most = len(self._arenas)
                 self._say(f"{self._most} snapshot(s) in memory at a time and not {self._slots}: {error}")
         return self._take() if self._taken is None else self._taken
+=======
+    def ready(self, size: int) -> None:
+        """Ahead of the next save, see to it that there is a slot for it: one more, until there are enough; then one
+        that is free. A single one holds what counts until that save is made."""
+        self._make_one_more(size)
+        if self._taken is None and self._most > 1:
+            self._take()
+>>>>>>> campaign
 
     def hold(self, step: int, entry: FileEntry, segments: list[tuple[int, int]]) -> None:
         """The copy in the arena that was given out last is whole."""
@@ -218,6 +228,17 @@ class Snapshots:
         self._arenas.clear()
 
     # The holder, and what it is told
+
+    def _make_one_more(self, size: int) -> None:
+        if self._taken is not None or len(self._arenas) >= self._most:
+            return
+        try:
+            self._make(next(n for n in range(SLOTS) if n not in self._arenas), size)
+        except MemoryError as error:
+            if not self._arenas:
+                raise
+            self._most = len(self._arenas)
+            self._say(f"{self._most} snapshot(s) in memory at a time and not {SLOTS}: {error}")
 
     def _take(self) -> int:
         words = self._ranks.first

@@ -151,7 +151,7 @@ class Checking:
         entries = {entry.name: entry for entry in manifest.files}
         for node in group.nodes[at + 1 :] + group.nodes[:at]:
             name = next((file for file, size in group.files[node] if size and file in entries), None)
-            if node not in group.absent and name is not None:
+            if name is not None:
                 found = self._make(step, entries[name], group.nodes)
                 if found.state == DAMAGED and not any(row is rows[0] for row in self._parity.rows(step)):
                     found = Finding(found.what, found.size, GIVEN_UP)

@@ -37,6 +37,7 @@ class Holding:
         self.protect = NONE  # as the newest launch has asked for it
         self.words: deque[str] = deque(maxlen=_WORDS)  # for the rank that is the next to ask
         self._say = say
+        self._left_out: tuple[str, ...] = ()  # nodes whose shares of the protected step are not
         self.persisting = Persisting(self.shelf, lambda: self.neighbours, self.finder, self.tell)
 
     def meet(self, own: str, places: dict[str, tuple[str, int]], key: bytes) -> None:
@@ -81,6 +82,8 @@ class Holding:
         if name == "settled":
             self.shelf.settled(step)
             self.parity.only(step)
+            left_out = about.get("left_out")
+            self._left_out = tuple(map(str, left_out)) if isinstance(left_out, list) else ()
             return {}, ()
         if name == "reserve":
             self.shelf.reserve(step, RESERVED)
@@ -111,8 +114,7 @@ class Holding:
                 Step(step, told.created, told.attempt, told.world_size, told.size, len(shares(told)), here, tuple(uses))
             )
         protected = self.shelf.protected if nodes > 1 else None  # by whom, where there is one?
-        rows = [] if protected is None else self.parity.rows(protected)
-        left_out = tuple(sorted({node for row in rows for node in row.group.absent}))
+        left_out = () if protected is None else self._left_out
         return Account(
             self.shelf.directory, tuple(steps), str(self.protect), protected, left_out,
             self.parity.size, sum(size for _, _, size, _ in slots), nodes,

@@ -108,7 +108,7 @@ class Protecting:
                 if told
                 else f"step {step} is protected on all nodes again"
             )
-        neighbours.ask_all("settled", 5.0, step=step)
+        neighbours.ask_all("settled", 5.0, step=step, left_out=sorted(told))
 
     def _round(self, neighbours: Neighbours, step: int, files: dict[str, Files]) -> set[str]:
         """All groups at once. Returns the nodes that did not do their part, and those whose bytes could not be had."""
