@@ -96,26 +96,12 @@ class Snapshots:
             arena = self._make(taken, size)
         return arena
 
-<<<<<<< HEAD
-    def ready(self, size: int) -> int:
-        """See to it that there is a slot for the next save: one more, until there are enough; then one that is free."""
-        if self._taken is None and len(self._arenas) < self._most:
-            try:
-                self._make(next(n for n in range(self._slots) if n not in self._arenas), size)
-            except MemoryError as error:
-                if not self._arenas:
-                    raise
-                self._most = len(self._arenas)
-                self._say(f"{self._most} snapshot(s) in memory at a time and not {self._slots}: {error}")
-        return self._take() if self._taken is None else self._taken
-=======
     def ready(self, size: int) -> None:
         """Ahead of the next save, see to it that there is a slot for it: one more, until there are enough; then one
         that is free. A single one holds what counts until that save is made."""
         self._make_one_more(size)
         if self._taken is None and self._most > 1:
             self._take()
->>>>>>> campaign
 
     def hold(self, step: int, entry: FileEntry, segments: list[tuple[int, int]]) -> None:
         """The copy in the arena that was given out last is whole."""
