@@ -219,12 +219,12 @@ class Snapshots:
         if self._taken is not None or len(self._arenas) >= self._most:
             return
         try:
-            self._make(next(n for n in range(SLOTS) if n not in self._arenas), size)
+            self._make(next(n for n in range(self._slots) if n not in self._arenas), size)
         except MemoryError as error:
             if not self._arenas:
                 raise
             self._most = len(self._arenas)
-            self._say(f"{self._most} snapshot(s) in memory at a time and not {SLOTS}: {error}")
+            self._say(f"{self._most} snapshot(s) in memory at a time and not {self._slots}: {error}")
 
     def _take(self) -> int:
         words = self._ranks.first
