@@ -339,6 +339,7 @@ class Checkpointer:
         reason = load(source, self._state, self._ranks, per_rank=per_rank)
         if not reason:
             self._snapshots.rewind(found.step, found.record)
+            self._rule.hurry()
             where = told(self._ranks.gather(source.where))
             self._say(f"restored {found.name} ({where}; written by attempt {found.manifest.attempt})")
         return reason

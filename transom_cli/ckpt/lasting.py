@@ -22,6 +22,7 @@ class Rule:
         """Raises UsageError."""
         self._every: int | None = None
         self._seconds = 0.0
+        self._hurry = False
         self._count, self._clock, self._last = 0, clock, clock()
         found = _TIME.fullmatch(persist) if isinstance(persist, str) else None
         if found is not None and float(found[1]) > 0:
@@ -35,14 +36,19 @@ class Rule:
                 'persist=10 (every tenth), or persist="10m" (also "30s", "1h")',
             )
 
+    def hurry(self) -> None:
+        """The training goes on from what is in memory alone: were it killed again and again before the n-th save,
+        nothing would ever become durable. So the next save does."""
+        self._hurry = True
+
     def due(self, asked: bool) -> bool:
         """For one save that was made. `asked`: it is to be durable in any case."""
         self._count += 1
-        due = asked or (
+        due = asked or self._hurry or (
             self._count >= self._every if self._every is not None else self._clock() - self._last >= self._seconds
         )
         if due:
-            self._count, self._last = 0, self._clock()
+            self._count, self._last, self._hurry = 0, self._clock(), False
         return due
 
 
