@@ -59,10 +59,11 @@ class AttemptNodes(Nodes):
 
     def damage(self, name: str) -> None:
         """Flip a bit in the middle of every rank's memory that the node's holder has."""
-        for fd in Path(f"/proc/{self.holders[name].pid}/fd").iterdir():
-            if "memfd:transom" in str(fd.readlink()) and fd.stat().st_size > 1 << 18:
-                with fd.open("r+b") as memory:
-                    memory.seek(1 << 17)
-                    byte = memory.read(1)[0]
-                    memory.seek(1 << 17)
-                    memory.write(bytes((byte ^ 4,)))
+        there = Path(f"/proc/{self.holders[name].pid}/fd").iterdir()
+        ours = [fd for fd in there if "memfd:transom" in str(fd.readlink()) and fd.stat().st_size > 1 << 18]
+        for fd in {fd.stat().st_ino: fd for fd in ours}.values():  # a mapping has a descriptor of its own
+            with fd.open("r+b") as memory:
+                memory.seek(1 << 17)
+                byte = memory.read(1)[0]
+                memory.seek(1 << 17)
+                memory.write(bytes((byte ^ 4,)))

@@ -47,32 +47,34 @@ def _status(run: RunDir) -> str:
 def test_a_runs_memory_is_listed_verified_and_gone_with_its_holders(tmp_path: Path) -> None:
     run, attempt = run_in(tmp_path)
     assert _memory("ls", run.path) == {}
-    with AttemptNodes(run, attempt, "rs:2+1", NAMES) as nodes:
-        nodes.start(steps=3, launch=0)
+    with AttemptNodes(run, attempt, "xor:2", NAMES) as nodes:
+        nodes.start(steps=1, launch=0)
         nodes.until("settled")
-        nodes.protected(3)
+        nodes.protected(1)
         deadline = time.monotonic() + 60
-        while (seen := _memory("ls", run.path)).get("steps", [{}])[0].get("protection") != "rs:2+1, protected":
-            assert time.monotonic() < deadline, seen
+        while True:
+            newest = _memory("ls", run.path).get("steps", [{}])[0]
+            if newest.get("nodes") == NAMES and newest["protection"] == "xor:2, protected":
+                break
+            assert time.monotonic() < deadline, newest
             time.sleep(0.2)
-        newest = seen["steps"][0]
-        assert (newest["step"], newest["nodes"], newest["nodes_of"], newest["missing"]) == (3, NAMES, 3, 0)
+        assert (newest["step"], newest["nodes_of"], newest["missing"]) == (1, 3, 0)
         first = _run("ls", run.path).stdout.splitlines()[1]
-        assert first.startswith("3 ") and "in memory, 3 of 3 nodes" in first and "rs:2+1, protected" in first
-        assert "memory 3 (" in _status(run) and "rs:2+1, protected)" in _status(run)
+        assert first.startswith("1 ") and "in memory, 3 of 3 nodes" in first and "xor:2, protected" in first
+        assert "memory 1 (" in _status(run) and "xor:2, protected)" in _status(run)
 
-        checked = _memory("verify", run.path, "--step", 3)["steps"][0]["checked"]
+        checked = _memory("verify", run.path, "--step", 1)["steps"][0]["checked"]
         assert (checked["state"], checked["shares"], checked["rows"], checked["made"]) == ("good", 3, 3, 3), checked
 
         nodes.kill_ranks()
         nodes.damage("n1")
-        result = _run("verify", run.path, "--step", 3)
+        result = _run("verify", run.path, "--step", 1)
         assert result.exit_code == 0
         assert "in memory: damaged, but all of it can be had" in result.stdout
         assert "n1: " in result.stderr and "is damaged" in result.stderr and "parity gives it back" in result.stderr
 
         nodes.kill_holder("n2")
-        result = _run("verify", run.path, "--step", 3)
+        result = _run("verify", run.path, "--step", 1)
         assert result.exception is not None and result.exception.exit_code == 15
         assert "n2 does not answer" in result.stderr and "it cannot be had" in result.stdout
 
