@@ -58,8 +58,17 @@ def agents_path(beats_dir: str) -> str:
 
 def own_path(directory: Path) -> str:
     """Where a holder listens that the ranks start themselves: one for each checkpoints directory, user and host."""
-    name = f"transom-{os.getuid()}-memory-{crc32(os.fsencode(directory)):08x}"
-    return f"{places.private_folder(name)}/{SOCKET}"
+    return f"{places.private_folder(_name(directory))}/{SOCKET}"
+
+
+def living_path(directory: Path) -> str | None:
+    """The same, where such a holder has been; nothing is made."""
+    folder = places.private_folder_there(_name(directory))
+    return None if folder is None else f"{folder}/{SOCKET}"
+
+
+def _name(directory: Path) -> str:
+    return f"transom-{os.getuid()}-memory-{crc32(os.fsencode(directory)):08x}"
 
 
 def start(path: str, *more: str) -> subprocess.Popen[bytes]:

@@ -18,6 +18,7 @@ from transom_cli.ckpt.memory.persisting import FAILED, RESERVED, UNKNOWN, Order
 from transom_cli.ckpt.memory.protection import NONE, parse
 from transom_cli.ckpt.memory.shelf import Record
 from transom_cli.ckpt.memory.slot import Share, Slot
+from transom_cli.core.codec import plain
 
 Answer = tuple[dict[str, Any], list[int]]  # and descriptors, which stay ours
 SURVEY = 5.0  # seconds for a neighbour to tell what it has
@@ -66,7 +67,7 @@ class Desk:
         holding = self._find(str(about["directory"]), str(about["token"]), node)
         if holding.shelf.launch != launch:
             holding.persisting.distrust()
-        protection = parse(str(about["protect"]))
+        holding.protect = protection = parse(str(about["protect"]))
         slots = holding.shelf.join(launch, rank, protection != NONE)
         rate = None if about["rate"] is None else float(about["rate"])
         holding.protecting.choose(protection, {str(n): str(d) for n, d in about["domains"].items()}, rate)
@@ -153,6 +154,16 @@ class Desk:
     def _do_state(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         """What this node holds, in short: for whoever looks."""
         return self.holding.state(), []
+
+    def _do_states(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """The same of all nodes: {node: account or {"error": ..}}, as a parcel."""
+        answers = self.holding.neighbours.ask_all("state", SURVEY)
+        return {}, [self._parcel(json.dumps(answers).encode("ascii"))]
+
+    def _do_check(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """All that is in memory of a step is read again, on all nodes: what came out, as a parcel."""
+        checked = plain(self.holding.checking.everywhere(int(about["step"])))
+        return {}, [self._parcel(json.dumps(checked).encode("ascii"))]
 
     # A restore
 

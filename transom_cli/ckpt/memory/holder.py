@@ -1,6 +1,6 @@
 """The process that keeps a node's snapshots: started by the node's agent, or by the first rank where there is none.
 
-    python -m transom_cli.ckpt.memory.holder --socket PATH [--attempt-dir D] [--linger S]
+    python -m transom_cli.ckpt.memory.holder --socket PATH [--attempt-dir D [--node NAME]] [--linger S]
 
 It outlives trainer and agent. A snapshot's memory is the rank's own (a memfd, made and touched by the rank, and counted
 to it); the holder keeps a descriptor of it, so that it stays when the rank is gone, and goes with the holder: nothing
@@ -22,13 +22,17 @@ import threading
 import time
 from pathlib import Path
 
+from transom_cli.beats import places
 from transom_cli.ckpt.memory import messages
+from transom_cli.ckpt.memory.account import Account
 from transom_cli.ckpt.memory.client import Client
 from transom_cli.ckpt.memory.desk import Desk
 from transom_cli.ckpt.memory.holding import Holding
 from transom_cli.ckpt.memory.lines import Server
 from transom_cli.ckpt.memory.neighbours import Answer, identity
+from transom_cli.ckpt.memory.shown import Showing
 from transom_cli.errors import TransomError
+from transom_cli.layout import AttemptDir
 
 LOOK = 0.5  # seconds between two looks at whether it is still needed
 LINGER = 60.0  # seconds without anybody
@@ -81,6 +85,12 @@ class Holder:
                 self._since = time.monotonic()
             patience = linger if set(self._holdings) - self._left else min(linger, PARTING)
             return idle and time.monotonic() - self._since >= patience
+
+    def accounts(self) -> list[Account]:
+        """Of each training that is held here."""
+        with self._lock:
+            holdings = [h for directory, h in sorted(self._holdings.items()) if directory not in self._left]
+        return [holding.account() for holding in holdings]
 
     def close(self) -> None:
         with self._lock:
@@ -173,6 +183,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="transom memory holder", description="Keep this node's snapshots.")
     parser.add_argument("--socket", required=True)
     parser.add_argument("--attempt-dir", type=Path)
+    parser.add_argument("--node", default=places.node_name())
     parser.add_argument("--linger", type=float, default=LINGER)
     options = parser.parse_args(argv)
     for number in _IGNORED:
@@ -187,6 +198,10 @@ def main(argv: list[str]) -> int:
     except BlockingIOError:
         return 0  # another one was sooner
     outcome = options.attempt_dir / "outcome.json" if options.attempt_dir is not None else None
+    showing = None
+    if options.attempt_dir is not None:
+        showing = Showing(AttemptDir(options.attempt_dir).memory(options.node), holder.accounts)
+        showing.start()
     threading.Thread(target=holder.serve, args=(listener,), daemon=True).start()
     try:
         while not holder.over(options.linger) and not (outcome is not None and outcome.exists()):
@@ -195,6 +210,8 @@ def main(argv: list[str]) -> int:
         with contextlib.suppress(OSError):
             os.unlink(options.socket)  # noqa: PTH108
         holder.close()
+        if showing is not None:
+            showing.stop()
     return 0
 
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 from transom_cli.ckpt.failures import TakenOver
 from transom_cli.ckpt.manifest import Manifest, decode
@@ -29,7 +30,7 @@ class Record:
     manifest: bytes
     metadata: bytes  # torch's own file, which the manifest names with the rest
 
-    @property
+    @cached_property
     def read(self) -> Manifest:
         return decode(self.manifest)
 
@@ -185,6 +186,14 @@ class Shelf:
         with self._changed:
             found = sorted(self._ranks.items())
             return [(rank, n, slot.size, slot.share) for rank, had in found for n, slot in sorted(had.slots.items())]
+
+    def committed(self) -> list[tuple[int, Record, tuple[str, ...]]]:
+        """Newest first: step, record, and for what it is reserved."""
+        with self._changed:
+            return [
+                (step, record, tuple(sorted(why for n, why in self._reserved if n == step)))
+                for step, record in sorted(self.records.items(), reverse=True)
+            ]
 
     @contextmanager
     def reading(self, step: int, file: str) -> Iterator[tuple[Share, Slot]]:
