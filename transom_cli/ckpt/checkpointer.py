@@ -62,9 +62,9 @@ class Checkpointer:
     afresh.
 
     `every`: steps between saves, or "auto": as many as the measured cost of a save and the rate of failures make best,
-    while saves cost no more than `overhead` (a part of the time: 0.01 is 1 %; ckpt.cadence). A save is a snapshot in the
-    memory of the nodes, which outlives the trainer. `persist`: which of them become durable as well: every n-th,
-    "10m" (also "30s", "1h"): the first after so much time, or "auto": by what a write costs and how often memory is
+    while saves cost no more than `overhead` (a part of the time: 0.01 is 1 %; ckpt.cadence). A save is a snapshot in
+    the nodes' memory, which outlives the trainer. `persist`: which of them become durable as well: every n-th,
+    the first after so much time ("10m", also "30s", "1h"), or "auto": by what a write costs and how often memory is
     lost (the default with every="auto"; else 1: all of them). Rank 0 tells what is chosen and why, whenever it changes.
 
     `keep`: how many good checkpoints to keep, at least 1; `keep_every`: besides, those at the multiples of so many
@@ -93,9 +93,11 @@ class Checkpointer:
         every: int | Literal["auto"], overhead: float = 0.01, keep: int = 2, keep_every: int | None = None,
         also: Also | None = None, reshard: bool = False,
         copy: Literal["blocking", "overlapped"] = "blocking", prove: bool = False,
-        persist: int | str = 1, protect: str = "none", protect_rate: float | None = None,
+        persist: int | str | None = None, protect: str = "none", protect_rate: float | None = None,
     ) -> None:  # fmt: skip
         schedule.check(every, overhead)
+        if persist is None:
+            persist = schedule.AUTO if every == schedule.AUTO else 1
         rule, protection, keeping = Rule(persist), parse(protect), retention.check(keep, keep_every)
         if protect_rate is not None and protect_rate < LEAST_RATE:
             raise UsageError(f"protect_rate={protect_rate!r} must be bytes a second, at least {LEAST_RATE:g}")
@@ -117,7 +119,7 @@ class Checkpointer:
         self._reshard, self._keep, self._rule, self._protection = reshard, keeping, rule, protection
         self._ranks = Ranks()
         self._state = State(state, self._ranks.rank)
-        self._schedule = schedule.make(every, overhead, self._ranks, self._say)
+        self._schedule = schedule.make(every, overhead, persist, self._ranks, self._say)
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         here = Here(attempt, socket.gethostname(), _alive)
         ground.prepare(self.directory, self._ranks, here, self._say)
@@ -286,7 +288,8 @@ class Checkpointer:
                 snapshot = self._stager.take(*self._state.read(), later)
             except Exception as error:
                 trouble = f"the state could not be copied: {describe(error)}"
-            meeting = self._schedule.copied(step, None if trouble else time.monotonic() - saving.began)
+            stall = None if trouble else time.monotonic() - saving.began
+            meeting = self._schedule.copied(step, stall, self._lasting.busy)
             self._running_step = step
             self._running = self._thread.submit(self._write, saving, snapshot, trouble, meeting)
         return saving
@@ -313,7 +316,7 @@ class Checkpointer:
     def _uses(self, saving: Saving) -> frozenset[str]:
         """On rank 0: what is to be done with a snapshot that counts. What is still being protected is not disturbed."""
         protect = self._protection != NONE and not self._snapshots.protecting
-        return frozenset([*[PROTECTED] * protect, *[DURABLE] * self._rule.due(saving.asked)])
+        return frozenset([*[PROTECTED] * protect, *[DURABLE] * self._rule.due(saving.asked, self._schedule.persist)])
 
     def _make_durable(self, saving: Saving) -> None:
         trouble = ""
