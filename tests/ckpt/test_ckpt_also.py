@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from ckpt_made import bare_checkpoint, flip, names_in
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transom_cli.ckpt import Checkpointer, fence, files
@@ -45,6 +45,7 @@ class Two:
         return found
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from("abc"), st.integers(1, 5)), st.lists(st.sets(st.sampled_from("abc"))))
 def test_every_nth_is_due_and_the_first_and_what_failed_with_the_next(also: dict[str, int], failing: list[set[str]]):
     turns, counted = Turns({Path(name): every for name, every in also.items()}), dict.fromkeys(also, -1)

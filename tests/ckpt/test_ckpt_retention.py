@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from ckpt_made import bare_checkpoint, flip, names_in
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transom_cli.ckpt import Checkpointer, retention
@@ -17,6 +17,7 @@ keeps = st.builds(Keep, st.integers(1, 5), st.none() | st.integers(1, 30))
 there = st.dictionaries(st.integers(0, 200), st.booleans(), max_size=30)  # step: good
 
 
+@settings(deadline=None)
 @given(keeps, there)
 def test_the_newest_good_ones_stay_and_nothing_that_is_bad_or_for_ever_goes(keep: Keep, steps: dict[int, bool]):
     gone = keep.doomed(steps, steps.__getitem__)
@@ -27,6 +28,7 @@ def test_the_newest_good_ones_stay_and_nothing_that_is_bad_or_for_ever_goes(keep
         assert good[0] not in gone, "the last good one stays"
 
 
+@settings(deadline=None)
 @given(keeps, st.sets(st.integers(0, 300), max_size=60))
 def test_over_a_whole_run_all_that_are_for_ever_are_left(keep: Keep, saved: set[int]):
     left: set[int] = set()
