@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from transom_cli.ckpt import Checkpointer, cadence, failrate
+from transom_cli.ckpt import Checkpointer, failrate, intervals
 from transom_cli.ckpt.staging import Stager
 from transom_cli.errors import UsageError
 
@@ -30,7 +30,7 @@ def main() -> None:
     pace = random.Random(seed + rank)
     dist.init_process_group("gloo")
     failrate.LEAST = failrate.RANK_DAYS = 1e-6  # failures without end: the overhead decides,
-    cadence.ROOM = 1e-6  # however slowly this machine writes
+    intervals.ROOM = 1e-6  # however slowly this machine writes
     take, stall = Stager.take, 0.2 if rank == 1 else 0.0  # long beside a step on a busy machine
 
     def slow_take(self, *state):

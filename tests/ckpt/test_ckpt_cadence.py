@@ -9,7 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from transom_cli.ckpt.cadence import LONGEST, ROOM, START, Cadence, Measured, retune, slowest
+from transom_cli.ckpt.cadence import START, Cadence, Measured, retune, slowest
+from transom_cli.ckpt.intervals import LONGEST, ROOM
 
 seconds = st.floats(1e-4, 1e4)
 maybe = st.none() | st.floats(0, 1e5)
@@ -77,6 +78,7 @@ def test_noise_of_a_tenth_changes_nothing_after_the_first_saves(stall, step, noi
     assert changes <= 1
 
 
+@QUICK
 @given(st.lists(st.sampled_from([0.1, 0.1, 0.1, 30.0]), min_size=6, max_size=30))
 def test_now_and_then_a_slow_save_changes_nothing(stalls):
     runs = [stalls[i : i + 5] for i in range(len(stalls) - 4)]
@@ -125,6 +127,7 @@ def test_the_reason_in_words(measured, mtbf, words):
     assert play(Cadence(0.01, mtbf), *[measured] * 2).words == words
 
 
+@QUICK
 @given(st.lists(anything, min_size=1, max_size=6))
 def test_the_slowest_rank_counts(ranks):
     seen = slowest(ranks)

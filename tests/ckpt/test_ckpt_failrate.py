@@ -25,6 +25,13 @@ def test_the_time_between_failures():
     assert Failures(8, 12, 0.0).mean(30 * DAY) > Failures(8, 12, 0.0).mean(DAY)
 
 
+def test_what_memory_does_not_survive_is_rarer():
+    run = Failures(8, 12, 12 * 3600.0, 1)
+    assert run.mean(0.0) < run.mean_lost(0.0) < 42.5 * DAY
+    assert Failures(8, 12, 12 * 3600.0).mean_lost(0.0) == Failures(8).mean(0.0), "none of these lost what nodes held"
+    assert Failures(8, 3, 60 * DAY, 3).mean(0.0) == Failures(8, 3, 60 * DAY, 3).mean_lost(0.0)
+
+
 def test_failures_of_a_run_are_read_from_its_launchers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def attempt(name: str, *records: tuple[float, str] | tuple[float, str, str]) -> None:
         folder = tmp_path / "attempts" / name
@@ -40,8 +47,16 @@ def test_failures_of_a_run_are_read_from_its_launchers(tmp_path: Path, monkeypat
     monkeypatch.setenv("TRANSOM_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("TRANSOM_ATTEMPT", "9.0")
     monkeypatch.setattr(failrate.time, "time", lambda: 10000.0)
-    assert known_failures(4) == Failures(4, 2 + 1 + 1, 800.0 + 4000.0 + 100.0 + 1000.0)
+    assert known_failures(4) == Failures(4, 2 + 1 + 1, 800.0 + 4000.0 + 100.0 + 1000.0, 2)
     monkeypatch.setenv("TRANSOM_RUN_DIR", str(tmp_path / "nowhere"))
     assert known_failures(4) == Failures(4)
+    (tmp_path / "attempts/9.0/launcher.jsonl").write_text(
+        "\n".join(
+            json.dumps({"type": "launch", "wall": w, "nodes": n}) for w, n in ((1, ["a"]), (2, ["a"]), (3, ["b"]))
+        )
+    )
+    monkeypatch.setenv("TRANSOM_RUN_DIR", str(tmp_path))
+    assert known_failures(4).lost == 2 + 1, "attempts that ended, and a node that was swapped"
+    assert known_failures(4).seen == 2 + 1 + 2
     monkeypatch.delenv("TRANSOM_RUN_DIR")
     assert known_failures(4) == count(4, [Attempt(0, 0.0, True)]) == Failures(4)

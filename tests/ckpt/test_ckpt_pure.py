@@ -16,7 +16,7 @@ from transom_cli.ckpt.failures import BadManifest
 from transom_cli.ckpt.inventory import candidates, verify
 from transom_cli.ckpt.manifest import FileEntry, Manifest, decode, encode
 from transom_cli.ckpt.names import Here, abandoned, local_attempt, parse_step, tmp_name, trash_name
-from transom_cli.ckpt.retention import Retention
+from transom_cli.ckpt.retention import Keep, Retention
 
 _names = st.text(st.characters(exclude_characters="/\0", exclude_categories=("Cs",)), min_size=1, max_size=20)
 _entries = st.builds(
@@ -111,7 +111,7 @@ def test_retention_keeps_the_newest_good_and_never_touches_a_bad_one(tmp_path: P
         bare_checkpoint(tmp_path, step)
     flip(tmp_path / "step-4" / "__0_0.distcp", 10)
     flip(tmp_path / "step-1" / ".metadata", 0)
-    deleted = Retention(tmp_path, 2, "1.0").apply(5, "0" * 8)
+    deleted = Retention(tmp_path, Keep(2), "1.0").apply(5, "0" * 8)
     assert deleted == [2]
     assert names_in(tmp_path) == ["step-1", "step-3", "step-4", "step-5"]
 
@@ -121,12 +121,12 @@ def test_retention_never_deletes_the_last_good_one(tmp_path: Path):
         bare_checkpoint(tmp_path, step)
     for step in (2, 3):
         (tmp_path / f"step-{step}" / "manifest.json").unlink()
-    assert Retention(tmp_path, 1, "1.0").apply(3, "0" * 8) == []
+    assert Retention(tmp_path, Keep(1), "1.0").apply(3, "0" * 8) == []
     assert verify(candidates(tmp_path)[-1]).good
 
 
 def test_retention_sees_that_a_checkpoint_it_knew_is_gone_bad(tmp_path: Path):
-    retention = Retention(tmp_path, 1, "1.0")
+    retention = Retention(tmp_path, Keep(1), "1.0")
     bare_checkpoint(tmp_path, 1)
     retention.apply(1, "0" * 8)
     newer = bare_checkpoint(tmp_path, 2)
@@ -138,7 +138,7 @@ def test_retention_sees_that_a_checkpoint_it_knew_is_gone_bad(tmp_path: Path):
 def test_the_step_just_published_survives_newer_ones(tmp_path: Path):
     for step in (1, 8, 9):
         bare_checkpoint(tmp_path, step)
-    assert Retention(tmp_path, 1, "1.0").apply(1, "0" * 8) == [8]
+    assert Retention(tmp_path, Keep(1), "1.0").apply(1, "0" * 8) == [8]
 
 
 def test_listing_needs_no_torch():

@@ -43,7 +43,7 @@ class Trainer:
                 self.saves.append(self.step)
             if due or self.step == force:
                 self.now += stall or 0.0
-                meeting = self.auto.copied(self.step, stall)
+                meeting = self.auto.copied(self.step, stall, False)
                 assert self.auto.carry(meeting, lambda: self._write()) == ""
             self.auto.resume(False)
         return self.saves[before:]
@@ -121,9 +121,9 @@ def test_ten_steps_on_a_rank_waits_for_what_is_still_to_be_settled():
         trainer.now += 1.0
         trainer.auto.due(step)
         trainer.auto.resume(False)
-    meeting = trainer.auto.copied(START, 0.3)
+    meeting = trainer.auto.copied(START, 0.3, False)
     assert not trainer.auto.due(START + LOOK - 1), "no need to wait yet"
-    assert trainer.auto.copied(START + LOOK - 1, 0.3).note is None, "out of turn: others may not make that one"
+    assert trainer.auto.copied(START + LOOK - 1, 0.3, False).note is None, "out of turn: others may not make that one"
     waiting = threading.Thread(target=lambda: due.append(trainer.auto.due(START + LOOK)), daemon=True)
     waiting.start()
     waiting.join(0.2)
@@ -138,7 +138,7 @@ def test_a_write_that_fails_before_the_ranks_meet_changes_nothing_and_keeps_nobo
     trainer.train(START - 1)
     trainer.step += 1
     assert trainer.auto.due(START)
-    assert trainer.auto.carry(trainer.auto.copied(START, 0.1), lambda: "a peer is gone") == "a peer is gone"
+    assert trainer.auto.carry(trainer.auto.copied(START, 0.1, False), lambda: "a peer is gone") == "a peer is gone"
     assert trainer.train(30)[0] == 2 * START
 
 

@@ -1,32 +1,23 @@
-"""How many steps from one save to the next: from what a save costs, and what a failure would. Pure.
+"""How many steps from one save to the next, and how many saves from one durable one to the next. Pure.
 
-A save costs the time for which it blocks the loop, and what the steps beside its writing lose. A failure costs, on
-average, half of the time between two saves. Young's interval, sqrt(2 x cost x mean time between failures), makes the
-sum least (J. W. Young, CACM 1974; the further terms of Daly, FGCS 2006, matter only where a save costs nearly as much
-as failures lie apart, and there the bound below is far longer). The longest of these holds:
-
-- Young's interval, `LONGEST` at most: the time between failures is an estimate. It waits for the second save, since a
-  first one pays for fresh memory and may cost ten times as much as those that follow;
-- what keeps the cost within `overhead` of the time (the bound of CheckFreq, FAST 2021), `LONGEST` at most;
-- `ROOM` times the time that a save takes to be written: none waits for the one before it, the file system is also
-  others', and there are steps left beside no write, to compare with.
-
-Medians of the last saves, and a band within which nothing changes: one slow save or a busy neighbour moves nothing.
-Only operations that IEEE 754 rounds correctly, so that all ranks come to the same result from the same numbers.
+The seconds and the reasons come from `ckpt.intervals`. Here they become numbers of steps and saves, from medians of the
+last saves, with a band within which nothing changes: one slow save or a busy neighbour moves nothing. All ranks come to
+the same result from the same numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, sqrt
+from math import ceil
 from statistics import median
+
+from transom_cli.ckpt import intervals
+from transom_cli.ckpt.intervals import Costs
 
 START = 10  # steps before anything is measured: enough for a median of step times, and little to lose
 WINDOW = 5  # saves that medians are taken over
-LONGEST = 3600.0  # seconds of work that one failure may cost, however rare failures seem to be
-ROOM = 2.0
-NEARLY, FAR = 1.1, 1.5  # how much too short, or too long, the interval may be before it is changed
+NEARLY, FAR = 1.1, 1.5  # how much too short, or too long, an interval may be before it is changed
 _SHORTEST_STEP = 1e-6  # seconds
 
 
@@ -46,16 +37,22 @@ class Measured:
 
 @dataclass(frozen=True)
 class Cadence:
-    """The interval that holds, why, and what was measured so far.
+    """The intervals that hold, why, and what was measured so far.
 
-    overhead: the part of the time that saves may cost. mtbf: mean time between failures, s. saves: how many stalls were
-    measured. stalls, slowed, writes: of the last saves, newest last, s.
+    overhead: the part of the time that saves may cost. mtbf: mean time between failures, s. lost: between those that
+    memory does not survive, s; None: `persist` stays. persist: of so many saves one becomes durable; None: that goes by
+    the clock. fixed: `steps` stays. saves: how many stalls were measured. stalls, slowed, writes: of the last saves,
+    newest last, s.
     """
 
     overhead: float
     mtbf: float
     steps: int = START
     reason: str = "nothing is measured yet"
+    lost: float | None = None
+    persist: int | None = 1
+    why: str = ""
+    fixed: bool = False
     saves: int = 0
     step: float | None = None
     stalls: tuple[float, ...] = ()
@@ -64,7 +61,11 @@ class Cadence:
 
     @property
     def words(self) -> str:
-        return f"{_steps(self.steps)}: {self.reason}"
+        steps = f"{_steps(self.steps)}: {self.reason}" if not self.fixed else _steps(self.steps)
+        if not self.why or self.persist is None:
+            return steps
+        which = "each of them is" if self.persist == 1 else f"one of {self.persist} is"
+        return f"{steps}; {which} made durable: {self.why}"
 
 
 def slowest(ranks: Sequence[Measured]) -> Measured:
@@ -79,7 +80,7 @@ def slowest(ranks: Sequence[Measured]) -> Measured:
 
 
 def retune(cadence: Cadence, seen: Measured) -> Cadence:
-    """The cadence after one more save. Before a stall and a step were measured the interval stays what it is."""
+    """The cadence after one more save. Before a stall and a step were measured the intervals stay what they are."""
     first = cadence.saves < 2  # the second save's stall replaces the first one's
     grown = replace(
         cadence,
@@ -91,32 +92,46 @@ def retune(cadence: Cadence, seen: Measured) -> Cadence:
     )
     if not grown.stalls or grown.step is None:
         return grown
-    seconds, reason = _wanted(grown)
-    wanted = seconds / grown.step
-    if not first and cadence.steps / FAR <= wanted <= cadence.steps * NEARLY:
+    if not grown.fixed:
+        seconds, reason = _wanted(grown)
+        steps = _fitted(cadence.steps, seconds / grown.step, freely=first)
+        grown = grown if steps == cadence.steps and not first else replace(grown, steps=steps, reason=reason)
+    if grown.lost is None or not grown.writes or grown.persist is None or grown.step is None:
         return grown
-    steps = _round_up(max(1, ceil(wanted)))
-    return grown if steps == cadence.steps and not first else replace(grown, steps=steps, reason=reason)
+    seconds, why = intervals.durable(_costs(grown), grown.overhead, _mtbf(grown), grown.lost)
+    freely = first or not cadence.writes or grown.steps != cadence.steps
+    persist = _fitted(grown.persist, seconds / (grown.steps * grown.step), freely=freely)
+    return grown if persist == cadence.persist and not freely else replace(grown, persist=persist, why=why)
 
 
 def _wanted(cadence: Cadence) -> tuple[float, str]:
     """Seconds between two saves, and why."""
-    stall, slowed = median(cadence.stalls), max(0.0, median(cadence.slowed)) if cadence.slowed else 0.0
-    cost = stall + slowed
-    costs = f"a save costs {_span(cost)} (stalls {_span(stall)}, slows steps by {_span(slowed)} in all)"
-    bound = cost / cadence.overhead
-    young = sqrt(2 * cost * cadence.mtbf) if cadence.saves > 1 else 0.0
-    room = ROOM * median(cadence.writes) if cadence.writes else 0.0
-    asked = f"{_percent(cadence.overhead)} of the time"
-    if room >= max(min(bound, LONGEST), min(young, LONGEST)) and room > 0:
-        return room, f"a save takes {_span(room / ROOM)} to be written, and that is half of the time at most"
-    if bound > LONGEST:
-        return LONGEST, f"{costs}, more than {asked}, but no failure may cost more than {_span(LONGEST)} of work"
-    if bound >= young:
-        return bound, f"{costs}: {asked}"
-    if young > LONGEST:
-        return LONGEST, f"{costs}, and no failure may cost more than {_span(LONGEST)} of work"
-    return young, f"{costs}, and a failure comes every {_span(cadence.mtbf)}: least time lost to both"
+    costs, overhead, mtbf = _costs(cadence), cadence.overhead, _mtbf(cadence)
+    if cadence.lost is not None:
+        return intervals.snapshots(costs, overhead, mtbf, cadence.lost)
+    if cadence.persist is None:
+        return intervals.one(Costs(costs.stall), overhead, mtbf)
+    return intervals.one(costs, overhead, mtbf, cadence.persist)
+
+
+def _costs(cadence: Cadence) -> Costs:
+    return Costs(
+        median(cadence.stalls),
+        max(0.0, median(cadence.slowed)) if cadence.slowed else None,
+        median(cadence.writes) if cadence.writes else None,
+    )
+
+
+def _mtbf(cadence: Cadence) -> float:
+    """0 while the only stall is the first one's, on which Young's interval must not rest."""
+    return cadence.mtbf if cadence.saves > 1 else 0.0
+
+
+def _fitted(held: int, wanted: float, *, freely: bool) -> int:
+    """The number that is to hold: the one that does, unless it is too far from what is wanted."""
+    if not freely and held / FAR <= wanted <= held * NEARLY:
+        return held
+    return _round_up(max(1, ceil(wanted)))
 
 
 def _with(values: tuple[float, ...], value: float | None) -> tuple[float, ...]:
@@ -135,14 +150,3 @@ def _round_up(steps: int) -> int:
 
 def _steps(steps: int) -> str:
     return "every step" if steps == 1 else f"every {steps} steps"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"
-
-
-def _span(seconds: float) -> str:
-    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"

@@ -15,7 +15,9 @@ from typing import Any, Literal
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from transom_cli.beats.client import beat, phase, resumed
-from transom_cli.ckpt import ground, orders, schedule
+from transom_cli.ckpt import ground, orders, retention, schedule
+from transom_cli.ckpt.also import Also
+from transom_cli.ckpt.also import check as check_also
 from transom_cli.ckpt.engine import FAILURES, Writer, describe
 from transom_cli.ckpt.failures import NoCheckpointRestores, SaveFailed, WorldSizeChanged
 from transom_cli.ckpt.image import Snapshot
@@ -38,6 +40,7 @@ from transom_cli.ckpt.staging import NOTHING, Stager
 from transom_cli.ckpt.state import State
 from transom_cli.errors import UsageError
 
+COPIES = 3600.0  # seconds that close() waits for copies to be written
 LEAST_RATE = 1e6  # bytes a second
 _LONG = 0.5  # seconds of waiting that are worth a word
 
@@ -54,11 +57,23 @@ class Checkpointer:
 
     `state`: modules, optimizers, objects with `state_dict`/`load_state_dict`, tensors, plain values; what is kept
     once and what per rank is told in `ckpt.state`. Random numbers (torch, CUDA, numpy, Python) are kept by themselves.
-    `directory`: TRANSOM_CHECKPOINT_DIR (set by the launcher) when not given. `every`: steps between saves, or "auto":
-    as many as the measured cost of a save and the rate of failures make best, while saves cost no more than `overhead`
-    (a part of the time: 0.01 is 1 %; ckpt.cadence); rank 0 tells the interval and why, whenever it changes. `keep`: how
-    many good checkpoints to keep, at least 1. `reshard`: allow a restore with another number of ranks than saved;
-    model and optimizer are then resharded, while random numbers and per-rank objects start afresh.
+    `directory`: TRANSOM_CHECKPOINT_DIR (set by the launcher) when not given. `reshard`: allow a restore with another
+    number of ranks than saved; model and optimizer are then resharded, while random numbers and per-rank objects start
+    afresh.
+
+    `every`: steps between saves, or "auto": as many as the measured cost of a save and the rate of failures make best,
+    while saves cost no more than `overhead` (a part of the time: 0.01 is 1 %; ckpt.cadence). A save is a snapshot in
+    the nodes' memory, which outlives the trainer. `persist`: which of them become durable as well: every n-th,
+    the first after so much time ("10m", also "30s", "1h"), or "auto": by what a write costs and how often memory is
+    lost (the default with every="auto"; else 1: all of them). Rank 0 tells what is chosen and why, whenever it changes.
+
+    `keep`: how many good checkpoints to keep, at least 1; `keep_every`: besides, those at the multiples of so many
+    steps stay for ever. `also`: further directories, with a number n each, {"/archive/my-run": 10}: every n-th durable
+    checkpoint is written there too, from the same memory (one snapshot more), and the first one of a launch. What
+    fails there is told, and harms nothing. restore() looks there too.
+
+    `protect`: how snapshots survive the loss of nodes, by parity on other ones: "none", "replica", "xor:K", "rs:K+M"
+    (memory.protection). `protect_rate`: bytes a second that a node sends for that at most.
 
     `copy`: "blocking", save() returns when the state is copied; "overlapped", it returns at once, and the next step of
     an optimizer waits for what is left of the copy (`ckpt.overlap`: the trainer must not write to parameters in another
@@ -75,16 +90,17 @@ class Checkpointer:
 
     def __init__(
         self, state: dict[str, Any], directory: str | os.PathLike[str] | None = None, *,
-        every: int | Literal["auto"], overhead: float = 0.01, keep: int = 2, reshard: bool = False,
+        every: int | Literal["auto"], overhead: float = 0.01, keep: int = 2, keep_every: int | None = None,
+        also: Also | None = None, reshard: bool = False,
         copy: Literal["blocking", "overlapped"] = "blocking", prove: bool = False,
-        persist: int | str = 1, protect: str = "none", protect_rate: float | None = None,
+        persist: int | str | None = None, protect: str = "none", protect_rate: float | None = None,
     ) -> None:  # fmt: skip
         schedule.check(every, overhead)
-        rule, protection = Rule(persist), parse(protect)
+        if persist is None:
+            persist = schedule.AUTO if every == schedule.AUTO else 1
+        rule, protection, keeping = Rule(persist), parse(protect), retention.check(keep, keep_every)
         if protect_rate is not None and protect_rate < LEAST_RATE:
             raise UsageError(f"protect_rate={protect_rate!r} must be bytes a second, at least {LEAST_RATE:g}")
-        if keep < 1:
-            raise UsageError(f"keep={keep} must be at least 1")
         if copy not in ("blocking", "overlapped"):
             raise UsageError(f'copy={copy!r} must be "blocking" or "overlapped"')
         where = directory if directory is not None else os.environ.get("TRANSOM_CHECKPOINT_DIR")
@@ -99,13 +115,18 @@ class Checkpointer:
             raise UsageError(f"TRANSOM_ATTEMPT={attempt!r} cannot be part of a file name")
         self.directory = Path(where).absolute()
         self.last_error: SaveFailed | None = None
-        self._reshard, self._keep, self._rule, self._protection = reshard, keep, rule, protection
+        further = check_also(also, self.directory)
+        self._reshard, self._keep, self._rule, self._protection = reshard, keeping, rule, protection
         self._ranks = Ranks()
         self._state = State(state, self._ranks.rank)
-        self._schedule = schedule.make(every, overhead, self._ranks, self._say)
+        self._schedule = schedule.make(every, overhead, persist, self._ranks, self._say)
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        ground.prepare(self.directory, self._ranks, Here(attempt, socket.gethostname(), _alive), self._say)
-        self._snapshots = Snapshots(self.directory, self._ranks, attempt, self._say, protection, protect_rate)
+        here = Here(attempt, socket.gethostname(), _alive)
+        ground.prepare(self.directory, self._ranks, here, self._say)
+        self._also = ground.prepare_also(further, self.directory, self._ranks, here, self._say)
+        self._snapshots = Snapshots(
+            self.directory, self._ranks, attempt, self._say, protection, protect_rate, self._also
+        )
         self._stager = Stager(self._snapshots.arena, first=self._ranks.first)
         self._writer = Writer(self._schedule.writers(self._ranks), attempt, self._stager, self._snapshots)
         self._lasting = Lasting(self._snapshots, self._ended)
@@ -147,9 +168,9 @@ class Checkpointer:
                         self._orders.at(candidate.step)
                     self._prepare()
                     return int(candidate.step)
-                self._say(f"passed over {candidate.name}: {reason}")
+                self._say(f"passed over {self._name(candidate)}: {reason}")
                 if isinstance(candidate, Candidate):
-                    passed_over.append(f"{candidate.name}: {reason}")
+                    passed_over.append(f"{self._name(candidate)}: {reason}")
         if not passed_over:
             self._snapshots.rewind(None)
             self._prepare()
@@ -194,9 +215,10 @@ class Checkpointer:
     def close(self, strict: bool = False) -> None:
         """Make the newest snapshot durable if it is not, wait, and end what runs in the background.
 
-        Call it before `destroy_process_group`. May be called twice. TERM then ends the process at once again, as it
-        does by default.
+        Copies that are being written (`also`) are waited for too, an hour at most. Call it before
+        `destroy_process_group`. May be called twice. TERM then ends the process at once again, as it does by default.
         """
+        copied = False
         try:
             if not self._closed:
                 self._settle()
@@ -205,6 +227,7 @@ class Checkpointer:
                     if self._saved is not None and self._saved != self._durable:
                         self._make_durable(Saving(self._saved, asked=True))
             self.wait(strict)
+            copied = self._closed or self._snapshots.copied(COPIES)
         finally:
             if self._hook is not None:
                 self._hook.remove()
@@ -212,7 +235,7 @@ class Checkpointer:
             self._stager.close()
             if not self._closed:
                 self._closed = True
-                self._snapshots.close(durable=self._saved == self._durable)
+                self._snapshots.close(durable=copied and self._saved == self._durable)
             if self._orders is not None:
                 self._orders.close()
 
@@ -265,7 +288,8 @@ class Checkpointer:
                 snapshot = self._stager.take(*self._state.read(), later)
             except Exception as error:
                 trouble = f"the state could not be copied: {describe(error)}"
-            meeting = self._schedule.copied(step, None if trouble else time.monotonic() - saving.began)
+            stall = None if trouble else time.monotonic() - saving.began
+            meeting = self._schedule.copied(step, stall, self._lasting.busy)
             self._running_step = step
             self._running = self._thread.submit(self._write, saving, snapshot, trouble, meeting)
         return saving
@@ -291,7 +315,7 @@ class Checkpointer:
 
     def _uses(self, saving: Saving) -> frozenset[str]:
         """On rank 0: what is to be done with a snapshot that counts."""
-        protect, durable = self._protection != NONE, self._rule.due(saving.asked)
+        protect, durable = self._protection != NONE, self._rule.due(saving.asked, self._schedule.persist)
         return frozenset([*[PROTECTED] * protect, *[DURABLE] * durable])
 
     def _make_durable(self, saving: Saving) -> None:
@@ -327,9 +351,14 @@ class Checkpointer:
         self._say(f"{step_name(step)} was not saved: {trouble}; training goes on, and the next save tries again")
 
     def _candidates(self) -> list[Remembered | Candidate]:
-        """Newest first; of one step what is in memory comes before what is on disk."""
+        """Newest first; of one step what is in memory comes before what is on disk, and that before its copies."""
         in_memory, on_disk = remembered(self._snapshots, self._say), candidates(self.directory)
         found: list[Remembered | Candidate] = [*in_memory, *on_disk]
+        for directory in self._also:
+            try:
+                found += candidates(directory)
+            except OSError as error:
+                self._say(f"the copies in {directory} are not known: {describe(error)}")
         return sorted(found, key=lambda candidate: candidate.step, reverse=True)
 
     def _recall(self, found: Remembered) -> str:
@@ -355,10 +384,10 @@ class Checkpointer:
         if not reason:
             self._snapshots.rewind(candidate.step)
             if self._ranks.first:
-                self._snapshots.trust(encode(verdict.manifest), self._keep)
+                self._snapshots.trust(candidate.path.parent, encode(verdict.manifest), self._keep)
             self._durable = candidate.step
             by = origin.told() if origin is not None else f"written by attempt {verdict.manifest.attempt}"
-            self._say(f"restored {candidate.name} ({by})")
+            self._say(f"restored {self._name(candidate)} ({by})")
         return reason
 
     def _per_rank_fits(self, step: int, world_size: int, origin: Origin | None) -> bool:
@@ -375,11 +404,18 @@ class Checkpointer:
         self._say(f"{world_size} ranks became {self._ranks.size}: random numbers and per-rank objects start afresh")
         return False
 
+    def _name(self, candidate: Remembered | Candidate) -> str:
+        if isinstance(candidate, Remembered) or candidate.path.parent == self.directory:
+            return candidate.name
+        return f"{candidate.name} in {candidate.path.parent}"
+
     def _nothing_restores(self, passed_over: list[str]) -> NoCheckpointRestores:
+        directories = [str(directory) for directory in (self.directory, *self._also)]
         error = NoCheckpointRestores(
-            f"None of the {len(passed_over)} checkpoints in {self.directory} restores",
+            f"None of the {len(passed_over)} checkpoints in {' and '.join(directories)} restores",
             "\n".join(passed_over),
-            f"transom ckpt verify {self.directory}\nto start from the beginning, give another directory",
+            "\n".join(f"transom ckpt verify {directory}" for directory in directories)
+            + "\nto start from the beginning, give another directory",
         )
         if self._ranks.first:
             _to_stderr(f"error: {error}")

@@ -27,20 +27,24 @@ LEAST, MOST = 300.0, 365 * 86400.0  # seconds between failures, whatever was see
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one attempt tells: its launches, the seconds that it trained, and whether it has ended in a failure."""
+    """What one attempt tells: its launches, the seconds that it trained, whether it has ended in a failure, and how
+    often a launch had other nodes than the one before."""
 
     launches: int
     seconds: float
     failed: bool
+    moved: int = 0
 
 
 @dataclass(frozen=True)
 class Failures:
-    """`size` ranks train together; `seen` failures in `watched` seconds of this run, up to the start of this launch."""
+    """`size` ranks train together; `seen` failures in `watched` seconds of this run, up to the start of this launch.
+    `lost` of them took what nodes held in memory: the attempt ended, or a node was swapped."""
 
     size: int
     seen: int = 0
     watched: float = 0.0
+    lost: int = 0
 
     def mean(self, since: float) -> float:
         """Seconds between failures, `since` seconds of training later.
@@ -48,12 +52,20 @@ class Failures:
         The default counts as much as one failure of the run's own, on a scale of factors: a few close together soon
         outweigh it. A run without any is taken to go on without one for as long as it has so far, or the default.
         """
+        return self._between(self.seen, since)
+
+    def mean_lost(self, since: float) -> float:
+        """Seconds between failures that memory does not survive, likewise. The default is the same: the failures that
+        it counts are those of the machines."""
+        return self._between(self.lost, since)
+
+    def _between(self, seen: int, since: float) -> float:
         default = min(max(RANK_DAYS * 86400.0 / max(self.size, 1), LEAST), MOST)
         watched = self.watched + since
-        if not self.seen:
+        if not seen:
             return min(max(default, watched), MOST)
-        own = min(max(watched / self.seen, LEAST), MOST)
-        return exp((log(default) + self.seen * log(own)) / (1 + self.seen))
+        own = min(max(watched / seen, LEAST), MOST)
+        return exp((log(default) + seen * log(own)) / (1 + seen))
 
 
 def known_failures(size: int) -> Failures:
@@ -70,29 +82,32 @@ def known_failures(size: int) -> Failures:
 
 def count(size: int, attempts: Iterable[Attempt]) -> Failures:
     """Every launch but an attempt's last one ended in a failure."""
-    seen, watched = 0, 0.0
+    seen, watched, lost = 0, 0.0, 0
     for attempt in attempts:
-        seen += max(0, attempt.launches - 1) + (attempt.failed and attempt.launches > 0)
+        ended = attempt.failed and attempt.launches > 0
+        seen += max(0, attempt.launches - 1) + ended
+        lost += attempt.moved + ended
         watched += attempt.seconds
-    return Failures(size, seen, watched)
+    return Failures(size, seen, watched, lost)
 
 
 def _read(attempt: AttemptDir, now: float | None) -> Attempt:
     """`now`: the time, for the attempt that is under way. One that left no outcome lost its launcher."""
     began = ended = 0.0
-    launches, failed = 0, now is None
+    launches, failed, moved, nodes = 0, now is None, 0, None
     for record in _records(attempt.launcher_journal):
         wall = record.get("wall")
         if isinstance(wall, (int, float)):
             ended = max(ended, wall)
         if record.get("type") == "launch":
-            launches += 1
+            moved += launches > 0 and record.get("nodes") != nodes
+            launches, nodes = launches + 1, record.get("nodes")
             began = began or ended
         elif record.get("type") == "outcome":
             failed = record.get("status") == "failed"
     with contextlib.suppress(OSError):  # without the file its last word must do
         ended = max(ended, attempt.launcher_alive.stat().st_mtime) if now is None else now
-    return Attempt(launches, max(0.0, ended - began) if launches else 0.0, failed)
+    return Attempt(launches, max(0.0, ended - began) if launches else 0.0, failed, moved)
 
 
 def _records(journal: Path) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from transom_cli.ckpt.schedule import AUTO
 from transom_cli.ckpt.snapshots import Snapshots
 from transom_cli.errors import UsageError
 
@@ -16,11 +17,12 @@ _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smh])")
 
 
 class Rule:
-    """Every n-th save, or the first after so much time. Rank 0's word goes for all."""
+    """Every n-th save, the first after so much time, or as `ckpt.schedule` finds best. Rank 0's word goes for all."""
 
     def __init__(self, persist: int | str, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises UsageError."""
         self._every: int | None = None
+        self._auto = persist == AUTO
         self._seconds = 0.0
         self._hurry = False
         self._count, self._clock, self._last = 0, clock, clock()
@@ -29,9 +31,9 @@ class Rule:
             self._seconds = float(found[1]) * _SECONDS[found[2]]
         elif type(persist) is int and persist >= 1:
             self._every = persist
-        else:
+        elif not self._auto:
             raise UsageError(
-                f"persist={persist!r} is neither a number of saves nor a time",
+                f"persist={persist!r} is neither a number of saves nor a time nor {AUTO!r}",
                 "it says how often a snapshot is made durable as well",
                 'persist=10 (every tenth), or persist="10m" (also "30s", "1h")',
             )
@@ -41,12 +43,12 @@ class Rule:
         nothing would ever become durable. So the next save does."""
         self._hurry = True
 
-    def due(self, asked: bool) -> bool:
-        """For one save that was made. `asked`: it is to be durable in any case."""
+    def due(self, asked: bool, found: int) -> bool:
+        """For one save that was made. `asked`: it is to be durable in any case. `found`: of how many one is best."""
         self._count += 1
-        due = asked or self._hurry or (
-            self._count >= self._every if self._every is not None else self._clock() - self._last >= self._seconds
-        )
+        every = found if self._auto else self._every
+        late = self._count >= every if every is not None else self._clock() - self._last >= self._seconds
+        due = asked or self._hurry or late
         if due:
             self._count, self._last, self._hurry = 0, self._clock(), False
         return due

@@ -5,6 +5,7 @@
     .tmp-step-<n>-<attempt>-<nonce>         being written by that attempt
     .trash-step-<n>-<attempt>-<nonce>       being deleted by that attempt
     .fence                                  the newest launch that was started over the directory (ckpt.fence)
+    .copies-of                              whose copies it gets: the directory of that training (ckpt.also)
     .memory                                 what tells this directory from an earlier one of its name (ckpt.memory)
 
 `<attempt>` is `<job id>.<restart>.<launch>` under transom, and `local-<host>-<pid>` for a trainer started by hand.
@@ -21,6 +22,7 @@ DCP_METADATA = ".metadata"
 IMPORTED = "imported.json"
 FENCE = ".fence"
 MEMORY = ".memory"
+COPIES_OF = ".copies-of"
 
 _STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 _WORK = re.compile(r"\.(?:tmp|trash)-step-[0-9]+-(.+)-[0-9a-f]{8}")

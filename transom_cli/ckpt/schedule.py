@@ -1,4 +1,5 @@
-"""At which steps a Checkpointer saves: at every n-th (`Every`), or as it finds best (`Auto`).
+"""At which steps a Checkpointer saves: at every n-th (`Every`), or as it finds best (`Auto`); and of how many saves
+one becomes durable, where that is to be found too.
 
 Called from the training's thread, but for `carry`. All ranks get the same answers for the same calls.
 """
@@ -12,7 +13,7 @@ from numbers import Integral
 from typing import TypeVar
 
 from transom_cli.beats.client import phase
-from transom_cli.ckpt.cadence import Cadence, Measured
+from transom_cli.ckpt.cadence import START, Cadence, Measured
 from transom_cli.ckpt.failrate import Failures, known_failures
 from transom_cli.ckpt.meeting import LOOK, Carrier, Meeting, Note
 from transom_cli.ckpt.ranks import Ranks
@@ -35,6 +36,11 @@ class Every:
         """Steps between saves, as it holds now."""
         return self._every
 
+    @property
+    def persist(self) -> int:
+        """Of so many saves one becomes durable, as it holds now, where this is asked."""
+        return 1
+
     def writers(self, ranks: Ranks) -> Ranks:
         """The ranks as the writer is to see them."""
         return ranks
@@ -43,8 +49,9 @@ class Every:
         """save(step) is being called: is it one to make?"""
         return step % self.every == 0
 
-    def copied(self, step: int, stall: float | None) -> Meeting | None:
-        """A copy was made that is about to be written. `stall`: what that took, s; None: it failed."""
+    def copied(self, step: int, stall: float | None, writing: bool) -> Meeting | None:
+        """A copy was made that is about to be written. `stall`: what that took, s; None: it failed. `writing`: one
+        before it is not durable yet."""
         return None
 
     def carry(self, meeting: Meeting | None, write: Callable[[], T]) -> T:
@@ -70,10 +77,15 @@ class Auto(Every):
 
     def __init__(
         self, overhead: float, failures: Failures, ranks: Ranks, say: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, *, every: int | None = None, persist: int | str = 1,
     ) -> None:  # fmt: skip
+        """`every`: steps between saves, where these are given and `persist` is to be found."""
         self._failures = failures
-        self._cadence = Cadence(overhead, failures.mean(0.0))
+        self._cadence = Cadence(
+            overhead, failures.mean(0.0), every or START, fixed=every is not None,
+            lost=failures.mean_lost(0.0) if persist == AUTO else None,
+            persist=persist if isinstance(persist, int) else 1 if persist == AUTO else None,
+        )  # fmt: skip
         self._carrier = Carrier(ranks)
         self._say = say
         self._clock = clock
@@ -89,6 +101,10 @@ class Auto(Every):
     def every(self) -> int:
         return self._cadence.steps
 
+    @property
+    def persist(self) -> int:
+        return self._cadence.persist or 1
+
     def writers(self, ranks: Ranks) -> Ranks:
         return self._carrier
 
@@ -98,19 +114,19 @@ class Auto(Every):
         self._watch.stop(step, self._clock())
         if self._meeting is not None and step >= self._look:
             self._settle(self._meeting)
-        self._due = step >= self._next
+        self._due = step % self.every == 0 if self._cadence.fixed else step >= self._next
         if self._due:
             self._from(step)
         return self._due
 
-    def copied(self, step: int, stall: float | None) -> Meeting:
+    def copied(self, step: int, stall: float | None, writing: bool) -> Meeting:
         seen = Measured(stall, self._watch.step, None if self._wrote is None else self._watch.slowed, self._wrote)
-        self._watch.saved()
+        if self._wrote is not None or not writing:  # else the steps beside a write that goes on are still added up
+            self._watch.saved()
         self._wrote = None
         if not self._due:
             return Meeting(None)
-        mtbf = self._failures.mean(self._clock() - self._began)
-        cadence = replace(self._cadence, mtbf=mtbf) if self._carrier.first else None
+        cadence = self._as_of_now() if self._carrier.first else None
         self._meeting = Meeting(Note(step, seen, cadence))
         self._look = step + min(self._cadence.steps, LOOK)
         return self._meeting
@@ -135,6 +151,11 @@ class Auto(Every):
         self._from(step)
         self._watch = Stopwatch()
 
+    def _as_of_now(self) -> Cadence:
+        since = self._clock() - self._began
+        lost = None if self._cadence.lost is None else self._failures.mean_lost(since)
+        return replace(self._cadence, mtbf=self._failures.mean(since), lost=lost)
+
     def _from(self, step: int) -> None:
         self._last, self._next = step, step + self._cadence.steps
 
@@ -146,7 +167,7 @@ class Auto(Every):
             return
         self._cadence = settled
         self._next = self._last + settled.steps
-        if settled.steps != before.steps:
+        if (settled.steps, settled.persist) != (before.steps, before.persist):
             self._say(f"saves {settled.words}")
 
 
@@ -159,16 +180,21 @@ def check(every: int | str, overhead: float) -> None:
         raise UsageError(f"overhead={overhead!r} must be above 0 and at most 0.5", why, "0.01, the default, is 1 %")
 
 
-def make(every: int | str, overhead: float, ranks: Ranks, say: Callable[[str], None]) -> Every:
+def make(every: int | str, overhead: float, persist: int | str, ranks: Ranks, say: Callable[[str], None]) -> Every:
     """The schedule that was asked for. A collective. Raises UsageError, on all ranks alike, where they differ."""
-    asked = ranks.gather((every, overhead) if every == AUTO else (every, None))
+    measured = AUTO in (every, persist)
+    asked = ranks.gather((every, overhead, persist) if measured else (every, None, None))
     if any(other != asked[0] for other in asked):
         words = ", ".join(f"rank {n} {other[0]!r}" for n, other in enumerate(asked) if other not in asked[:n])
         raise UsageError(
             "The ranks would save at different steps",
-            f"of `every` they have: {words}" if len({o[0] for o in asked}) > 1 else "they differ in `overhead`",
-            "give every rank the same `every` and `overhead`",
+            f"of `every` they have: {words}"
+            if len({o[0] for o in asked}) > 1
+            else "they differ in `overhead` or `persist`",
+            "give every rank the same `every`, `overhead` and `persist`",
         )
-    if every != AUTO:
+    if not measured:
         return Every(int(every))
-    return Auto(overhead, known_failures(ranks.size) if ranks.first else Failures(ranks.size), ranks, say)
+    failures = known_failures(ranks.size) if ranks.first else Failures(ranks.size)
+    steps = None if every == AUTO else int(every)
+    return Auto(overhead, failures, ranks, say, every=steps, persist=persist)

@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,13 +24,14 @@ from transom_cli.ckpt.memory.client import ANSWER
 from transom_cli.ckpt.memory.launches import Launch
 from transom_cli.ckpt.memory.meeting_place import meet, names, own_address, token
 from transom_cli.ckpt.memory.messages import HolderGone
-from transom_cli.ckpt.memory.persisting import DONE, FAILED, RUNNING
+from transom_cli.ckpt.memory.persisting import COPYING, DONE, FAILED, RUNNING
 from transom_cli.ckpt.memory.protecting import domain
 from transom_cli.ckpt.memory.protection import NONE, Protection
 from transom_cli.ckpt.memory.shelf import Record
 from transom_cli.ckpt.memory.slot import Share
 from transom_cli.ckpt.names import MANIFEST, step_name
 from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.retention import Keep
 
 SLOTS = 3  # snapshots a rank: the newest that counts, one that is being made durable or protected, and the next
 PATIENCE = 20.0  # seconds of one wait for a slot, before it is told what it waits for
@@ -47,7 +48,7 @@ class Snapshots:
 
     def __init__(
         self, directory: Path, ranks: Ranks, attempt: str, say: Callable[[str], None],
-        protection: Protection = NONE, rate: float | None = None,
+        protection: Protection = NONE, rate: float | None = None, also: Mapping[Path, int] | None = None,
     ) -> None:  # fmt: skip
         self._directory, self._ranks, self._attempt, self._say = directory, ranks, attempt, say
         self._arenas: dict[int, Arena] = {}
@@ -55,7 +56,8 @@ class Snapshots:
         self._records: dict[int, Record] = {}
         self._taken: int | None = None
         self._protection, self._rate = protection, rate
-        self._most = self._slots = SLOTS + (protection != NONE)  # and one that is being protected
+        self._also = dict(also or {})
+        self._most = self._slots = SLOTS + (protection != NONE) + bool(self._also)  # one being protected, one copied
         self._told_busy = False
         made = None
         if ranks.first:
@@ -118,9 +120,10 @@ class Snapshots:
             del self._records[old]
         self._again(lambda: self._tell_record(step, record, list(uses)))
 
-    def persist(self, step: int, keep: int) -> None:
+    def persist(self, step: int, keep: Keep) -> None:
         """Begin to make it durable. By the first rank."""
-        self._again(lambda: self._client.ask("persist", step=step, attempt=self._attempt, keep=keep), once_more=True)
+        about = self._keeping(keep)
+        self._again(lambda: self._client.ask("persist", step=step, **about), once_more=True)
 
     def protect(self, step: int) -> None:
         """Begin to protect it on other nodes. By the first rank."""
@@ -139,7 +142,7 @@ class Snapshots:
                 except messages.FAILURES as error:
                     line, answer = None, {"trouble": error.what}
                 state, trouble = answer.get("state"), str(answer.get("trouble", ""))
-                if state in (DONE, FAILED):
+                if state in (COPYING, DONE, FAILED):
                     return trouble if state == FAILED else ""
                 unheard = 0 if state == RUNNING else unheard + 1
                 if unheard >= _UNHEARD:
@@ -153,6 +156,16 @@ class Snapshots:
         finally:
             if line is not None:
                 line.close()
+
+    def copied(self, patience: float) -> bool:
+        """Wait until no copy is being written into a further directory. False after so many seconds."""
+        deadline = time.monotonic() + patience
+        with suppress(*messages.FAILURES):  # a holder that is gone writes nothing
+            while self._also and self._client.ask("copying", by=self.by)[0]["busy"]:
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(0.1)
+        return True
 
     def _on_disk(self, step: int) -> bool:
         record = self._records.get(step)
@@ -196,17 +209,19 @@ class Snapshots:
             self.commit(step, record, ())
         self._again(lambda: self._client.ask("rewind", step=step), once_more=True)
 
-    def trust(self, manifest: bytes, keep: int) -> None:
-        """That checkpoint has just been read in full."""
+    def trust(self, directory: Path, manifest: bytes, keep: Keep) -> None:
+        """That checkpoint there has just been read in full."""
         fd = messages.parcel(manifest)
         with suppress(*messages.FAILURES):
-            self._client.ask("trust", [fd], attempt=self._attempt, keep=keep)
+            self._client.ask("trust", [fd], directory=str(directory), **self._keeping(keep))
         os.close(fd)
 
     def close(self, *, durable: bool) -> None:
         """With all of it `durable`, the memory need not outlive this process."""
-        if durable:
-            with suppress(*messages.FAILURES):
+        with suppress(*messages.FAILURES):
+            if self._ranks.first:
+                self._tell(self._client.ask("words")[0])
+            if durable:
                 self._client.ask("bye")
         self._client.close()
         for arena in self._arenas.values():
@@ -232,8 +247,7 @@ class Snapshots:
         while True:
             answer = self._again(ask, once_more=True)
             told = answer[0] if answer else {}
-            for line in told.get("words", ()):
-                self._say(str(line))
+            self._tell(told)
             if told.get("index") is not None:
                 self._taken = int(told["index"])
                 self._shares.pop(self._taken, None)
@@ -241,6 +255,13 @@ class Snapshots:
             if not self._told_busy:
                 self._told_busy = True
                 self._say(f"there is no memory yet for the next snapshot: {told.get('busy')}")
+
+    def _keeping(self, keep: Keep) -> dict[str, Any]:
+        return {"attempt": self._attempt, "keep": keep.newest, "keep_every": keep.every}
+
+    def _tell(self, told: Mapping[str, Any]) -> None:
+        for line in told.get("words", ()):
+            self._say(str(line))
 
     def _give_back(self, index: int) -> None:
         self._arenas.pop(index).close()
@@ -286,6 +307,7 @@ class Snapshots:
             "join", launch=self.launch.as_json(), rank=self._ranks.rank, node=self._node,
             directory=str(self._directory), token=self._token, places=self._places, key=self._key,
             protect=str(self._protection), rate=self._rate, domains={n: d for n, d in self._domains.items() if d},
+            also=[[str(path), every] for path, every in self._also.items()],
         )  # fmt: skip
         return {int(n): Arena.lent(fd, int(size)) for (n, size), fd in zip(told["slots"], fds, strict=True)}
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from transom_cli.ckpt.manifest import FileEntry, decode
@@ -14,10 +15,12 @@ from transom_cli.ckpt.memory.asking import LineFailed
 from transom_cli.ckpt.memory.finding import Found, NotHad
 from transom_cli.ckpt.memory.holding import Holding
 from transom_cli.ckpt.memory.launches import Launch
-from transom_cli.ckpt.memory.persisting import FAILED, RESERVED, UNKNOWN, Order
+from transom_cli.ckpt.memory.persisting import FAILED, RESERVED, UNKNOWN
 from transom_cli.ckpt.memory.protection import NONE, parse
 from transom_cli.ckpt.memory.shelf import Record
 from transom_cli.ckpt.memory.slot import Share, Slot
+from transom_cli.ckpt.memory.writing import Order
+from transom_cli.ckpt.retention import Keep
 from transom_cli.core.codec import plain
 
 Answer = tuple[dict[str, Any], list[int]]  # and descriptors, which stay ours
@@ -73,6 +76,7 @@ class Desk:
         holding.protecting.choose(protection, {str(n): str(d) for n, d in about.get("domains", {}).items()}, rate)
         places = {str(n): (str(address), int(port)) for n, (address, port) in about["places"].items()}
         holding.meet(node, places, bytes.fromhex(about["key"]))
+        holding.persisting.copy_to({Path(d): int(every) for d, every in about.get("also", ())})
         self._holding, self._launch, self._rank = holding, launch, rank
         rows = sorted(slots.items())[:8]
         return {"slots": [[n, slot.size] for n, slot in rows]}, [slot.fd for _, slot in rows]
@@ -104,8 +108,7 @@ class Desk:
         index, why = self.holding.shelf.take(
             self.launch, self._rank, min(PATIENCE, float(about["patience"])), about.get("index")
         )
-        words = [self.holding.words.popleft() for _ in range(len(self.holding.words))] if about.get("words") else []
-        return {"index": index, "busy": why, "words": words}, []
+        return {"index": index, "busy": why, "words": self._words() if about.get("words") else []}, []
 
     def _do_drop(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         self.holding.shelf.drop(self.launch, self._rank, int(about["index"]))
@@ -126,7 +129,7 @@ class Desk:
         return {}, []
 
     def _do_persist(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
-        self.holding.persisting.begin(Order(int(about["step"]), str(about["attempt"]), int(about["keep"])))
+        self.holding.persisting.begin(Order(int(about["step"]), str(about["attempt"]), _keep(about)))
         return {}, []
 
     def _do_protect(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
@@ -147,6 +150,13 @@ class Desk:
         if answer.get("state") in (UNKNOWN, FAILED):
             holding.shelf.release(step, RESERVED)
         return {"state": answer.get("state"), "trouble": answer.get("trouble", "")}, []
+
+    def _do_copying(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """Whether the holder of `by` has copies written."""
+        return {"busy": self.holding.neighbours.ask(str(about["by"]), "copying", SURVEY)["busy"]}, []
+
+    def _do_words(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        return {"words": self._words()}, []
 
     def _do_state(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         """What this node holds, in short: for whoever looks."""
@@ -203,7 +213,9 @@ class Desk:
 
     def _do_trust(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         manifest = decode(messages.unpack(fds[0]))
-        self.holding.persisting.trust(str(about["attempt"]), int(about["keep"]), manifest)
+        directory = Path(str(about["directory"]))
+        if self.holding.persisting.writes_to(directory):
+            self.holding.persisting.trust(directory, str(about["attempt"]), _keep(about), manifest)
         return {}, []
 
     def _end_reading(self) -> None:
@@ -211,6 +223,11 @@ class Desk:
         for one in found:
             with contextlib.suppress(OSError):
                 one.end()
+
+    def _words(self) -> list[str]:
+        """What there was to tell since the last time."""
+        words = self.holding.words
+        return [words.popleft() for _ in range(len(words))]
 
     def _parcel(self, data: bytes) -> int:
         self._parcels.append(messages.parcel(data))
@@ -231,6 +248,11 @@ class Desk:
         if self._launch is None:
             raise ValueError("join first")
         return self._launch
+
+
+def _keep(about: Mapping[str, Any]) -> Keep:
+    every = about["keep_every"]
+    return Keep(int(about["keep"]), None if every is None else int(every))
 
 
 def _share(about: Mapping[str, Any], fds: list[int]) -> Share:

@@ -61,6 +61,8 @@ class Holding:
             return {"held": self._held(), "records": self._records()}, ()
         if name == "state":
             return self.state(), ()
+        if name == "copying":
+            return {"busy": self.persisting.copying}, ()
         if type(step) is not int:
             raise ValueError("a question about no step")
         if name == "held":
@@ -159,7 +161,7 @@ class Holding:
             raise ValueError("that parity is not here") from None
 
     def _write(self, step: int, work: Path, names: object) -> tuple[Answer, Sequence[memoryview]]:
-        if not isinstance(names, list) or work.parent != Path(self.shelf.directory):
+        if not isinstance(names, list) or not self.persisting.writes_to(work.parent):
             raise ValueError("not a working directory of this training")
         if not work.name.startswith(f".tmp-{step_name(step)}-") or any("/" in str(name) for name in names):
             raise ValueError("not a working directory of that step")
