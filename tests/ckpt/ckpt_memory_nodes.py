@@ -22,7 +22,7 @@ class Nodes:
     def __init__(
         self, directory: Path, protect: str, names: list[str], domains: dict[str, str] | None = None, also: str = ""
     ) -> None:
-        self.also = [also] if also else []  # relative to each node's own folder, or absolute
+        self.also = [also] if also else []
         self.directory, self.protect, self.names, self.domains = directory, protect, names, domains or {}
         self._folder = tempfile.TemporaryDirectory(prefix="nodes-", dir="/dev/shm")
         self.ranks: list[subprocess.Popen[str]] = []
@@ -51,7 +51,6 @@ class Nodes:
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, str(WORKER), str(self.directory), self.protect, str(steps), *self.also],
-                cwd=self.beats(name),
                 env={
                     **clean, "RANK": str(rank), "TRANSOM_BEAT_DIR": self.beats(name), "SLURMD_NODENAME": name,
                     **({"SLURM_TOPOLOGY_ADDR": f"{self.domains[name]}.{name}"} if name in self.domains else {}),

@@ -1,8 +1,8 @@
 """One rank of a training over several "nodes" of this machine, each with a memory holder of its own.
 
-Usage: ckpt_memory_nodes_worker.py DIRECTORY PROTECT STEPS [COPIES]. The state at step n is n everywhere, and a shard has its own
-numbers. Lines on standard output: `restored N`, `step N` for each finished one, `settled` when the last one counts; then
-it waits for a line, and ends in order.
+Usage: ckpt_memory_nodes_worker.py DIRECTORY PROTECT STEPS [COPIES]. The state at step n is n everywhere, and a shard
+has its own numbers. Lines on standard output: `restored N`, `step N` for each finished one, `settled` when the last one
+counts; then it waits for a line, and ends in order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies over two nodes: into a directory that both see, and into one that is another on each."""
+"""Copies over two nodes: each writes what it holds, and a restore finds them. (One that is not shared: test_ckpt_also.)"""
 
 from __future__ import annotations
 
@@ -29,15 +29,3 @@ def test_both_nodes_write_into_a_directory_that_they_share(tmp_path: Path) -> No
         nodes.until("settled")
         nodes.finish()
         assert f"restored step-2 in {copies}" in nodes.said()
-
-
-def test_a_directory_of_each_nodes_own_is_refused_and_the_main_one_stands(tmp_path: Path) -> None:
-    with Nodes(tmp_path / "c", "none", ["n0", "n1"], also="own") as nodes:
-        nodes.start(steps=1, launch=0)
-        nodes.until("settled")
-        nodes.finish()
-        assert good(tmp_path / "c") == [1]
-        own = Path(nodes.beats("n0")) / "own"
-        said = nodes.said()
-        assert f"step-1 was not copied to {own}: n1: {own} is not the same directory on all nodes" in said
-        assert not candidates(own) and not list(own.glob(".tmp-*")), "and nothing of it is left"
