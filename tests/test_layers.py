@@ -28,6 +28,7 @@ PURE = (
     "slurm.tags",
     "beats.table",
     "ckpt.cadence",
+    "ckpt.intervals",
     "ckpt.manifest",
     "ckpt.memory.account",
     "ckpt.memory.galois",

@@ -19,7 +19,10 @@ WORKER = Path(__file__).with_name("ckpt_memory_nodes_worker.py")
 class Nodes:
     """`names`: of the nodes, in rank order, one rank each. Use as a context: what is left is killed at its end."""
 
-    def __init__(self, directory: Path, protect: str, names: list[str], domains: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, directory: Path, protect: str, names: list[str], domains: dict[str, str] | None = None, also: str = ""
+    ) -> None:
+        self.also = [also] if also else []
         self.directory, self.protect, self.names, self.domains = directory, protect, names, domains or {}
         self._folder = tempfile.TemporaryDirectory(prefix="nodes-", dir="/dev/shm")
         self.ranks: list[subprocess.Popen[str]] = []
@@ -54,7 +57,7 @@ class Nodes:
         clean |= {"TRANSOM_ATTEMPT": "7.0", "TRANSOM_LAUNCH": str(launch), "WORLD_SIZE": str(len(self.names))}
         self.ranks = [
             subprocess.Popen(
-                [sys.executable, str(WORKER), str(self.directory), self.protect, str(steps)],
+                [sys.executable, str(WORKER), str(self.directory), self.protect, str(steps), *self.also],
                 env={
                     **clean, "RANK": str(rank), "TRANSOM_BEAT_DIR": self.beats(name), "SLURMD_NODENAME": name,
                     **({"SLURM_TOPOLOGY_ADDR": f"{self.domains[name]}.{name}"} if name in self.domains else {}),

@@ -1,8 +1,8 @@
 """One rank of a training over several "nodes" of this machine, each with a memory holder of its own.
 
-Usage: ckpt_memory_nodes_worker.py DIRECTORY PROTECT STEPS. The state at step n is n everywhere, and a shard has its own
-numbers. Lines on standard output: `restored N`, `step N` for each finished one, `settled` when the last one counts.
-On standard input: `go N` for N more steps; an empty line ends it in order.
+Usage: ckpt_memory_nodes_worker.py DIRECTORY PROTECT STEPS [COPIES]. The state at step n is n everywhere, and a shard
+has its own numbers. Lines on standard output: `restored N`, `step N` for each finished one, `settled` when the last one
+counts. On standard input: `go N` for N more steps; an empty line ends it in order.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ WIDTH = 3 << 16
 
 def main() -> None:
     directory, protect, steps = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    also = dict.fromkeys(sys.argv[4:], 1)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     size, rank = dist.get_world_size(), dist.get_rank()
@@ -30,7 +31,7 @@ def main() -> None:
     whole = torch.arange(WIDTH * size, dtype=torch.float32)
     state = {"sharded": distribute_tensor(whole, mesh, [Shard(0)]), "alike": torch.zeros(1001), "n": 0}
     rate = float(os.environ["RATE"]) if "RATE" in os.environ else None
-    checkpointer = Checkpointer(state, directory, every=1, persist=1000, protect=protect, protect_rate=rate)
+    checkpointer = Checkpointer(state, directory, every=1, persist=1000, protect=protect, protect_rate=rate, also=also)
     start = checkpointer.restore() or 0
     local = state["sharded"].to_local()
     expected = torch.arange(WIDTH * rank, WIDTH * (rank + 1), dtype=torch.float32) + start

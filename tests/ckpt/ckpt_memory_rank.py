@@ -28,7 +28,7 @@ class Rank:
 
     def __init__(self, line: Client, directory: Path, attempt: str = "7.0.0", token: str = "t") -> None:
         self.line, self.attempt = line, attempt
-        about = {"launch": Launch(attempt, 1, attempt).as_json(), "directory": str(directory), "token": token}
+        about = {"launch": Launch(attempt, attempt).as_json(), "directory": str(directory), "token": token}
         told, fds = line.ask("join", rank=0, node=NODE, places={}, key="", **about)
         for fd in fds:
             os.close(fd)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transom_cli.ckpt import Checkpointer, fence, files
 from transom_cli.ckpt.failures import NoCheckpointRestores, TakenOver
 from transom_cli.ckpt.inventory import candidates, verify
+from transom_cli.ckpt.memory import writing
 from transom_cli.ckpt.names import COPIES_OF
 from transom_cli.ckpt.turns import Turns
 from transom_cli.errors import UsageError
@@ -133,6 +134,34 @@ def test_a_failure_of_the_last_copy_is_told_by_close(holder_within, tmp_path: Pa
     two.checkpointer.close(strict=True)
     assert f"step-1 was not copied to {two.copies}: No space left on device" in capsys.readouterr().err
     assert steps(two.main) == [1] and names_in(two.copies) == [COPIES_OF], "and leaves nothing there"
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        ("no", "{} is not the same directory on all nodes"),
+        ("another", "__0_0.distcp was written and is not there: {} is not shared by all nodes"),
+    ],
+)
+def test_a_node_that_has_a_directory_of_its_own_there(holder_within, tmp_path, monkeypatch, capsys, seen, words):
+    """It sees no working directory there, or writes into one that nobody else sees."""
+    two = Two(tmp_path)
+    real = writing.Writing.write
+    (tmp_path / "own").mkdir()
+
+    def write(self, step: int, work: Path, names: list[str]):
+        if work.parent != two.copies:
+            return real(self, step, work, names)
+        return real(self, step, tmp_path / "own" if seen == "another" else tmp_path / "copies/none", names)
+
+    monkeypatch.setattr(writing.Writing, "write", write)
+    two.train(1, 1)
+    two.checkpointer.close(strict=True)
+    told = words.format(tmp_path / "copies")
+    assert f"step-1 was not copied to {two.copies}: {told}" in capsys.readouterr().err
+    assert steps(two.main) == [1] and names_in(two.copies) == [COPIES_OF], (
+        "the main one stands, and nothing else is left"
+    )
 
 
 def test_close_waits_for_a_copy_that_is_being_written(holder_within, tmp_path: Path, monkeypatch):

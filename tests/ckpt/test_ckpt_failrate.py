@@ -50,11 +50,8 @@ def test_failures_of_a_run_are_read_from_its_launchers(tmp_path: Path, monkeypat
     assert known_failures(4) == Failures(4, 2 + 1 + 1, 800.0 + 4000.0 + 100.0 + 1000.0, 2)
     monkeypatch.setenv("TRANSOM_RUN_DIR", str(tmp_path / "nowhere"))
     assert known_failures(4) == Failures(4)
-    (tmp_path / "attempts/9.0/launcher.jsonl").write_text(
-        "\n".join(
-            json.dumps({"type": "launch", "wall": w, "nodes": n}) for w, n in ((1, ["a"]), (2, ["a"]), (3, ["b"]))
-        )
-    )
+    launches = [{"type": "launch", "wall": n, "nodes": [node]} for n, node in enumerate("aab", 1)]
+    (tmp_path / "attempts/9.0/launcher.jsonl").write_text("\n".join(map(json.dumps, launches)))
     monkeypatch.setenv("TRANSOM_RUN_DIR", str(tmp_path))
     assert known_failures(4).lost == 2 + 1, "attempts that ended, and a node that was swapped"
     assert known_failures(4).seen == 2 + 1 + 2

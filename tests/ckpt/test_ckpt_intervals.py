@@ -66,8 +66,12 @@ def test_both_together_stay_within_the_overhead(stall, step, slowed, write, over
 
 
 @QUICK
-@given(st.floats(1e-3, 1), st.floats(0.1, 10), overheads, mtbfs, mtbfs, st.floats(0.1, 10), st.floats(0.1, 10))
-def test_no_other_allowed_intervals_lose_less(stall, slowed, overhead, mtbf, lost, shorter, longer):
+@given(
+    st.floats(1e-3, 0.05), st.floats(0.1, 1), overheads, st.floats(300.0, 1e4), st.floats(100, 300),
+    st.floats(0.1, 10), st.floats(0.1, 10),
+)  # fmt: skip
+def test_no_other_allowed_intervals_lose_less(stall, slowed, overhead, mtbf, rarer, shorter, longer):
+    lost = mtbf * rarer
     measured = Measured(stall, 1e-5, slowed, 0.0)  # short steps: an interval is a whole number of them
     cadence = play(two(overhead, mtbf, lost), *[measured] * 3)
     between = cadence.steps * 1e-5
