@@ -1,4 +1,4 @@
-"""Copies over two nodes: each writes what it holds, and a restore finds them. (One that is not shared: test_ckpt_also.)"""
+"""Copies over two nodes: each writes what it holds, and a restore finds them. Not shared: test_ckpt_also."""
 
 from __future__ import annotations
 
