@@ -6,10 +6,13 @@ import importlib
 import os
 import shutil
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
+
+from transom_cli.ckpt.memory.client import own_path
 
 if TYPE_CHECKING:
     from ckpt_plan import Case
@@ -68,7 +71,7 @@ class Place:
         return self.case.ranks if self.case.sharded else 1
 
 
-class Method:
+class Method(ABC):
     """One way to save the state, in one rank. Every rank makes the same calls in the same order.
 
     `background`: it goes on behind save(). `overlapped`: the state may change from the next training step's end on, not
@@ -84,31 +87,34 @@ class Method:
     def __init__(self, state: State, place: Place) -> None:
         self.state, self.place = state, place
 
+    @abstractmethod
     def save(self, step: int) -> None:
         """As a trainer calls it: when it returns, training may change the state."""
-        raise NotImplementedError
 
-    def step(self) -> None:
+    def step(self) -> None:  # noqa: B027 - many have nothing to do here
         """The optimizer's step, right before the state changes."""
 
     def done(self) -> bool:
         """Whether what goes on behind the last save is over, here; costs little, and talks to no other rank."""
         return True
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 - many have nothing to do here
         """Return when the last save is durable. Raises what went wrong."""
 
+    @abstractmethod
     def steps(self) -> list[int]:
         """Which steps a restart would try to load from files: those that look complete."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load(self, step: int) -> None:
         """From the files into the trainer's tensors. Raises when it cannot be."""
-        raise NotImplementedError
 
     def load_memory(self) -> int | None:
         """From memory into the trainer's tensors: the step, or None when there is none."""
         return None
+
+    def forget(self) -> None:  # noqa: B027 - many have nothing to do here
+        """Before the loads from files, untimed: let go of what is in memory, where a load would find it first."""
 
     def path(self, step: int) -> Path:
         return self.place.folder / f"step-{step}"
@@ -117,7 +123,7 @@ class Method:
         """Remove a step that is needed no more. By the first rank."""
         shutil.rmtree(self.path(step), ignore_errors=True)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - many have nothing to do here
         """End what runs in the background."""
 
 
@@ -126,8 +132,10 @@ def companion(method: str, peers: str, job: str) -> list[str]:
     return ["--companion", peers, job] if method == "dlrover" else []
 
 
-def leftovers(job: str, pids: Sequence[int]) -> Iterator[Path]:
-    """What killed processes of a turn leave in shared memory: DLRover's by the job's name, torch's by their ids."""
+def leftovers(job: str, pids: Sequence[int], files: Path) -> Iterator[Path]:
+    """What killed processes of a turn leave in shared memory: transom's by the folder of the checkpoints, DLRover's by
+    the job's name, torch's by their ids."""
+    yield Path(own_path(files)).parent  # the socket of a memory holder
     shared = Path("/dev/shm")
     for pattern in (f"{job}*", *(f"torch_{pid}_*" for pid in pids)):
         yield from shared.glob(pattern)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from ckpt_methods import Method, Place
@@ -11,11 +13,13 @@ from torch.optim import SGD
 
 from transom_cli.ckpt import Checkpointer
 from transom_cli.ckpt.inventory import candidates
-from transom_cli.ckpt.names import MANIFEST
+from transom_cli.ckpt.names import MANIFEST, MEMORY
 
 
 class Ours(Method):
-    """save() waits for the copy in memory; the rest goes on behind it."""
+    """save() waits for the copy in memory, which outlives the trainer; the rest goes on behind it."""
+
+    memory: ClassVar[bool] = True
 
     def __init__(self, state: State, place: Place) -> None:
         super().__init__(state, place)
@@ -46,11 +50,36 @@ class Ours(Method):
         if found != step:
             raise BenchError(f"restore() took step {found}, not {step}")
 
+    def load_memory(self) -> int | None:
+        """With no checkpoint on disk to be seen meanwhile: what restore() finds, it finds in memory."""
+        with self._unseen() if self.place.rank == 0 else contextlib.nullcontext():
+            return self._checkpointer.restore()
+
+    def forget(self) -> None:
+        """Without the file by which it is known, what is in memory belongs to no directory: see `meeting_place`."""
+        self._checkpointer.close()
+        if self.place.rank == 0:
+            (self.place.folder / MEMORY).unlink()
+        self._checkpointer = self.make(dict(self.state.tensors))
+
     def prune(self, step: int) -> None:
         """It keeps the newest two by itself."""
 
     def close(self) -> None:
         self._checkpointer.close()
+
+    @contextlib.contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """Rank 0 alone looks for checkpoints, for all."""
+        aside = self.place.folder / "aside"
+        aside.mkdir()
+        moved = [self.path(step).rename(aside / self.path(step).name) for step in self.steps()]
+        try:
+            yield
+        finally:
+            for path in moved:
+                path.rename(self.place.folder / path.name)
+            aside.rmdir()
 
 
 class Overlapped(Ours):

@@ -81,7 +81,7 @@ def take(method: str, case: Case, asked: Asked, number: int) -> Turn:
         turn.why = turn.why or str(error)
     finally:
         end_all()
-        for path in leftovers(job, pids):
+        for path in leftovers(job, pids, files):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
     return turn

@@ -161,6 +161,7 @@ class Rank:
         self.tell("survived", **survived)
         if self.method.memory and survived["where"] == "memory":
             self.tell("load", kind="memory", **self.one_load(self.from_memory))
+        self.method.forget()
         newest = next(iter(self.steps()), None)
         for kind in ("cold", "warm") if newest is not None else ():
             if kind == "cold" and self.order.rank == 0:

@@ -28,7 +28,9 @@ PURE = (
     "slurm.tags",
     "beats.table",
     "ckpt.cadence",
+    "ckpt.intervals",
     "ckpt.manifest",
+    "ckpt.memory.account",
     "ckpt.memory.galois",
     "ckpt.memory.protection",
     "ckpt.names",
@@ -47,6 +49,7 @@ PURE_STANDARD = {
     "statistics", "string", "struct", "textwrap", "types", "typing", "unicodedata", "zlib",
 }  # fmt: skip
 PURE_OTHERS = {
+    "ckpt.memory.account": {"datetime"},  # a time as the manifest has it
     "ckpt.manifest": {"xxhash"},
     "slurm.parse": {"ClusterShell", "datetime"},  # node lists as text; the length between two printed times
     "submit.render": {"jinja2", "sys"},  # which interpreter this is

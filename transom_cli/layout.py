@@ -41,7 +41,8 @@ class AttemptDir:
 
     @property
     def nodes(self) -> Path:
-        """`<node>.beats` (the node's beat table), `<node>.endpoint` (where its agent listens), `<node>.jsonl`."""
+        """`<node>.beats` (the node's beat table), `<node>.endpoint` (where its agent listens), `<node>.jsonl`,
+        `<node>.memory`."""
         return self.path / "nodes"
 
     @property
@@ -56,6 +57,10 @@ class AttemptDir:
     def findings(self, node: str) -> Path:
         """What the node's agent found in the rank logs and about the host: one JSON object a line."""
         return self.nodes / f"{node}.jsonl"
+
+    def memory(self, node: str) -> Path:
+        """What the node's memory holder holds, as JSON (ckpt.memory.shown)."""
+        return self.nodes / f"{node}.memory"
 
     @property
     def agents_log(self) -> Path:

@@ -27,7 +27,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=96, help="a multiple of 4, the number of heads")
     parser.add_argument("--context", type=int, default=128, help="tokens (bytes) a window")
     parser.add_argument("--batch", type=int, default=8, help="windows a rank and step")
-    parser.add_argument("--every", type=int, default=10, help="steps between checkpoints")
+    parser.add_argument("--every", type=int, default=10, help="steps between snapshots in memory")
+    parser.add_argument("--persist", type=int, default=1, help="of so many snapshots one is written to disk")
+    parser.add_argument("--protect", default="none", help="of snapshots by other nodes: replica, xor:K, rs:K+M")
     parser.add_argument("--keep", type=int, default=3, help="checkpoints kept")
     parser.add_argument("--checkpoint-dir", type=Path, help="default: $TRANSOM_CHECKPOINT_DIR; neither: none")
     parser.add_argument("--no-beat", action="store_true", help="leave beats to transom's auto_beat")
@@ -76,7 +78,10 @@ def main() -> None:
         checkpointer, done = None, 0
         if args.checkpoint_dir or os.environ.get("TRANSOM_CHECKPOINT_DIR"):
             state = {"model": model, "optimizer": optimizer, "data": sampler}
-            checkpointer = Checkpointer(state, args.checkpoint_dir, every=args.every, keep=args.keep)  # transom
+            checkpointer = Checkpointer(  # transom
+                state, args.checkpoint_dir, every=args.every, keep=args.keep,
+                persist=args.persist, protect=args.protect,
+            )  # fmt: skip
             done = checkpointer.restore() or 0  # transom: the newest good checkpoint's step, or a fresh start
         if place.rank == 0:
             laps = (imported - began, joined - imported, built - joined, time.monotonic() - built)

@@ -13,6 +13,7 @@ from agent_ranks import NODE, SLEEP, Ranks
 from transom_cli.agent import evidence, flight
 from transom_cli.agent.answers import Answers
 from transom_cli.agent.eyes import Eyes
+from transom_cli.agent.memory import Memory
 from transom_cli.beats.places import flight_prefix
 from transom_cli.layout import AttemptDir
 
@@ -33,7 +34,7 @@ def folder(ranks: Ranks) -> Path:
 
 def answers(ranks: Ranks) -> Answers:
     attempt, beats = AttemptDir(ranks.attempt), str(ranks.beats)
-    return Answers(attempt, NODE, beats, Eyes(attempt, NODE, beats, tuple))
+    return Answers(attempt, NODE, beats, Eyes(attempt, NODE, beats, tuple), Memory(beats, attempt.path, print))
 
 
 def dump(ranks: Ranks, rank: int, content: bytes, launch: int = 2) -> Path:

@@ -15,6 +15,7 @@ from transom_cli.agent.answers import Answers
 from transom_cli.agent.client import Client, Failed
 from transom_cli.agent.ending import Ended, end_launch
 from transom_cli.agent.eyes import Eyes
+from transom_cli.agent.memory import Memory
 from transom_cli.agent.server import Server
 from transom_cli.layout import AttemptDir
 
@@ -41,7 +42,7 @@ def line(ranks: Ranks) -> Iterator[Client]:
     secret = os.urandom(32)
     ranks.beats.mkdir(mode=0o700)
     attempt, beats = AttemptDir(ranks.attempt), str(ranks.beats)
-    answers = Answers(attempt, NODE, beats, Eyes(attempt, NODE, beats, tuple))
+    answers = Answers(attempt, NODE, beats, Eyes(attempt, NODE, beats, tuple), Memory(beats, attempt.path, print))
     server = Server(secret, f"12.0/{NODE}", frozenset({"127.0.0.1"}), answers)
     with Client.connect("127.0.0.1", server.start(), secret, f"12.0/{NODE}", 20.0) as client:
         yield client

@@ -17,6 +17,7 @@ from transom_cli.agent import warm as module
 from transom_cli.agent.answers import Answers
 from transom_cli.agent.client import Client, Failed
 from transom_cli.agent.eyes import Eyes
+from transom_cli.agent.memory import Memory
 from transom_cli.agent.server import Server
 from transom_cli.agent.warm import mapped, warm
 from transom_cli.agent.wire import AGENT, LIMITS
@@ -44,7 +45,7 @@ time.sleep(600)
 def line(ranks: Ranks) -> Iterator[Client]:
     secret = os.urandom(32)
     attempt, beats = AttemptDir(ranks.attempt), str(ranks.beats)
-    answers = Answers(attempt, NODE, beats, Eyes(attempt, NODE, beats, tuple))
+    answers = Answers(attempt, NODE, beats, Eyes(attempt, NODE, beats, tuple), Memory(beats, attempt.path, print))
     server = Server(secret, f"12.0/{NODE}", frozenset({"127.0.0.1"}), answers)
     with Client.connect("127.0.0.1", server.start(), secret, f"12.0/{NODE}", 20.0) as client:
         yield client

@@ -27,6 +27,7 @@ def test_the_environment_of_a_rank(place: Place) -> None:
     assert env[places.ATTEMPT_DIR] == str(place.attempt.path)
     assert env[places.CHECKPOINT_DIR] == str(place.run.checkpoints)
     assert (env[places.LAUNCH], env[places.ROLE], env[places.BEAT_DIR]) == ("2", "rank", str(place.beats))
+    assert env[places.MEMORY] == places.AGENTS
 
 
 def test_what_the_user_has_set_is_kept(place: Place) -> None:
@@ -123,9 +124,9 @@ def test_an_attempt_directory_that_the_node_cannot_see(place: Place) -> None:
 
 def test_a_beats_folder_that_is_not_ours_alone_costs_only_the_beats(place: Place) -> None:
     place.beats.mkdir(mode=0o755)
-    rank = place.python("import os; print('TRANSOM_BEAT_DIR' in os.environ)")
+    rank = place.python("import os; print('TRANSOM_BEAT_DIR' in os.environ, 'TRANSOM_MEMORY' in os.environ)")
     out, err = rank.communicate()
-    assert (rank.returncode, out) == (0, "False\n")
+    assert (rank.returncode, out) == (0, "False False\n")
     assert err.startswith("transom: no beats from this rank on nodeX: ") and err.count("\n") == 1
 
 

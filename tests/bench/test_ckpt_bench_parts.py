@@ -18,13 +18,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 import ckpt
 import ckpt_turn
 from ckpt_limits import _cut
-from ckpt_methods import METHODS, peer_places, publish
+from ckpt_methods import METHODS, Method, Place, leftovers, peer_places, publish
 from ckpt_pages import cached, drop
 from ckpt_plan import Case, plan, total
 from ckpt_state import State
 from ckpt_table import floors, main_table, ratio_table, ratios, seconds, summary, survival
 from ckpt_turn import Turn
 from harness import BenchError
+
+from transom_cli.ckpt.memory.client import own_path
 
 MIB = 1 << 20
 
@@ -296,6 +298,24 @@ def _alone(code: str) -> None:
     head = f"import sys; sys.path.insert(0, {bench!r})\nimport ckpt_below, ckpt_turn, psutil\nckpt_below.adopt()\n"
     done = subprocess.run([sys.executable, "-c", head + code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_socket_of_a_turns_memory_holder_is_among_what_goes_with_it(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    socket = Path(own_path(files))
+    try:
+        assert socket.parent in list(leftovers("job", [], files))
+    finally:
+        socket.parent.rmdir()
+
+
+def test_a_method_that_cannot_save_or_load_is_none(state: State, tmp_path: Path) -> None:
+    class Half(Method):
+        def save(self, step: int) -> None:
+            """It saves, and that is all."""
+
+    with pytest.raises(TypeError, match="load"):
+        Half(state, Place(tmp_path, 0, Case(MIB), "job"))  # type: ignore[abstract]
 
 
 def test_every_method_is_where_it_is_said_to_be() -> None:

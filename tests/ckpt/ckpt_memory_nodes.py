@@ -41,12 +41,19 @@ class Nodes:
         path.mkdir(mode=0o700, exist_ok=True)
         return str(path)
 
-    def start(self, steps: int, launch: int) -> None:
+    def go(self, steps: int) -> None:
+        for rank in self.ranks:
+            assert rank.stdin is not None
+            rank.stdin.write(f"go {steps}\n")
+            rank.stdin.flush()
+
+    def start(self, steps: int, launch: int, **env: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("TRANSOM_", "SLURM"))}
         clean |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", LINGER: "60"}
+        clean |= env
         clean |= {"TRANSOM_ATTEMPT": "7.0", "TRANSOM_LAUNCH": str(launch), "WORLD_SIZE": str(len(self.names))}
         self.ranks = [
             subprocess.Popen(

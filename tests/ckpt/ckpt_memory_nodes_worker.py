@@ -2,7 +2,7 @@
 
 Usage: ckpt_memory_nodes_worker.py DIRECTORY PROTECT STEPS [COPIES]. The state at step n is n everywhere, and a shard
 has its own numbers. Lines on standard output: `restored N`, `step N` for each finished one, `settled` when the last one
-counts; then it waits for a line, and ends in order.
+counts. On standard input: `go N` for N more steps; an empty line ends it in order.
 """
 
 from __future__ import annotations
@@ -30,22 +30,26 @@ def main() -> None:
     mesh = init_device_mesh("cpu", (size,))
     whole = torch.arange(WIDTH * size, dtype=torch.float32)
     state = {"sharded": distribute_tensor(whole, mesh, [Shard(0)]), "alike": torch.zeros(1001), "n": 0}
-    checkpointer = Checkpointer(state, directory, every=1, persist=1000, protect=protect, also=also)
+    rate = float(os.environ["RATE"]) if "RATE" in os.environ else None
+    checkpointer = Checkpointer(state, directory, every=1, persist=1000, protect=protect, protect_rate=rate, also=also)
     start = checkpointer.restore() or 0
     local = state["sharded"].to_local()
     expected = torch.arange(WIDTH * rank, WIDTH * (rank + 1), dtype=torch.float32) + start
     assert torch.equal(local, expected), f"rank {rank}: its shard is not that of step {start}"
     assert state["n"] == start and bool((state["alike"] == start).all())
     print("restored", start, flush=True)
-    for step in range(start + 1, start + steps + 1):
-        state["sharded"].to_local().add_(1)
-        state["alike"].fill_(step)
-        state["n"] = step
-        checkpointer.save(step)
-        print("step", step, flush=True)
-    checkpointer._settle()
-    print("settled", flush=True)
-    sys.stdin.readline()
+    step = start
+    while steps:
+        for _ in range(steps):
+            step += 1
+            state["sharded"].to_local().add_(1)
+            state["alike"].fill_(step)
+            state["n"] = step
+            checkpointer.save(step)
+            print("step", step, flush=True)
+        checkpointer._settle()
+        print("settled", flush=True)
+        steps = int((sys.stdin.readline().split() or ["go", "0"])[1])
     checkpointer.close(strict=True)
     print("closed", flush=True)
     dist.barrier()

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 from ckpt_memory_nodes import Nodes
 
-CASES = [("replica", 2, 1), ("xor:2", 3, 1), ("rs:2+1", 3, 1), ("rs:2+2", 4, 2)]
+CASES = [
+    ("replica", 2, 1),
+    pytest.param("xor:2", 3, 1, marks=pytest.mark.long),
+    pytest.param("rs:2+1", 3, 1, marks=pytest.mark.long),
+    pytest.param("rs:2+2", 4, 2, marks=pytest.mark.long),
+]
 
 
 @pytest.mark.parametrize(("protect", "count", "lost"), CASES)
@@ -26,3 +31,24 @@ def test_lost_nodes_are_made_good_from_the_others_memory(tmp_path: Path, protect
         assert not list((tmp_path / "c").glob("step-*")), "nothing was ever on disk"
         nodes.finish()
         assert "parity in memory" in nodes.said()
+
+
+@pytest.mark.long
+def test_a_holder_killed_in_the_middle_of_a_transfer_costs_nothing_but_time(tmp_path: Path) -> None:
+    """Its ranks live on: they lend their memory to the next one, and the step after is protected again."""
+    names = ["n0", "n1", "n2"]
+    with Nodes(tmp_path / "c", "xor:2", names) as nodes:
+        nodes.start(steps=1, launch=0, RATE="1e6")  # 786 KB a rank: most of a second
+        nodes.until("settled")
+        nodes.kill_holder("n1")
+        nodes.go(1)
+        nodes.until("settled")
+        nodes.go(1)
+        nodes.until("settled")
+        nodes.protected(3)
+        nodes.kill_ranks()
+        nodes.kill_holder("n2")
+        nodes.start(steps=1, launch=1)
+        assert nodes.until("restored") == [["restored 3"]] * 3
+        nodes.until("settled")
+        nodes.finish()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transom_cli.core import ladder as sh
-from transom_cli.core.ladder import Rung, decide
+from transom_cli.core.ladder import Memory, Rung, decide
 
 launches, steps = st.integers(0, 4), st.integers(-1, 30)
 some_exits = st.lists(st.sampled_from([None, 0, 1, 2, 15, 93, -9, -15]), min_size=3, max_size=3).map(
@@ -22,7 +22,7 @@ stories = st.lists(
         st.sampled_from([0.0, 0.1, 2.0, 150.0]),
         st.one_of(
             st.builds(sh.Tick, at),
-            st.builds(sh.Begun, at, steps),
+            st.builds(sh.Begun, at, steps, memory=st.booleans()),
             st.builds(sh.Exits, at, launches, some_exits, st.booleans(), st.sampled_from([None, 0, 1])),
             st.builds(sh.Quiet, at, launches, steps, st.just(9.0), st.just(8.0), st.just((1,)), some_nodes),
             st.builds(sh.Stepped, at, launches, steps),
@@ -45,6 +45,7 @@ stories = st.lists(
             st.builds(sh.Silent, at, st.sampled_from([SPARE, "n2"]), st.sampled_from([1.0, 20.0, 50.0])),
             st.builds(sh.Draining, at, some_nodes, st.just("fan")),
             st.builds(sh.Flushing, at, launches, steps, st.just(""), st.booleans()),
+            st.builds(sh.Kept, at, launches, steps, st.sampled_from(["", "step 9 was made durable from memory"])),
         ),
     ),
     max_size=40,
@@ -61,7 +62,7 @@ def test_promises(relaunches: int, spare: bool, story: list[tuple[float, sh.Hear
     started: list[int] = []
     in_vain, best, swaps = 0, -1, 0
     abandoned: set[str] = set()
-    left = False
+    left, keeping = False, None
     for pause, heard in story:
         now += pause
         heard = replace(heard, at=now)
@@ -89,6 +90,9 @@ def test_promises(relaunches: int, spare: bool, story: list[tuple[float, sh.Hear
                 else:
                     best = state.progress
                 started.append(order.launch)
+            if isinstance(order, sh.Keep):
+                assert keeping is None, "once"
+                keeping = now
             if isinstance(order, sh.End):
                 assert order.launch == state.launch and order.launch not in asked
                 asked.add(order.launch)
@@ -97,6 +101,8 @@ def test_promises(relaunches: int, spare: bool, story: list[tuple[float, sh.Hear
                 told = order.outcome
                 assert set(told.missing) | set(told.suspects) | set(told.blamed) <= set(allocated)
                 assert order.again in ("", "requeue", "hold", "uncancelled")
+                at_once = told.status == "done" or state.saved or isinstance(heard, sh.Overtime)
+                assert at_once or before.memory is Memory.NONE or keeping is not None
                 assert order.again not in ("requeue", "hold") or told.status in ("failed", "left")
                 assert order.again != "uncancelled" or state.told or isinstance(heard, sh.Overtime)
                 assert (told.status == "done") == (order.exit_code == 0)

@@ -7,6 +7,8 @@ step dies. It looks four times a second and writes at most once a second, sooner
 that should not wait: a process stopped or gone, a first step. It ends when it is told to (TERM) and no launcher lives
 that may still need it, when the attempt's outcome stands, when its parent (the Slurm step) dies, or when the run
 directory has vanished.
+
+It also sees to the node's memory holder, which keeps the ranks' snapshots (agent/memory).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from transom_cli.agent import procfs
 from transom_cli.agent.answers import serve, told
 from transom_cli.agent.eyes import Eyes
 from transom_cli.agent.farewell import Farewell
+from transom_cli.agent.memory import Memory
 from transom_cli.beats import places, record
 from transom_cli.beats.reading import GONE, process, publish, row
 from transom_cli.beats.table import BadTable, NodeTable, RankBeat, decode
@@ -168,9 +171,12 @@ def main(argv: list[str]) -> int:
     agent = Agent(attempt, beats_dir, options.node)
     eyes = Eyes(attempt, options.node, beats_dir, lambda: agent.rows)
     eyes.start()
-    server = serve(RunDir(attempt.path.parents[1]), attempt, options.node, beats_dir, eyes)
+    memory = Memory(beats_dir, attempt.path, _say)
+    memory.start()
+    server = serve(RunDir(attempt.path.parents[1]), attempt, options.node, beats_dir, eyes, memory)
     if keep(agent, attempt):
         agent.close()
+        memory.end()
     eyes.stop()
     if server is not None:
         server.stop()
@@ -178,6 +184,10 @@ def main(argv: list[str]) -> int:
     os.close(held)
     places.discard(beats_dir)  # stays while a rank's wrapper holds it; then the next agent on this node sweeps it
     return 0
+
+
+def _say(line: str) -> None:
+    print(f"transom: {line}", file=sys.stderr, flush=True)
 
 
 def end_former(attempt: AttemptDir, node: str) -> None:

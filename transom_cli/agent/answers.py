@@ -1,4 +1,4 @@
-"""What the node's agent does for the launcher that asks: probe, logs, evidence, flush, end, files to warm."""
+"""What the node's agent does for the launcher that asks: probe, logs, evidence, flush, memory, end, files to warm."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from transom_cli.agent.belonging import find
 from transom_cli.agent.ending import Left, end_launch
 from transom_cli.agent.evidence import choose, take
 from transom_cli.agent.eyes import Eyes
+from transom_cli.agent.memory import Memory
 from transom_cli.agent.server import Server
 from transom_cli.agent.warm import mapped, warm
 from transom_cli.errors import TransomError
@@ -27,8 +28,9 @@ _DUMPS = 3.0  # seconds for flight recorder dumps; whoever waits for the end of 
 class Answers:
     """The handler of the agent's `Server`. A wrong question is a ValueError, which the asker gets to read."""
 
-    def __init__(self, attempt: AttemptDir, node: str, beats_dir: str, eyes: Eyes) -> None:
+    def __init__(self, attempt: AttemptDir, node: str, beats_dir: str, eyes: Eyes, memory: Memory) -> None:
         self._attempt, self._node, self._beats_dir, self._eyes = attempt, node, beats_dir, eyes
+        self._memory = memory
 
     def __call__(self, name: str, arguments: dict[str, object]) -> dict[str, object]:
         if name == "probe":
@@ -40,6 +42,8 @@ class Answers:
             return self._evidence(arguments)
         if name == "flush":
             return self._flush(arguments)
+        if name == "memory":
+            return self._ask_memory(arguments)
         if name == "mapped":
             return {"files": mapped(self._attempt.path, int(_number(arguments, "launch")), self._node)}
         if name == "warm":
@@ -69,6 +73,16 @@ class Answers:
             answer["warned"] = self._handle_the_warning(launch)
         return answer
 
+    def _ask_memory(self, arguments: dict[str, object]) -> dict[str, object]:
+        """What the node holds; or, with a step, have it made durable."""
+        if arguments.get("step") is None:
+            return self._memory.newest()
+        step, launch = int(_number(arguments, "step", flush.LARGEST)), int(_number(arguments, "launch"))
+        directory, seconds = arguments.get("directory"), _number(arguments, "seconds")
+        if not isinstance(directory, str):
+            raise ValueError(f"directory is {directory!r}, not a path")
+        return self._memory.rescue(directory, step, f"{self._attempt.name}.{launch}", seconds)
+
     def _handle_the_warning(self, launch: int) -> bool:
         """Whether all ranks here catch USR2, which Slurm sends before the time limit: they may save and end then."""
         ranks = choose(find(self._attempt.path, launch, self._node))
@@ -87,11 +101,11 @@ class Answers:
         }
 
 
-def serve(run: RunDir, attempt: AttemptDir, node: str, beats_dir: str, eyes: Eyes) -> Server | None:
+def serve(run: RunDir, attempt: AttemptDir, node: str, beats_dir: str, eyes: Eyes, memory: Memory) -> Server | None:
     """Answer this attempt's launcher, and say where. None, with the reason on stderr, when that cannot be."""
     try:
         allowed = frozenset(json.loads(attempt.peers.read_text()))
-        answers = Answers(attempt, node, beats_dir, eyes)
+        answers = Answers(attempt, node, beats_dir, eyes, memory)
         server = Server(secret.read(run.secret), f"{attempt.name}/{node}", allowed, answers)
         port, own = server.start(), procfs.read(os.getpid())
         where = {"port": port, "pid": os.getpid(), "start": own.start if own else 0}
@@ -102,9 +116,9 @@ def serve(run: RunDir, attempt: AttemptDir, node: str, beats_dir: str, eyes: Eye
     return server
 
 
-def _number(arguments: dict[str, object], name: str) -> float:
+def _number(arguments: dict[str, object], name: str, most: float = 1e6) -> float:
     value = arguments.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e6:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < most:
         raise ValueError(f"{name} is {value!r}, not a number that makes sense")
     return value
 

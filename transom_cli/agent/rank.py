@@ -163,6 +163,7 @@ def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | Non
         path = options.beats_dir or places.beats_dir(options.attempt_dir, options.node)
         held = places.enter(path)
         env[places.BEAT_DIR] = path
+        env.setdefault(places.MEMORY, places.AGENTS)  # Slurm ends what ranks start with their step
         if not any(env.get(name) for name in places.FLIGHT):  # its default is one place for all jobs of a user
             env[places.FLIGHT[0]] = places.flight_prefix(path, options.launch)
         if options.torchrun:

@@ -48,14 +48,30 @@ def beats_dir(attempt_dir: str, node: str) -> str:
     The first base that is a writable folder and where the name is free or already ours: a name in a world-writable
     folder may have been taken by somebody else, whose folder must not be used. Raises OSError when there is none.
     """
-    attempt_dir = os.path.abspath(attempt_dir)
-    place = crc32(os.fsencode(attempt_dir))
-    name = f"transom-{os.getuid()}-{os.path.basename(attempt_dir)}-{place:08x}-{node}"
+    name = _beats_name(attempt_dir, node)
     for base in _bases():
         path = f"{base}/{name}"
         if os.access(base, os.W_OK | os.X_OK) and (_is_private(path) or not os.path.lexists(path)):
             return path
     raise OSError(f"no folder for beats: tried {name} in {', '.join(_bases())}")
+
+
+def beats_dirs(attempt_dir: str) -> list[str]:
+    """The attempt's beats folders on this machine: one, or none, or several where it plays several nodes."""
+    start, found = _beats_name(attempt_dir, ""), []
+    for base in _bases():
+        try:
+            names = os.listdir(base)
+        except OSError:
+            continue
+        found += [f"{base}/{name}" for name in sorted(names) if name.startswith(start)]
+    return [path for path in found if _is_private(path)]
+
+
+def _beats_name(attempt_dir: str, node: str) -> str:
+    attempt_dir = os.path.abspath(attempt_dir)
+    place = crc32(os.fsencode(attempt_dir))
+    return f"transom-{os.getuid()}-{os.path.basename(attempt_dir)}-{place:08x}-{node}"
 
 
 def private_folder(name: str) -> str:
@@ -71,6 +87,11 @@ def private_folder(name: str) -> str:
         if _is_private(path):
             return path
     raise OSError(f"no private folder {name} in {', '.join(_bases())}")
+
+
+def private_folder_there(name: str) -> str | None:
+    """The one that `private_folder` has made, by whichever process."""
+    return next((path for base in _bases() if _is_private(path := f"{base}/{name}")), None)
 
 
 def flight_prefix(beats_dir: str, launch: int) -> str:

@@ -314,9 +314,9 @@ class Checkpointer:
         written.then()
 
     def _uses(self, saving: Saving) -> frozenset[str]:
-        """On rank 0: what is to be done with a snapshot that counts. What is still being protected is not disturbed."""
-        protect = self._protection != NONE and not self._snapshots.protecting
-        return frozenset([*[PROTECTED] * protect, *[DURABLE] * self._rule.due(saving.asked, self._schedule.persist)])
+        """On rank 0: what is to be done with a snapshot that counts."""
+        protect, durable = self._protection != NONE, self._rule.due(saving.asked, self._schedule.persist)
+        return frozenset([*[PROTECTED] * protect, *[DURABLE] * durable])
 
     def _make_durable(self, saving: Saving) -> None:
         trouble = ""
@@ -368,6 +368,7 @@ class Checkpointer:
         reason = load(source, self._state, self._ranks, per_rank=per_rank)
         if not reason:
             self._snapshots.rewind(found.step, found.record)
+            self._rule.hurry()
             where = told(self._ranks.gather(source.where))
             self._say(f"restored {found.name} ({where}; written by attempt {found.manifest.attempt})")
         return reason

@@ -7,6 +7,7 @@ to save. What is in memory can so be written, or sent, as it stands.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -20,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from transom_cli.ckpt.arena import Arena
 from transom_cli.ckpt.envelope import ALIGNMENT, Envelope, envelope
 from transom_cli.ckpt.overlap import Copying
-from transom_cli.ckpt.tree import Flat, Paths
+from transom_cli.ckpt.tree import PLAIN, Flat, Paths
 
 Signature: TypeAlias = tuple[tuple[Any, ...], ...]
 Place: TypeAlias = tuple[MetadataIndex, int, int]  # what, where it begins, bytes
@@ -34,7 +35,7 @@ class Block:
     start: int
     envelope: Envelope
 
-    @property
+    @functools.cached_property
     def payload(self) -> int:
         return self.start + len(self.envelope.head)
 
@@ -72,6 +73,8 @@ def signature(flat: Flat, paths: Paths) -> Signature:
 
 
 def _kind(value: Any) -> tuple[Any, ...]:
+    if type(value) in PLAIN:
+        return (value.shape, value.dtype)
     if isinstance(value, DTensor):
         return (value.shape, value.dtype, value.to_local().shape, value.placements, value.device_mesh)
     return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else ()

@@ -24,6 +24,7 @@ class Rule:
         self._every: int | None = None
         self._auto = persist == AUTO
         self._seconds = 0.0
+        self._hurry = False
         self._count, self._clock, self._last = 0, clock, clock()
         found = _TIME.fullmatch(persist) if isinstance(persist, str) else None
         if found is not None and float(found[1]) > 0:
@@ -37,14 +38,19 @@ class Rule:
                 'persist=10 (every tenth), or persist="10m" (also "30s", "1h")',
             )
 
+    def hurry(self) -> None:
+        """The training goes on from what is in memory alone: were it killed again and again before the n-th save,
+        nothing would ever become durable. So the next save does."""
+        self._hurry = True
+
     def due(self, asked: bool, found: int) -> bool:
         """For one save that was made. `asked`: it is to be durable in any case. `found`: of how many one is best."""
         self._count += 1
         every = found if self._auto else self._every
         late = self._count >= every if every is not None else self._clock() - self._last >= self._seconds
-        due = asked or late
+        due = asked or self._hurry or late
         if due:
-            self._count, self._last = 0, self._clock()
+            self._count, self._last, self._hurry = 0, self._clock(), False
         return due
 
 

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import xxhash
@@ -32,12 +33,13 @@ class Torn(RuntimeError):
     """The state changed while it was copied."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """A tensor to copy, as the trainer holds it. Its `size` bytes go to `to`, which is `at` in the arena."""
+class Source(NamedTuple):
+    """A tensor to copy, as the trainer holds it, and its `local` part. Its `size` bytes go to `to`, which is `at` in
+    the arena."""
 
     name: str
     tensor: torch.Tensor
+    local: torch.Tensor
     at: int
     to: int
     size: int
@@ -111,7 +113,7 @@ class Copying:
 
 def pieces(sources: Sequence[Source]) -> list[Piece]:
     """For tensors in this process's memory, contiguous."""
-    return [(source.to, local_part(source.tensor).data_ptr(), source.size) for source in sources]
+    return [(source.to, source.local.data_ptr(), source.size) for source in sources]
 
 
 def _digest_of(tensor: torch.Tensor) -> int:

@@ -8,9 +8,12 @@ checkpoint that another torch wrote, or DCP itself) is left to torch.load.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import mmap
 import pickle
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,10 +23,24 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from transom_cli.ckpt.envelope import envelope
+from transom_cli.ckpt.direct import digest
+from transom_cli.ckpt.envelope import Envelope, envelope
 from transom_cli.ckpt.failures import StateMismatch
 from transom_cli.ckpt.names import DCP_METADATA
+from transom_cli.ckpt.placing import Whole, plan
 from transom_cli.ckpt.streaming import Copier, Piece
+from transom_cli.ckpt.tree import Flat
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A data file's `size` bytes, from `start` on in memory that may be written to. `total`: the xxh3_128 that they
+    must have, where that was not looked at yet."""
+
+    data: mmap.mmap
+    start: int
+    size: int
+    total: str = ""
 
 
 class Source(Protocol):
@@ -33,8 +50,8 @@ class Source(Protocol):
 
     def metadata(self) -> Metadata: ...
 
-    def open(self, name: str) -> tuple[mmap.mmap, int]:
-        """A data file's bytes, in memory that may be written to, and where in it they begin."""
+    def open(self, name: str, *, check: bool = True) -> Opened:
+        """Without `check` the reader may have to, before it believes anything; what is damaged is opened again."""
         ...
 
 
@@ -45,9 +62,10 @@ class OnDisk:
     def metadata(self) -> Metadata:
         return unpickled((self.path / DCP_METADATA).read_bytes())
 
-    def open(self, name: str) -> tuple[mmap.mmap, int]:
+    def open(self, name: str, *, check: bool = True) -> Opened:
         with (self.path / name).open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), 0
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            return Opened(data, 0, len(data))
 
 
 def unpickled(data: bytes) -> Metadata:
@@ -66,6 +84,7 @@ class MappedReader(FileSystemReader):
         self._source = source
         self._metadata = metadata
         self._copier = Copier()
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="transom-sum")
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return self._metadata
@@ -75,13 +94,56 @@ class MappedReader(FileSystemReader):
         for item in plan.items:
             by_file.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
         for name, items in by_file.items():
-            self._read(*self._source.open(name), items, planner)  # the map goes with the last tensor that looks at it
+            opened = self._source.open(name)
+            self._read(opened.data, opened.start, items, planner)  # the map goes with the last tensor that looks at it
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
+    def place(self, targets: Flat) -> Flat:
+        """Read all that is wanted just as it was stored. Returns the targets that are left to DCP."""
+        wanted, rest = plan(self._metadata, targets)
+        for name, parts in wanted.items():
+            opened = self._source.open(name, check=False)
+            odd = self._copy(opened, parts.tensors)
+            if odd is None:
+                opened = self._source.open(name)
+                odd = self._copy(opened, parts.tensors)
+            for tensor in odd or ():
+                stored = self._stored(tensor.which, opened.data, opened.start + tensor.start, tensor.length)
+                if stored.size() != tensor.target.size():
+                    sizes = f"{list(stored.size())} stored, {list(tensor.target.size())} here"
+                    raise ValueError(f"{tensor.which.fqn}: {sizes}")
+                tensor.target.detach().copy_(stored)
+            for key, start, length in parts.objects:
+                at = opened.start + start
+                targets[key] = torch.load(io.BytesIO(opened.data[at : at + length]), weights_only=False)
+        return rest
+
+    def _copy(self, opened: Opened, tensors: list[Whole]) -> list[Whole] | None:
+        """What stands in the way that we write is copied while its checksum is made. Returns the rest, which may be
+        looked at now; None when the bytes are damaged, and all that was copied with them."""
+        memory = memoryview(opened.data)
+        total = self._beside.submit(digest, memory, ((opened.start, opened.size),)) if opened.total else None
+        address = ctypes.addressof(ctypes.c_char.from_buffer(opened.data))
+        pieces: list[Piece] = []
+        odd: list[Whole] = []
+        for tensor in tensors:
+            target, start = tensor.target.detach(), opened.start + tensor.start
+            around = envelope(target.shape, target.dtype)
+            if _plain(target) and _is_ours(around, opened.data, start, tensor.length):
+                if around.nbytes:
+                    pieces.append((target.data_ptr(), address + start + len(around.head), around.nbytes))
+            else:
+                odd.append(tensor)
+        self._copier.copy(pieces)
+        good = total is None or total.result() == opened.total
+        memory.release()
+        return odd if good else None
+
     def close(self) -> None:
         self._copier.close()
+        self._beside.shutdown()
 
     def _read(self, data: mmap.mmap, base: int, items: list[ReadItem], planner: LoadPlanner) -> None:
         pieces: list[Piece] = []
@@ -113,8 +175,7 @@ class MappedReader(FileSystemReader):
         shape = next(chunk.sizes for chunk in about.chunks if chunk.offsets == index.offset)
         around = envelope(shape, about.properties.dtype)
         payload = start + len(around.head)
-        tail = payload + around.nbytes
-        if (length, data[start:payload], data[tail : start + length]) != (around.length, around.head, around.tail):
+        if not _is_ours(around, data, start, length):
             raw = io.BytesIO(data[start : start + length])
             loaded: torch.Tensor = torch.load(raw, map_location="cpu", weights_only=True)
             return loaded
@@ -122,6 +183,13 @@ class MappedReader(FileSystemReader):
             return torch.empty(shape, dtype=about.properties.dtype)
         flat = torch.frombuffer(data, dtype=torch.uint8, count=around.nbytes, offset=payload)
         return flat.view(about.properties.dtype).view(shape)
+
+
+def _is_ours(around: Envelope, data: mmap.mmap, start: int, length: int) -> bool:
+    """Whether an archive of a tensor stands there just as we write it."""
+    payload = start + len(around.head)
+    tail = payload + around.nbytes
+    return (length, data[start:payload], data[tail : start + length]) == (around.length, around.head, around.tail)
 
 
 def _plain(tensor: torch.Tensor) -> bool:

@@ -11,12 +11,12 @@ from pathlib import Path
 from torch.distributed.checkpoint.metadata import Metadata
 
 from transom_cli.ckpt.failures import BadManifest
-from transom_cli.ckpt.manifest import Manifest, decode
+from transom_cli.ckpt.manifest import Manifest
 from transom_cli.ckpt.memory.inventory import known
 from transom_cli.ckpt.memory.messages import FAILURES
 from transom_cli.ckpt.memory.shelf import Record
 from transom_cli.ckpt.names import step_name
-from transom_cli.ckpt.reading import unpickled
+from transom_cli.ckpt.reading import Opened, unpickled
 from transom_cli.ckpt.snapshots import Snapshots
 
 
@@ -52,8 +52,9 @@ def remembered(snapshots: Snapshots, say: Callable[[str], None]) -> list[Remembe
         for step, manifest, metadata in rows if isinstance(rows, list) else ():
             try:
                 record = snapshots.record(node, step, manifest, metadata)
-                records[decode(record.manifest)] = record
-                places.append((node, decode(record.manifest)))
+                made = record.read
+                records[made] = record
+                places.append((node, made))
             except FAILURES as error:
                 say(f"the record of step {step} on {node} cannot be had: {error.what}")
             except BadManifest as error:
@@ -62,7 +63,8 @@ def remembered(snapshots: Snapshots, say: Callable[[str], None]) -> list[Remembe
 
 
 class InMemory:
-    """A snapshot as a source for a restore: each share is brought here, and checked, when it is asked for."""
+    """A snapshot as a source for a restore: each share is brought here when it is asked for, checked or to be
+    checked."""
 
     def __init__(self, snapshots: Snapshots, found: Remembered, directory: Path) -> None:
         self.path = directory
@@ -73,17 +75,22 @@ class InMemory:
     def metadata(self) -> Metadata:
         return unpickled(self._found.record.metadata)
 
-    def open(self, name: str) -> tuple[mmap.mmap, int]:
-        fd, size, segments, where = self._snapshots.fetch(self._found.step, self._entries[name])
+    def open(self, name: str, *, check: bool = True) -> Opened:
+        entry = self._entries[name]
+        fd, size, segments, where, checked = self._snapshots.fetch(self._found.step, entry, check=check)
         self.where[name] = where
+        total = "" if checked else entry.xxh3_128
         try:
             if len(segments) == 1:
-                return mmap.mmap(fd, size, access=mmap.ACCESS_COPY), segments[0][0]
+                own = self._snapshots.lent(fd)
+                flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # at once, not by a fault for every few pages
+                data = own.map if own is not None else mmap.mmap(fd, size, flags=flags)
+                return Opened(data, *segments[0], total)
             whole = mmap.mmap(-1, max(1, sum(length for _, length in segments)))
             with mmap.mmap(fd, size, access=mmap.ACCESS_READ) as memory:
                 for start, length in segments:
                     whole.write(memory[start : start + length])
-            return whole, 0
+            return Opened(whole, 0, entry.size, total)
         finally:
             os.close(fd)
 

@@ -76,13 +76,22 @@ def load(source: Source, state: State, ranks: Ranks, *, per_rank: bool, origin: 
         return trouble
     reader = MappedReader(source, metadata)
     try:
-        dcp_load(
-            targets,
-            storage_reader=reader,
-            planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-            process_group=ranks.group,
-            no_dist=ranks.group is None,
-        )
+        rest: Flat = {}
+        try:
+            rest = reader.place(targets)
+        except Exception as error:
+            trouble = _told(error)
+        answers = ranks.gather((trouble, bool(rest)))
+        if trouble := next((answer[0] for answer in answers if answer[0]), ""):
+            return trouble
+        if any(answer[1] for answer in answers):
+            dcp_load(
+                rest,
+                storage_reader=reader,
+                planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+                process_group=ranks.group,
+                no_dist=ranks.group is None,
+            )
         state.write(targets, paths_of(metadata), origin.afresh if origin else (), per_rank=per_rank)
     except FAILURES as error:
         trouble = _told(error)

@@ -77,6 +77,8 @@ class Retention:
         Raises OSError. A crash at any moment leaves the kept ones whole: a deleted one first loses its name.
         """
         there = {candidate.step: candidate for candidate in candidates(self._directory)}
+        if len(there) <= self._keep.newest:
+            return []  # and none of them need be read
         doomed = self._keep.doomed(there, lambda step: self._is_good(there[step]))
         doomed = [step for step in doomed if step != published]
         for step in doomed:

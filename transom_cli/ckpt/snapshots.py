@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -35,6 +36,7 @@ from transom_cli.ckpt.retention import Keep
 SLOTS = 3  # snapshots a rank: the newest that counts, one that is being made durable or protected, and the next
 PATIENCE = 20.0  # seconds of one wait for a slot, before it is told what it waits for
 _RECORDS = 4  # commits that are told again to a new holder
+_REPLACED = 20.0  # seconds in which a new holder must have been told all
 _UNHEARD = 5  # times in a row that nothing is heard of a write
 _FETCH = 3600.0  # seconds for a share to come from wherever it is; what does not move is given up far sooner
 
@@ -59,7 +61,7 @@ class Snapshots:
         self._told_busy = False
         made = None
         if ranks.first:
-            made = (Launch(attempt, time.time_ns(), secrets.token_hex(8)), secrets.token_hex(32), token(directory))
+            made = (Launch(attempt, secrets.token_hex(8)), secrets.token_hex(32), token(directory))
         self.launch, self._key, self._token = ranks.from_first(made)
         self._at = meet(directory)
         self._port = 0
@@ -73,20 +75,22 @@ class Snapshots:
         self.by = nodes[0]  # whose holder sees to it that checkpoints become durable
         self._places: dict[str, tuple[str, int]] = {}
         if len(set(nodes)) > 1:
-            self._listen()
+            self._again(self._listen, once_more=True)
             self._places = dict(ranks.gather((self._node, (own_address(), self._port))))
         self._domains = dict(ranks.gather((self._node, domain(os.environ))))
         if protection != NONE and len(set(nodes)) == 1:
             say("snapshots are not protected by other nodes: there is one node")
-        for index, arena in self._join().items():
-            self._arenas[index] = arena
+        self._arenas = self._again(self._join, once_more=True) or {}
+        for arena in self._arenas.values():  # while the trainer goes on making itself ready
+            threading.Thread(target=arena.enter, name="transom-enter", daemon=True).start()
 
     # A save
 
     def arena(self, need: int, size: int) -> Arena:
         """Memory to copy into: of `need` bytes at least, made with `size` where there is none that fits. Raises
         MemoryError, and HolderGone."""
-        taken = self.ready(size)
+        self._make_one_more(size)
+        taken = self._taken if self._taken is not None else self._take()
         arena = self._arenas[taken]
         if not need <= arena.size <= 2 * size + 2 * PAGE:
             self._taken = None
@@ -94,17 +98,12 @@ class Snapshots:
             arena = self._make(taken, size)
         return arena
 
-    def ready(self, size: int) -> int:
-        """See to it that there is a slot for the next save: one more, until there are enough; then one that is free."""
-        if self._taken is None and len(self._arenas) < self._most:
-            try:
-                self._make(next(n for n in range(self._slots) if n not in self._arenas), size)
-            except MemoryError as error:
-                if not self._arenas:
-                    raise
-                self._most = len(self._arenas)
-                self._say(f"{self._most} snapshot(s) in memory at a time and not {self._slots}: {error}")
-        return self._take() if self._taken is None else self._taken
+    def ready(self, size: int) -> None:
+        """Ahead of the next save, see to it that there is a slot for it: one more, until there are enough; then one
+        that is free. A single one holds what counts until that save is made."""
+        self._make_one_more(size)
+        if self._taken is None and self._most > 1:
+            self._take()
 
     def hold(self, step: int, entry: FileEntry, segments: list[tuple[int, int]]) -> None:
         """The copy in the arena that was given out last is whole."""
@@ -129,12 +128,6 @@ class Snapshots:
     def protect(self, step: int) -> None:
         """Begin to protect it on other nodes. By the first rank."""
         self._again(lambda: self._client.ask("protect", step=step), once_more=True)
-
-    @property
-    def protecting(self) -> bool:
-        """Whether a step before is still being protected. By the first rank."""
-        answer = self._again(lambda: self._client.ask("protecting"), once_more=True)
-        return answer is not None and bool(answer[0]["busy"])
 
     def outcome(self, step: int) -> str:
         """Wait until `step` is durable. Returns "", or why it is not. For a thread of its own."""
@@ -194,14 +187,20 @@ class Snapshots:
         data = _unpacked(fds)
         return Record(data[:manifest], data[manifest:])
 
-    def fetch(self, step: int, entry: FileEntry) -> tuple[int, int, list[tuple[int, int]], str]:
-        """A share, checked: a descriptor (the caller's to close), bytes of the memory, segments, where it was.
+    def fetch(self, step: int, entry: FileEntry, *, check: bool) -> tuple[int, int, list[tuple[int, int]], str, bool]:
+        """A share: a descriptor (the caller's to close), bytes of the memory, segments, where it was, and whether its
+        checksum was made: without `check` it need not be.
 
         Good until `rewind`. Raises Refused.
         """
-        about = {"file": entry.name, "size": entry.size, "sum": entry.xxh3_128}
-        told, fds = self._client.ask("fetch", None, _FETCH, step=step, **about)
-        return fds[0], int(told["size"]), [(int(a), int(b)) for a, b in told["segments"]], str(told["where"])
+        about: dict[str, Any] = {"file": entry.name, "size": entry.size, "sum": entry.xxh3_128, "check": check}
+        told, fds = self._client.ask("fetch", timeout=_FETCH, step=step, **about)
+        segments = [(int(a), int(b)) for a, b in told["segments"]]
+        return fds[0], int(told["size"]), segments, str(told["where"]), told["checked"] is True
+
+    def lent(self, fd: int) -> Arena | None:
+        """The memory of that descriptor, if it is one of this rank's own."""
+        return next((arena for arena in self._arenas.values() if arena.holds(fd)), None)
 
     def rewind(self, step: int | None, record: Record | None = None) -> None:
         """The training goes on from `step`, which was restored, from memory if there is a record."""
@@ -230,6 +229,17 @@ class Snapshots:
         self._arenas.clear()
 
     # The holder, and what it is told
+
+    def _make_one_more(self, size: int) -> None:
+        if self._taken is not None or len(self._arenas) >= self._most:
+            return
+        try:
+            self._make(next(n for n in range(self._slots) if n not in self._arenas), size)
+        except MemoryError as error:
+            if not self._arenas:
+                raise
+            self._most = len(self._arenas)
+            self._say(f"{self._most} snapshot(s) in memory at a time and not {self._slots}: {error}")
 
     def _take(self) -> int:
         words = self._ranks.first
@@ -261,7 +271,7 @@ class Snapshots:
         arena = Arena(size)
         self._arenas[index] = arena
         try:
-            self._again(lambda: self._lend(index, arena, write=True))
+            self._again(lambda: self._lend(index, arena, write=True), once_more=True)
         except BaseException:
             del self._arenas[index]
             arena.close()
@@ -308,7 +318,18 @@ class Snapshots:
             return act()
         except HolderGone:
             self._client.close()
-        self._client = self._at.connect(afresh=True)
+        deadline = time.monotonic() + _REPLACED
+        while True:
+            self._client = self._at.connect(afresh=True)
+            try:
+                self._tell_all()
+                return act() if once_more else None
+            except HolderGone:  # one that is being killed still takes connections for a moment
+                self._client.close()
+                if time.monotonic() >= deadline:
+                    raise
+
+    def _tell_all(self) -> None:
         if self._places:
             self._listen()
         for arena in self._join().values():  # another rank has told the new one of nothing of ours
@@ -321,7 +342,6 @@ class Snapshots:
             self._tell_record(step, record, [])
         if self._taken is not None:
             self._client.ask("take", patience=0.0, index=self._taken, words=False)
-        return act() if once_more else None
 
 
 def _unpacked(fds: list[int]) -> bytes:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
@@ -13,13 +12,13 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from transom_cli.ckpt.arena import Arena
 from transom_cli.ckpt.image import Layout, Place, Snapshot, aligned, lay_out, local_plan, signature
 from transom_cli.ckpt.overlap import Copying, Later, Source, pieces
+from transom_cli.ckpt.pickles import Pickles
 from transom_cli.ckpt.streaming import WORTH, Copier, streaming
-from transom_cli.ckpt.tree import Flat, Paths, local_part
+from transom_cli.ckpt.tree import PLAIN, Flat, Paths, local_part
 
 _SLACK = 1.25  # objects may grow by a quarter, and tensors by a 32nd, before the arena must
 _LEAST = 1 << 20  # bytes kept for objects
 NOTHING = Later()
-_PLAIN = (torch.Tensor, torch.nn.Parameter)  # others may not have their values where data_ptr() says
 
 
 Provide = Callable[[int, int], Arena]
@@ -34,6 +33,7 @@ class Stager:
         self._layout: Layout | None = None
         self._agreed = False
         self._copier = Copier()
+        self._pickles = Pickles()
         self._copying: Copying | None = None
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="transom-later")  # its thread comes with the first use
         self._side: torch.cuda.Stream | None = None
@@ -64,9 +64,12 @@ class Stager:
         if layout.indices != wanted:
             layout = lay_out(layout.signature, layout.plan, wanted)
         self._take_up(layout, agreed=True)
-        self._make_room(layout, 0)
+        compiling = threading.Thread(target=streaming, name="transom-compile", daemon=True)
         if layout.size >= WORTH:
-            streaming()
+            compiling.start()  # beside the touching of memory, which takes longer
+        self._make_room(layout, 0)
+        if compiling.ident is not None:
+            compiling.join()
 
     @torch.no_grad()
     def take(self, flat: Flat, paths: Paths, later: Later = NOTHING) -> Snapshot:
@@ -76,19 +79,20 @@ class Stager:
         """
         self.join()
         layout = self.look(flat, paths)
-        objects = [(index, _pickled(flat[index.fqn])) for index in layout.objects]
+        objects = [(index, self._pickles.of(index.fqn, flat[index.fqn])) for index in layout.objects]
         arena = self._make_room(layout, sum(aligned(len(data)) for _, data in objects))
         arena.pin()  # here and not when it is made: another thread would open a context on the first GPU for it
         now: list[Source] = []
         waits: list[Source] = []
         for block in layout.blocks:
-            value, size = flat[block.index.fqn], block.envelope.nbytes
+            name, at, size = block.index.fqn, block.payload, block.envelope.nbytes
+            value = flat[name]
             local = local_part(value)
-            if local.numel() * local.element_size() != size:
-                raise ValueError(f"{block.index.fqn}: its part on this rank has not the size that was planned")
+            if local.nbytes != size:
+                raise ValueError(f"{name}: its part on this rank has not the size that was planned")
             if size:
                 allowed = later.allows(local) and (local.is_cuda or _plain(local))
-                source = Source(block.index.fqn, value, block.payload, arena.address + block.payload, size)
+                source = Source(name, value, local, at, arena.address + at, size)
                 (waits if allowed else now).append(source)
         copying = Copying(waits, prove=later.prove) if waits else None
         self._copy(arena, now)
@@ -115,16 +119,16 @@ class Stager:
             self._copying = None
 
     def _copy(self, arena: Arena, sources: list[Source]) -> None:
-        mine = [source for source in sources if _plain(local_part(source.tensor))]
-        others = [source for source in sources if not _plain(local_part(source.tensor))]
+        mine = [source for source in sources if _plain(source.local)]
+        others = [source for source in sources if not _plain(source.local)]
         on_gpu = _copy_by_torch(arena, others)
         self._copier.copy(pieces(mine))
         if on_gpu:
             torch.cuda.current_stream().synchronize()
 
     def _begin(self, arena: Arena, sources: list[Source], copying: Copying) -> None:
-        mine = [source for source in sources if _plain(local_part(source.tensor))]
-        others = [source for source in sources if not _plain(local_part(source.tensor))]
+        mine = [source for source in sources if not source.local.is_cuda]
+        others = [source for source in sources if source.local.is_cuda]
         event = None
         if others:  # on a GPU; not exercised on hardware
             self._side = self._side or torch.cuda.Stream()
@@ -162,7 +166,7 @@ def size_for(layout: Layout, objects: int = 0) -> int:
 def _plain(tensor: torch.Tensor) -> bool:
     """Whether its values are in this process's memory one after the other, as they are."""
     return (
-        type(tensor) in _PLAIN
+        type(tensor) in PLAIN  # others may not have their values where data_ptr() says
         and tensor.is_cpu
         and tensor.is_contiguous()
         and not (tensor.is_conj() or tensor.is_neg())
@@ -173,14 +177,8 @@ def _copy_by_torch(arena: Arena, sources: list[Source]) -> bool:
     """Returns whether some of it may still be under way on the present stream."""
     on_gpu = False
     for source in sources:
-        local = local_part(source.tensor)
+        local = source.local
         view = arena.bytes[source.at : source.at + source.size].view(local.dtype).view(local.shape)
         view.copy_(local, non_blocking=local.is_cuda)
         on_gpu |= local.is_cuda
     return on_gpu
-
-
-def _pickled(value: Any) -> bytes:
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    return stream.getvalue()

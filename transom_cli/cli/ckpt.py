@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transom_cli.cli.ckpt_files import export, import_
-from transom_cli.cli.ckpt_places import Json, Root, Run, candidates_in, checkpoints_of_words, chosen, size_words
+from transom_cli.cli.ckpt_memory import Seen, as_json, checked, notes, rows, seen
+from transom_cli.cli.ckpt_places import (
+    Json,
+    Root,
+    Run,
+    candidates_in,
+    checkpoints_of_words,
+    chosen,
+    run_of_words,
+    size_words,
+)
 from transom_cli.errors import NoCheckpoint, TransomError
 
 if TYPE_CHECKING:
@@ -23,51 +33,68 @@ ckpt_app.command("import")(import_)
 
 
 @ckpt_app.command("ls")
-def ls(run: Run = None, root: Root = None, as_json: Json = False) -> None:
-    """List the checkpoints of a run, newest first. Sizes and the manifest are checked, bytes are not read."""
+def ls(run: Run = None, root: Root = None, json_: Json = False) -> None:
+    """List the checkpoints of a run, newest first, and what is in memory of a run that lives.
+
+    Sizes and the manifest are checked, bytes are not read.
+    """
     from transom_cli.ckpt.inventory import survey
 
     directory = checkpoints_of_words(run, root)
-    _show(directory, [survey(candidate) for candidate in candidates_in(directory)], as_json, good="complete")
+    memory = seen(run_of_words(run, root), directory)
+    _show(directory, [survey(candidate) for candidate in candidates_in(directory)], memory, json_, good="complete")
 
 
 @ckpt_app.command("verify")
-def verify(run: Run = None, root: Root = None, step: _Step = None, as_json: Json = False) -> None:
-    """Read every byte of every checkpoint and compare checksums. Exits with 15 when none is good."""
+def verify(run: Run = None, root: Root = None, step: _Step = None, json_: Json = False) -> None:
+    """Read every byte of every checkpoint and compare checksums. Exits with 15 when none is good.
+
+    What is in memory is read where it is, if a node of the run can be asked from here, and a share of each node is made
+    from parity on trial.
+    """
     from transom_cli.ckpt.inventory import verify as verify_one
 
     directory = checkpoints_of_words(run, root)
-    verdicts = [verify_one(candidate) for candidate in chosen(directory, step)]
-    _show(directory, verdicts, as_json, good="good")
-    if not any(verdict.good for verdict in verdicts):
-        raise _none_good(directory, verdicts)
+    memory = checked(run_of_words(run, root), directory, step)
+    there = candidates_in(directory) if memory.steps else chosen(directory, step)
+    verdicts = [verify_one(candidate) for candidate in there if step in (None, candidate.step)]
+    _show(directory, verdicts, memory, json_, good="good")
+    if not memory.good and not any(verdict.good for verdict in verdicts):
+        raise _none_good(directory, verdicts, memory)
 
 
-def _none_good(directory: Path, verdicts: list[Verdict]) -> TransomError:
-    why = "\n".join(f"{verdict.candidate.path.name}: {verdict.reason}" for verdict in verdicts)
+def _none_good(directory: Path, verdicts: list[Verdict], memory: Seen) -> TransomError:
+    told = [f"step {step} {cells[-1]}" for step, cells in rows(memory)]
+    why = "\n".join([*told, *(f"{verdict.candidate.path.name}: {verdict.reason}" for verdict in verdicts)])
     return NoCheckpoint(f"No checkpoint verifies in {directory}", why, f"transom ckpt ls {directory}")
 
 
-def _show(directory: Path, verdicts: list[Verdict], as_json: bool, good: str) -> None:
-    if as_json:
+def _show(directory: Path, verdicts: list[Verdict], memory: Seen, json_: bool, good: str) -> None:
+    if json_:
         document = {"schema": 1, "directory": str(directory), "checkpoints": [_as_json(v) for v in verdicts]}
-        typer.echo(json.dumps(document, indent=1))
+        typer.echo(json.dumps({**document, **as_json(memory)}, indent=1))
         return
-    if not verdicts:
+    for line in notes(memory):
+        typer.echo(line, err=True)
+    found = sorted(
+        [*rows(memory), *(_row(verdict, good) for verdict in verdicts)], key=lambda row: row[0], reverse=True
+    )
+    if not found:
         typer.echo(f"no checkpoints in {directory}", err=True)
         return
-    rows = [("STEP", "SIZE", "RANKS", "ATTEMPT", "CREATED", "STATE")]
-    for verdict in verdicts:
-        step, manifest = str(verdict.candidate.step), verdict.manifest
-        told = (
-            (size_words(manifest.size), str(manifest.world_size), manifest.attempt, manifest.created)
-            if manifest
-            else ()
-        )
-        rows.append((step, *(told or ("-",) * 4), good if verdict.good else f"bad: {verdict.reason}"))
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    for row in rows:
+    table = [("STEP", "SIZE", "RANKS", "ATTEMPT", "CREATED", "STATE"), *(cells for _, cells in found)]
+    widths = [max(len(row[i]) for row in table) for i in range(5)]
+    for row in table:
         typer.echo("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[5]]))
+
+
+def _row(verdict: Verdict, good: str) -> tuple[int, tuple[str, ...]]:
+    step, manifest = verdict.candidate.step, verdict.manifest
+    state = good if verdict.good else f"bad: {verdict.reason}"
+    if manifest is None:
+        return step, (str(step), "-", "-", "-", "-", state)
+    size, ranks = size_words(manifest.size), str(manifest.world_size)
+    return step, (str(step), size, ranks, manifest.attempt, manifest.created, state)
 
 
 def _as_json(verdict: Verdict) -> dict[str, Any]:

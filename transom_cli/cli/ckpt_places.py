@@ -14,6 +14,7 @@ from transom_cli.errors import NoCheckpoint, UsageError
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.inventory import Candidate
+    from transom_cli.layout import RunDir
 
 Run = Annotated[str | None, typer.Argument(metavar="[RUN|PATH]", help="A run, or a directory of checkpoints.")]
 Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
@@ -36,6 +37,21 @@ def checkpoints_of_words(run: str | None, root: Path | None, *, make: bool = Fal
     if not directory.is_dir():
         raise UsageError(f"{directory} is not a directory", hint="give a checkpoints directory or a run directory")
     return directory
+
+
+def run_of_words(run: str | None, root: Path | None) -> RunDir | None:
+    """The run that such words name, None where they name a folder that is no run's."""
+    from transom_cli.layout import RunDir
+    from transom_cli.submit.rundir import find_run
+    from transom_cli.wiring import runs_root
+
+    folder = Path(run) if run is not None and Path(run).is_dir() else None
+    if folder is None:
+        return find_run(runs_root(root), run)
+    around = RunDir(folder.absolute()), RunDir(folder.absolute().parent)
+    if around[0].settings.is_file():
+        return around[0]
+    return around[1] if around[1].settings.is_file() and around[1].checkpoints == folder.absolute() else None
 
 
 def _of_run(wanted: str | None, root: Path | None) -> Path:

@@ -144,6 +144,12 @@ class Agents:
         """Ask the ranks of the launch to save at `step`; -1 only asks how far they are."""
         return self._ask_all(nodes, "flush", FLUSH, {"launch": launch, "step": step})
 
+    def memory(self, nodes: tuple[str, ...], seconds: float, about: Answer) -> dict[str, Answer]:
+        """What the nodes hold; or, with a step in `about`, have it made durable. No agent is started for it."""
+        with ThreadPoolExecutor(min(len(nodes), AT_ONCE), thread_name_prefix="agents") as pool:
+            answers = pool.map(lambda node: self._ask_once(node, "memory", seconds, about, 0.0), nodes)
+            return dict(zip(nodes, answers, strict=True))
+
     def logs(self, launch: int, rank: int | None, nodes: tuple[str, ...]) -> list[Answer]:
         """What the logs of the launch tell, by each node that answers (see `agent.logs.read_cause`)."""
         with ThreadPoolExecutor(min(len(nodes), AT_ONCE), thread_name_prefix="agents") as pool:

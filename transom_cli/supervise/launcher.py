@@ -81,11 +81,11 @@ class Launcher:
         self._hands = LaunchHands(self._allocation, options, self._attempt, self._agents, self._inbox, self._journal)
         self._giveback = GiveBack(self._allocation, _slurm, self._journal)
         self._sight = Sight(options, self._attempt, self._watch, lambda: self._state, self._agents.dead)
-        self._start_agents()
+        with_agents = self._start_agents()
         threading.Thread(target=forget_hold, args=(options.run, self._allocation), daemon=True).start()
         try:
             begun = history.begun(options.run, self._attempt, options.checkpoints, options.expiry)
-            self._hear(replace(begun, at=time.monotonic()))
+            self._hear(replace(begun, at=time.monotonic(), memory=with_agents))
             self._watch_nodes()
             while self._state.rung is not Rung.LEFT:
                 self._observe(time.monotonic())
@@ -145,13 +145,15 @@ class Launcher:
         except OSError as error:
             raise BadNodes(f"Cannot write in the run directory `{self._options.run.path}`", str(error)) from error
 
-    def _start_agents(self) -> None:
+    def _start_agents(self) -> bool:
         """Without them the training runs all the same: its faults are then handed up, not handled here."""
         try:
             self._agents.start()
         except (OSError, TransomError) as error:
             self._journal("agents", error=str(error))
             say(f"transom: no agents: {error}")
+            return False
+        return True
 
     def _watch_nodes(self) -> None:
         nodes = self._allocation.nodes if self._options.leave_drained else ()
@@ -240,6 +242,8 @@ class Launcher:
             self._start(order)
         elif isinstance(order, ladder.Flush):
             self._hands.flush(order, self._watch.overdue(time.monotonic()), self._watch.step_time)
+        elif isinstance(order, ladder.Keep):
+            self._hands.keep(order)
         elif isinstance(order, ladder.End):
             self._hands.end(order)
         elif isinstance(order, ladder.ReadLogs):

@@ -1,4 +1,4 @@
-"""Does what the launcher's core orders of a launch: start it, have it save, end it, read its logs.
+"""Does what the launcher's core orders of a launch: start it, have it save, keep what it held, end it, read its logs.
 
 What may take long is done in a thread of its own, and the answer comes into the inbox: dead nodes and slow ones must
 not keep the launcher's loop from hearing Slurm's signals.
@@ -22,6 +22,8 @@ from transom_cli.core.ladder import (
     Flush,
     Flushing,
     Heard,
+    Keep,
+    Kept,
     NotStarted,
     Read,
     ReadLogs,
@@ -33,9 +35,11 @@ from transom_cli.supervise import launchplan
 from transom_cli.supervise.agents import GRACE, Agents
 from transom_cli.supervise.examine import examine
 from transom_cli.supervise.flushing import agree
+from transom_cli.supervise.follow import newest_checkpoint
 from transom_cli.supervise.launcherlog import say
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 from transom_cli.supervise.leftovers import Leftovers
+from transom_cli.supervise.rescue import rescue
 from transom_cli.supervise.revive import Journal
 from transom_cli.supervise.training import TrainingStep
 
@@ -114,6 +118,16 @@ class LaunchHands:
             return agree(lambda step: self._agents.flush(launch, nodes, step), launch, world, step_time)
 
         self._thread("flush", work, lambda error: Flushing(0.0, launch, -1, repr(error), keeps=True, again=True))
+
+    def keep(self, order: Keep) -> None:
+        """All nodes of the allocation are asked: those that a spare has replaced may hold what nobody else does."""
+        launch, checkpoints = order.launch, self._options.checkpoints
+
+        def work() -> Heard:
+            words = rescue(self._agents.memory, self._allocation.nodes, checkpoints, launch)
+            return Kept(0.0, launch, newest_checkpoint(checkpoints), words)
+
+        self._thread("keep", work, lambda error: Kept(0.0, launch, -1, f"what is in memory is lost: {error!r}"))
 
     def end(self, order: End) -> None:
         """A launch whose state is durable is ended without grace: nothing of it is worth waiting for."""

@@ -1,5 +1,5 @@
-"""Reads a run directory into a view: the journal played through the core, the beat tables, the lease; and what a
-launcher did while there was no operator."""
+"""Reads a run directory into a view: the journal played through the core, the beat tables, the lease, what the nodes
+show of their memory; and what a launcher did while there was no operator."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import time
 from dataclasses import replace
 
 from transom_cli.beats.table import BadTable, NodeTable, decode
+from transom_cli.ckpt.memory.account import together
+from transom_cli.ckpt.memory.shown import newest_attempt, read_all
 from transom_cli.core.job import held_words
 from transom_cli.core.state import Phase, State
-from transom_cli.layout import RunDir, parse_attempt
+from transom_cli.layout import RunDir, attempt_name, parse_attempt
 from transom_cli.supervise.handed import Handed, newest_handed
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.lease import operator_alive
@@ -32,8 +34,24 @@ def read_view(run: RunDir, patience: float = 0.0) -> RunView:
     state = fold(run.journal).state
     alive = operator_alive(run, patience=patience) is not None
     view = view_of(run.run_id, state, read_tables(run, state), time.time(), operator=alive)
+    if not view.over:
+        view = _with_memory(run, state, view)
     held = None if alive or view.over else _held_since(run, state)
     return held_view(view, held) if held is not None else view
+
+
+def _with_memory(run: RunDir, state: State, view: RunView) -> RunView:
+    """With the newest step in memory, of which all shares are there."""
+    attempt = newest_attempt(run.attempts)
+    if attempt is None or attempt.name != attempt_name(state.job_id, state.restarts):
+        return view
+    trainings = read_all(attempt, view.now)
+    steps = [step for sight in trainings.values() for step in together(sight.accounts) if not step.missing]
+    if not steps:
+        return view
+    one = max(steps, key=lambda step: step.step)
+    age = None if one.committed is None else max(0.0, view.now - one.committed)
+    return replace(view, memory=one.step, memory_age=age, memory_protection=one.protection)
 
 
 def _held_since(run: RunDir, state: State) -> Handed | None:

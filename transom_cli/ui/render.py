@@ -25,9 +25,8 @@ def status_lines(view: RunView, width: int = 80) -> list[str]:
     if view.step >= 0:
         loss = f"  loss {view.loss:.4f}" if view.loss is not None else ""
         lines.append(_row("step", count(view.step) + loss))
-    if view.durable >= 0:
-        behind = f" ({view.step - view.durable} behind)" if view.step > view.durable else ""
-        lines.append(_row("checkpoint", f"disk {count(view.durable)}{behind}"))
+    if view.durable >= 0 or view.memory >= 0:
+        lines.append(_row("checkpoint", "; ".join(_checkpoints(view))))
     if view.nodes:
         lines.append(_row("nodes", f"{len(view.nodes)}: {', '.join(view.nodes)}"))
     if view.spares:
@@ -47,6 +46,18 @@ def status_lines(view: RunView, width: int = 80) -> list[str]:
         if len(view.incidents) > SHOWN:
             lines.append(f"{len(view.incidents) - SHOWN} earlier ones: `transom explain {view.run_id}`")
     return [fit(line, width) for line in lines]
+
+
+def _checkpoints(view: RunView) -> list[str]:
+    """The newest in memory, and the newest on disk."""
+    found = []
+    if view.memory >= 0:
+        old = f"{span(view.memory_age)} ago, " if view.memory_age is not None else ""
+        found.append(f"memory {count(view.memory)} ({old}{view.memory_protection})")
+    if view.durable >= 0:
+        behind = f" ({view.step - view.durable} behind)" if view.step > view.durable else ""
+        found.append(f"disk {count(view.durable)}{behind}")
+    return found
 
 
 def _what_now(view: RunView) -> list[str]:

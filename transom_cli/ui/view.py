@@ -44,6 +44,9 @@ class RunView:
     verdict: str
     exit_code: int | None
     incidents: tuple[IncidentView, ...]  # newest first
+    memory: int = -1  # the newest step in the nodes' memory
+    memory_age: float | None = None  # seconds since it was committed
+    memory_protection: str = ""  # in words
 
 
 def incident_view(incident: Incident) -> IncidentView:

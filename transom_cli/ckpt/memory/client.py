@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -34,6 +35,10 @@ class Client:
         with self._lock:
             return messages.ask(self._sock, timeout, name, fds or [], **about)
 
+    def gone(self) -> bool:
+        """Whether the holder has ended. Only between questions: it says nothing by itself but its end."""
+        return bool(select.select([self._sock], [], [], 0.0)[0])
+
     def close(self) -> None:
         self._sock.close()
 
@@ -58,8 +63,17 @@ def agents_path(beats_dir: str) -> str:
 
 def own_path(directory: Path) -> str:
     """Where a holder listens that the ranks start themselves: one for each checkpoints directory, user and host."""
-    name = f"transom-{os.getuid()}-memory-{crc32(os.fsencode(directory)):08x}"
-    return f"{places.private_folder(name)}/{SOCKET}"
+    return f"{places.private_folder(_name(directory))}/{SOCKET}"
+
+
+def living_path(directory: Path) -> str | None:
+    """The same, where such a holder has been; nothing is made."""
+    folder = places.private_folder_there(_name(directory))
+    return None if folder is None else f"{folder}/{SOCKET}"
+
+
+def _name(directory: Path) -> str:
+    return f"transom-{os.getuid()}-memory-{crc32(os.fsencode(directory)):08x}"
 
 
 def start(path: str, *more: str) -> subprocess.Popen[bytes]:
@@ -68,6 +82,7 @@ def start(path: str, *more: str) -> subprocess.Popen[bytes]:
     It has none of our streams: who reads them to their end would wait for it. What it says stands beside its socket.
     """
     env = {key: value for key, value in os.environ.items() if key not in _NOT_ITS_OWN}
+    Path(path).parent.mkdir(mode=0o700, exist_ok=True)  # one that has just ended has taken it away
     log = os.open(f"{path}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         return subprocess.Popen(
@@ -95,15 +110,21 @@ def reach(path: str, patience: float) -> Client:
 
 
 def reach_or_start(path: str) -> Client:
-    """Raises HolderGone."""
-    try:
-        return connect(path)
-    except OSError:
-        pass
-    try:
-        linger = os.environ.get(LINGER)
-        starting = start(path, *(["--linger", linger] if linger else []))
-    except OSError as error:
-        raise HolderGone("a memory holder could not be started", error.strerror or str(error)) from error
-    threading.Thread(target=starting.wait, daemon=True).start()  # so that no zombie stays
-    return reach(path, START)
+    """Raises HolderGone. One that is just ending keeps the next from starting: that one is started again."""
+    linger = os.environ.get(LINGER)
+    starting: subprocess.Popen[bytes] | None = None
+    deadline = time.monotonic() + START
+    while True:
+        try:
+            return connect(path)
+        except OSError as error:
+            why = error.strerror or str(error)
+        if time.monotonic() >= deadline:
+            raise HolderGone("a memory holder was started and does not come up", why)
+        if starting is None or starting.poll() is not None:
+            try:
+                starting = start(path, *(["--linger", linger] if linger else []))
+            except OSError as error:
+                raise HolderGone("a memory holder could not be started", error.strerror or str(error)) from error
+            threading.Thread(target=starting.wait, daemon=True).start()  # so that no zombie stays
+        time.sleep(0.02)

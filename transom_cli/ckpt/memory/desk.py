@@ -21,6 +21,7 @@ from transom_cli.ckpt.memory.shelf import Record
 from transom_cli.ckpt.memory.slot import Share, Slot
 from transom_cli.ckpt.memory.writing import Order
 from transom_cli.ckpt.retention import Keep
+from transom_cli.core.codec import plain
 
 Answer = tuple[dict[str, Any], list[int]]  # and descriptors, which stay ours
 SURVEY = 5.0  # seconds for a neighbour to tell what it has
@@ -69,13 +70,13 @@ class Desk:
         holding = self._find(str(about["directory"]), str(about["token"]), node)
         if holding.shelf.launch != launch:
             holding.persisting.distrust()
-        protection = parse(str(about["protect"]))
+        holding.protect = protection = parse(str(about.get("protect", NONE)))
         slots = holding.shelf.join(launch, rank, protection != NONE)
-        rate = None if about["rate"] is None else float(about["rate"])
-        holding.protecting.choose(protection, {str(n): str(d) for n, d in about["domains"].items()}, rate)
+        rate = None if about.get("rate") is None else float(about["rate"])
+        holding.protecting.choose(protection, {str(n): str(d) for n, d in about.get("domains", {}).items()}, rate)
         places = {str(n): (str(address), int(port)) for n, (address, port) in about["places"].items()}
         holding.meet(node, places, bytes.fromhex(about["key"]))
-        holding.persisting.copy_to({Path(d): int(every) for d, every in about["also"]})
+        holding.persisting.copy_to({Path(d): int(every) for d, every in about.get("also", ())})
         self._holding, self._launch, self._rank = holding, launch, rank
         rows = sorted(slots.items())[:8]
         return {"slots": [[n, slot.size] for n, slot in rows]}, [slot.fd for _, slot in rows]
@@ -107,7 +108,7 @@ class Desk:
         index, why = self.holding.shelf.take(
             self.launch, self._rank, min(PATIENCE, float(about["patience"])), about.get("index")
         )
-        return {"index": index, "busy": why, "words": self._words() if about["words"] else []}, []
+        return {"index": index, "busy": why, "words": self._words() if about.get("words") else []}, []
 
     def _do_drop(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         self.holding.shelf.drop(self.launch, self._rank, int(about["index"]))
@@ -135,9 +136,6 @@ class Desk:
         self.holding.protecting.begin(int(about["step"]))
         return {}, []
 
-    def _do_protecting(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
-        return {"busy": self.holding.protecting.busy}, []
-
     def _do_outcome(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         """Of a step that the holder of `by` sees to."""
         step, by, patience = int(about["step"]), str(about["by"]), min(PATIENCE, float(about["patience"]))
@@ -164,6 +162,16 @@ class Desk:
         """What this node holds, in short: for whoever looks."""
         return self.holding.state(), []
 
+    def _do_states(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """The same of all nodes: {node: account or {"error": ..}}, as a parcel."""
+        answers = self.holding.neighbours.ask_all("state", SURVEY)
+        return {}, [self._parcel(json.dumps(answers).encode("ascii"))]
+
+    def _do_check(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """All that is in memory of a step is read again, on all nodes: what came out, as a parcel."""
+        checked = plain(self.holding.checking.everywhere(int(about["step"])))
+        return {}, [self._parcel(json.dumps(checked).encode("ascii"))]
+
     # A restore
 
     def _do_survey(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
@@ -185,14 +193,16 @@ class Desk:
         return {}, []
 
     def _do_fetch(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
-        """A share whose bytes are those of the record, in memory: good until `rewind`, or until the rank goes."""
+        """A share whose bytes are those of the record, in memory: good until `rewind`, or until the rank goes. Without
+        `check` the asker sees to that of what is held here; what turns out to be damaged it asks for again, with."""
         entry = FileEntry(str(about["file"]), int(about["size"]), str(about["sum"]))
         try:
-            found = self.holding.finder.find(int(about["step"]), entry)
+            found = self.holding.finder.find(int(about["step"]), entry, check=about["check"] is not False)
         except NotHad as error:
             raise messages.Refused(str(error)) from None
         self._found.append(found)
-        return {"size": found.size, "where": found.where, "segments": list(found.segments)}, [found.fd]
+        told = {"size": found.size, "where": found.where, "segments": list(found.segments), "checked": found.checked}
+        return told, [found.fd]
 
     def _do_rewind(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         self._end_reading()

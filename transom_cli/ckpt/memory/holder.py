@@ -1,11 +1,11 @@
 """The process that keeps a node's snapshots: started by the node's agent, or by the first rank where there is none.
 
-    python -m transom_cli.ckpt.memory.holder --socket PATH [--attempt-dir D] [--linger S]
+    python -m transom_cli.ckpt.memory.holder --socket PATH [--attempt-dir D [--node NAME]] [--linger S]
 
 It outlives trainer and agent. A snapshot's memory is the rank's own (a memfd, made and touched by the rank, and counted
 to it); the holder keeps a descriptor of it, so that it stays when the rank is gone, and goes with the holder: nothing
-stays behind on a node. It ends when it is told to, when the attempt's outcome stands, and when nobody has been
-connected for `--linger` seconds and nothing is being written.
+stays behind on a node. It ends when it is told to, when the attempt is over, and when nobody has been connected for
+`--linger` seconds and nothing is being written. An agent stays connected as long as it lives.
 """
 
 from __future__ import annotations
@@ -21,18 +21,26 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
+from transom_cli.beats import places
 from transom_cli.ckpt.memory import messages
+from transom_cli.ckpt.memory.account import Account
+from transom_cli.ckpt.memory.attempt import Attempt
 from transom_cli.ckpt.memory.client import Client
 from transom_cli.ckpt.memory.desk import Desk
 from transom_cli.ckpt.memory.holding import Holding
 from transom_cli.ckpt.memory.lines import Server
 from transom_cli.ckpt.memory.neighbours import Answer, identity
+from transom_cli.ckpt.memory.rescue import newest, rescue
+from transom_cli.ckpt.memory.shown import Showing
 from transom_cli.errors import TransomError
+from transom_cli.layout import AttemptDir
 
 LOOK = 0.5  # seconds between two looks at whether it is still needed
 LINGER = 60.0  # seconds without anybody
 PARTING = 5.0  # seconds, when all have left in good order
+NICE = 10  # what it does can wait where the training wants the same core; with a core to spare it waits for nothing
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # Slurm signals every process of a step
 
 
@@ -82,6 +90,12 @@ class Holder:
             patience = linger if set(self._holdings) - self._left else min(linger, PARTING)
             return idle and time.monotonic() - self._since >= patience
 
+    def accounts(self) -> list[Account]:
+        """Of each training that is held here."""
+        with self._lock:
+            holdings = [h for directory, h in sorted(self._holdings.items()) if directory not in self._left]
+        return [holding.account() for holding in holdings]
+
     def close(self) -> None:
         with self._lock:
             for server, _ in self._servers.values():
@@ -98,9 +112,7 @@ class Holder:
                 body, fds = messages.receive(sock)
                 try:
                     name = str(body.pop("ask", ""))
-                    if name == "end":
-                        self._told.set()
-                    told = {"id": self._id} if name in ("end", "hello") else None
+                    told = self._of_node(name, body)
                     answer, out = (told, []) if told is not None else desk.answer(name, body, fds)
                     messages.send(sock, {"ok": True, **answer}, out)
                 except (TransomError, ValueError, KeyError, TypeError, IndexError, OSError) as error:
@@ -116,6 +128,21 @@ class Holder:
             sock.close()
             with self._lock:
                 self._people -= 1
+
+    def _of_node(self, name: str, about: dict[str, Any]) -> dict[str, Any] | None:
+        """Answers what is about no single training, or comes from the agent; None for all else."""
+        if name == "end":
+            self._told.set()
+        if name in ("end", "hello"):
+            return {"id": self._id}
+        if name not in ("newest", "rescue"):
+            return None
+        with self._lock:
+            holdings = dict(self._holdings)
+        if name == "newest":
+            return {"newest": [newest(holding) for _, holding in sorted(holdings.items())]}
+        holding = holdings[str(about["directory"])]
+        return rescue(holding, int(about["step"]), str(about["attempt"]), float(about["seconds"]))
 
     def _holding(self, directory: str, token: str, node: str) -> Holding:
         with self._lock:
@@ -153,6 +180,14 @@ class Holder:
         return answer, list(pieces)
 
 
+def _leave_nothing(path: str) -> None:
+    """The folder of a holder that ranks started. Who starts one meanwhile finds no folder, and tries again."""
+    with contextlib.suppress(OSError):
+        for name in (f"{path}.log", f"{path}.lock"):
+            os.unlink(name)  # noqa: PTH108
+        os.rmdir(os.path.dirname(path))  # noqa: PTH106, PTH120
+
+
 _within: Holder | None = None
 
 
@@ -173,10 +208,12 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="transom memory holder", description="Keep this node's snapshots.")
     parser.add_argument("--socket", required=True)
     parser.add_argument("--attempt-dir", type=Path)
+    parser.add_argument("--node", default=places.node_name())
     parser.add_argument("--linger", type=float, default=LINGER)
     options = parser.parse_args(argv)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    os.nice(NICE)
     holder = Holder(options.socket)
     if options.attempt_dir is not None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent says when
@@ -186,15 +223,25 @@ def main(argv: list[str]) -> int:
         listener = holder.listen()
     except BlockingIOError:
         return 0  # another one was sooner
-    outcome = options.attempt_dir / "outcome.json" if options.attempt_dir is not None else None
+    attempt = showing = None
+    if options.attempt_dir is not None:
+        attempt = Attempt(options.attempt_dir, os.path.dirname(options.socket))  # noqa: PTH120
+        showing = Showing(AttemptDir(options.attempt_dir).memory(options.node), holder.accounts)
+        showing.start()
     threading.Thread(target=holder.serve, args=(listener,), daemon=True).start()
     try:
-        while not holder.over(options.linger) and not (outcome is not None and outcome.exists()):
+        while not holder.over(options.linger) and not (attempt is not None and attempt.over()):
             pass
     finally:
         with contextlib.suppress(OSError):
             os.unlink(options.socket)  # noqa: PTH108
         holder.close()
+        if showing is not None:
+            showing.stop()
+        if attempt is not None:
+            attempt.close()
+        else:
+            _leave_nothing(options.socket)
     return 0
 
 

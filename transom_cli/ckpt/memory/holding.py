@@ -7,15 +7,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from transom_cli.ckpt.memory.account import Account, Held, Step
+from transom_cli.ckpt.memory.checking import Checking
 from transom_cli.ckpt.memory.finding import Finder
+from transom_cli.ckpt.memory.inventory import shares
 from transom_cli.ckpt.memory.neighbours import Answer, Neighbours
 from transom_cli.ckpt.memory.parity import Parity, read_group
-from transom_cli.ckpt.memory.persisting import Persisting
+from transom_cli.ckpt.memory.persisting import RESERVED, Persisting
 from transom_cli.ckpt.memory.protecting import Protecting
+from transom_cli.ckpt.memory.protection import NONE
 from transom_cli.ckpt.memory.rebuilding import Rebuilding
 from transom_cli.ckpt.memory.shelf import Shelf
 from transom_cli.ckpt.memory.slot import part, views
 from transom_cli.ckpt.names import step_name
+from transom_cli.core.codec import plain
 
 _WORDS = 20  # sentences kept for a trainer that asks for nothing
 
@@ -28,8 +33,11 @@ class Holding:
         self.rebuilding = Rebuilding(lambda: self.neighbours)
         self.finder = Finder(self.shelf, lambda: self.neighbours, self.rebuilding.rebuild)
         self.protecting = Protecting(self.shelf, lambda: self.neighbours, self.parity, self.tell)
+        self.checking = Checking(self.shelf, lambda: self.neighbours, self.parity)
+        self.protect = NONE  # as the newest launch has asked for it
         self.words: deque[str] = deque(maxlen=_WORDS)  # for the rank that is the next to ask
         self._say = say
+        self._left_out: tuple[str, ...] = ()  # nodes whose shares of the protected step are not
         self.persisting = Persisting(self.shelf, lambda: self.neighbours, self.finder, self.tell)
 
     def meet(self, own: str, places: dict[str, tuple[str, int]], key: bytes) -> None:
@@ -51,6 +59,8 @@ class Holding:
         step = about.get("step")
         if name == "all":
             return {"held": self._held(), "records": self._records()}, ()
+        if name == "state":
+            return self.state(), ()
         if name == "copying":
             return {"busy": self.persisting.copying}, ()
         if type(step) is not int:
@@ -69,9 +79,16 @@ class Holding:
             return {"rows": [row.as_json() for row in self.parity.rows(step)]}, ()
         if name == "row":
             return self._row(step, about)
+        if name == "check":
+            return self.checking.here(step), ()
         if name == "settled":
             self.shelf.settled(step)
             self.parity.only(step)
+            left_out = about.get("left_out")
+            self._left_out = tuple(map(str, left_out)) if isinstance(left_out, list) else ()
+            return {}, ()
+        if name == "reserve":
+            self.shelf.reserve(step, RESERVED)
             return {}, ()
         if name == "release":
             self.shelf.release(step, str(about.get("why")))
@@ -82,12 +99,28 @@ class Holding:
         raise ValueError(f"a holder is not asked for {name!r}")
 
     def state(self) -> Answer:
-        """Steps committed, the newest that is protected, and bytes: of slots, and of parity for other nodes."""
-        slots = self.shelf.slots()
-        return {
-            "steps": sorted(self.shelf.records), "protected": self.shelf.protected,
-            "slots": sum(size for _, _, size, _ in slots), "parity": self.parity.size,
-        }  # fmt: skip
+        """The account, as JSON."""
+        told: Answer = plain(self.account())
+        return told
+
+    def account(self) -> Account:
+        held: dict[int, list[Held]] = {}
+        slots, nodes = self.shelf.slots(), len(self.neighbours.nodes)
+        for rank, _, _, share in slots:
+            if share is not None:
+                held.setdefault(share.step, []).append(Held(rank, share.file, share.size))
+        steps = []
+        for step, record, uses in self.shelf.committed():
+            told, here = record.read, tuple(held.get(step, ()))
+            steps.append(
+                Step(step, told.created, told.attempt, told.world_size, told.size, len(shares(told)), here, tuple(uses))
+            )
+        protected = self.shelf.protected if nodes > 1 else None  # by whom, where there is one?
+        left_out = () if protected is None else self._left_out
+        return Account(
+            self.shelf.directory, tuple(steps), str(self.protect), protected, left_out,
+            self.parity.size, sum(size for _, _, size, _ in slots), nodes,
+        )  # fmt: skip
 
     @property
     def busy(self) -> bool:

@@ -1,4 +1,8 @@
-"""Which of two launches of a trainer is the newer one. Pure."""
+"""Which launch of a trainer memory is for. Pure.
+
+Slurm's numbers tell an older launch from a newer one. Between starts that have none, the one that came last counts:
+no clock is asked, which may have been set back between the two.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,15 @@ from transom_cli.ckpt.names import age
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of all ranks. `attempt` as checkpoints name it; `born`: when rank 0 came up, ns since the epoch, which
-    decides only between starts that Slurm has not numbered; `token`: no other start has it."""
+    """One start of all ranks. `attempt` as checkpoints name it; `token`: no other start has it."""
 
     attempt: str
-    born: int
     token: str
 
-    def newer_than(self, other: Launch) -> bool:
-        if self.token == other.token:
-            return False
+    def older_than(self, other: Launch) -> bool:
+        """By the numbers of both."""
         mine, theirs = age(self.attempt), age(other.attempt)
-        if mine is not None and theirs is not None and mine != theirs:
-            return mine > theirs
-        return self.born > other.born
+        return mine is not None and theirs is not None and mine < theirs
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -31,9 +30,9 @@ class Launch:
 
 def read(told: object) -> Launch:
     """Raises ValueError."""
-    if not isinstance(told, dict) or set(told) != {"attempt", "born", "token"}:
+    if not isinstance(told, dict) or set(told) != {"attempt", "token"}:
         raise ValueError("not a launch")
-    attempt, born, token = told["attempt"], told["born"], told["token"]
-    if not isinstance(attempt, str) or not isinstance(token, str) or type(born) is not int:
+    attempt, token = told["attempt"], told["token"]
+    if not isinstance(attempt, str) or not isinstance(token, str):
         raise ValueError("not a launch")
-    return Launch(attempt, born, token)
+    return Launch(attempt, token)

@@ -18,6 +18,7 @@ from transom_cli.ckpt.memory.messages import HolderGone
 from transom_cli.ckpt.names import MEMORY
 
 AGENT = 15.0  # seconds for the holder of the node's agent to come up
+_TRIES = 5  # holders that end while they are greeted
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,23 @@ def meet(directory: Path) -> Meeting:
     """Find this node's holder, or start one; where neither can be, there is one in this process."""
     node, folder = places.node_name(), os.environ.get(places.BEAT_DIR)
     agents = os.environ.get(places.MEMORY) == places.AGENTS
+    why = ""
     try:
         found = Meeting(node, "", agents, agents_path(folder) if folder else own_path(directory))
-        line = found.connect(afresh=True)
+        for _ in range(_TRIES):
+            with contextlib.closing(found.connect(afresh=True)) as line:
+                try:
+                    return replace(found, holder=_id(line))
+                except HolderGone as error:  # one that is just ending
+                    why = f"{error.what} ({error.why})"
     except (HolderGone, OSError) as error:
         why = f"{error.what} ({error.why})" if isinstance(error, HolderGone) else str(error)
-        found = Meeting(node, "", False, "", why)
-        line = within()
-    with contextlib.closing(line):
-        return replace(found, holder=str(line.ask("hello")[0]["id"]))
+    with contextlib.closing(within()) as line:
+        return Meeting(node, _id(line), False, "", why)
+
+
+def _id(line: Client) -> str:
+    return str(line.ask("hello")[0]["id"])
 
 
 def names(holders: Sequence[tuple[str, str]]) -> list[str]:

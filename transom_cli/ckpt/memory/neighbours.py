@@ -34,6 +34,11 @@ class Neighbours:
     def nodes(self) -> tuple[str, ...]:
         return tuple(sorted({self.own, *self._places}))
 
+    def only(self, nodes: Iterable[str]) -> Neighbours:
+        """Those of them, and this one."""
+        places = {node: self._places[node] for node in nodes if node in self._places}
+        return Neighbours(self._directory, self.own, places, self._key, self._answer)
+
     def ask(self, node: str, name: str, timeout: float, into: memoryview | None = None, **about: object) -> Answer:
         """Raises LineFailed. `into`: takes the bytes that come with the answer, exactly as many."""
         if node == self.own:

@@ -18,14 +18,12 @@ Files = tuple[tuple[str, int], ...]  # name and bytes of a node's shares, in the
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes that protect one another, with what each of them held. `absent`: those that could not take part: their
-    chunks count as empty, and nobody holds the parity that was to be theirs."""
+    """Nodes that protect one another, with what each of them held."""
 
     step: int
     protection: Protection
     nodes: tuple[str, ...]
     files: Mapping[str, Files] = field(hash=False)
-    absent: frozenset[str] = frozenset()
 
     @property
     def columns(self) -> int:
@@ -37,9 +35,7 @@ class Group:
     def as_json(self) -> dict[str, Any]:
         return {
             "step": self.step, "protection": str(self.protection), "nodes": list(self.nodes),
-            "files": {node: [list(row) for row in rows] for node, rows in self.files.items()},
-            "absent": sorted(self.absent),
-        }  # fmt: skip
+            "files": {node: [list(row) for row in rows] for node, rows in self.files.items()},        }  # fmt: skip
 
 
 def read_group(told: Any) -> Group:
@@ -48,7 +44,7 @@ def read_group(told: Any) -> Group:
     nodes = tuple(str(node) for node in told["nodes"])
     if set(files) != set(nodes) or any(size < 0 for rows in files.values() for _, size in rows):
         raise ValueError("a group whose files are not its nodes'")
-    return Group(int(told["step"]), parse(str(told["protection"])), nodes, files, frozenset(map(str, told["absent"])))
+    return Group(int(told["step"]), parse(str(told["protection"])), nodes, files)
 
 
 @dataclass(frozen=True)
@@ -86,9 +82,11 @@ class Parity:
         return mmap.mmap(-1, max(size, mmap.PAGESIZE))
 
     def put(self, rows: Iterable[Row]) -> None:
+        """In place of what is held of that step for other groups: that was of a round in which nodes were gone."""
         with self._lock:
             for row in rows:
-                self._drop(lambda r, new=row: (r.group.step, r.group.nodes, r.stripe, r.row) == _key(new))
+                self._drop(lambda r, new=row.group: r.group.step == new.step and r.group.nodes != new.nodes)
+                self._drop(lambda r, new=row: _key(r) == _key(new))
                 self._rows[_key(row)] = row
 
     def rows(self, step: int) -> list[Row]:

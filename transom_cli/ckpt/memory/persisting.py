@@ -25,11 +25,13 @@ from transom_cli.ckpt.turns import Turns
 RUNNING, COPYING, DONE, FAILED, UNKNOWN = "running", "copying", "done", "failed", "unknown"
 RESERVED = "being made durable"
 _REMEMBERED = 64  # outcomes
+ALL = Keep(1 << 30)  # none is deleted
 
 
 class Persisting:
     def __init__(self, shelf: Shelf, neighbours: Callable[[], Neighbours], finder: Finder, say: Callable[[str], None]):
         self._shelf, self._neighbours, self._say = shelf, neighbours, say
+        self.keep = ALL  # which checkpoints, as a rank has said last
         self._writing = Writing(shelf, neighbours, finder, say)
         self._outcomes: dict[int, tuple[str, str]] = {}
         self._turns = Turns({})
@@ -46,6 +48,7 @@ class Persisting:
 
     def trust(self, directory: Path, attempt: str, keep: Keep, manifest: Manifest) -> None:
         """A rank has read that checkpoint in full."""
+        self.keep = keep
         self._writing.trust(directory, attempt, keep, manifest)
 
     def distrust(self) -> None:
@@ -55,6 +58,7 @@ class Persisting:
 
     def begin(self, order: Order) -> None:
         """Returns at once. Asked for a step that is under way or done, it does nothing more."""
+        self.keep = order.keep
         with self._changed:
             if self._outcomes.get(order.step, ("", ""))[0] in (RUNNING, COPYING, DONE):
                 return

@@ -1,8 +1,8 @@
 """A committed snapshot is protected: the nodes of each group compute parity of one another's shares, and hold it.
 
 Who holds a row pulls the chunks that go into it, one after the other, and folds each in as it comes. The holder of rank
-0's node sees to it that all do, in two rounds: nodes that did not answer in the first, or whose bytes could not be
-had, are left out of the second, and it is said. The step that was protected before is given up only after that, so at
+0's node sees to it that all do. Nodes that do not answer, or whose bytes cannot be had, are left out: the others form
+groups without them, and it is said. The step that was protected before is given up only after that, so at
 any moment there is one that survives the loss of nodes.
 """
 
@@ -30,6 +30,7 @@ RESERVED = "being protected"
 PIECE = 4 << 20  # bytes pulled by one question
 WAIT = 30.0  # seconds for a node's own ranks to have committed the step
 ROUND = 1800.0  # seconds for all parity of a step
+ROUNDS = 4  # in which nodes may turn out to be gone, before the step is given up
 
 NodesOf = Callable[[], Neighbours]
 
@@ -39,8 +40,9 @@ class Protecting:
         self._shelf, self._neighbours, self._parity, self._say = shelf, neighbours, parity, say
         self._protection, self._domains = NONE, dict[str, str]()
         self._throttle: Throttle | None = None
-        self._one_at_a_time = threading.Lock()
-        self._wanted: int | None = None
+        self._lock = threading.Lock()
+        self._waiting: int | None = None
+        self._running = False
         self._left_out: frozenset[str] = frozenset()
 
     def choose(self, protection: Protection, domains: Mapping[str, str], rate: float | None) -> None:
@@ -49,22 +51,34 @@ class Protecting:
         self._throttle = None if rate is None else Throttle(rate)
 
     def begin(self, step: int) -> None:
-        """By the holder of rank 0's node. Returns at once; of steps that wait only the newest is protected."""
-        self._wanted = step
-        threading.Thread(target=self._run, args=(step,), name=f"protect-{step}", daemon=True).start()
+        """By the holder of rank 0's node. Returns at once. While one is under way the newest waits, and no other."""
+        with self._lock:
+            passed_over, self._waiting = self._waiting, step
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="protect", daemon=True).start()
+        if passed_over is not None:
+            self._release(passed_over)
 
     @property
     def busy(self) -> bool:
-        return self._one_at_a_time.locked()
+        return self._running
 
-    def _run(self, step: int) -> None:
-        with self._one_at_a_time:
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                step, self._waiting = self._waiting, None
+                if step is None:
+                    self._running = False
+                    return
             try:
-                if step == self._wanted:
-                    self._protect(step)
+                self._protect(step)
             except Exception as error:  # the training goes on, protected as it was
                 self._say(f"step {step} is not protected: {words(error)}")
-            self._neighbours().ask_all("release", 5.0, step=step, why=RESERVED)
+            self._release(step)
+
+    def _release(self, step: int) -> None:
+        self._neighbours().ask_all("release", 5.0, step=step, why=RESERVED)
 
     def _protect(self, step: int) -> None:
         neighbours = self._neighbours()
@@ -79,16 +93,13 @@ class Protecting:
             if mine or "error" in answer:
                 files[node] = tuple((name, sums[name].size) for name in mine)
         absent = {node for node, answer in held.items() if "error" in answer}
-        parted = [
-            Group(step, self._protection, nodes, {node: files[node] for node in nodes})
-            for nodes in groups(sorted(files), self._protection, self._domains)
-        ]
-        failed = self._round(neighbours, parted, absent)
-        if failed - absent:
+        for _ in range(ROUNDS):
+            failed = self._round(neighbours, step, {node: files[node] for node in sorted(set(files) - absent)})
             absent |= failed
-            failed = self._round(neighbours, parted, absent)
-        if failed - absent:
-            raise OSError(f"{', '.join(sorted(failed - absent))} failed twice")
+            if not failed:
+                break
+        else:
+            raise OSError(f"{', '.join(sorted(absent))} could not be reached, one after the other")
         told = frozenset(absent)
         if told != self._left_out:
             self._left_out = told
@@ -97,9 +108,9 @@ class Protecting:
                 if told
                 else f"step {step} is protected on all nodes again"
             )
-        neighbours.ask_all("settled", 5.0, step=step)
+        neighbours.ask_all("settled", 5.0, step=step, left_out=sorted(told))
 
-    def _round(self, neighbours: Neighbours, parted: list[Group], absent: set[str]) -> set[str]:
+    def _round(self, neighbours: Neighbours, step: int, files: dict[str, Files]) -> set[str]:
         """All groups at once. Returns the nodes that did not do their part, and those whose bytes could not be had."""
         failed: set[str] = set()
         lock = threading.Lock()
@@ -110,12 +121,10 @@ class Protecting:
                 failed.update([node] if "error" in answer else answer.get("lost", []))
 
         threads = []
-        for whole in parted:
-            missing = frozenset(whole.nodes) & absent
-            group = Group(whole.step, whole.protection, whole.nodes, whole.files, missing)
-            for node in whole.nodes:
-                if node not in missing and group.columns:
-                    threads.append(threading.Thread(target=one, args=(group, node), daemon=True))
+        for nodes in groups(list(files), self._protection, self._domains):
+            group = Group(step, self._protection, nodes, {node: files[node] for node in nodes})
+            if group.columns:
+                threads += [threading.Thread(target=one, args=(group, node), daemon=True) for node in nodes]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -133,7 +142,7 @@ class Protecting:
                 if node != neighbours.own:
                     continue
                 chunks = [
-                    (owner, () if owner in group.absent else cut(group.files[owner], group.columns, chunk))
+                    (owner, cut(group.files[owner], group.columns, chunk))
                     for owner, chunk in zip(stripe.data, stripe.chunks, strict=True)
                 ]
                 found, lost = self._row(neighbours, group, number, row, chunks)

@@ -55,12 +55,21 @@ class Rebuilding:
         told = [
             row for node, answer in neighbours.ask_all("rows", WAIT, step=step).items() for row in _read(node, answer)
         ]
-        group = next((row.group for row in told if _owner(row.group, entry) is not None), None)
-        if group is None:
-            return "no parity of it is held"
-        owner = _owner(group, entry)
-        assert owner is not None
-        held = neighbours.ask_all("held", WAIT, step=step)
+        groups = {row.group.nodes: row.group for row in told}
+        trouble = "no parity of it is held"
+        for group in groups.values():
+            owner = _owner(group, entry)
+            if owner is not None:
+                rows = [row for row in told if row.group.nodes == group.nodes]
+                trouble = self._from(neighbours, group, rows, owner, entry, into)
+                if not trouble:
+                    return ""
+        return trouble
+
+    def _from(
+        self, neighbours: Neighbours, group: Group, told: list[_Told], owner: str, entry: FileEntry, into: memoryview
+    ) -> str:
+        held = neighbours.ask_all("held", WAIT, step=group.step)
         places = {
             name: [node for node, answer in held.items() if name in dict(answer.get("held", []))]
             for rows in group.files.values()
@@ -73,8 +82,7 @@ class Rebuilding:
             wanted = cut(group.files[owner], group.columns, stripe.chunks[column])
             if all(segment.file != entry.name for segment in wanted):
                 continue
-            rows = [row for row in told if row.group.nodes == group.nodes and row.stripe == number]
-            sources = _Sources(neighbours, group, number, rows, places)
+            sources = _Sources(neighbours, group, number, [row for row in told if row.stripe == number], places)
             trouble = sources.rebuild(column, wanted, entry.name, into)
             if trouble:
                 return trouble
@@ -90,14 +98,11 @@ class _Sources:
         self._neighbours, self._group, self._number, self._places = neighbours, group, number, places
         stripe = group.stripes()[number]
         self._chunks = [
-            () if node in group.absent else cut(group.files[node], group.columns, chunk)
-            for node, chunk in zip(stripe.data, stripe.chunks, strict=True)
+            cut(group.files[node], group.columns, chunk) for node, chunk in zip(stripe.data, stripe.chunks, strict=True)
         ]
         self._rows = {row.row: row for row in rows}
 
     def rebuild(self, column: int, wanted: tuple[Segment, ...], name: str, into: memoryview) -> str:
-        if self._group.files and not self._chunks[column]:
-            return "it was left out when parity was made"
         lost = {column} | {n for n, chunk in enumerate(self._chunks) if any(not self._places[s.file] for s in chunk)}
         bad: set[int] = set()
         while True:
@@ -192,9 +197,7 @@ def _read(node: str, answer: dict[str, Any]) -> Iterator[_Told]:
 
 def _owner(group: Group, entry: FileEntry) -> str | None:
     """The node that held it."""
-    return next(
-        (n for n, files in group.files.items() if (entry.name, entry.size) in files and n not in group.absent), None
-    )
+    return next((node for node, files in group.files.items() if (entry.name, entry.size) in files), None)
 
 
 def _length(segments: tuple[Segment, ...]) -> int:

@@ -15,11 +15,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
-from transom_cli.ckpt.failures import TakenOver
+import xxhash
+
+from transom_cli.ckpt.failures import BadManifest, TakenOver
 from transom_cli.ckpt.manifest import Manifest, decode
 from transom_cli.ckpt.memory.launches import Launch
 from transom_cli.ckpt.memory.slot import Share, Slot
+from transom_cli.ckpt.names import DCP_METADATA
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,14 @@ class Record:
     manifest: bytes
     metadata: bytes  # torch's own file, which the manifest names with the rest
 
-    @property
+    @cached_property
     def read(self) -> Manifest:
-        return decode(self.manifest)
+        """Raises BadManifest, also where torch's own file is not the one that the manifest names."""
+        manifest = decode(self.manifest)
+        named = next(entry for entry in manifest.files if entry.name == DCP_METADATA)
+        if (named.size, named.xxh3_128) != (len(self.metadata), xxhash.xxh3_128_hexdigest(self.metadata)):
+            raise BadManifest(f"the record's {DCP_METADATA} is damaged")
+        return manifest
 
 
 @dataclass
@@ -47,6 +56,7 @@ class Shelf:
     def __init__(self, directory: str, token: str) -> None:
         self.directory, self.token = directory, token
         self.launch: Launch | None = None
+        self._former: set[str] = set()  # tokens of launches that a later one took over from
         self.protect = False  # whether a step counts only once it is protected
         self.protected: int | None = None
         self.records: dict[int, Record] = {}
@@ -58,14 +68,15 @@ class Shelf:
     def join(self, launch: Launch, rank: int, protect: bool) -> dict[int, Slot]:
         """A rank of `launch` is here. Returns the memory that the rank of this number had, now lent by this one.
 
-        Raises TakenOver when a newer launch has been here.
+        Raises TakenOver when a newer launch is here, or a later one has been.
         """
         with self._changed:
-            if self.launch is not None and self.launch.newer_than(launch):
+            if self.launch is not None and (launch.token in self._former or launch.older_than(self.launch)):
                 self._fence(launch)
-            if self.launch is None or launch.newer_than(self.launch):
-                self.launch = launch
+            if self.launch is not None and self.launch != launch:
+                self._former.add(self.launch.token)
                 self._reserved.clear()  # who was to ask for it is gone
+            self.launch = launch
             self.protect = protect
             mine = self._ranks.setdefault(rank, _Rank({}, launch))
             mine.launch, mine.writing = launch, None
@@ -176,6 +187,13 @@ class Shelf:
             self.protected = step if self.protected is None else max(self.protected, step)
             self._forget_old()
 
+    def reserve(self, step: int, why: str) -> None:
+        """A committed step is not overwritten until `release`. Raises ValueError where there is no such step."""
+        with self._changed:
+            if step not in self.records:
+                raise ValueError(f"no record of step {step}")
+            self._reserved.add((step, why))
+
     def shares(self, step: int) -> dict[str, Share]:
         with self._changed:
             return {share.file: share for share, _ in self._held(step)}
@@ -185,6 +203,14 @@ class Shelf:
         with self._changed:
             found = sorted(self._ranks.items())
             return [(rank, n, slot.size, slot.share) for rank, had in found for n, slot in sorted(had.slots.items())]
+
+    def committed(self) -> list[tuple[int, Record, tuple[str, ...]]]:
+        """Newest first: step, record, and for what it is reserved."""
+        with self._changed:
+            return [
+                (step, record, tuple(sorted(why for n, why in self._reserved if n == step)))
+                for step, record in sorted(self.records.items(), reverse=True)
+            ]
 
     @contextmanager
     def reading(self, step: int, file: str) -> Iterator[tuple[Share, Slot]]:

@@ -19,6 +19,8 @@ from transom_cli.core.ladder.events import (
     Flush,
     Flushing,
     Heard,
+    Keep,
+    Kept,
     Leave,
     NotStarted,
     Order,
@@ -36,7 +38,7 @@ from transom_cli.core.ladder.events import (
     Warned,
 )
 from transom_cli.core.ladder.outcome import made_progress
-from transom_cli.core.ladder.state import LadderPolicy, LadderState, Leaving, Rung
+from transom_cli.core.ladder.state import LadderPolicy, LadderState, Leaving, Memory, Rung
 
 __all__ = [
     "THIS_LAUNCHER",
@@ -50,10 +52,13 @@ __all__ = [
     "Flush",
     "Flushing",
     "Heard",
+    "Keep",
+    "Kept",
     "LadderPolicy",
     "LadderState",
     "Leave",
     "Leaving",
+    "Memory",
     "NotStarted",
     "Order",
     "Overtime",

@@ -11,7 +11,7 @@ from typing import Any
 
 from transom_cli.core.diagnose import first_bad
 from transom_cli.core.events import OutcomeSeen
-from transom_cli.core.ladder import fault, leaving
+from transom_cli.core.ladder import fault, keeping, leaving
 from transom_cli.core.ladder.events import (
     THIS_LAUNCHER,
     Appeared,
@@ -22,6 +22,7 @@ from transom_cli.core.ladder.events import (
     Exits,
     Flushing,
     Heard,
+    Kept,
     NotStarted,
     Order,
     Overtime,
@@ -37,7 +38,7 @@ from transom_cli.core.ladder.events import (
     Warned,
 )
 from transom_cli.core.ladder.outcome import close, lack_nodes, leave
-from transom_cli.core.ladder.state import LadderState, Rung
+from transom_cli.core.ladder.state import LadderState, Memory, Rung
 from transom_cli.core.state import Stage
 
 Step = tuple[LadderState, tuple[Order, ...]]
@@ -57,7 +58,7 @@ def _begun(state: LadderState, e: Begun) -> Step:
     if state.launch >= 0:
         return state, ()
     state = replace(state, since=e.at, durable=e.durable, began_durable=e.durable, progress=e.durable)
-    state = replace(state, began_step=e.step, stuck=e.stuck)
+    state = replace(state, began_step=e.step, stuck=e.stuck, memory=Memory.HELD if e.memory else Memory.NONE)
     good = tuple(n for n in state.allocated if n not in e.isolated)
     bad = tuple(n for n in state.allocated if n in e.isolated)
     if len(good) < state.wanted and e.insist:
@@ -105,8 +106,16 @@ def _exits(state: LadderState, e: Exits) -> Step:
 
 
 def _tick(state: LadderState, e: Tick) -> Step:
+    state, orders = keeping.tick(state, e.at)
+    then = _late(state, e)
+    return then[0], orders + then[1]
+
+
+def _late(state: LadderState, e: Tick) -> Step:
     """What takes too long is not waited for any longer."""
     for_so_long = e.at - state.since
+    if state.rung is Rung.KEEPING and for_so_long >= state.policy.keeping:
+        return keeping.kept(state, Kept(e.at, state.launch, -1, keeping.TOO_LATE))
     if state.rung is Rung.ENDING and for_so_long >= state.policy.ending:
         stuck = (THIS_LAUNCHER, f"the end of launch {state.launch}, under way for {for_so_long:.0f} s,")
         return _ended(state, Ended(e.at, state.launch, survivors=(stuck,)))
@@ -210,6 +219,7 @@ _HANDLERS: dict[type[Heard], Callable[[LadderState, Any], Step]] = {
     Warned: leaving.warned,
     Draining: leaving.draining,
     Flushing: leaving.flushing,
+    Kept: keeping.kept,
     Told: leaving.told,
     Overtime: leaving.overtime,
 }

@@ -23,6 +23,7 @@ class Begun(Heard):
     step: the newest step of the attempts before this one, or -1. stuck: how many of them, in a row, made no progress.
     isolated: nodes that are to carry no rank; with `insist` (nobody else keeps them out) not even where there are too
     few others. lacked: the attempt before this one was left for that very reason.
+    memory: agents run, so that the nodes may come to hold snapshots.
     """
 
     durable: int = -1
@@ -31,6 +32,7 @@ class Begun(Heard):
     isolated: tuple[str, ...] = ()
     insist: bool = False
     lacked: bool = False
+    memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,17 @@ class Flushing(Heard):
 
 
 @dataclass(frozen=True)
+class Kept(Heard):
+    """Answer to `Keep`: the newest step that is durable now (-1: not known), and in `words` what was done, or why it
+    could not be; "" where there was nothing to do.
+    """
+
+    launch: int
+    step: int
+    words: str = ""
+
+
+@dataclass(frozen=True)
 class Told(Heard):
     """Slurm or a person ends the attempt: TERM or INT."""
 
@@ -190,6 +203,13 @@ class Start:
 @dataclass(frozen=True)
 class Flush:
     """Have all ranks save at a step that none of them has passed, soon."""
+
+    launch: int
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Have the newest step that the nodes hold in memory made durable, without the ranks."""
 
     launch: int
 
@@ -233,4 +253,4 @@ class Leave:
     again: str = ""
 
 
-Order = Start | Flush | End | ReadLogs | Tell | Leave
+Order = Start | Flush | Keep | End | ReadLogs | Tell | Leave

@@ -23,8 +23,9 @@ from transom_cli.core.ladder.events import (
     Warned,
 )
 from transom_cli.core.ladder.fault import swap
+from transom_cli.core.ladder.keeping import TOO_LATE
 from transom_cli.core.ladder.outcome import leave, saved_words
-from transom_cli.core.ladder.state import LadderState, Leaving, Rung
+from transom_cli.core.ladder.state import LadderState, Leaving, Memory, Rung
 
 Step = tuple[LadderState, tuple[Order, ...]]
 
@@ -74,8 +75,8 @@ def told(state: LadderState, e: Told) -> Step:
         return state, ()
     if state.leaving is Leaving.NOT:
         then = _begin(state, Leaving.TOLD)
-        return replace(then[0], told=e.signal), then[1]
-    return replace(state, told=e.signal), ()
+        return replace(then[0], told=e.signal, told_at=e.at), then[1]
+    return replace(state, told=e.signal, told_at=e.at), ()
 
 
 def flushing(state: LadderState, e: Flushing) -> Step:
@@ -96,9 +97,8 @@ def durable(state: LadderState, e: Durable) -> Step:
     state = replace(state, durable=max(e.step, state.durable))
     if state.rung is not Rung.TRAINING or state.leaving is Leaving.NOT or state.saving is None:
         return state, ()
-    saved = 0 <= state.saving <= state.durable
     by_itself = state.leaving is Leaving.MAINTENANCE and state.durable > state.leaving_from
-    return _end(state, e.at) if saved or by_itself else (state, ())
+    return _end(state, e.at) if state.saved or by_itself else (state, ())
 
 
 def _end(state: LadderState, at: float) -> Step:
@@ -122,6 +122,10 @@ def ended(state: LadderState, e: Ended) -> Step:
 
 
 def overtime(state: LadderState, e: Overtime) -> Step:
+    if state.memory is not Memory.NONE:
+        state = replace(state, memory=Memory.NONE, kept=TOO_LATE)
+    if state.rung is Rung.KEEPING and state.parting is not None:
+        return leave(state, e.at, *state.parting)
     who = state.told or "Slurm"
     words = f"told to stop by {who}, and not all could be ended in time; {saved_words(state)}"
     return leave(state, e.at, "stopped", words)

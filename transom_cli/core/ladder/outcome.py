@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from transom_cli.core.diagnose import first_bad
 from transom_cli.core.events import OutcomeSeen
-from transom_cli.core.ladder.events import Leave, Order
-from transom_cli.core.ladder.state import LadderState, Leaving, Rung
+from transom_cli.core.ladder.events import Keep, Leave, Order
+from transom_cli.core.ladder.state import LadderState, Leaving, Memory, Rung
 from transom_cli.core.state import Stage
 
 _ON_PURPOSE = (Leaving.TIME_LIMIT.value, Leaving.MAINTENANCE.value)
@@ -17,7 +17,15 @@ LEFT = 75  # EX_TEMPFAIL: not done, and meant to go on in another attempt
 def leave(
     state: LadderState, at: float, status: str, why: str, cause: str = ""
 ) -> tuple[LadderState, tuple[Order, ...]]:
-    """status: done, failed, stopped (told to), or left (on purpose, to go on in the next attempt)."""
+    """status: done, failed, stopped (told to), or left (on purpose, to go on in the next attempt).
+
+    What is held in memory goes with the nodes: the outcome of a training that is not done waits for it (keeping).
+    """
+    if status != "done" and not state.saved and state.memory is not Memory.NONE:
+        orders: tuple[Order, ...] = (Keep(state.launch),) if state.memory is Memory.HELD else ()
+        waiting = replace(state, rung=Rung.KEEPING, since=at, memory=Memory.ASKED, parting=(status, why, cause))
+        return waiting, orders
+    why = f"{why}; {state.kept}" if state.kept else why
     incident, after = state.incident, state.after
     if incident is not None and incident.stage is Stage.STARTING:
         incident = None  # it is about an earlier launch
@@ -55,7 +63,7 @@ def close(state: LadderState, at: float, result: str) -> LadderState:
 
 def saved_words(state: LadderState) -> str:
     """What of the training is durable, and truthfully what is not."""
-    if state.saving is not None and 0 <= state.saving <= state.durable:
+    if state.saved:
         return f"step {state.durable} is durable"
     newest = f"the newest durable step is {state.durable}" if state.durable >= 0 else "no step is durable"
     if state.saving is not None and state.saving >= 0:

@@ -23,6 +23,8 @@ class LadderPolicy:
     without one, three times as long: an operator looks at the node before that, and knows more.
     ask_again: seconds until ranks that could not be asked to save are asked again.
     ending, reading: seconds after which the end of a launch, or the reading of its logs, counts as failed.
+    flushing: seconds for ranks that are told to end to make a checkpoint, before what is in memory is made durable
+    without them; that is waited for `keeping` seconds when nothing else is left to do.
     """
 
     relaunches: int = 3
@@ -34,6 +36,8 @@ class LadderPolicy:
     ask_again: float = 5.0
     ending: float = 120.0
     reading: float = 30.0
+    flushing: float = 8.0
+    keeping: float = 15.0
 
 
 class Rung(enum.Enum):
@@ -42,6 +46,7 @@ class Rung(enum.Enum):
     TRAINING = "training"
     ENDING = "ending"  # what is left of a launch is being removed
     READING = "reading"  # the logs of a failed one are being read
+    KEEPING = "keeping"  # nothing else is left to do, and what the nodes hold in memory is being made durable
     LEFT = "left"  # the outcome is ordered: nothing follows
 
 
@@ -52,6 +57,14 @@ class Leaving(enum.Enum):
     TIME_LIMIT = "time_limit"
     MAINTENANCE = "maintenance"
     TOLD = "told"  # TERM: it is left in any case
+
+
+class Memory(enum.Enum):
+    """What the nodes hold for the ranks, as far as it is not durable."""
+
+    NONE = "none"  # no agent sees to it, or all was done that can be
+    HELD = "held"  # maybe
+    ASKED = "asked"  # to be made durable
 
 
 @dataclass(frozen=True)
@@ -86,6 +99,7 @@ class LadderState:
     srun: int | None = None
     failing_since: float | None = None
     told: str = ""
+    told_at: float = 0.0
     warned: bool = False  # of the time limit
     leaving: Leaving = Leaving.NOT
     leaving_from: int = -1  # the newest durable step when it was decided to leave
@@ -98,6 +112,9 @@ class LadderState:
     incident: Incident | None = None
     incidents: tuple[Incident, ...] = ()
     after: Ended | None = None  # how the launch in question was ended
+    memory: Memory = Memory.NONE
+    kept: str = ""  # what came of it
+    parting: tuple[str, str, str] | None = None  # status, reason and cause of an outcome that waits for it
 
     @property
     def attempt(self) -> str:
@@ -106,6 +123,11 @@ class LadderState:
     @property
     def tasks(self) -> int:
         return self.wanted * self.tasks_on_node
+
+    @property
+    def saved(self) -> bool:
+        """Whether the checkpoint that all ranks were to make stands."""
+        return self.saving is not None and 0 <= self.saving <= self.durable
 
     def in_order(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(n for n in self.allocated if n in nodes)

@@ -1,0 +1,56 @@
+"""Getting at the memory holder of a directory, for tests: its process, and the memory that it keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+from pathlib import Path
+from typing import NoReturn
+
+from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.memory.client import connect, own_path
+from transom_cli.ckpt.memory.messages import FAILURES
+
+
+def holder_pid(directory: Path) -> int:
+    """Of the process that listens for that directory. Raises OSError where there is none."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with line:
+        line.connect(own_path(directory))
+        raw = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", raw)[0])
+
+
+def end_holder(directory: Path) -> None:
+    with contextlib.suppress(OSError, *FAILURES):
+        line = connect(own_path(directory))
+        line.ask("end")
+        line.close()
+
+
+def memory_of(pid: int) -> list[Path]:
+    """The snapshots' memory that a holder keeps, as files that the same user can open and write."""
+    found: dict[int, Path] = {}  # by inode: a mapping has a descriptor of its own
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).startswith("/memfd:transom-snapshot"):
+                found[link.stat().st_ino] = link
+    return sorted(found.values(), key=lambda link: int(link.name))
+
+
+def die() -> NoReturn:
+    """As kill -9 from outside: nothing is put in order."""
+    while True:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def abandon(trainer: Checkpointer) -> None:
+    """Leave it as a kill would: nothing more is saved, and its holder keeps what it has."""
+    trainer._settle()
+    trainer._lasting.wait()
+    trainer._thread.shutdown()
+    trainer._stager.close()
+    trainer._snapshots.close(durable=False)

@@ -1,0 +1,65 @@
+"""Which start of a trainer the memory is for, whatever the clock says."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from ckpt_memory_holders import abandon, end_holder
+from ckpt_memory_made import by_hand, launch
+
+from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.failures import TakenOver
+from transom_cli.ckpt.memory import launches
+from transom_cli.ckpt.memory.shelf import Shelf
+
+
+def test_numbers_decide_in_any_order_of_arrival() -> None:
+    shelf = Shelf("/c", "token")
+    shelf.join(launch(9), 0, False)
+    shelf.join(launch(10), 0, False)
+    for older in (9, 2):
+        with pytest.raises(TakenOver, match=r"7\.0\.10 has taken over"):
+            shelf.join(launch(older), 0, False)
+    assert shelf.launch == launch(10)
+
+
+def test_without_numbers_the_last_start_counts_and_one_before_never_again() -> None:
+    shelf = Shelf("/c", "token")
+    for name in ("a", "bb", "ccc"):
+        shelf.join(by_hand(name), 0, False)
+    for former in ("a", "bb"):
+        with pytest.raises(TakenOver):
+            shelf.join(by_hand(former), 1, False)
+    shelf.join(by_hand("ccc"), 1, False)
+    assert shelf.launch == by_hand("ccc")
+
+
+@pytest.mark.parametrize("told", [None, [], {}, {"attempt": 1, "token": ""}, {"attempt": "", "token": "", "more": 1}])
+def test_what_is_no_launch_is_refused(told: object) -> None:
+    with pytest.raises(ValueError, match="not a launch"):
+        launches.read(told)
+
+
+def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is set back between a training's saves and before each start, which Slurm has not numbered."""
+    real, now = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + now[0])
+    monkeypatch.setattr(time, "time_ns", lambda: int((real() + now[0]) * 1e9))
+    directory, want = tmp_path / "c", 0
+    for _ in range(4):
+        now[0] -= 86_400.0
+        held = {"weights": torch.full((100,), -1)}
+        trainer = Checkpointer(held, directory, every=1, persist=2)
+        assert (trainer.restore() or 0) == want
+        assert not want or bool((held["weights"] == want).all())
+        for jump in (3600.0, -7200.0, 600.0):
+            now[0] += jump
+            want += 1
+            held["weights"].fill_(want)
+            trainer.save(want)
+        trainer.wait(strict=True)
+        abandon(trainer)
+    end_holder(directory)

@@ -1,0 +1,260 @@
+"""What a node's memory gives out to be overwritten, in any order of what its ranks may ask, is never what still counts.
+
+The machine keeps its own account of what was said to the shelf: which step stands in which slot, which counts, what is
+reserved and what is read. The promises are checked against that account alone.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+from ckpt_memory_made import SIZE, launch, record, share, slot
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from transom_cli.ckpt.failures import TakenOver
+from transom_cli.ckpt.memory.shelf import Shelf
+
+RANKS = (0, 1)
+A_RANK = st.sampled_from(RANKS)
+
+
+class Account:
+    """One rank, as it has told the shelf: its launch, by slot the step in it or None, and the slot that it writes."""
+
+    def __init__(self, launch: int) -> None:
+        self.launch = launch
+        self.slots: dict[int, int | None] = {}
+        self.writing: int | None = None
+
+
+class ShelfMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shelf = Shelf("/checkpoints", "token")
+        self.launches = 1
+        self.step = 0  # the newest that any rank has begun
+        self.ranks: dict[int, Account] = {}
+        self.committed: set[int] = set()
+        self.reserved: set[int] = set()
+        self.readers: list[tuple[int, ExitStack]] = []
+
+    def teardown(self) -> None:
+        for _, reader in self.readers:
+            reader.close()
+        self.shelf.close()
+
+    @property
+    def now(self):
+        return launch(self.launches)
+
+    def here(self, rank: int) -> bool:
+        """Whether that rank is of the newest launch."""
+        return rank in self.ranks and self.ranks[rank].launch == self.launches
+
+    def in_use(self) -> set[int]:
+        return self.reserved | {step for step, _ in self.readers}
+
+    # A rank comes and goes
+
+    @initialize()
+    def come_all(self) -> None:
+        for rank in RANKS:
+            self.come(rank)
+            self.lend(rank, 0)
+
+    @rule(rank=A_RANK)
+    def come(self, rank: int) -> None:
+        back = self.shelf.join(self.now, rank, False)
+        mine = self.ranks.setdefault(rank, Account(self.launches))
+        assert {n: one.share and one.share.step for n, one in back.items()} == mine.slots
+        mine.launch, mine.writing = self.launches, None
+
+    @rule(rank=A_RANK)
+    def come_anew(self, rank: int) -> None:
+        self.launches += 1
+        self.reserved.clear()
+        self.come(rank)
+
+    @rule(rank=A_RANK, index=st.integers(0, 2))
+    def lend(self, rank: int, index: int) -> None:
+        if not self.here(rank):
+            return
+        mine = self.ranks[rank]
+        fresh = slot()
+        if mine.slots.get(index) is not None and mine.writing != index:
+            with pytest.raises(ValueError, match="holds"):
+                self.shelf.lend(self.now, rank, index, fresh, write=True)
+            fresh.close()
+            return
+        self.shelf.lend(self.now, rank, index, fresh, write=True)
+        mine.slots[index] = None
+        if mine.writing is None:
+            mine.writing = index
+
+    @rule(rank=A_RANK)
+    def leave(self, rank: int) -> None:
+        if self.here(rank):
+            last = self.shelf.leave(self.now, rank)
+            del self.ranks[rank]
+            assert last == (not self.ranks)
+
+    # A save
+
+    @rule(rank=A_RANK)
+    def take(self, rank: int) -> None:
+        if not self.here(rank):
+            return
+        mine = self.ranks[rank]
+        kept = self.in_use() | ({max(self.committed)} if self.committed and len(mine.slots) > 1 else set())
+        may = {n for n, step in mine.slots.items() if step not in kept}
+        index, why = self.shelf.take(self.now, rank, 0.0)
+        if mine.writing is not None:
+            assert index == mine.writing  # it has one already
+        elif may:
+            assert index in may, f"slot {index} was given out, and only {may} may be"
+            empty = {n for n in may if mine.slots[n] is None}
+            assert not empty or index in empty, "a snapshot was overwritten for nothing"
+        else:
+            assert index is None and why
+        if index is not None:
+            mine.writing, mine.slots[index] = index, None
+
+    @rule(rank=A_RANK)
+    def drop(self, rank: int) -> None:
+        if self.here(rank) and self.ranks[rank].writing is not None:
+            index = self.ranks[rank].writing
+            self.shelf.drop(self.now, rank, index)
+            del self.ranks[rank].slots[index]
+            self.ranks[rank].writing = None
+
+    @rule(rank=A_RANK, next_one=st.booleans())
+    def hold(self, rank: int, next_one: bool) -> None:
+        """Of the step that the other rank has begun, or of the next."""
+        if not self.here(rank):
+            return
+        mine = self.ranks[rank]
+        if mine.writing is None:
+            with pytest.raises(ValueError, match="no slot"):
+                self.shelf.hold(self.now, rank, share(self.step, rank))
+            return
+        self.step += next_one or self.step == 0 or self.step in mine.slots.values() or self.step in self.committed
+        self.shelf.hold(self.now, rank, share(self.step, rank))
+        mine.slots[mine.writing], mine.writing = self.step, None
+
+    @rule(durable=st.booleans())
+    def commit(self, durable: bool) -> None:
+        """When both ranks hold it."""
+        if not all(self.here(rank) and self.step in self.ranks[rank].slots.values() for rank in RANKS):
+            return
+        again = self.step in self.committed
+        self.shelf.commit(self.now, self.step, record(self.step, len(RANKS)), ["disk"] if durable else [])
+        self.committed.add(self.step)
+        if durable and not again:
+            self.reserved.add(self.step)
+
+    @rule(durable=st.booleans(), read=st.booleans(), slots=st.integers(1, 3))
+    def save(self, durable: bool, read: bool, slots: int) -> None:
+        """A whole one, as a training makes one after the other, so that deep states are reached."""
+        for rank in RANKS:
+            if not self.here(rank):
+                self.come(rank)
+            for index in range(slots):
+                if index not in self.ranks[rank].slots and self.ranks[rank].writing is None:
+                    self.lend(rank, index)
+            self.take(rank)
+        if all(self.ranks[rank].writing is not None for rank in RANKS):
+            self.step += 1
+            for rank in RANKS:
+                self.hold(rank, next_one=False)
+            self.commit(durable)
+            if read:
+                self.read(0)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.reserved)
+    def release(self, data) -> None:
+        step = data.draw(st.sampled_from(sorted(self.reserved)))
+        self.shelf.release(step, "disk")
+        self.reserved.discard(step)
+
+    # A restore
+
+    @rule(rank=A_RANK)
+    @precondition(lambda self: self.committed)
+    def read(self, rank: int) -> None:
+        if rank not in self.ranks:
+            return
+        for step in {step for step in self.ranks[rank].slots.values() if step is not None}:
+            reader = ExitStack()
+            found, _ = reader.enter_context(self.shelf.reading(step, share(step, rank).file))
+            assert found == share(step, rank)
+            self.readers.append((step, reader))
+
+    @rule()
+    @precondition(lambda self: self.readers)
+    def have_read(self) -> None:
+        self.readers.pop(0)[1].close()
+
+    @rule(back=st.integers(0, 2))
+    def rewind(self, back: int) -> None:
+        """To a step that is still held, or to the start."""
+        if not any(self.here(rank) for rank in RANKS):
+            return
+        held = {step for mine in self.ranks.values() for step in mine.slots.values()} & self.committed
+        step = sorted(held)[-1 - back] if len(held) > back else None
+        self.shelf.rewind(self.now, step)
+        past = {known for known in self.committed if step is not None and known <= step}
+        self.committed = past
+        for mine in self.ranks.values():
+            mine.slots = {n: s if s is not None and step is not None and s <= step else None
+                          for n, s in mine.slots.items()}  # fmt: skip
+
+    # Who comes too late
+
+    @rule(rank=A_RANK, what=st.sampled_from(["join", "lend", "take", "drop", "leave", "hold", "commit", "rewind"]))
+    @precondition(lambda self: self.launches > 1)
+    def an_older_launch(self, rank: int, what: str) -> None:
+        if not any(self.here(rank) for rank in RANKS):
+            return
+        old, before, records = launch(self.launches - 1), self.shelf.slots(), dict(self.shelf.records)
+        spare = slot()
+        with pytest.raises(TakenOver):
+            {
+                "join": lambda: self.shelf.join(old, rank, False),
+                "lend": lambda: self.shelf.lend(old, rank, 0, spare, write=True),
+                "take": lambda: self.shelf.take(old, rank, 0.0),
+                "drop": lambda: self.shelf.drop(old, rank, 0),
+                "leave": lambda: self.shelf.leave(old, rank),
+                "hold": lambda: self.shelf.hold(old, rank, share(self.step, rank)),
+                "commit": lambda: self.shelf.commit(old, self.step + 1, record(self.step + 1, 2)),
+                "rewind": lambda: self.shelf.rewind(old, None),
+            }[what]()
+        spare.close()
+        assert self.shelf.slots() == before and self.shelf.records == records
+
+    @invariant()
+    def what_is_held_is_what_was_held(self) -> None:
+        self.forget_moved_ranks()
+        told = {(rank, n): (one and one.step) for rank, n, size, one in self.shelf.slots() if size == SIZE}
+        assert told == {(rank, n): step for rank, mine in self.ranks.items() for n, step in mine.slots.items()}
+        for step in {step for step in told.values() if step is not None}:
+            holders = {rank for (rank, _), held in told.items() if held == step}
+            assert self.shelf.shares(step) == {share(step, rank).file: share(step, rank) for rank in holders}
+
+    @invariant()
+    def the_newest_counts(self) -> None:
+        assert self.shelf.newest == max(self.committed, default=None)
+
+    def forget_moved_ranks(self) -> None:
+        """Ranks of an older launch go with the first commit of a newer: they are on other nodes by now."""
+        there = {rank for rank, *_ in self.shelf.slots()}
+        for rank in [rank for rank, mine in self.ranks.items() if mine.slots and rank not in there]:
+            assert not self.here(rank), f"rank {rank} was forgotten"
+            del self.ranks[rank]
+
+
+TestShelf = ShelfMachine.TestCase
+TestShelf.settings = settings(max_examples=40, deadline=None)

@@ -1,0 +1,197 @@
+"""What `transom ckpt` says of snapshots in the nodes' memory.
+
+Of a run the files tell that its nodes' holders have written; of a plain directory this machine's holder is asked. What
+is to be read again is read by the holders themselves, so one of them must be within reach.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transom_cli.cli.ckpt_places import size_words
+
+if TYPE_CHECKING:
+    from transom_cli.ckpt.memory.account import InMemory
+    from transom_cli.ckpt.memory.checking import Checked
+    from transom_cli.layout import AttemptDir, RunDir
+
+
+@dataclass(frozen=True)
+class Seen:
+    """`age`: seconds since the oldest word of those that count. `silent`: by node why nothing of it counts. `unread`:
+    why nothing was read again. `checked`: by step what came out, or why nothing did."""
+
+    steps: list[InMemory] = field(default_factory=list)
+    age: float = 0.0
+    silent: dict[str, str] = field(default_factory=dict)
+    unread: str = ""
+    checked: dict[int, Checked | str] = field(default_factory=dict)
+
+    @property
+    def good(self) -> bool:
+        """Whether a step was found that can be had, all of it."""
+        from transom_cli.ckpt.memory.checking import DAMAGED, GOOD
+
+        return any(not isinstance(one, str) and one.state in (GOOD, DAMAGED) for one in self.checked.values())
+
+
+def seen(run: RunDir | None, directory: Path) -> Seen:
+    """What is in memory of the training that checkpoints into `directory`."""
+    from transom_cli.ckpt.memory.messages import FAILURES
+    from transom_cli.ckpt.memory.visiting import visit
+
+    attempt = _attempt(run)
+    if run is not None:
+        return Seen() if attempt is None else _shown(attempt, directory)
+    try:
+        visiting = visit(directory, None)
+        if visiting is None:
+            return Seen()
+        with visiting:
+            return _asked(visiting)
+    except FAILURES:  # it has ended meanwhile
+        return Seen()
+
+
+def checked(run: RunDir | None, directory: Path, step: int | None) -> Seen:
+    """The same, and all of it (or that step alone) read again by the nodes; `unread` says why it was not."""
+    from transom_cli.ckpt.memory.messages import FAILURES
+    from transom_cli.ckpt.memory.visiting import visit
+
+    attempt = _attempt(run)
+    if run is not None and attempt is None:
+        return Seen()
+    try:
+        visiting = visit(directory, attempt)
+        if visiting is None:
+            return _unreached(run, attempt, directory, step)
+        with visiting:
+            found = _asked(visiting)
+            steps = [one for one in found.steps if step in (None, one.step)]
+            results: dict[int, Checked | str] = {}
+            for number in dict.fromkeys(one.step for one in steps):
+                try:
+                    results[number] = visiting.check(number)
+                except FAILURES as error:
+                    results[number] = error.what
+    except FAILURES:
+        return Seen()
+    return Seen(steps, 0.0, found.silent, "", results)
+
+
+def rows(found: Seen) -> list[tuple[int, tuple[str, ...]]]:
+    """For the table of checkpoints: step, and its cells."""
+    return [
+        (
+            one.step,
+            (str(one.step), size_words(one.size), str(one.world_size), one.attempt, one.created, _state(found, one)),
+        )
+        for one in found.steps
+    ]
+
+
+def notes(found: Seen) -> list[str]:
+    """What is to be said beside the table."""
+    lines = []
+    if found.steps and found.age:
+        lines.append(f"memory as the nodes told it at most {_span(found.age)} ago")
+    lines += [f"{node}: {why}; what it holds is not counted" for node, why in sorted(found.silent.items())]
+    if found.steps and found.unread:
+        lines.append(found.unread)
+    for step, one in found.checked.items():
+        if not isinstance(one, str):
+            lines += [f"step {step}, {words}" for words in (*one.damage, *one.untried)]
+    return lines
+
+
+def as_json(found: Seen) -> dict[str, Any]:
+    """Nothing where nothing is in memory."""
+    if not found.steps and not found.silent:
+        return {}
+    steps = []
+    for one in found.steps:
+        told = {key: value for key, value in asdict(one).items() if key not in ("nodes", "of")}
+        told |= {"nodes": list(one.nodes), "nodes_of": one.of, "age": _age(one)}
+        result = found.checked.get(one.step)
+        if result is not None:
+            told["checked"] = {"error": result} if isinstance(result, str) else asdict(result)
+        steps.append(told)
+    about = {"steps": steps, "as_of": found.age, "silent": found.silent}
+    return {"memory": {**about, **({"unread": found.unread} if found.unread else {})}}
+
+
+def _attempt(run: RunDir | None) -> AttemptDir | None:
+    from transom_cli.ckpt.memory.shown import newest_attempt
+
+    return None if run is None else newest_attempt(run.attempts)
+
+
+def _asked(visiting: Any) -> Seen:
+    from transom_cli.ckpt.memory.account import together
+
+    accounts, silent = visiting.accounts()
+    return Seen(together(accounts), 0.0, {node: f"no answer ({why})" for node, why in silent.items()})
+
+
+def _shown(attempt: AttemptDir, directory: Path) -> Seen:
+    from transom_cli.ckpt.memory.account import together
+    from transom_cli.ckpt.memory.shown import read
+
+    sight = read(attempt, directory, time.time())
+    silent = {node: f"no sign of life for {_span(age)}" for node, age in sight.silent.items()}
+    return Seen(together(sight.accounts), sight.age, silent)
+
+
+def _unreached(run: RunDir | None, attempt: AttemptDir | None, directory: Path, step: int | None) -> Seen:
+    if run is None or attempt is None:
+        return Seen()
+    found = _shown(attempt, directory)
+    steps = [one for one in found.steps if step in (None, one.step)]
+    if not steps:
+        return Seen()
+    job, _, _ = attempt.name.partition(".")
+    only = "" if step is None else f" --step {step}"
+    there = (
+        f"srun --jobid {job} --overlap -N1 -n1 -w {steps[0].nodes[0]} transom ckpt verify {shlex.quote(str(run.path))}"
+    )
+    words = f"what is in memory was not read: no node can be asked from here. There it can: {there}{only}"
+    return Seen(steps, found.age, found.silent, words)
+
+
+def _state(found: Seen, one: InMemory) -> str:
+    result = found.checked.get(one.step)
+    doing = "".join(f"; {use}" for use in one.uses if use not in one.protection)
+    if result is None:
+        age = _age(one)
+        old = f", {_span(age)} old" if age is not None else ""
+        return f"in {one.where}{old}; {one.protection}{doing}" + ("; not read" if found.unread else "")
+    return f"in memory: {result if isinstance(result, str) else _result(result)}"
+
+
+def _result(result: Checked) -> str:
+    from transom_cli.ckpt.memory.checking import DAMAGED, GIVEN_UP, LOST
+
+    if result.state == GIVEN_UP:
+        return "given up for a newer step meanwhile"
+    read = f"{result.shares} of {result.of} shares"
+    read += f", {result.rows} rows of parity" if result.rows else ""
+    read += f", {result.made} shares made from parity" if result.made else ""
+    if result.state == LOST:
+        return f"bad: {result.damage[-1]}"
+    return f"damaged, but all of it can be had; good: {read}" if result.state == DAMAGED else f"good: {read}"
+
+
+def _age(one: InMemory) -> float | None:
+    """Seconds since the commit, by clocks of two machines."""
+    at = one.committed
+    return None if at is None else max(0.0, time.time() - at)
+
+
+def _span(seconds: float) -> str:
+    from transom_cli.ui.words import span
+
+    return span(seconds)
