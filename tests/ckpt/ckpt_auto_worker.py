@@ -43,7 +43,7 @@ def main() -> None:
         Checkpointer({}, directory, every="auto" if rank else 10)
     except UsageError as error:
         refused = f"{error.what}: {error.why}"
-    checkpointer = Checkpointer({"w": torch.zeros(8)}, directory, every="auto", overhead=0.5, keep=10**6)
+    checkpointer = Checkpointer({"w": torch.zeros(8)}, directory, every="auto", overhead=0.5, persist=1, keep=10**6)
     saved, held = [], []
     step = checkpointer.restore() or 0
     began = step
