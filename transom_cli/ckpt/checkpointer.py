@@ -18,13 +18,10 @@ from transom_cli.beats.client import beat, phase, resumed
 from transom_cli.ckpt import ground, orders, retention, schedule
 from transom_cli.ckpt.also import Also
 from transom_cli.ckpt.also import check as check_also
-from transom_cli.ckpt.engine import FAILURES, Writer, describe
-from transom_cli.ckpt.failures import NoCheckpointRestores, SaveFailed, WorldSizeChanged
+from transom_cli.ckpt.engine import FAILURES, Writer, Written, describe
+from transom_cli.ckpt.failures import SaveFailed
 from transom_cli.ckpt.image import Snapshot
-from transom_cli.ckpt.imported import Origin
-from transom_cli.ckpt.inventory import Candidate, candidates
 from transom_cli.ckpt.lasting import Lasting, Rule, Saving
-from transom_cli.ckpt.manifest import encode
 from transom_cli.ckpt.meeting import Meeting
 from transom_cli.ckpt.memory.persisting import RESERVED as DURABLE
 from transom_cli.ckpt.memory.protecting import RESERVED as PROTECTED
@@ -32,9 +29,7 @@ from transom_cli.ckpt.memory.protection import NONE, parse
 from transom_cli.ckpt.names import Here, local_attempt, step_name, valid_attempt
 from transom_cli.ckpt.overlap import Later
 from transom_cli.ckpt.ranks import Ranks
-from transom_cli.ckpt.reading import OnDisk
-from transom_cli.ckpt.recall import InMemory, Remembered, remembered, told
-from transom_cli.ckpt.restore import load, verify_together
+from transom_cli.ckpt.resuming import Resuming
 from transom_cli.ckpt.snapshots import Snapshots
 from transom_cli.ckpt.staging import NOTHING, Stager
 from transom_cli.ckpt.state import State
@@ -116,17 +111,17 @@ class Checkpointer:
         self.directory = Path(where).absolute()
         self.last_error: SaveFailed | None = None
         further = check_also(also, self.directory)
-        self._reshard, self._keep, self._rule, self._protection = reshard, keeping, rule, protection
+        self._keep, self._rule, self._protection = keeping, rule, protection
         self._ranks = Ranks()
         self._state = State(state, self._ranks.rank)
         self._schedule = schedule.make(every, overhead, persist, self._ranks, self._say)
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         here = Here(attempt, socket.gethostname(), _alive)
         ground.prepare(self.directory, self._ranks, here, self._say)
-        self._also = ground.prepare_also(further, self.directory, self._ranks, here, self._say)
-        self._snapshots = Snapshots(
-            self.directory, self._ranks, attempt, self._say, protection, protect_rate, self._also
-        )
+        copies = ground.prepare_also(further, self.directory, self._ranks, here, self._say)
+        self._snapshots = Snapshots(self.directory, self._ranks, attempt, self._say, protection, protect_rate, copies)
+        places = (self.directory, *copies)
+        self._resuming = Resuming(places, self._state, self._ranks, self._snapshots, keeping, reshard, self._say)
         self._stager = Stager(self._snapshots.arena, first=self._ranks.first)
         self._writer = Writer(self._schedule.writers(self._ranks), attempt, self._stager, self._snapshots)
         self._lasting = Lasting(self._snapshots, self._ended)
@@ -156,26 +151,17 @@ class Checkpointer:
         """
         with phase("restore"):
             self.wait()
-            found = self._ranks.from_first(self._candidates() if self._ranks.first else None)
-            passed_over = []
-            for candidate in found:
-                reason = self._recall(candidate) if isinstance(candidate, Remembered) else self._load(candidate)
-                if not reason:
-                    self._saved = candidate.step
-                    resumed(candidate.step)
-                    self._schedule.at(candidate.step)
-                    if self._orders is not None:
-                        self._orders.at(candidate.step)
-                    self._prepare()
-                    return int(candidate.step)
-                self._say(f"passed over {self._name(candidate)}: {reason}")
-                if isinstance(candidate, Candidate):
-                    passed_over.append(f"{self._name(candidate)}: {reason}")
-        if not passed_over:
-            self._snapshots.rewind(None)
+            found = self._resuming.restore()
+            if found is not None:
+                self._saved, self._durable = found.step, found.step if found.durable else None
+                resumed(found.step)
+                self._schedule.at(found.step)
+                if self._orders is not None:
+                    self._orders.at(found.step)
+                if not found.durable:
+                    self._rule.hurry()
             self._prepare()
-            return None
-        raise self._nothing_restores(passed_over)
+            return None if found is None else found.step
 
     def step(self, step: int, loss: float | None = None) -> bool:
         """`beat(step, loss)` and `save(step)` in one: step `step` is done. Returns whether a checkpoint was started."""
@@ -190,9 +176,10 @@ class Checkpointer:
         Also when a flush was asked for, so call it after every step: a call that saves nothing costs microseconds.
         Returns whether one was started. Blocks for the copy of this rank's state into memory (the first time longer:
         the memory is new); the state may be changed as soon as it returns. A save that is still being written is
-        waited for: there is one copy in memory, and a checkpoint asked for is not dropped. The wait is told once; a
-        larger `every` avoids it. A failure is told on stderr when it is known, kept in `last_error`, and training
-        goes on: the next save tries again. The step last restored or saved is not saved again.
+        waited for when there is no memory left for another copy: a checkpoint asked for is not dropped. The wait is
+        told once; a larger `every` or `persist` avoids it. A failure is told on stderr when it is known, kept in
+        `last_error`, and training goes on: the next save tries again. The step last restored or saved is not saved
+        again.
         """
         if not self._saving:
             self._saving = True
@@ -272,7 +259,10 @@ class Checkpointer:
         with phase("checkpoint"):
             if self._running is not None and not self._told_to_wait and not wait([self._running], _LONG).done:
                 self._told_to_wait = True
-                self._say(f"save({step}) waits: {step_name(self._running_step)} and those before it are being written")
+                what = "its memory is being made"
+                if self._running_step >= 0:
+                    what = f"{step_name(self._running_step)} and those before it are being written"
+                self._say(f"save({step}) waits: {what}")
             self._settle()
             if step == self._saved:
                 self._lasting.wait(step)
@@ -298,7 +288,10 @@ class Checkpointer:
         """In the background thread: nobody asks for its result before the next save, so it tells failures itself."""
         step = saving.step
         uses = lambda: self._uses(saving)  # noqa: E731
-        written = self._schedule.carry(meeting, lambda: self._writer.write(step, snapshot, trouble, uses=uses))
+        try:
+            written = self._schedule.carry(meeting, lambda: self._writer.write(step, snapshot, trouble, uses=uses))
+        except Exception as error:  # whoever waits for this save must hear of it
+            written = Written(describe(error))
         if written.trouble:
             self._failed(step, written.trouble)
         else:
@@ -349,77 +342,6 @@ class Checkpointer:
             f"df -h {self.directory}" if "space" in trouble else f"ls -la {self.directory}",
         )
         self._say(f"{step_name(step)} was not saved: {trouble}; training goes on, and the next save tries again")
-
-    def _candidates(self) -> list[Remembered | Candidate]:
-        """Newest first; of one step what is in memory comes before what is on disk, and that before its copies."""
-        in_memory, on_disk = remembered(self._snapshots, self._say), candidates(self.directory)
-        found: list[Remembered | Candidate] = [*in_memory, *on_disk]
-        for directory in self._also:
-            try:
-                found += candidates(directory)
-            except OSError as error:
-                self._say(f"the copies in {directory} are not known: {describe(error)}")
-        return sorted(found, key=lambda candidate: candidate.step, reverse=True)
-
-    def _recall(self, found: Remembered) -> str:
-        """Restore it from memory. Returns "" or why that failed."""
-        per_rank = self._per_rank_fits(found.step, found.manifest.world_size, None)
-        source = InMemory(self._snapshots, found, self.directory)
-        reason = load(source, self._state, self._ranks, per_rank=per_rank)
-        if not reason:
-            self._snapshots.rewind(found.step, found.record)
-            self._rule.hurry()
-            where = told(self._ranks.gather(source.where))
-            self._say(f"restored {found.name} ({where}; written by attempt {found.manifest.attempt})")
-        return reason
-
-    def _load(self, candidate: Candidate) -> str:
-        """Restore it from disk. Returns "" or why that failed."""
-        verdict = verify_together(candidate, self._ranks)
-        if verdict.manifest is None or not verdict.good:
-            return verdict.reason
-        origin = verdict.origin
-        per_rank = self._per_rank_fits(candidate.step, verdict.manifest.world_size, origin)
-        reason = load(OnDisk(candidate.path), self._state, self._ranks, per_rank=per_rank, origin=origin)
-        if not reason:
-            self._snapshots.rewind(candidate.step)
-            if self._ranks.first:
-                self._snapshots.trust(candidate.path.parent, encode(verdict.manifest), self._keep)
-            self._durable = candidate.step
-            by = origin.told() if origin is not None else f"written by attempt {verdict.manifest.attempt}"
-            self._say(f"restored {self._name(candidate)} ({by})")
-        return reason
-
-    def _per_rank_fits(self, step: int, world_size: int, origin: Origin | None) -> bool:
-        if origin is not None and not origin.per_rank:
-            return False
-        if world_size == self._ranks.size:
-            return True
-        if not self._reshard:
-            raise WorldSizeChanged(
-                f"{step_name(step)} was written by {world_size} ranks, and this training has {self._ranks.size}",
-                "random numbers and data positions are kept per rank, and cannot be carried over",
-                "start with as many ranks, or pass reshard=True to the Checkpointer to start those afresh",
-            )
-        self._say(f"{world_size} ranks became {self._ranks.size}: random numbers and per-rank objects start afresh")
-        return False
-
-    def _name(self, candidate: Remembered | Candidate) -> str:
-        if isinstance(candidate, Remembered) or candidate.path.parent == self.directory:
-            return candidate.name
-        return f"{candidate.name} in {candidate.path.parent}"
-
-    def _nothing_restores(self, passed_over: list[str]) -> NoCheckpointRestores:
-        directories = [str(directory) for directory in (self.directory, *self._also)]
-        error = NoCheckpointRestores(
-            f"None of the {len(passed_over)} checkpoints in {' and '.join(directories)} restores",
-            "\n".join(passed_over),
-            "\n".join(f"transom ckpt verify {directory}" for directory in directories)
-            + "\nto start from the beginning, give another directory",
-        )
-        if self._ranks.first:
-            _to_stderr(f"error: {error}")
-        return error
 
     def _say(self, line: str) -> None:
         if self._ranks.first:

@@ -185,13 +185,6 @@ class Desk:
         self.holding.neighbours.ask(str(about["node"]), "record", SURVEY, memoryview(data), step=int(about["step"]))
         return {}, [self._parcel(bytes(data))]
 
-    def _do_adopt(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
-        """A record from elsewhere, of the step that is to be restored."""
-        data, size = messages.unpack(fds[0]), int(about["manifest"])
-        record = Record(data[:size], data[size:])
-        self.holding.shelf.commit(self.launch, record.read.step, record)
-        return {}, []
-
     def _do_fetch(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         """A share whose bytes are those of the record, in memory: good until `rewind`, or until the rank goes. Without
         `check` the asker sees to that of what is held here; what turns out to be damaged it asks for again, with."""

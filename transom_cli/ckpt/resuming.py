@@ -1,0 +1,128 @@
+"""From which step a training goes on: the newest that restores, from memory, from disk, or from a copy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from transom_cli.ckpt.engine import describe
+from transom_cli.ckpt.failures import NoCheckpointRestores, WorldSizeChanged
+from transom_cli.ckpt.imported import Origin
+from transom_cli.ckpt.inventory import Candidate, candidates
+from transom_cli.ckpt.manifest import encode
+from transom_cli.ckpt.names import step_name
+from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.reading import OnDisk
+from transom_cli.ckpt.recall import InMemory, Remembered, remembered, told
+from transom_cli.ckpt.restore import load, verify_together
+from transom_cli.ckpt.retention import Keep
+from transom_cli.ckpt.snapshots import Snapshots
+from transom_cli.ckpt.state import State
+
+
+@dataclass(frozen=True)
+class Restored:
+    step: int
+    durable: bool  # not in memory alone
+
+
+class Resuming:
+    """For all ranks together. `places`: the directory of the training, and those of its copies."""
+
+    def __init__(
+        self, places: tuple[Path, ...], state: State, ranks: Ranks, snapshots: Snapshots, keep: Keep, reshard: bool,
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._places, self._state, self._ranks, self._snapshots = places, state, ranks, snapshots
+        self._keep, self._reshard, self._say = keep, reshard, say
+
+    def restore(self) -> Restored | None:
+        """None when there is nothing at all. Raises NoCheckpointRestores and WorldSizeChanged.
+
+        What is in memory alone and does not restore is no reason to stop: there was never more than the disk has.
+        """
+        found: list[Remembered | Candidate] = self._ranks.from_first(self._candidates() if self._ranks.first else None)
+        passed_over = []
+        for candidate in found:
+            remembered = isinstance(candidate, Remembered)
+            reason = self._recall(candidate) if isinstance(candidate, Remembered) else self._load(candidate)
+            if not reason:
+                return Restored(candidate.step, durable=not remembered)
+            self._say(f"passed over {self._name(candidate)}: {reason}")
+            if not remembered:
+                passed_over.append(f"{self._name(candidate)}: {reason}")
+        if passed_over:
+            raise self._nothing_restores(passed_over)
+        self._snapshots.rewind(None)
+        return None
+
+    def _candidates(self) -> list[Remembered | Candidate]:
+        """Newest first; of one step what is in memory comes before what is on disk, and that before its copies."""
+        directory, *copies = self._places
+        found: list[Remembered | Candidate] = [*remembered(self._snapshots, self._say), *candidates(directory)]
+        for copy in copies:
+            try:
+                found += candidates(copy)
+            except OSError as error:
+                self._say(f"the copies in {copy} are not known: {describe(error)}")
+        return sorted(found, key=lambda candidate: candidate.step, reverse=True)
+
+    def _recall(self, found: Remembered) -> str:
+        """Restore it from memory. Returns "" or why that failed."""
+        per_rank = self._per_rank_fits(found.step, found.manifest.world_size, None)
+        source = InMemory(self._snapshots, found, self._places[0])
+        reason = load(source, self._state, self._ranks, per_rank=per_rank)
+        if not reason:
+            self._snapshots.rewind(found.step, found.record)
+            where = told(self._ranks.gather(source.where))
+            self._say(f"restored {found.name} ({where}; written by attempt {found.manifest.attempt})")
+        return reason
+
+    def _load(self, candidate: Candidate) -> str:
+        """Restore it from disk. Returns "" or why that failed."""
+        verdict = verify_together(candidate, self._ranks)
+        if verdict.manifest is None or not verdict.good:
+            return verdict.reason
+        origin = verdict.origin
+        per_rank = self._per_rank_fits(candidate.step, verdict.manifest.world_size, origin)
+        reason = load(OnDisk(candidate.path), self._state, self._ranks, per_rank=per_rank, origin=origin)
+        if not reason:
+            self._snapshots.rewind(candidate.step)
+            if self._ranks.first:
+                self._snapshots.trust(candidate.path.parent, encode(verdict.manifest), self._keep)
+            by = origin.told() if origin is not None else f"written by attempt {verdict.manifest.attempt}"
+            self._say(f"restored {self._name(candidate)} ({by})")
+        return reason
+
+    def _per_rank_fits(self, step: int, world_size: int, origin: Origin | None) -> bool:
+        if origin is not None and not origin.per_rank:
+            return False
+        if world_size == self._ranks.size:
+            return True
+        if not self._reshard:
+            raise WorldSizeChanged(
+                f"{step_name(step)} was written by {world_size} ranks, and this training has {self._ranks.size}",
+                "random numbers and data positions are kept per rank, and cannot be carried over",
+                "start with as many ranks, or pass reshard=True to the Checkpointer to start those afresh",
+            )
+        self._say(f"{world_size} ranks became {self._ranks.size}: random numbers and per-rank objects start afresh")
+        return False
+
+    def _name(self, candidate: Remembered | Candidate) -> str:
+        if isinstance(candidate, Remembered) or candidate.path.parent == self._places[0]:
+            return candidate.name
+        return f"{candidate.name} in {candidate.path.parent}"
+
+    def _nothing_restores(self, passed_over: list[str]) -> NoCheckpointRestores:
+        error = NoCheckpointRestores(
+            f"None of the {len(passed_over)} checkpoints in {' and '.join(map(str, self._places))} restores",
+            "\n".join(passed_over),
+            "\n".join(f"transom ckpt verify {place}" for place in self._places)
+            + "\nto start from the beginning, give another directory",
+        )
+        if self._ranks.first:
+            sys.stderr.write(f"error: {error}\n")
+            sys.stderr.flush()
+        return error
