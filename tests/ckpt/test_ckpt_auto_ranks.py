@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from transom_cli.ckpt.cadence import START
 from transom_cli.ckpt.inventory import candidates, verify
 
@@ -38,6 +40,7 @@ def _train(ranks: int, directory: Path, saves: int, seed: int) -> tuple[list[dic
     return [json.loads(out.splitlines()[-1]) for out, _ in done], done[0][1]
 
 
+@pytest.mark.long
 def test_all_ranks_save_the_same_steps_and_restart_the_same(tmp_path: Path):
     found, said = _train(3, tmp_path, 5, seed=1)
     first = found[0]["saved"]

@@ -131,6 +131,7 @@ def test_an_order_that_one_rank_has_passed_is_made_good_by_the_next(world: Calla
     assert made.saved() == [20]
 
 
+@pytest.mark.long
 def test_an_order_superseded_before_its_step(world: Callable[..., World]) -> None:
     made = world(1, 1)
     made.go(4, 4)
@@ -142,7 +143,7 @@ def test_an_order_superseded_before_its_step(world: Callable[..., World]) -> Non
     assert made.close() == ["closed ", "closed "]
 
 
-@pytest.mark.parametrize("told", [0, 1])
+@pytest.mark.parametrize("told", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_node_that_was_not_told_costs_that_checkpoint_and_no_other(world: Callable[..., World], told: int) -> None:
     """Whoever is told waits with it in the background; at the next usual one all come together."""
     made = world(1, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from ckpt_memory_nodes import Nodes
 
 from transom_cli.ckpt.inventory import candidates, verify
@@ -13,6 +14,7 @@ def good(directory: Path) -> list[int]:
     return [found.step for found in candidates(directory) if verify(found).good]
 
 
+@pytest.mark.long
 def test_both_nodes_write_into_a_directory_that_they_share(tmp_path: Path) -> None:
     copies = tmp_path / "copies"
     with Nodes(tmp_path / "c", "none", ["n0", "n1"], also=str(copies)) as nodes:

@@ -48,7 +48,7 @@ def failure(holder: Holder, relay: Relay, of: str, stall: float = SOON) -> LineF
     return caught.value
 
 
-@pytest.mark.parametrize("mask", [0x01, 0x80])
+@pytest.mark.parametrize("mask", [0x01, pytest.param(0x80, marks=pytest.mark.long)])
 def test_any_byte_of_an_answer_flipped_is_an_error(holder: Holder, mask: int) -> None:
     whole, _ = passed(holder, "small")
     bulk = whole - len(SMALL) - SEAL_BYTES
