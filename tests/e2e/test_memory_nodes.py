@@ -1,6 +1,6 @@
-"""Nodes of a real Slurm die with the snapshots that they held: the run goes on from the others' memory.
+"""A node of a real Slurm dies with the snapshots that it held: the run goes on from the others' memory.
 
-Nothing is on disk when they die (`--persist` beyond the run's length), the model is sharded, so a dead node's shard
+Nothing is on disk when it dies (`--persist` beyond the run's length), the model is sharded, so a dead node's shard
 is nowhere but in parity; and the final state is bit for bit that of a run without a fault.
 """
 
@@ -34,29 +34,23 @@ def told(path: Path) -> str:
     return str(json.loads(path.read_text())["sha256"])
 
 
-@pytest.mark.parametrize(
-    ("protect", "nodes", "dead"), [("replica", 2, 1), ("xor:2", 3, 1), ("rs:2+1", 3, 1), ("rs:1+2", 3, 2)]
-)
+@pytest.mark.parametrize(("protect", "nodes"), [("replica", 2), ("xor:2", 3), ("rs:2+1", 3)])
 @pytest.mark.timeout(600)
-def test_dead_nodes_shards_come_from_the_others_memory(
-    person: Person, sandbox: Sandbox, tmp_path: Path, protect: str, nodes: int, dead: int
+def test_a_dead_nodes_shard_comes_from_the_others_memory(
+    person: Person, sandbox: Sandbox, tmp_path: Path, protect: str, nodes: int
 ) -> None:
-    spares = min(dead, 4 - nodes)
-    run = start(person, nodes, spares, protect, tmp_path / "fault.json")
+    run = start(person, nodes, 1, protect, tmp_path / "fault.json")
     job_id = person.wait(run, at_step(12), 180)["job_id"]
-    if spares:
-        person.wait(run, lambda _: ready(run, job_id, "warm: "))
+    person.wait(run, lambda _: ready(run, job_id, "warm: "))
     checkpoints = run.path / "checkpoints"
     assert not list(checkpoints.glob("step-*"))
-    for number in range(dead):
-        faults.kill_node(sandbox, f"node{number + 2}")
+    faults.kill_node(sandbox, "node2")
     view = person.wait(run, over, 400)
     assert (view["phase"], view["step"]) == ("done", STEPS)
     assert len(launches(run, job_id)) == 2
     said = (run.attempt(job_id, 0).logs(1) / "rank-0.log").read_text()
     assert "in memory" in said and "parity in memory" in said, said
     quiet = start(person, nodes, 0, "none", tmp_path / "quiet.json")
-    for number in range(dead):
-        faults.restore_node(sandbox, f"node{number + 2}", undrain=True)
+    faults.restore_node(sandbox, "node2", undrain=True)
     assert person.wait(quiet, over, 400)["phase"] == "done"
     assert told(tmp_path / "fault.json") == told(tmp_path / "quiet.json")

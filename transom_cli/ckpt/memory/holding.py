@@ -81,9 +81,10 @@ class Holding:
             return self._row(step, about)
         if name == "check":
             return self.checking.here(step), ()
-        if name == "settled":
-            self.shelf.settled(step)
-            self.parity.only(step)
+        if name in ("settled", "partly"):
+            if name == "settled":
+                self.shelf.settled(step)
+            self.parity.only(step, self.shelf.protected)
             left_out = about.get("left_out")
             self._left_out = tuple(map(str, left_out)) if isinstance(left_out, list) else ()
             return {}, ()

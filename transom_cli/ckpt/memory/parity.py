@@ -100,10 +100,10 @@ class Parity:
             found = self._rows[step, nodes, stripe, row]
         yield memoryview(found.memory)[: found.size]
 
-    def only(self, step: int) -> None:
-        """That step is protected: the others' rows are needed no more."""
+    def only(self, *steps: int | None) -> None:
+        """Of other steps the rows are needed no more."""
         with self._lock:
-            self._drop(lambda row: row.group.step != step)
+            self._drop(lambda row: row.group.step not in steps)
 
     def rewind(self, step: int | None) -> None:
         with self._lock:

@@ -2,8 +2,8 @@
 
 Who holds a row pulls the chunks that go into it, one after the other, and folds each in as it comes. The holder of rank
 0's node sees to it that all do. Nodes that do not answer, or whose bytes cannot be had, are left out: the others form
-groups without them, and it is said. The step that was protected before is given up only after that, so at
-any moment there is one that survives the loss of nodes.
+groups without them, and it is said. The step that was protected before is given up only when a newer one is on all
+nodes: a node that is left out may have died, and then it is the older step that can be had whole.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Protecting:
                 if told
                 else f"step {step} is protected on all nodes again"
             )
-        neighbours.ask_all("settled", 5.0, step=step, left_out=sorted(told))
+        neighbours.ask_all("partly" if told else "settled", 5.0, step=step, left_out=sorted(told))
 
     def _round(self, neighbours: Neighbours, step: int, files: dict[str, Files]) -> set[str]:
         """All groups at once. Returns the nodes that did not do their part, and those whose bytes could not be had."""
