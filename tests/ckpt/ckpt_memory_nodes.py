@@ -17,12 +17,15 @@ WORKER = Path(__file__).with_name("ckpt_memory_nodes_worker.py")
 
 
 class Nodes:
-    """`names`: of the nodes, in rank order, one rank each. Use as a context: what is left is killed at its end."""
+    """`names`: of the nodes, in rank order, one rank each. `beside`: for a second Checkpointer of every rank. Use as
+    a context: what is left is killed at its end."""
 
     def __init__(
-        self, directory: Path, protect: str, names: list[str], domains: dict[str, str] | None = None, also: str = ""
-    ) -> None:
+        self, directory: Path, protect: str, names: list[str], domains: dict[str, str] | None = None, also: str = "",
+        beside: Path | None = None,
+    ) -> None:  # fmt: skip
         self.also = [also] if also else []
+        self.directories = [directory, *([beside] if beside else [])]
         self.directory, self.protect, self.names, self.domains = directory, protect, names, domains or {}
         self._folder = tempfile.TemporaryDirectory(prefix="nodes-", dir="/dev/shm")
         self.ranks: list[subprocess.Popen[str]] = []
@@ -48,6 +51,7 @@ class Nodes:
             rank.stdin.flush()
 
     def start(self, steps: int, launch: int, **env: str) -> None:
+        directories = ",".join(map(str, self.directories))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
@@ -57,7 +61,7 @@ class Nodes:
         clean |= {"TRANSOM_ATTEMPT": "7.0", "TRANSOM_LAUNCH": str(launch), "WORLD_SIZE": str(len(self.names))}
         self.ranks = [
             subprocess.Popen(
-                [sys.executable, str(WORKER), str(self.directory), self.protect, str(steps), *self.also],
+                [sys.executable, str(WORKER), directories, self.protect, str(steps), *self.also],
                 env={
                     **clean, "RANK": str(rank), "TRANSOM_BEAT_DIR": self.beats(name), "SLURMD_NODENAME": name,
                     **({"SLURM_TOPOLOGY_ADDR": f"{self.domains[name]}.{name}"} if name in self.domains else {}),
@@ -84,18 +88,19 @@ class Nodes:
             found.append(lines)
         return found
 
-    def protected(self, step: int) -> None:
+    def protected(self, step: int, directory: Path | None = None) -> None:
         """Wait until every holder knows that `step` is protected: it holds its parity, and no older one's."""
         deadline = time.monotonic() + 60
         for name in self.names:
-            while self.state(name)["protected"] != step:
-                assert time.monotonic() < deadline, self.state(name)
+            while self.state(name, directory)["protected"] != step:
+                assert time.monotonic() < deadline, self.state(name, directory)
                 time.sleep(0.05)
 
-    def state(self, name: str) -> dict[str, object]:
+    def state(self, name: str, directory: Path | None = None) -> dict[str, object]:
+        directory = directory or self.directory
         line = connect(agents_path(self.beats(name)))
         try:
-            line.ask("look", directory=str(self.directory), token=(self.directory / ".memory").read_text())
+            line.ask("look", directory=str(directory), token=(directory / ".memory").read_text())
             return line.ask("state")[0]
         finally:
             line.close()

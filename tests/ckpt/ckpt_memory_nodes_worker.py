@@ -1,8 +1,9 @@
 """One rank of a training over several "nodes" of this machine, each with a memory holder of its own.
 
-Usage: ckpt_memory_nodes_worker.py DIRECTORY PROTECT STEPS [COPIES]. The state at step n is n everywhere, and a shard
-has its own numbers. Lines on standard output: `restored N`, `step N` for each finished one, `settled` when the last one
-counts. On standard input: `go N` for N more steps; an empty line ends it in order.
+Usage: ckpt_memory_nodes_worker.py DIRECTORY[,DIRECTORY..] PROTECT STEPS [COPIES]. The state at step n is n everywhere,
+and a shard has its own numbers. In each of the directories it is saved by a Checkpointer of its own. Lines on
+standard output: `restored N`, `step N` for each finished one, `settled` when the last one counts. On standard input:
+`go N` for N more steps; an empty line ends it in order.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ WIDTH = 3 << 16
 
 
 def main() -> None:
-    directory, protect, steps = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    directories, protect, steps = [Path(one) for one in sys.argv[1].split(",")], sys.argv[2], int(sys.argv[3])
     also = dict.fromkeys(sys.argv[4:], 1)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -31,8 +32,12 @@ def main() -> None:
     whole = torch.arange(WIDTH * size, dtype=torch.float32)
     state = {"sharded": distribute_tensor(whole, mesh, [Shard(0)]), "alike": torch.zeros(1001), "n": 0}
     rate = float(os.environ["RATE"]) if "RATE" in os.environ else None
-    checkpointer = Checkpointer(state, directory, every=1, persist=1000, protect=protect, protect_rate=rate, also=also)
-    start = checkpointer.restore() or 0
+    checkpointers = [
+        Checkpointer(state, directory, every=1, persist=1000, protect=protect, protect_rate=rate, also=also)
+        for directory in directories
+    ]
+    start = checkpointers[0].restore() or 0
+    assert all((checkpointer.restore() or 0) == start for checkpointer in checkpointers[1:])
     local = state["sharded"].to_local()
     expected = torch.arange(WIDTH * rank, WIDTH * (rank + 1), dtype=torch.float32) + start
     assert torch.equal(local, expected), f"rank {rank}: its shard is not that of step {start}"
@@ -45,12 +50,15 @@ def main() -> None:
             state["sharded"].to_local().add_(1)
             state["alike"].fill_(step)
             state["n"] = step
-            checkpointer.save(step)
+            for checkpointer in checkpointers:
+                checkpointer.save(step)
             print("step", step, flush=True)
-        checkpointer._settle()
+        for checkpointer in checkpointers:
+            checkpointer._settle()
         print("settled", flush=True)
         steps = int((sys.stdin.readline().split() or ["go", "0"])[1])
-    checkpointer.close(strict=True)
+    for checkpointer in checkpointers:
+        checkpointer.close(strict=True)
     print("closed", flush=True)
     dist.barrier()
     dist.destroy_process_group()

@@ -34,6 +34,21 @@ def test_lost_nodes_are_made_good_from_the_others_memory(tmp_path: Path, protect
         assert "parity in memory" in nodes.said()
 
 
+def test_two_checkpointers_of_a_training_both_reach_the_other_nodes(tmp_path: Path) -> None:
+    names = ["n0", "n1"]
+    with Nodes(tmp_path / "a", "replica", names, beside=tmp_path / "b") as nodes:
+        nodes.start(steps=2, launch=0)
+        nodes.until("settled")
+        for directory in nodes.directories:
+            nodes.protected(2, directory)
+        nodes.kill_ranks()
+        nodes.kill_holder("n0")
+        nodes.start(steps=1, launch=1)
+        assert nodes.until("restored") == [["restored 2"]] * 2
+        nodes.until("settled")
+        nodes.finish()
+
+
 @pytest.mark.long
 def test_a_holder_killed_in_the_middle_of_a_transfer_costs_nothing_but_time(tmp_path: Path) -> None:
     """Its ranks live on: they lend their memory to the next one, and the step after is protected again."""

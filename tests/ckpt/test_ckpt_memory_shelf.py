@@ -39,6 +39,7 @@ class ShelfMachine(RuleBasedStateMachine):
         self.ranks: dict[int, Account] = {}
         self.committed: set[int] = set()
         self.reserved: set[int] = set()
+        self.early: set[int] = set()  # released before they were committed here
         self.readers: list[tuple[int, ExitStack]] = []
 
     def teardown(self) -> None:
@@ -76,6 +77,7 @@ class ShelfMachine(RuleBasedStateMachine):
     def come_anew(self, rank: int) -> None:
         self.launches += 1
         self.reserved.clear()
+        self.early.clear()
         self.come(rank)
 
     @rule(rank=A_RANK, index=st.integers(0, 2))
@@ -152,7 +154,7 @@ class ShelfMachine(RuleBasedStateMachine):
         again = self.step in self.committed
         self.shelf.commit(self.now, self.step, record(self.step, len(RANKS)), ["disk"] if durable else [])
         self.committed.add(self.step)
-        if durable and not again:
+        if durable and not again and self.step not in self.early:
             self.reserved.add(self.step)
 
     @rule(durable=st.booleans(), read=st.booleans(), slots=st.integers(1, 3))
@@ -179,6 +181,22 @@ class ShelfMachine(RuleBasedStateMachine):
         step = data.draw(st.sampled_from(sorted(self.reserved)))
         self.shelf.release(step, "disk")
         self.reserved.discard(step)
+
+    @rule()
+    def release_the_next_one(self) -> None:
+        """Who sees to it was sooner than this node's own ranks."""
+        if any(self.here(rank) for rank in RANKS):
+            self.shelf.release(self.step + 1, "disk")
+            self.early.add(self.step + 1)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.reserved)
+    def release_all(self, data) -> None:
+        step = data.draw(st.sampled_from(sorted(self.reserved)))
+        self.shelf.release_all(step, "network")
+        assert self.reserved <= {n for n, _, uses in self.shelf.committed() if "disk" in uses}
+        self.shelf.release_all(step, "disk")
+        self.reserved = {n for n in self.reserved if n > step}
 
     # A restore
 
@@ -208,6 +226,8 @@ class ShelfMachine(RuleBasedStateMachine):
         self.shelf.rewind(self.now, step)
         past = {known for known in self.committed if step is not None and known <= step}
         self.committed = past
+        self.reserved &= past
+        self.early.clear()
         for mine in self.ranks.values():
             mine.slots = {n: s if s is not None and step is not None and s <= step else None
                           for n, s in mine.slots.items()}  # fmt: skip

@@ -24,7 +24,7 @@ from transom_cli.ckpt.memory.client import ANSWER
 from transom_cli.ckpt.memory.launches import Launch
 from transom_cli.ckpt.memory.meeting_place import meet, names, own_address, token
 from transom_cli.ckpt.memory.messages import HolderGone
-from transom_cli.ckpt.memory.persisting import COPYING, DONE, FAILED, RUNNING
+from transom_cli.ckpt.memory.outcomes import ENDED, FAILED, RUNNING
 from transom_cli.ckpt.memory.protecting import domain
 from transom_cli.ckpt.memory.protection import NONE, Protection
 from transom_cli.ckpt.memory.shelf import Record
@@ -37,7 +37,7 @@ SLOTS = 3  # snapshots a rank: the newest that counts, one that is being made du
 PATIENCE = 20.0  # seconds of one wait for a slot, before it is told what it waits for
 _RECORDS = 4  # commits that are told again to a new holder
 _REPLACED = 20.0  # seconds in which a new holder must have been told all
-_UNHEARD = 5  # times in a row that nothing is heard of a write
+_UNHEARD = 10.0  # seconds in which nothing is heard of a write
 _FETCH = 3600.0  # seconds for a share to come from wherever it is; what does not move is given up far sooner
 
 T = TypeVar("T")
@@ -131,7 +131,7 @@ class Snapshots:
 
     def outcome(self, step: int) -> str:
         """Wait until `step` is durable. Returns "", or why it is not. For a thread of its own."""
-        unheard, line = 0, None
+        silent, line = None, None
         try:
             while True:
                 try:
@@ -142,17 +142,18 @@ class Snapshots:
                 except messages.FAILURES as error:
                     line, answer = None, {"trouble": error.what}
                 state, trouble = answer.get("state"), str(answer.get("trouble", ""))
-                if state in (COPYING, DONE, FAILED):
+                if state in ENDED:
                     return trouble if state == FAILED else ""
-                unheard = 0 if state == RUNNING else unheard + 1
-                if unheard >= _UNHEARD:
-                    return (
-                        ""
-                        if self._on_disk(step)
-                        else trouble or f"the memory holder of {self.by} knows nothing of it any more"
-                    )
-                if state != RUNNING or self.by != self._node:
-                    time.sleep(0.1 if state == RUNNING else 0.5)
+                now = time.monotonic()
+                silent = None if state == RUNNING else silent or now
+                if silent is not None and now - silent >= _UNHEARD:
+                    with suppress(*messages.FAILURES):
+                        if line is not None:
+                            line.ask("unheard", step=step)
+                    unknown = trouble or f"the memory holder of {self.by} knows nothing of it any more"
+                    return "" if self._on_disk(step) else unknown
+                if line is None:
+                    time.sleep(0.5)
         finally:
             if line is not None:
                 line.close()
@@ -298,15 +299,18 @@ class Snapshots:
             os.close(fd)
 
     def _listen(self) -> None:
-        answer = self._client.ask("listen", key=self._key, node=self._node, port=self._port)[0]
+        answer = self._client.ask("listen", port=self._port, **self._training())[0]
         self._port = int(answer["port"])
+
+    def _training(self) -> dict[str, Any]:
+        about: dict[str, Any] = {"directory": str(self._directory), "token": self._token, "node": self._node}
+        return {**about, "launch": self.launch.as_json(), "key": self._key}
 
     def _join(self) -> dict[int, Arena]:
         """Returns the memory that an earlier rank of this number has lent."""
         told, fds = self._client.ask(
-            "join", launch=self.launch.as_json(), rank=self._ranks.rank, node=self._node,
-            directory=str(self._directory), token=self._token, places=self._places, key=self._key,
-            protect=str(self._protection), rate=self._rate, domains={n: d for n, d in self._domains.items() if d},
+            "join", **self._training(), rank=self._ranks.rank, places=self._places, protect=str(self._protection),
+            rate=self._rate, domains={n: d for n, d in self._domains.items() if d},
             also=[[str(path), every] for path, every in self._also.items()],
         )  # fmt: skip
         return {int(n): Arena.lent(fd, int(size)) for (n, size), fd in zip(told["slots"], fds, strict=True)}

@@ -11,11 +11,10 @@ from typing import Any
 
 from transom_cli.ckpt.manifest import FileEntry, decode
 from transom_cli.ckpt.memory import launches, messages
-from transom_cli.ckpt.memory.asking import LineFailed
 from transom_cli.ckpt.memory.finding import Found, NotHad
 from transom_cli.ckpt.memory.holding import Holding
 from transom_cli.ckpt.memory.launches import Launch
-from transom_cli.ckpt.memory.persisting import FAILED, RESERVED, UNKNOWN
+from transom_cli.ckpt.memory.persisting import RESERVED
 from transom_cli.ckpt.memory.protection import NONE, parse
 from transom_cli.ckpt.memory.shelf import Record
 from transom_cli.ckpt.memory.slot import Share, Slot
@@ -30,12 +29,13 @@ PATIENCE = 30.0  # seconds at most that one question may wait here
 
 class Desk:
     """`find`: the holding for a directory and the token that its folder has, made if need be where a node is named.
-    `serve`: listen for neighbours with a key, on a port if it is free; returns the port. `forget`: nobody needs it."""
+    `serve`: listen for a directory's neighbours with a key, on a port if it is free; returns the port. `forget`: nobody
+    needs it."""
 
     def __init__(
         self,
         find: Callable[[str, str, str], Holding],
-        serve: Callable[[bytes, str, int], int],
+        serve: Callable[[str, bytes, str, int], int],
         forget: Callable[[Holding], None],
     ) -> None:
         self._find, self._serve, self._forget = find, serve, forget
@@ -62,7 +62,9 @@ class Desk:
     # A rank comes
 
     def _do_listen(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
-        return {"port": self._serve(bytes.fromhex(about["key"]), str(about["node"]), int(about["port"]))}, []
+        launch, directory, node = launches.read(about["launch"]), str(about["directory"]), str(about["node"])
+        self._find(directory, str(about["token"]), node).shelf.admit(launch)
+        return {"port": self._serve(directory, bytes.fromhex(about["key"]), node, int(about["port"]))}, []
 
     def _do_join(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         """Its memory from an earlier launch comes back with the answer, as [index, bytes] and a descriptor each."""
@@ -138,22 +140,18 @@ class Desk:
 
     def _do_outcome(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         """Of a step that the holder of `by` sees to."""
-        step, by, patience = int(about["step"]), str(about["by"]), min(PATIENCE, float(about["patience"]))
-        holding = self.holding
-        if by == holding.neighbours.own:
-            state, trouble = holding.persisting.outcome(step, patience)
-            return {"state": state, "trouble": trouble}, []
-        try:
-            answer = holding.neighbours.ask(by, "outcome", SURVEY, step=step)
-        except LineFailed as error:
-            return {"state": UNKNOWN, "trouble": error.what}, []
-        if answer.get("state") in (UNKNOWN, FAILED):
-            holding.shelf.release(step, RESERVED)
-        return {"state": answer.get("state"), "trouble": answer.get("trouble", "")}, []
+        patience = min(PATIENCE, float(about["patience"]))
+        state, trouble = self.holding.persisting.outcome_by(str(about["by"]), int(about["step"]), patience)
+        return {"state": state, "trouble": trouble}, []
+
+    def _do_unheard(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """Its outcome is waited for no more."""
+        self.holding.shelf.release(int(about["step"]), RESERVED)
+        return {}, []
 
     def _do_copying(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         """Whether the holder of `by` has copies written."""
-        return {"busy": self.holding.neighbours.ask(str(about["by"]), "copying", SURVEY)["busy"]}, []
+        return {"busy": self.holding.persisting.copying_by(str(about["by"]))}, []
 
     def _do_words(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         return {"words": self._words()}, []

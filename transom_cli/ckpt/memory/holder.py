@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,20 @@ NICE = 10  # what it does can wait where the training wants the same core; with 
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # Slurm signals every process of a step
 
 
+@dataclass(frozen=True)
+class _Serving:
+    key: bytes
+    node: str
+    server: Server
+    port: int
+
+
 class Holder:
     def __init__(self, path: str) -> None:
         self._path = path
         self._id = secrets.token_hex(4)
         self._holdings: dict[str, Holding] = {}
-        self._servers: dict[tuple[bytes, str], tuple[Server, int]] = {}
+        self._servers: dict[str, _Serving] = {}  # by directory: of its newest launch
         self._lock = threading.Lock()
         self._left: set[str] = set()  # directories whose ranks have all left in good order
         self._people = 0
@@ -98,8 +107,8 @@ class Holder:
 
     def close(self) -> None:
         with self._lock:
-            for server, _ in self._servers.values():
-                server.stop()
+            for serving in self._servers.values():
+                serving.server.stop()
             for holding in self._holdings.values():
                 holding.close()
 
@@ -163,14 +172,16 @@ class Holder:
         with self._lock:
             self._left.add(holding.shelf.directory)
 
-    def _serve(self, key: bytes, node: str, port: int) -> int:
+    def _serve(self, directory: str, key: bytes, node: str, port: int) -> int:
         with self._lock:
-            for former in [known for known in self._servers if known != (key, node)]:  # of a launch before
-                self._servers.pop(former)[0].stop()
-            if (key, node) not in self._servers:
-                server = Server(key, identity(node), None, self._answer)
-                self._servers[key, node] = server, server.start(port=port)
-            return self._servers[key, node][1]
+            former = self._servers.get(directory)
+            if former is not None and (former.key, former.node) == (key, node):
+                return former.port
+            server = Server(key, identity(node), None, self._answer)
+            serving = self._servers[directory] = _Serving(key, node, server, server.start(port=port))
+        if former is not None:  # of a launch before. It waits for questions that are being answered
+            former.server.stop()
+        return serving.port
 
     def _answer(self, name: str, about: dict[str, object]) -> tuple[Answer, list[memoryview]]:
         holding = self._holdings.get(str(about.pop("directory", "")))

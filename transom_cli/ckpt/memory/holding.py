@@ -14,6 +14,7 @@ from transom_cli.ckpt.memory.inventory import shares
 from transom_cli.ckpt.memory.neighbours import Answer, Neighbours
 from transom_cli.ckpt.memory.parity import Parity, read_group
 from transom_cli.ckpt.memory.persisting import RESERVED, Persisting
+from transom_cli.ckpt.memory.protecting import RESERVED as PROTECTING
 from transom_cli.ckpt.memory.protecting import Protecting
 from transom_cli.ckpt.memory.protection import NONE
 from transom_cli.ckpt.memory.rebuilding import Rebuilding
@@ -61,8 +62,6 @@ class Holding:
             return {"held": self._held(), "records": self._records()}, ()
         if name == "state":
             return self.state(), ()
-        if name == "copying":
-            return {"busy": self.persisting.copying}, ()
         if type(step) is not int:
             raise ValueError("a question about no step")
         if name == "held":
@@ -84,6 +83,7 @@ class Holding:
         if name in ("settled", "partly"):
             if name == "settled":
                 self.shelf.settled(step)
+            self.shelf.release_all(step, PROTECTING)
             self.parity.only(step, self.shelf.protected)
             left_out = about.get("left_out")
             self._left_out = tuple(map(str, left_out)) if isinstance(left_out, list) else ()
@@ -93,6 +93,9 @@ class Holding:
             return {}, ()
         if name == "release":
             self.shelf.release(step, str(about.get("why")))
+            return {}, ()
+        if name == "ended":
+            self.persisting.hear(step, str(about.get("state")), str(about.get("trouble", "")))
             return {}, ()
         if name == "outcome":
             state, trouble = self.persisting.outcome(step)

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from transom_cli.ckpt.manifest import Manifest
+from transom_cli.ckpt.memory.asking import LineFailed
 from transom_cli.ckpt.memory.finding import Finder
 from transom_cli.ckpt.memory.neighbours import Neighbours
+from transom_cli.ckpt.memory.outcomes import COPYING, DONE, ENDED, FAILED, UNKNOWN, Outcomes, State
 from transom_cli.ckpt.memory.shelf import Shelf
 from transom_cli.ckpt.memory.writing import Order, Writing
 from transom_cli.ckpt.names import COPIES_OF, step_name
@@ -22,9 +24,8 @@ from transom_cli.ckpt.publishing import words
 from transom_cli.ckpt.retention import Keep
 from transom_cli.ckpt.turns import Turns
 
-RUNNING, COPYING, DONE, FAILED, UNKNOWN = "running", "copying", "done", "failed", "unknown"
 RESERVED = "being made durable"
-_REMEMBERED = 64  # outcomes
+_ANSWER = 5.0  # seconds for a neighbour
 ALL = Keep(1 << 30)  # none is deleted
 
 
@@ -33,10 +34,9 @@ class Persisting:
         self._shelf, self._neighbours, self._say = shelf, neighbours, say
         self.keep = ALL  # which checkpoints, as a rank has said last
         self._writing = Writing(shelf, neighbours, finder, say)
-        self._outcomes: dict[int, tuple[str, str]] = {}
+        self._outcomes = Outcomes()
         self._turns = Turns({})
-        self._one_at_a_time, self._one_copy = threading.Lock(), threading.Lock()
-        self._changed = threading.Condition()
+        self._one_at_a_time, self._one_copy, self._one_look = (threading.Lock() for _ in range(3))
 
     def copy_to(self, also: dict[Path, int]) -> None:
         """Every so many-th durable checkpoint goes there too."""
@@ -59,37 +59,41 @@ class Persisting:
     def begin(self, order: Order) -> None:
         """Returns at once. Asked for a step that is under way or done, it does nothing more."""
         self.keep = order.keep
-        with self._changed:
-            if self._outcomes.get(order.step, ("", ""))[0] in (RUNNING, COPYING, DONE):
-                return
-            self._outcomes[order.step] = (RUNNING, "")
-            for old in sorted(self._outcomes)[:-_REMEMBERED]:
-                del self._outcomes[old]
-        threading.Thread(target=self._run, args=(order,), name=f"persist-{order.step}", daemon=True).start()
+        if self._outcomes.begin(order.step):
+            threading.Thread(target=self._run, args=(order,), name=f"persist-{order.step}", daemon=True).start()
 
-    def outcome(self, step: int, patience: float = 0.0) -> tuple[str, str]:
-        """RUNNING, COPYING (durable already), DONE, FAILED with the trouble, or UNKNOWN; after `patience` seconds at
-        the latest."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._outcomes.get(step, (UNKNOWN, ""))[0] != RUNNING, patience)
-            return self._outcomes.get(step, (UNKNOWN, ""))
+    def outcome(self, step: int, patience: float = 0.0) -> State:
+        """Of a step that this holder sees to: RUNNING, COPYING (durable already), DONE, FAILED with the trouble, or
+        UNKNOWN; after `patience` seconds at the latest."""
+        return self._outcomes.own(step, patience)
+
+    def outcome_by(self, node: str, step: int, patience: float) -> State:
+        """The same of a step that the holder of `node` sees to."""
+        if node == self._neighbours().own:
+            return self.outcome(step, patience)
+        if self._outcomes.heard(step, patience)[0] not in ENDED:
+            self._ask_if_due(node, step)
+        return self._outcomes.heard(step)
+
+    def hear(self, step: int, state: str, trouble: str) -> None:
+        """The holder that sees to it says how it stands. Nothing but copies is then made of it any more."""
+        self._outcomes.hear(step, state, trouble)
+        if state in (DONE, FAILED):
+            self._shelf.release(step, RESERVED)
 
     @property
     def busy(self) -> bool:
-        with self._changed:
-            return any(state in (RUNNING, COPYING) for state, _ in self._outcomes.values())
+        return self._outcomes.busy
 
-    @property
-    def copying(self) -> bool:
-        with self._changed:
-            return any(state == COPYING for state, _ in self._outcomes.values())
+    def copying_by(self, node: str) -> bool:
+        """Whether that holder, or this one, has copies written."""
+        for step in self._outcomes.copying(own=False):
+            self._ask_if_due(node, step)
+        return bool(self._outcomes.copying(own=True) or self._outcomes.copying(own=False))
 
     def forget(self, step: int | None) -> None:
         """What is newer than `step` is of a past that did not happen: it may be asked for again."""
-        with self._changed:
-            for newer in [n for n in self._outcomes if step is None or n > step]:
-                if self._outcomes[newer][0] not in (RUNNING, COPYING):
-                    del self._outcomes[newer]
+        self._outcomes.forget(step)
 
     def write(self, step: int, work: Path, names: list[str]) -> tuple[str, dict[str, str]]:
         """This node's part: see `Writing`."""
@@ -100,13 +104,11 @@ class Persisting:
             trouble = self._attempted(order, Path(self._shelf.directory))
         if not trouble:
             self._copy(order)
-        neighbours = self._neighbours()
-        self._set(order.step, FAILED if trouble else DONE, trouble)
-        neighbours.ask_all("release", 5.0, step=order.step, why=RESERVED)
+        self._tell(order.step, FAILED if trouble else DONE, trouble)
 
     def _copy(self, order: Order) -> None:
         """One step at a time, so that no more than one snapshot is kept for it."""
-        with self._changed:
+        with self._one_look:
             turns = self._turns
             due = turns.due()
         if not due:
@@ -114,12 +116,12 @@ class Persisting:
         free = self._one_copy.acquire(blocking=False)
         try:
             if free:
-                self._set(order.step, COPYING)
+                self._tell(order.step, COPYING)
             for directory in due:
                 trouble = self._copied(order, directory) if free else "the copies before it are still being written"
                 if trouble:
                     self._say(f"{step_name(order.step)} was not copied to {directory}: {trouble}")
-                    with self._changed:
+                    with self._one_look:
                         turns.failed(directory)
         finally:
             if free:
@@ -136,7 +138,17 @@ class Persisting:
         except Exception as error:  # whoever waits must hear of it
             return words(error)
 
-    def _set(self, step: int, state: str, trouble: str = "") -> None:
-        with self._changed:
-            self._outcomes[step] = (state, trouble)
-            self._changed.notify_all()
+    def _tell(self, step: int, state: str, trouble: str = "") -> None:
+        """This node's ranks, and all others'."""
+        neighbours = self._neighbours()  # those that took part: when all is told there may be others
+        self._outcomes.set(step, state, trouble)
+        neighbours.ask_all("ended", _ANSWER, step=step, state=state, trouble=trouble)
+
+    def _ask_if_due(self, node: str, step: int) -> None:
+        if not self._outcomes.due(step):
+            return
+        try:
+            answer = self._neighbours().ask(node, "outcome", _ANSWER, step=step)
+        except LineFailed as error:
+            answer = {"state": UNKNOWN, "trouble": error.what}
+        self.hear(step, str(answer.get("state")), str(answer.get("trouble", "")))

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli.ckpt.memory.holding import Holding
-from transom_cli.ckpt.memory.persisting import DONE, Order
+from transom_cli.ckpt.memory.outcomes import COPYING, DONE
+from transom_cli.ckpt.memory.persisting import Order
 from transom_cli.ckpt.names import MANIFEST, step_name
 
 TELL = 2.0  # seconds for a neighbour to hear that the step must not be overwritten
@@ -34,7 +35,7 @@ def rescue(holding: Holding, step: int, attempt: str, seconds: float) -> dict[st
     holding.neighbours.ask_all("reserve", TELL, step=step)  # ranks that step on would overwrite it
     holding.persisting.begin(Order(step, attempt, holding.persisting.keep))
     state, trouble = holding.persisting.outcome(step, seconds)
-    return {"state": state, "trouble": trouble}
+    return {"state": DONE if state == COPYING else state, "trouble": trouble}
 
 
 def _on_disk(holding: Holding, step: int) -> bool:

@@ -63,6 +63,7 @@ class Shelf:
         self._ranks: dict[int, _Rank] = {}
         self._readers: Counter[int] = Counter()
         self._reserved: set[tuple[int, str]] = set()
+        self._released: set[tuple[int, str]] = set()  # before the commit that reserves it has come
         self._changed = threading.Condition()
 
     def join(self, launch: Launch, rank: int, protect: bool) -> dict[int, Slot]:
@@ -71,16 +72,22 @@ class Shelf:
         Raises TakenOver when a newer launch is here, or a later one has been.
         """
         with self._changed:
-            if self.launch is not None and (launch.token in self._former or launch.older_than(self.launch)):
-                self._fence(launch)
+            self.admit(launch)
             if self.launch is not None and self.launch != launch:
                 self._former.add(self.launch.token)
                 self._reserved.clear()  # who was to ask for it is gone
+                self._released.clear()
             self.launch = launch
             self.protect = protect
             mine = self._ranks.setdefault(rank, _Rank({}, launch))
             mine.launch, mine.writing = launch, None
             return dict(mine.slots)
+
+    def admit(self, launch: Launch) -> None:
+        """Raises TakenOver when a newer launch is here, or a later one has been."""
+        with self._changed:
+            if self.launch is not None and (launch.token in self._former or launch.older_than(self.launch)):
+                self._fence(launch)
 
     def lend(self, launch: Launch, rank: int, index: int, slot: Slot, *, write: bool) -> None:
         """Memory for that rank's snapshots, in place of what was lent as `index`. `write`: it is given out at once."""
@@ -161,7 +168,8 @@ class Shelf:
             self._fence(launch)
             if self.records.get(step) != record:
                 self.records[step] = record
-                self._reserved |= {(step, why) for why in reserve}
+                self._reserved |= {(step, why) for why in reserve} - self._released
+                self._released = {told for told in self._released if told[0] > step}
             for rank in [rank for rank, had in self._ranks.items() if self.launch and self.launch != had.launch]:
                 for slot in self._ranks.pop(rank).slots.values():  # of ranks that are on other nodes by now
                     slot.close()
@@ -173,6 +181,8 @@ class Shelf:
             self._fence(launch)
             for newer in [n for n in self.records if step is None or n > step]:
                 del self.records[newer]
+            self._reserved = {told for told in self._reserved if step is not None and told[0] <= step}
+            self._released.clear()
             if self.protected is not None and (step is None or self.protected > step):
                 self.protected = None
             for had in self._ranks.values():
@@ -228,8 +238,17 @@ class Shelf:
                 self._forget_old()
 
     def release(self, step: int, why: str) -> None:
+        """It may come before the step's commit here: this node's ranks are not all as fast as others'."""
         with self._changed:
+            if step not in self.records:
+                self._released.add((step, why))
             self._reserved.discard((step, why))
+            self._forget_old()
+
+    def release_all(self, step: int, why: str) -> None:
+        """Of that step and older ones: also what was asked of a holder that is gone."""
+        with self._changed:
+            self._reserved -= {told for told in self._reserved if told[0] <= step and told[1] == why}
             self._forget_old()
 
     def close(self) -> None:

@@ -1,0 +1,118 @@
+"""Ranks that wait for a write to end hear of it from their own node's holder, however many there are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from transom_cli.ckpt.memory import outcomes
+from transom_cli.ckpt.memory.holding import Holding
+from transom_cli.ckpt.memory.lines import Server
+from transom_cli.ckpt.memory.neighbours import Answer, identity
+from transom_cli.ckpt.memory.outcomes import COPYING, DONE, FAILED, RUNNING, UNKNOWN
+
+KEY = b"k" * 32
+LONG = 60.0  # seconds: a test that waits so long has failed
+WAITING = 40  # ranks: more than a holder has lines
+
+
+class Two:
+    """Two nodes' holders of one training; the first sees to what becomes durable. `asked`: what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.holdings = {node: Holding("/c", "token", node, lambda line: None) for node in ("n0", "n1")}
+        self.servers = {node: Server(KEY, identity(node), None, self._answers(node)) for node in self.holdings}
+        places = {node: ("127.0.0.1", server.start("127.0.0.1")) for node, server in self.servers.items()}
+        for node, holding in self.holdings.items():
+            holding.meet(node, places, KEY)
+
+    def _answers(self, node: str):
+        def answer(name: str, about: dict[str, object]) -> tuple[Answer, list[memoryview]]:
+            about.pop("directory")
+            if node == "n0":
+                self.asked.append(name)
+            told, pieces = self.holdings[node].answer(name, about)
+            return told, list(pieces)
+
+        return answer
+
+    def ends(self, step: int, state: str, trouble: str = "") -> None:
+        self.holdings["n0"].persisting._tell(step, state, trouble)
+
+    def close(self) -> None:
+        for server in self.servers.values():
+            server.stop()
+
+
+@pytest.fixture
+def two() -> Iterator[Two]:
+    found = Two()
+    yield found
+    found.close()
+
+
+def test_many_ranks_wait_without_a_question_to_the_one_that_sees_to_it(two: Two) -> None:
+    there = two.holdings["n1"].persisting
+    ready = threading.Barrier(WAITING + 1)
+
+    def rank(_: int) -> tuple[str, str]:
+        ready.wait()
+        return there.outcome_by("n0", 5, LONG)
+
+    with ThreadPoolExecutor(WAITING) as ranks:
+        told = ranks.map(rank, range(WAITING))
+        ready.wait()
+        two.ends(5, FAILED, "the disk is full")
+        assert list(told) == [(FAILED, "the disk is full")] * WAITING
+    assert two.asked == []
+
+
+def test_what_was_not_heard_is_asked_for_once(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that sees to it could not reach this node when the write ended."""
+    two.holdings["n0"].persisting._outcomes.set(5, DONE)
+    there = two.holdings["n1"].persisting
+    assert there.outcome_by("n0", 5, 0.0) == (RUNNING, ""), "it is taken to be under way for some seconds"
+    assert two.asked == []
+    monkeypatch.setattr(outcomes, "_SILENCE", 0.0)
+    there._outcomes.forget(None)
+    assert [there.outcome_by("n0", 5, 0.0) for _ in range(3)] == [(DONE, "")] * 3
+    assert two.asked == ["outcome"]
+
+
+def test_one_that_knows_nothing_or_is_gone_leaves_it_unknown_and_is_asked_again(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcomes, "_SILENCE", 0.0)
+    monkeypatch.setattr(outcomes, "_UNSURE", 0.0)
+    there = two.holdings["n1"].persisting
+    assert there.outcome_by("n0", 5, 0.0) == (UNKNOWN, "")
+    two.servers["n0"].stop()
+    state, trouble = there.outcome_by("n0", 5, 0.0)
+    assert state == UNKNOWN
+    assert "n0" in trouble
+    assert two.asked == ["outcome"]
+
+
+def test_copies_are_known_of_until_they_are_written(two: Two) -> None:
+    there = two.holdings["n1"].persisting
+    two.ends(5, COPYING)
+    assert there.outcome_by("n0", 5, LONG) == (COPYING, "")
+    assert there.copying_by("n0")
+    assert two.holdings["n0"].persisting.copying_by("n0")
+    two.ends(5, DONE)
+    assert not there.copying_by("n0")
+    assert not two.holdings["n0"].persisting.copying_by("n0")
+    assert two.asked == []
+
+
+def test_a_past_that_did_not_happen_is_forgotten(two: Two) -> None:
+    there = two.holdings["n1"].persisting
+    for step in (4, 5):
+        two.ends(step, DONE)
+    there.forget(4)
+    assert there.outcome_by("n0", 4, 0.0) == (DONE, "")
+    assert there.outcome_by("n0", 5, 0.0) == (RUNNING, "")
