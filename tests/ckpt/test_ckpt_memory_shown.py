@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def test_a_runs_memory_is_listed_verified_and_gone_with_its_holders(tmp_path: Pa
         first = _run("ls", run.path).stdout.splitlines()[1]
         assert first.startswith("1 ") and "in memory, 3 of 3 nodes" in first and "xor:2, protected" in first
         assert "memory 1 (" in _status(run) and "xor:2, protected)" in _status(run)
+        assert "saves       every step; one of 1000 is made durable" in _status(run)
 
         checked = _memory("verify", run.path, "--step", 1)["steps"][0]["checked"]
         assert (checked["state"], checked["shares"], checked["rows"], checked["made"]) == ("good", 3, 3, 3), checked
@@ -144,6 +146,18 @@ def test_protection_in_words(tmp_path: Path, more: dict[str, Any], uses: tuple[s
     told = Step(step.step, step.created, step.attempt, 2, step.size, step.shares, step.here, uses)
     found = together({"n0": Account(**{**vars(account), "steps": (told,)})})
     assert [(one.protection, one.where) for one in found] == [(words, "memory, 1 of 2 nodes, 1 of its shares missing")]
+
+
+def test_status_tells_when_it_saves_and_the_whole_reason(tmp_path: Path) -> None:
+    why = "every 40 steps: a save stalls 62 ms: 1 % of the time; one of 12 is made durable: one slows steps by 1.2 s"
+    run, attempt = run_in(tmp_path)
+    told = _account(run.checkpoints, rhythm=why, nodes=1, protect="none")
+    whole = replace(told.steps[0], shares=1)
+    attempt.memory("gpu7").write_text(json.dumps({"schema": 1, "trainings": [plain(replace(told, steps=(whole,)))]}))
+    lines = _status(run).splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("saves "))
+    assert max(map(len, lines)) <= 80
+    assert " ".join(line.removeprefix("saves").strip() for line in lines[first : first + 2]) == why
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_and_is_tried_again(tmp_path: Path) -> None:

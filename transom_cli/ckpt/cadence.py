@@ -61,7 +61,7 @@ class Cadence:
 
     @property
     def words(self) -> str:
-        steps = f"{_steps(self.steps)}: {self.reason}" if not self.fixed else _steps(self.steps)
+        steps = f"{every(self.steps)}: {self.reason}" if not self.fixed else every(self.steps)
         if not self.why or self.persist is None:
             return steps
         which = "each of them is" if self.persist == 1 else f"one of {self.persist} is"
@@ -148,5 +148,6 @@ def _round_up(steps: int) -> int:
     return -(-steps // unit) * unit
 
 
-def _steps(steps: int) -> str:
+def every(steps: int) -> str:
+    """In words."""
     return "every step" if steps == 1 else f"every {steps} steps"

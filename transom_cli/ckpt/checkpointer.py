@@ -287,6 +287,7 @@ class Checkpointer:
     def _write(self, saving: Saving, snapshot: Snapshot | None, trouble: str, meeting: Meeting | None) -> None:
         """In the background thread: nobody asks for its result before the next save, so it tells failures itself."""
         step = saving.step
+        self._snapshots.rhythm = "; ".join(filter(None, (self._schedule.words, self._rule.words)))
         uses = lambda: self._uses(saving)  # noqa: E731
         try:
             written = self._schedule.carry(meeting, lambda: self._writer.write(step, snapshot, trouble, uses=uses))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from transom_cli.ckpt.intervals import span
 from transom_cli.ckpt.schedule import AUTO
 from transom_cli.ckpt.snapshots import Snapshots
 from transom_cli.errors import UsageError
@@ -37,6 +38,15 @@ class Rule:
                 "it says how often a snapshot is made durable as well",
                 'persist=10 (every tenth), or persist="10m" (also "30s", "1h")',
             )
+
+    @property
+    def words(self) -> str:
+        """Which become durable; nothing where `ckpt.schedule` finds that."""
+        if self._auto:
+            return ""
+        if self._every is None:
+            return f"the first after {span(self._seconds)} is made durable"
+        return "each is made durable" if self._every == 1 else f"one of {self._every} is made durable"
 
     def hurry(self) -> None:
         """The training goes on from what is in memory alone: were it killed again and again before the n-th save,

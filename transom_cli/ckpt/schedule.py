@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from transom_cli.beats.client import phase
 from transom_cli.ckpt.cadence import START, Cadence, Measured
+from transom_cli.ckpt.cadence import every as every_words
 from transom_cli.ckpt.failrate import Failures, known_failures
 from transom_cli.ckpt.meeting import LOOK, Carrier, Meeting, Note
 from transom_cli.ckpt.ranks import Ranks
@@ -40,6 +41,11 @@ class Every:
     def persist(self) -> int:
         """Of so many saves one becomes durable, as it holds now, where this is asked."""
         return 1
+
+    @property
+    def words(self) -> str:
+        """When it saves, as it holds now, and where that was found, why."""
+        return every_words(self.every)
 
     def writers(self, ranks: Ranks) -> Ranks:
         """The ranks as the writer is to see them."""
@@ -104,6 +110,10 @@ class Auto(Every):
     @property
     def persist(self) -> int:
         return self._cadence.persist or 1
+
+    @property
+    def words(self) -> str:
+        return self._cadence.words
 
     def writers(self, ranks: Ranks) -> Ranks:
         return self._carrier

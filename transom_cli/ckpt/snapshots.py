@@ -59,6 +59,7 @@ class Snapshots:
         self._also = dict(also or {})
         self._most = self._slots = SLOTS + (protection != NONE) + bool(self._also)  # one being protected, one copied
         self._told_busy = False
+        self.rhythm = ""  # when it saves, and why, for whoever looks: the first rank's goes for all
         made = None
         if ranks.first:
             made = (Launch(attempt, secrets.token_hex(8)), secrets.token_hex(32), token(directory))
@@ -294,7 +295,8 @@ class Snapshots:
     def _tell_record(self, step: int, record: Record, reserve: list[str]) -> None:
         fd = messages.parcel(record.manifest + record.metadata)
         try:
-            self._client.ask("commit", [fd], step=step, manifest=len(record.manifest), reserve=reserve)
+            about: dict[str, Any] = {"rhythm": self.rhythm} if self._ranks.first else {}
+            self._client.ask("commit", [fd], step=step, manifest=len(record.manifest), reserve=reserve, **about)
         finally:
             os.close(fd)
 

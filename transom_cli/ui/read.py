@@ -51,7 +51,8 @@ def _with_memory(run: RunDir, state: State, view: RunView) -> RunView:
         return view
     one = max(steps, key=lambda step: step.step)
     age = None if one.committed is None else max(0.0, view.now - one.committed)
-    return replace(view, memory=one.step, memory_age=age, memory_protection=one.protection)
+    rhythm = next((a.rhythm for sight in trainings.values() for a in sight.accounts.values() if a.rhythm), "")
+    return replace(view, memory=one.step, memory_age=age, memory_protection=one.protection, rhythm=rhythm)
 
 
 def _held_since(run: RunDir, state: State) -> Handed | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from transom_cli.ui.view import IncidentView, RunView
 from transom_cli.ui.words import clock_time, count, fit, span
 
@@ -27,6 +29,9 @@ def status_lines(view: RunView, width: int = 80) -> list[str]:
         lines.append(_row("step", count(view.step) + loss))
     if view.durable >= 0 or view.memory >= 0:
         lines.append(_row("checkpoint", "; ".join(_checkpoints(view))))
+    if view.rhythm:  # its reason is worth a second line
+        told = textwrap.wrap(view.rhythm, max(20, width - LABEL))
+        lines += map(_row, ["saves", *[""] * len(told)], told)
     if view.nodes:
         lines.append(_row("nodes", f"{len(view.nodes)}: {', '.join(view.nodes)}"))
     if view.spares:

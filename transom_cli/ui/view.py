@@ -47,6 +47,7 @@ class RunView:
     memory: int = -1  # the newest step in the nodes' memory
     memory_age: float | None = None  # seconds since it was committed
     memory_protection: str = ""  # in words
+    rhythm: str = ""  # when it saves and why, in words
 
 
 def incident_view(incident: Incident) -> IncidentView:

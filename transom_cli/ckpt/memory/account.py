@@ -47,6 +47,7 @@ class Account:
     parity: int  # bytes
     slots: int  # bytes
     nodes: int  # that take part in the training
+    rhythm: str = ""  # when it saves and why, in words; of rank 0's node
 
 
 @dataclass(frozen=True)

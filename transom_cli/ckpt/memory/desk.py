@@ -24,6 +24,7 @@ from transom_cli.core.codec import plain
 
 Answer = tuple[dict[str, Any], list[int]]  # and descriptors, which stay ours
 SURVEY = 5.0  # seconds for a neighbour to tell what it has
+_RHYTHM = 500  # characters
 PATIENCE = 30.0  # seconds at most that one question may wait here
 
 
@@ -128,6 +129,7 @@ class Desk:
         data, size = messages.unpack(fds[0]), int(about["manifest"])
         record = Record(data[:size], data[size:])
         self.holding.shelf.commit(self.launch, int(about["step"]), record, [str(why) for why in about["reserve"]])
+        self.holding.rhythm = str(about.get("rhythm", ""))[:_RHYTHM] or self.holding.rhythm
         return {}, []
 
     def _do_persist(self, about: Mapping[str, Any], fds: list[int]) -> Answer:

@@ -36,6 +36,7 @@ class Holding:
         self.protecting = Protecting(self.shelf, lambda: self.neighbours, self.parity, self.tell)
         self.checking = Checking(self.shelf, lambda: self.neighbours, self.parity)
         self.protect = NONE  # as the newest launch has asked for it
+        self.rhythm = ""  # when the training saves, and why, in words, if rank 0 is here
         self.words: deque[str] = deque(maxlen=_WORDS)  # for the rank that is the next to ask
         self._say = say
         self._left_out: tuple[str, ...] = ()  # nodes whose shares of the protected step are not
@@ -123,7 +124,7 @@ class Holding:
         left_out = () if protected is None else self._left_out
         return Account(
             self.shelf.directory, tuple(steps), str(self.protect), protected, left_out,
-            self.parity.size, sum(size for _, _, size, _ in slots), nodes,
+            self.parity.size, sum(size for _, _, size, _ in slots), nodes, self.rhythm,
         )  # fmt: skip
 
     @property
