@@ -18,6 +18,7 @@ from transom_cli.beats.client import beat, phase, resumed
 from transom_cli.ckpt import ground, orders, retention, schedule
 from transom_cli.ckpt.also import Also
 from transom_cli.ckpt.also import check as check_also
+from transom_cli.ckpt.collector import uncollected
 from transom_cli.ckpt.engine import FAILURES, Writer, Written, describe
 from transom_cli.ckpt.failures import SaveFailed
 from transom_cli.ckpt.image import Snapshot
@@ -33,6 +34,7 @@ from transom_cli.ckpt.resuming import Resuming
 from transom_cli.ckpt.snapshots import Snapshots
 from transom_cli.ckpt.staging import NOTHING, Stager
 from transom_cli.ckpt.state import State
+from transom_cli.ckpt.streaming import WORTH
 from transom_cli.errors import UsageError
 
 COPIES = 3600.0  # seconds that close() waits for copies to be written
@@ -123,6 +125,8 @@ class Checkpointer:
         places = (self.directory, *copies)
         self._resuming = Resuming(places, self._state, self._ranks, self._snapshots, keeping, reshard, self._say)
         self._stager = Stager(self._snapshots.arena, first=self._ranks.first)
+        if self._snapshots.lent_bytes >= WORTH:  # to be restored from, most likely
+            self._stager.warm()
         self._writer = Writer(self._schedule.writers(self._ranks), attempt, self._stager, self._snapshots)
         self._lasting = Lasting(self._snapshots, self._ended)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="transom-ckpt")
@@ -148,8 +152,10 @@ class Checkpointer:
         stderr, with the reason, and left where they are. Raises NoCheckpointRestores (exit code 15) when there are
         some and none restores, and WorldSizeChanged. Bytes are read twice: once for the checksum, then to load. What an
         imported checkpoint lacks on purpose (`transom ckpt import`) is left as it is; that is said too.
+
+        A training that begins here waits for its first snapshot's memory to be made, once: save() need not then.
         """
-        with phase("restore"):
+        with phase("restore"), uncollected():
             self.wait()
             found = self._resuming.restore()
             if found is not None:
@@ -161,6 +167,8 @@ class Checkpointer:
                 if not found.durable:
                     self._rule.hurry()
             self._prepare()
+            if found is None:  # one that goes on from somewhere has lost time enough: its memory is made beside it
+                self._settle()
             return None if found is None else found.step
 
     def step(self, step: int, loss: float | None = None) -> bool:
@@ -248,10 +256,11 @@ class Checkpointer:
         """After restore(), and at the first call of save(), when the optimizers have their state: all ranks make these
         calls alike. The memory is made while training goes on."""
         self.wait()
-        layout = None
+        layout, growth = None, 1.0
         with contextlib.suppress(Exception):  # the save will fail of it, and say so
             layout = self._stager.look(*self._state.read())
-        self._running = self._thread.submit(self._writer.prepare, layout)
+            growth = 1.0 + self._state.to_come / max(1, layout.size)
+        self._running = self._thread.submit(self._writer.prepare, layout, growth)
         self._running_step = -1
 
     def _start(self, step: int, asked: bool) -> Saving | None:

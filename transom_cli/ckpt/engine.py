@@ -47,12 +47,13 @@ class Writer:
         self._snapshots = snapshots
         self._sharing = Sharing(ranks)
 
-    def prepare(self, layout: Layout | None) -> None:
-        """Before the first save: share out who writes what, and make the memory. What fails here fails in the save."""
+    def prepare(self, layout: Layout | None, growth: float) -> None:
+        """Before the first save: share out who writes what, and make the memory, for a state that is to be so many
+        times as large. What fails here fails in the save."""
         try:
             answers = self._ranks.gather((layout is not None, layout is not None and self._stager.agreed_on(layout)))
             if layout is not None and all(there for there, _ in answers) and not all(agreed for _, agreed in answers):
-                self._settle(layout, self._sharing.agree(layout))
+                self._settle(layout, self._sharing.agree(layout), growth)
         except FAILURES:
             pass
 
@@ -98,13 +99,13 @@ class Writer:
             with contextlib.suppress(*_NEXT_TIME):
                 self._snapshots.ready(size_for(snapshot.layout, snapshot.size - snapshot.layout.size))
 
-    def _settle(self, layout: Layout, share: Share) -> None:
+    def _settle(self, layout: Layout, share: Share, growth: float = 1.0) -> None:
         """Get ready for the next save. No memory for it: that save will say so."""
         if share.trouble:
             self._stager.forget()
             return
         with contextlib.suppress(*_NEXT_TIME):
-            self._stager.settle(layout, share.later)
+            self._stager.settle(layout, share.later, growth)
 
     def _commit(self, step: int, snapshot: Snapshot, share: Share | None, uses: Callable[[], Uses]) -> Written:
         """`share`: None when the snapshot is of just what this rank is to write."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from transom_cli.ckpt.failures import StateMismatch
+from transom_cli.ckpt.tree import local_part
 
 
 def read(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> dict[str, Any]:
@@ -59,6 +60,19 @@ def parameter_names(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tenso
 def parameters(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> dict[str, torch.Tensor]:
     live = [p for group in optimizer.param_groups for p in group["params"]]
     return dict(zip(parameter_names(optimizer, names), live, strict=True))
+
+
+def to_come(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of state that the first step will make, as far as is known: as much again as parameters for each moment."""
+    if optimizer.state:
+        return 0
+    moments = 2
+    if isinstance(optimizer, torch.optim.SGD):
+        moments = int(any(group.get("momentum") for group in optimizer.param_groups))
+    elif isinstance(optimizer, (torch.optim.Adagrad, torch.optim.RMSprop)):
+        moments = 1
+    held = [local_part(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    return moments * sum(p.numel() * p.element_size() for p in held)
 
 
 def _undo_casts(optimizer: torch.optim.Optimizer, saved: dict[int, Any]) -> None:

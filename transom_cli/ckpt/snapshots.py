@@ -85,6 +85,11 @@ class Snapshots:
         for arena in self._arenas.values():  # while the trainer goes on making itself ready
             threading.Thread(target=arena.enter, name="transom-enter", daemon=True).start()
 
+    @property
+    def lent_bytes(self) -> int:
+        """Of memory that an earlier rank has left, or that was made since."""
+        return sum(arena.size for arena in self._arenas.values())
+
     # A save
 
     def arena(self, need: int, size: int) -> Arena:

@@ -59,17 +59,22 @@ class Stager:
     def agreed_on(self, layout: Layout) -> bool:
         return self._agreed and layout is self._layout
 
-    def settle(self, layout: Layout, wanted: frozenset[MetadataIndex]) -> None:
-        """All ranks have agreed that of this layout's plan this one writes `wanted`: make the memory for that."""
+    def settle(self, layout: Layout, wanted: frozenset[MetadataIndex], growth: float = 1.0) -> None:
+        """All ranks have agreed that of this layout's plan this one writes `wanted`: make the memory for that, and for
+        the `growth` that is soon to come."""
         if layout.indices != wanted:
             layout = lay_out(layout.signature, layout.plan, wanted)
         self._take_up(layout, agreed=True)
-        compiling = threading.Thread(target=streaming, name="transom-compile", daemon=True)
-        if layout.size >= WORTH:
-            compiling.start()  # beside the touching of memory, which takes longer
-        self._make_room(layout, 0)
-        if compiling.ident is not None:
+        compiling = self.warm() if layout.size >= WORTH else None  # beside the touching of memory, which takes longer
+        self._make_room(layout, 0, growth)
+        if compiling is not None:
             compiling.join()
+
+    def warm(self) -> threading.Thread:
+        """Make the copy of large pieces ready, in the background."""
+        compiling = threading.Thread(target=streaming, name="transom-compile", daemon=True)
+        compiling.start()
+        return compiling
 
     @torch.no_grad()
     def take(self, flat: Flat, paths: Paths, later: Later = NOTHING) -> Snapshot:
@@ -146,9 +151,9 @@ class Stager:
     def _take_up(self, layout: Layout, *, agreed: bool) -> None:
         self._layout, self._agreed = layout, agreed
 
-    def _make_room(self, layout: Layout, objects: int) -> Arena:
+    def _make_room(self, layout: Layout, objects: int, growth: float = 1.0) -> Arena:
         """An arena that is large enough, and has what stands around each tensor in its place."""
-        arena = self._provide(layout.size + objects, size_for(layout, objects))
+        arena = self._provide(layout.size + objects, int(growth * size_for(layout, objects)))
         if arena.about is not layout:
             for block in layout.blocks:
                 around = block.envelope

@@ -91,6 +91,11 @@ class State:
         if per_rank:
             rng.write(mine[RNG])
 
+    @property
+    def to_come(self) -> int:
+        """Bytes of this rank's part that the optimizers will make with their first step, roughly."""
+        return sum(optimizers.to_come(v) for v in self._entries.values() if isinstance(v, torch.optim.Optimizer))
+
     def stepped(self) -> frozenset[int]:
         """The storages, by address, that only an optimizer's step changes: parameters, and what it keeps for them."""
         found: set[int] = set()

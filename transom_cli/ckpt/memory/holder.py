@@ -191,6 +191,14 @@ class Holder:
         return answer, list(pieces)
 
 
+def _step_back() -> None:
+    """Behind the training: also where the kernel divides the processor by session first (autogroup), and not at all
+    between processes of two sessions."""
+    os.nice(NICE)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(NICE))
+
+
 def _leave_nothing(path: str) -> None:
     """The folder of a holder that ranks started. Who starts one meanwhile finds no folder, and tries again."""
     with contextlib.suppress(OSError):
@@ -224,7 +232,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    os.nice(NICE)
+    _step_back()
     holder = Holder(options.socket)
     if options.attempt_dir is not None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent says when
