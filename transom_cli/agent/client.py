@@ -5,12 +5,12 @@ Both sides prove that they know the run's secret; nothing is encrypted (see `wir
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from types import TracebackType
 
 from transom_cli.agent import wire
+from transom_cli.agent.dialing import Names, meet, receive, send, words
 from transom_cli.errors import TransomError
 
 
@@ -49,24 +49,7 @@ class Client:
         """
         party = wire.Party(wire.LAUNCHER, secret, identity)
         who = f"The agent of {identity} at {address} port {port}"
-        deadline = time.monotonic() + timeout
-        try:
-            sock = dial(address, port, deadline)
-        except OSError as error:
-            raise Unreachable(f"{who} cannot be reached", words(error, timeout)) from error
-        try:
-            return cls(sock, handshake(sock, party, deadline), who)
-        except BaseException as error:
-            sock.close()
-            if isinstance(error, wire.BadMac):
-                raise Refused(f"{who} is not the one: it does not know the run's secret", str(error)) from error
-            if isinstance(error, wire.WireError):
-                raise Refused(f"{who} does not speak as an agent does", str(error)) from error
-            if isinstance(error, ConnectionError):
-                raise Refused(f"{who} closed the connection before it was made", words(error, timeout)) from error
-            if isinstance(error, OSError):
-                raise Unreachable(f"{who} did not finish the handshake", words(error, timeout)) from error
-            raise
+        return cls(*meet(address, port, party, timeout, Names(who, "an agent", Unreachable, Refused)), who)
 
     def ask(self, name: str, timeout: float, **arguments: object) -> dict[str, object]:
         """The agent's answer (without ``ok``), whole within ``timeout`` seconds; an AgentError otherwise.
@@ -82,7 +65,7 @@ class Client:
         except wire.WireError as error:
             raise Failed(f"{name} cannot be asked of an agent", str(error)) from error
         try:
-            _send(self._socket, frame, deadline)
+            send(self._socket, frame, deadline)
             reply = self._reply(deadline)
             if not isinstance(reply.get("ok"), bool):
                 raise wire.Malformed("an answer without ok")
@@ -100,7 +83,7 @@ class Client:
     def _reply(self, deadline: float) -> dict[str, object]:
         receiver = self._meeting.receiver
         while (message := receiver.next()) is None:
-            receiver.feed(_receive(self._socket, receiver.wanted, deadline))
+            receiver.feed(receive(self._socket, receiver.wanted, deadline))
         return message
 
     def close(self) -> None:
@@ -112,64 +95,3 @@ class Client:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-
-def dial(address: str, port: int, deadline: float) -> socket.socket:
-    """A connection to an IP address, made before ``deadline`` (of time.monotonic). Raises OSError."""
-    family, kind, number, _, where = socket.getaddrinfo(
-        address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
-    )[0]
-    sock = socket.socket(family, kind, number)
-    try:
-        sock.settimeout(_left(deadline))
-        sock.connect(where)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def handshake(sock: socket.socket, party: wire.Party, deadline: float) -> wire.Meeting:
-    """Prove, and have the other side prove. Raises OSError and WireError; the socket is the caller's to close."""
-    nonce = os.urandom(wire.NONCE_BYTES)
-    _send(sock, wire.hello(nonce), deadline)
-    meeting = party.meet(nonce, wire.read_hello(_receive_all(sock, wire.HELLO_BYTES, deadline)))
-    _send(sock, meeting.proof, deadline)
-    meeting.check(_receive_all(sock, wire.PROOF_BYTES, deadline))
-    return meeting
-
-
-def _send(sock: socket.socket, data: bytes, deadline: float) -> None:
-    sock.settimeout(_left(deadline))  # of sendall as a whole
-    sock.sendall(data)
-
-
-def _receive(sock: socket.socket, count: int, deadline: float) -> bytes:
-    """From 1 to ``count`` bytes."""
-    sock.settimeout(_left(deadline))
-    data = sock.recv(count)
-    if not data:
-        raise ConnectionResetError("it closed the connection")
-    return data
-
-
-def _receive_all(sock: socket.socket, count: int, deadline: float) -> bytes:
-    data = b""
-    while len(data) < count:
-        data += _receive(sock, count - len(data), deadline)
-    return data
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left
-
-
-def words(error: OSError, timeout: float) -> str:
-    """Why, for a person."""
-    if isinstance(error, TimeoutError) and error.errno is None:
-        return f"not within {timeout:g} s"
-    return error.strerror or str(error)

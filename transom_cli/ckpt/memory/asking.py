@@ -11,7 +11,7 @@ import time
 from types import TracebackType
 
 from transom_cli.agent import wire
-from transom_cli.agent.client import dial, handshake, words
+from transom_cli.agent.dialing import Names, meet, words
 from transom_cli.ckpt.memory import bulk
 from transom_cli.ckpt.memory.stream import STALL, Stream
 from transom_cli.errors import TransomError
@@ -61,24 +61,7 @@ class Line:
         """
         party = wire.Party(wire.LAUNCHER, secret, identity)
         who = f"The holder of {identity} at {address} port {port}"
-        deadline = time.monotonic() + timeout
-        try:
-            sock = dial(address, port, deadline)
-        except OSError as error:
-            raise Unreachable(f"{who} cannot be reached", words(error, timeout)) from error
-        try:
-            return cls(sock, handshake(sock, party, deadline), who, stall)
-        except BaseException as error:
-            sock.close()
-            if isinstance(error, wire.BadMac):
-                raise Refused(f"{who} is not the one: it does not know the run's secret", str(error)) from error
-            if isinstance(error, wire.WireError):
-                raise Refused(f"{who} does not speak as a holder does", str(error)) from error
-            if isinstance(error, ConnectionError):
-                raise Refused(f"{who} closed the connection before it was made", words(error, timeout)) from error
-            if isinstance(error, OSError):
-                raise Unreachable(f"{who} did not finish the handshake", words(error, timeout)) from error
-            raise
+        return cls(*meet(address, port, party, timeout, Names(who, "a holder", Unreachable, Refused)), who, stall)
 
     def ask(self, name: str, timeout: float, into: memoryview | None = None, **arguments: object) -> dict[str, object]:
         """The answer's fields, and its bytes in ``into``, all within ``timeout`` seconds; a LineFailed otherwise.
