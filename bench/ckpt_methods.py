@@ -31,6 +31,7 @@ class Entry:
 _SNAPSHOT = ("torchsnapshot", "aiofiles", "importlib_metadata<9")
 _DLROVER = ("dlrover", "requests", "urllib3", "certifi", "charset_normalizer", "idna", "grpcio", "protobuf")
 METHODS = {
+    "machine": Entry("the machine alone: copy, then write", "ckpt_raw:Machine"),
     "transom": Entry("transom", "ckpt_ours:Ours"),
     "transom-overlapped": Entry("transom, overlapped", "ckpt_ours:Overlapped"),
     "torch-save": Entry("torch.save + fsync", "ckpt_torch:TorchSave"),

@@ -60,7 +60,8 @@ def test_memory_that_others_take_meanwhile_is_left_to_them(monkeypatch: pytest.M
     open_before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(MemoryError, match="others have taken them meanwhile"):
         Arena(256 * MIB)
-    assert len(looks) == 4 and len(list(Path("/proc/self/fd").iterdir())) == open_before
+    assert 4 <= len(looks) <= 9, "a look before each of the 8 pieces, one after the other by some threads"
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_before
 
 
 def meminfo(proc: Path, free: int) -> None:
