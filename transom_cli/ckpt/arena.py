@@ -1,7 +1,7 @@
 """Memory for snapshots: touched once, on huge pages where the kernel gives them, in a file that has no name.
 
 The first touch of a page costs ten times the copy into it (0.9 against 8.3 GB/s on 4 KiB pages where this was written),
-so it is paid when the arena is made, by several threads. A memfd can be handed to another process, is counted to
+so it is paid when the arena is made. A memfd can be handed to another process, is counted to
 whoever touched it, and is gone with its last holder: nothing of a job stays behind on its node.
 """
 
@@ -36,7 +36,8 @@ class Arena:
     `about`: the layout whose envelopes stand in it; for whoever writes there.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, hurry: bool = False) -> None:
+        """`hurry`: with all cores, since somebody waits for it. Else one is taken from the training at most."""
         self.size = -(-max(size, 1) // PAGE) * PAGE
         free = room()
         if self.size + SPARE > free:
@@ -49,7 +50,7 @@ class Arena:
         except OSError:
             os.close(self.fd)
             raise
-        self._touch()
+        self._touch(MOST_THREADS if hurry else 1)
 
     @classmethod
     def lent(cls, fd: int, size: int) -> Arena:
@@ -102,11 +103,11 @@ class Arena:
             os.close(self.fd)
             self.fd = -1
 
-    def _touch(self) -> None:
+    def _touch(self, most: int) -> None:
         with contextlib.suppress(OSError):  # a kernel without huge pages
             self._map.madvise(mmap.MADV_HUGEPAGE)
         starts = range(0, self.size, _STRIDE)
-        threads = min(MOST_THREADS, len(os.sched_getaffinity(0)), len(starts))
+        threads = min(most, len(os.sched_getaffinity(0)), len(starts))
         with ThreadPoolExecutor(threads, thread_name_prefix="transom-touch") as pool:
             parts = [pool.submit(self._touch_part, start) for start in starts]
             wait(parts, return_when=FIRST_EXCEPTION)

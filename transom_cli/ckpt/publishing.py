@@ -21,9 +21,7 @@ from transom_cli.ckpt.retention import Retention
 from transom_cli.errors import TransomError
 
 
-def publish(
-    directory: Path, work: Path, manifest: Manifest, attempt: str, retention: Retention, say: Callable[[str], None]
-) -> None:
+def publish(directory: Path, work: Path, manifest: Manifest, attempt: str, retention: Retention) -> None:
     """`work` holds the files that `manifest` names, durable each. Raises OSError and TakenOver."""
     files.write_new(work / MANIFEST, encode(manifest))
     final = directory / step_name(manifest.step)
@@ -36,9 +34,13 @@ def publish(
         files.set_aside(final)
     files.publish(work, final)
     retention.trust(manifest)
+
+
+def tidy(directory: Path, published: int, attempt: str, retention: Retention, say: Callable[[str], None]) -> None:
+    """Remove the checkpoints that need not be kept any more: a GiB takes the file system tenths of a second."""
     try:
         fence.check(directory, attempt)
-        retention.apply(manifest.step, secrets.token_hex(4))
+        retention.apply(published, secrets.token_hex(4))
     except (OSError, TakenOver) as error:  # the new checkpoint is there all the same
         say(f"old checkpoints could not be removed: {words(error)}")
 

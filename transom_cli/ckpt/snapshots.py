@@ -165,10 +165,11 @@ class Snapshots:
                 line.close()
 
     def copied(self, patience: float) -> bool:
-        """Wait until no copy is being written into a further directory. False after so many seconds."""
+        """Wait until no copy is being written into a further directory, and no old checkpoint removed. False after so
+        many seconds."""
         deadline = time.monotonic() + patience
         with suppress(*messages.FAILURES):  # a holder that is gone writes nothing
-            while self._also and self._client.ask("copying", by=self.by)[0]["busy"]:
+            while self._client.ask("copying", by=self.by)[0]["busy"]:
                 if time.monotonic() >= deadline:
                     return False
                 time.sleep(0.1)
@@ -275,7 +276,7 @@ class Snapshots:
         self._again(lambda: self._client.ask("drop", index=index))
 
     def _make(self, index: int, size: int) -> Arena:
-        arena = Arena(size)
+        arena = Arena(size, hurry=not self._arenas)  # the first save waits for the first one
         self._arenas[index] = arena
         try:
             self._again(lambda: self._lend(index, arena, write=True), once_more=True)

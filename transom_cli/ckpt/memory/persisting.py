@@ -83,13 +83,13 @@ class Persisting:
 
     @property
     def busy(self) -> bool:
-        return self._outcomes.busy
+        return self._outcomes.busy or self._one_at_a_time.locked()
 
     def copying_by(self, node: str) -> bool:
-        """Whether that holder, or this one, has copies written."""
+        """Whether that holder, or this one, has copies written; or old checkpoints removed, if it is this one."""
         for step in self._outcomes.copying(own=False):
             self._ask_if_due(node, step)
-        return bool(self._outcomes.copying(own=True) or self._outcomes.copying(own=False))
+        return self.busy or bool(self._outcomes.copying(own=False))
 
     def forget(self, step: int | None) -> None:
         """What is newer than `step` is of a past that did not happen: it may be asked for again."""
@@ -100,37 +100,44 @@ class Persisting:
         return self._writing.write(step, work, names)
 
     def _run(self, order: Order) -> None:
+        directory = Path(self._shelf.directory)
         with self._one_at_a_time:
-            trouble = self._attempted(order, Path(self._shelf.directory))
-        if not trouble:
-            self._copy(order)
-        self._tell(order.step, FAILED if trouble else DONE, trouble)
+            trouble = self._attempted(order, directory)
+            copies = [] if trouble else self._copies_of(order)
+            self._tell(order.step, FAILED if trouble else COPYING if copies else DONE, trouble)
+            if not trouble:
+                self._writing.tidy(order, directory)
+        if copies:
+            self._copy(order, copies)
+            self._tell(order.step, DONE)
 
-    def _copy(self, order: Order) -> None:
-        """One step at a time, so that no more than one snapshot is kept for it."""
+    def _copies_of(self, order: Order) -> list[Path]:
+        """Into which further directories that step is to be written now. It is one step's turn at a time, so that no
+        more than one snapshot is kept for it: where there are some, `_copy` ends it."""
         with self._one_look:
-            turns = self._turns
-            due = turns.due()
-        if not due:
-            return
-        free = self._one_copy.acquire(blocking=False)
-        try:
-            if free:
-                self._tell(order.step, COPYING)
-            for directory in due:
-                trouble = self._copied(order, directory) if free else "the copies before it are still being written"
-                if trouble:
-                    self._say(f"{step_name(order.step)} was not copied to {directory}: {trouble}")
-                    with self._one_look:
-                        turns.failed(directory)
-        finally:
-            if free:
-                self._one_copy.release()
+            due = self._turns.due()
+        if not due or self._one_copy.acquire(blocking=False):
+            return due
+        for directory in due:
+            self._not_copied(order, directory, "the copies before it are still being written")
+        return []
 
-    def _copied(self, order: Order, directory: Path) -> str:
-        if not (directory / COPIES_OF).exists():
-            return f"its {COPIES_OF} is gone; is it mounted?"
-        return self._attempted(order, directory)
+    def _copy(self, order: Order, directories: list[Path]) -> None:
+        try:
+            for directory in directories:
+                there = (directory / COPIES_OF).exists()
+                trouble = self._attempted(order, directory) if there else f"its {COPIES_OF} is gone; is it mounted?"
+                if trouble:
+                    self._not_copied(order, directory, trouble)
+                else:
+                    self._writing.tidy(order, directory)
+        finally:
+            self._one_copy.release()
+
+    def _not_copied(self, order: Order, directory: Path, trouble: str) -> None:
+        self._say(f"{step_name(order.step)} was not copied to {directory}: {trouble}")
+        with self._one_look:
+            self._turns.failed(directory)
 
     def _attempted(self, order: Order, directory: Path) -> str:
         try:

@@ -25,7 +25,7 @@ from transom_cli.ckpt.memory.inventory import shares
 from transom_cli.ckpt.memory.neighbours import AT_ONCE, Neighbours
 from transom_cli.ckpt.memory.shelf import Record, Shelf
 from transom_cli.ckpt.names import DCP_METADATA, age, local_attempt, tmp_name
-from transom_cli.ckpt.publishing import publish, words
+from transom_cli.ckpt.publishing import publish, tidy, words
 from transom_cli.ckpt.retention import Keep, Retention
 from transom_cli.errors import TransomError
 
@@ -67,12 +67,17 @@ class Writing:
             trouble = self._write_all(order.step, record, work)
             if not trouble:
                 retention = self._keeping(directory, order.attempt, order.keep)
-                publish(directory, work, record.read, order.attempt, retention, self._say)
+                publish(directory, work, record.read, order.attempt, retention)
         except (OSError, TransomError) as error:
             trouble = words(error)
         if trouble:
             files.delete_tree(work)
         return trouble
+
+    def tidy(self, order: Order, directory: Path) -> None:
+        """After `checkpoint` has made one there: the old ones go."""
+        retention = self._keeping(directory, order.attempt, order.keep)
+        tidy(directory, order.step, order.attempt, retention, self._say)
 
     def write(self, step: int, work: Path, names: list[str]) -> tuple[str, dict[str, str]]:
         """This node's part: write these shares that it holds. Returns what the disk said, "" if all is well, and by
