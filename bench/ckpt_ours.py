@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -40,7 +41,11 @@ class Ours(Method):
         return self._checkpointer.last_error is not None or (self.path(self._step) / MANIFEST).exists()
 
     def finish(self) -> None:
-        self._checkpointer.wait(strict=True)
+        """Not wait(), which waits for the removal of old ones too: others' are removed untimed."""
+        while self._checkpointer.durable != self._step:
+            if self._checkpointer.last_error is not None:
+                raise self._checkpointer.last_error
+            time.sleep(0.001)
 
     def steps(self) -> list[int]:
         return [candidate.step for candidate in candidates(self.place.folder)]

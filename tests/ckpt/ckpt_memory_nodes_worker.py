@@ -54,7 +54,7 @@ def main() -> None:
                 checkpointer.save(step)
             print("step", step, flush=True)
         for checkpointer in checkpointers:
-            checkpointer._settle()
+            checkpointer._saver.settle()
         print("settled", flush=True)
         steps = int((sys.stdin.readline().split() or ["go", "0"])[1])
     for checkpointer in checkpointers:

@@ -56,7 +56,7 @@ def restored(directory: Path) -> int | None:
 
 def places(trainer: Checkpointer) -> dict[str, int]:
     """Byte positions in the memory of the newest snapshot, one and more for each kind of byte there is."""
-    layout = trainer._stager._layout
+    layout = trainer._saver._stager._layout
     assert layout is not None
     found: dict[str, int] = {}
     for n, block in enumerate(layout.blocks[:2]):

@@ -27,9 +27,9 @@ def slots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     left = [3]
     real = arena.Arena.__init__
 
-    def make(self: arena.Arena, size: int) -> None:
+    def make(self: arena.Arena, size: int, *, hurry: bool) -> None:
         monkeypatch.setattr(arena, "room", lambda: (1 << 40) if left[0] > 0 else arena.SPARE)
-        real(self, size)
+        real(self, size, hurry=hurry)
         left[0] -= 1
 
     monkeypatch.setattr(arena.Arena, "__init__", make)

@@ -102,7 +102,7 @@ def test_a_plain_directorys_holder_is_asked_and_nothing_is_told_once_all_is_dura
     for step in (1, 2):
         training.step()
         checkpointer.save(step)
-    checkpointer._settle()
+    checkpointer._saver.settle()
     listed = _run("ls", directory)
     assert "in memory, 1 of 1 nodes" in listed.stdout and "not protected" in listed.stdout
     steps = _memory("verify", directory)["steps"]

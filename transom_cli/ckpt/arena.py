@@ -112,10 +112,10 @@ class Arena:
             parts = [pool.submit(self._touch_part, start) for start in starts]
             wait(parts, return_when=FIRST_EXCEPTION)
             pool.shutdown(cancel_futures=True)
-        trouble = next((part.exception() for part in parts if not part.cancelled() and part.exception()), None)
-        if trouble is not None:
+        troubles = [str(part.exception()) for part in parts if not part.cancelled() and part.exception()]
+        if troubles:
             self.close()
-            raise trouble
+            raise MemoryError(troubles[0])
 
     def _touch_part(self, start: int) -> None:
         length = min(_STRIDE, self.size - start)

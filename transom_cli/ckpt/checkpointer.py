@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
-import time
 import warnings
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-
 from transom_cli.beats.client import beat, phase, resumed
-from transom_cli.ckpt import ground, orders, retention, schedule
+from transom_cli.ckpt import ground, orders, schedule
 from transom_cli.ckpt.also import Also
-from transom_cli.ckpt.also import check as check_also
+from transom_cli.ckpt.asked import asked
 from transom_cli.ckpt.collector import uncollected
-from transom_cli.ckpt.engine import FAILURES, Writer, Written, describe
 from transom_cli.ckpt.failures import SaveFailed
-from transom_cli.ckpt.image import Snapshot
-from transom_cli.ckpt.lasting import Lasting, Rule, Saving
-from transom_cli.ckpt.meeting import Meeting
-from transom_cli.ckpt.memory.persisting import RESERVED as DURABLE
-from transom_cli.ckpt.memory.protecting import RESERVED as PROTECTED
-from transom_cli.ckpt.memory.protection import NONE, parse
-from transom_cli.ckpt.names import Here, local_attempt, step_name, valid_attempt
-from transom_cli.ckpt.overlap import Later
+from transom_cli.ckpt.names import Here
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.resuming import Resuming
+from transom_cli.ckpt.saver import Saver
 from transom_cli.ckpt.snapshots import Snapshots
-from transom_cli.ckpt.staging import NOTHING, Stager
 from transom_cli.ckpt.state import State
-from transom_cli.ckpt.streaming import WORTH
-from transom_cli.errors import UsageError
 
 COPIES = 3600.0  # seconds that close() waits for copies to be written
-LEAST_RATE = 1e6  # bytes a second
-_LONG = 0.5  # seconds of waiting that are worth a word
 
 
 class Checkpointer:
@@ -92,58 +75,37 @@ class Checkpointer:
         copy: Literal["blocking", "overlapped"] = "blocking", prove: bool = False,
         persist: int | str | None = None, protect: str = "none", protect_rate: float | None = None,
     ) -> None:  # fmt: skip
-        schedule.check(every, overhead)
-        if persist is None:
-            persist = schedule.AUTO if every == schedule.AUTO else 1
-        rule, protection, keeping = Rule(persist), parse(protect), retention.check(keep, keep_every)
-        if protect_rate is not None and protect_rate < LEAST_RATE:
-            raise UsageError(f"protect_rate={protect_rate!r} must be bytes a second, at least {LEAST_RATE:g}")
-        if copy not in ("blocking", "overlapped"):
-            raise UsageError(f'copy={copy!r} must be "blocking" or "overlapped"')
-        where = directory if directory is not None else os.environ.get("TRANSOM_CHECKPOINT_DIR")
-        if not where:
-            raise UsageError(
-                "The Checkpointer has no directory",
-                "TRANSOM_CHECKPOINT_DIR is not set: this trainer was not started by transom",
-                'give one: Checkpointer(state, "checkpoints", every=...)',
-            )
-        attempt = _attempt()
-        if not valid_attempt(attempt):
-            raise UsageError(f"TRANSOM_ATTEMPT={attempt!r} cannot be part of a file name")
-        self.directory = Path(where).absolute()
-        self.last_error: SaveFailed | None = None
-        further = check_also(also, self.directory)
-        self._keep, self._rule, self._protection = keeping, rule, protection
-        self._ranks = Ranks()
-        self._state = State(state, self._ranks.rank)
-        self._schedule = schedule.make(every, overhead, persist, self._ranks, self._say)
+        wish = asked(directory, every, overhead, keep, keep_every, also, copy, prove, persist, protect, protect_rate)
+        self.directory = wish.directory
+        self._ranks = ranks = Ranks()
+        live = State(state, ranks.rank)
+        self._schedule = schedule.make(every, overhead, wish.persist, ranks, self._say)
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        here = Here(attempt, socket.gethostname(), _alive)
-        ground.prepare(self.directory, self._ranks, here, self._say)
-        copies = ground.prepare_also(further, self.directory, self._ranks, here, self._say)
-        self._snapshots = Snapshots(self.directory, self._ranks, attempt, self._say, protection, protect_rate, copies)
+        here = Here(wish.attempt, socket.gethostname(), _alive)
+        ground.prepare(self.directory, ranks, here, self._say)
+        copies = ground.prepare_also(wish.also, self.directory, ranks, here, self._say)
+        self._snapshots = Snapshots(self.directory, ranks, wish.attempt, self._say, wish.protection, wish.rate, copies)
         places = (self.directory, *copies)
-        self._resuming = Resuming(places, self._state, self._ranks, self._snapshots, keeping, reshard, self._say)
-        self._stager = Stager(self._snapshots.arena, first=self._ranks.first)
-        if self._snapshots.lent_bytes >= WORTH:  # to be restored from, most likely
-            self._stager.warm()
-        self._writer = Writer(self._schedule.writers(self._ranks), attempt, self._stager, self._snapshots)
-        self._lasting = Lasting(self._snapshots, self._ended)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="transom-ckpt")
-        self._running: Future[None] | None = None
-        self._running_step = -1
+        self._resuming = Resuming(places, live, ranks, self._snapshots, wish.keep, reshard, self._say)
+        self._saver = Saver(wish, ranks, live, self._schedule, self._snapshots, self._say)
         self._saving = False  # save() was called
-        self._saved: int | None = None  # the newest step that counts
-        self._durable: int | None = None  # the newest that is durable
-        self._told_to_wait = self._closed = False
+        self._closed = False
         self._orders = orders.attend()
-        self._prove = prove
-        self._hook = register_optimizer_step_pre_hook(self._join) if copy == "overlapped" else None
 
     @property
     def every(self) -> int:
         """Steps between saves; with "auto" as it holds now."""
         return self._schedule.every
+
+    @property
+    def durable(self) -> int | None:
+        """The newest step that is durable, of those saved or restored by this Checkpointer."""
+        return self._saver.durable
+
+    @property
+    def last_error(self) -> SaveFailed | None:
+        """Why the last save failed; None when it did not."""
+        return self._saver.last_error
 
     def restore(self) -> int | None:
         """Load the newest checkpoint that verifies and fits; return its step: the number of finished steps.
@@ -159,16 +121,14 @@ class Checkpointer:
             self.wait()
             found = self._resuming.restore()
             if found is not None:
-                self._saved, self._durable = found.step, found.step if found.durable else None
+                self._saver.resumed(found.step, durable=found.durable)
                 resumed(found.step)
                 self._schedule.at(found.step)
                 if self._orders is not None:
                     self._orders.at(found.step)
-                if not found.durable:
-                    self._rule.hurry()
-            self._prepare()
+            self._saver.prepare()
             if found is None:  # one that goes on from somewhere has lost time enough: its memory is made beside it
-                self._settle()
+                self._saver.settle()
             return None if found is None else found.step
 
     def step(self, step: int, loss: float | None = None) -> bool:
@@ -191,19 +151,18 @@ class Checkpointer:
         """
         if not self._saving:
             self._saving = True
-            self._prepare()
+            self._saver.prepare()
         ordered = self._orders is not None and self._orders.due(step)
         due = self._schedule.due(step)
-        saving = self._start(step, asked=force or ordered) if force or ordered or due else None
+        saving = self._saver.start(step, asked=force or ordered) if force or ordered or due else None
         if self._orders is not None and ordered:
             self._orders.follow(saving.over if saving is not None else None)
-        self._schedule.resume(self._writing)
+        self._schedule.resume(self._saver.writing)
         return saving is not None
 
     def wait(self, strict: bool = False) -> None:
-        """Wait until nothing is being written. With `strict`, raise SaveFailed if the last save failed."""
-        self._settle()
-        self._lasting.wait()
+        """Wait until nothing is being written, and no old checkpoint removed. With `strict`, raise SaveFailed if the last save failed."""
+        self._saver.wait()
         if strict and self.last_error is not None:
             raise self.last_error
 
@@ -216,154 +175,20 @@ class Checkpointer:
         copied = False
         try:
             if not self._closed:
-                self._settle()
-                if self._saved is not None and self._saved != self._durable:
-                    self._lasting.wait()
-                    if self._saved is not None and self._saved != self._durable:
-                        self._make_durable(Saving(self._saved, asked=True))
+                self._saver.finish()
             self.wait(strict)
             copied = self._closed or self._snapshots.copied(COPIES)
         finally:
-            if self._hook is not None:
-                self._hook.remove()
-            self._thread.shutdown()
-            self._stager.close()
+            self._saver.close()
             if not self._closed:
                 self._closed = True
-                self._snapshots.close(durable=copied and self._saved == self._durable)
+                self._snapshots.close(durable=copied and self._saver.saved == self._saver.durable)
             if self._orders is not None:
                 self._orders.close()
-
-    @property
-    def _writing(self) -> bool:
-        committing = self._running_step >= 0 and self._running is not None and not self._running.done()
-        return committing or self._lasting.busy
-
-    def _settle(self) -> None:
-        """Wait until the last save counts, or has failed to."""
-        self._stager.join()
-        if self._running is not None:
-            self._running.result()
-            self._running = None
-
-    def _join(self, *_: Any) -> None:
-        """Before a step of any optimizer."""
-        if self._stager.copying:
-            with phase("checkpoint"):  # a rank that waits here is not hanging in its own step
-                self._stager.join()
-
-    def _prepare(self) -> None:
-        """After restore(), and at the first call of save(), when the optimizers have their state: all ranks make these
-        calls alike. The memory is made while training goes on."""
-        self.wait()
-        layout, growth = None, 1.0
-        with contextlib.suppress(Exception):  # the save will fail of it, and say so
-            layout = self._stager.look(*self._state.read())
-            growth = 1.0 + self._state.to_come / max(1, layout.size)
-        self._running = self._thread.submit(self._writer.prepare, layout, growth)
-        self._running_step = -1
-
-    def _start(self, step: int, asked: bool) -> Saving | None:
-        """`asked`: it is to be durable in any case."""
-        with phase("checkpoint"):
-            if self._running is not None and not self._told_to_wait and not wait([self._running], _LONG).done:
-                self._told_to_wait = True
-                what = "its memory is being made"
-                if self._running_step >= 0:
-                    what = f"{step_name(self._running_step)} and those before it are being written"
-                self._say(f"save({step}) waits: {what}")
-            self._settle()
-            if step == self._saved:
-                self._lasting.wait(step)
-            if step == self._saved and (step == self._durable or not asked):
-                return None
-            saving = Saving(step, asked)
-            if step == self._saved:
-                self._make_durable(saving)
-                return saving
-            snapshot, trouble = None, ""
-            try:
-                later = Later(self._state.stepped(), self._prove) if self._hook is not None else NOTHING
-                snapshot = self._stager.take(*self._state.read(), later)
-            except Exception as error:
-                trouble = f"the state could not be copied: {describe(error)}"
-            stall = None if trouble else time.monotonic() - saving.began
-            meeting = self._schedule.copied(step, stall, self._lasting.busy)
-            self._running_step = step
-            self._running = self._thread.submit(self._write, saving, snapshot, trouble, meeting)
-        return saving
-
-    def _write(self, saving: Saving, snapshot: Snapshot | None, trouble: str, meeting: Meeting | None) -> None:
-        """In the background thread: nobody asks for its result before the next save, so it tells failures itself."""
-        step = saving.step
-        self._snapshots.rhythm = "; ".join(filter(None, (self._schedule.words, self._rule.words)))
-        uses = lambda: self._uses(saving)  # noqa: E731
-        try:
-            written = self._schedule.carry(meeting, lambda: self._writer.write(step, snapshot, trouble, uses=uses))
-        except Exception as error:  # whoever waits for this save must hear of it
-            written = Written(describe(error))
-        if written.trouble:
-            self._failed(step, written.trouble)
-        else:
-            self._saved = step
-        if PROTECTED in written.uses and self._ranks.first:
-            with contextlib.suppress(*FAILURES):  # the next one will be
-                self._snapshots.protect(step)
-        if DURABLE in written.uses:
-            self._make_durable(saving)
-        else:
-            self.last_error = self.last_error if written.trouble else None
-            saving.over.set_result(None)
-        written.then()
-
-    def _uses(self, saving: Saving) -> frozenset[str]:
-        """On rank 0: what is to be done with a snapshot that counts."""
-        protect, durable = self._protection != NONE, self._rule.due(saving.asked, self._schedule.persist)
-        return frozenset([*[PROTECTED] * protect, *[DURABLE] * durable])
-
-    def _make_durable(self, saving: Saving) -> None:
-        trouble = ""
-        if self._ranks.first:
-            try:
-                self._snapshots.persist(saving.step, self._keep)
-            except FAILURES as error:
-                trouble = describe(error)
-        if trouble:
-            self._ended(saving, trouble)
-            saving.over.set_result(None)
-        else:
-            self._lasting.follow(saving)
-
-    def _ended(self, saving: Saving, trouble: str) -> None:
-        """In a thread of its own: `saving` is durable, or why it is not."""
-        if trouble:
-            if self._saved == saving.step:
-                self._saved = None  # the same step may be saved again
-            self._failed(saving.step, trouble)
-            return
-        self._schedule.wrote(time.monotonic() - saving.began)
-        self._durable = max(saving.step, self._durable or 0)
-        self.last_error = None
-
-    def _failed(self, step: int, trouble: str) -> None:
-        self.last_error = SaveFailed(
-            f"{step_name(step)} was not saved",
-            trouble,
-            f"df -h {self.directory}" if "space" in trouble else f"ls -la {self.directory}",
-        )
-        self._say(f"{step_name(step)} was not saved: {trouble}; training goes on, and the next save tries again")
 
     def _say(self, line: str) -> None:
         if self._ranks.first:
             _to_stderr(f"transom: {line}")
-
-
-def _attempt() -> str:
-    """Who writes: the attempt and its launch, under transom; else this process."""
-    attempt, launch = os.environ.get("TRANSOM_ATTEMPT"), os.environ.get("TRANSOM_LAUNCH")
-    if not attempt:
-        return local_attempt(socket.gethostname(), os.getpid())
-    return f"{attempt}.{launch}" if launch else attempt
 
 
 def _to_stderr(text: str) -> None:

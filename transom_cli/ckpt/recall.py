@@ -37,7 +37,7 @@ class Remembered:
 def remembered(snapshots: Snapshots, say: Callable[[str], None]) -> list[Remembered]:
     """Newest first. By one rank, for all."""
     try:
-        told = snapshots.survey()
+        told = snapshots.questions.survey()
     except FAILURES as error:
         say(f"what is in memory is not known: {error.what}")
         return []
@@ -51,7 +51,7 @@ def remembered(snapshots: Snapshots, say: Callable[[str], None]) -> list[Remembe
         rows = told[node].get("records")
         for step, manifest, metadata in rows if isinstance(rows, list) else ():
             try:
-                record = snapshots.record(node, step, manifest, metadata)
+                record = snapshots.questions.record(node, step, manifest, metadata)
                 made = record.read
                 records[made] = record
                 places.append((node, made))
@@ -77,7 +77,7 @@ class InMemory:
 
     def open(self, name: str, *, check: bool = True) -> Opened:
         entry = self._entries[name]
-        fd, size, segments, where, checked = self._snapshots.fetch(self._found.step, entry, check=check)
+        fd, size, segments, where, checked = self._snapshots.questions.fetch(self._found.step, entry, check=check)
         self.where[name] = where
         total = "" if checked else entry.xxh3_128
         try:

@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from transom_cli.ckpt.arena import PAGE, Arena
+from transom_cli.ckpt.durability import Durability
 from transom_cli.ckpt.manifest import FileEntry
 from transom_cli.ckpt.memory import messages
 from transom_cli.ckpt.memory.client import ANSWER
 from transom_cli.ckpt.memory.launches import Launch
 from transom_cli.ckpt.memory.meeting_place import meet, names, own_address, token
 from transom_cli.ckpt.memory.messages import HolderGone
-from transom_cli.ckpt.memory.outcomes import ENDED, FAILED, RUNNING
 from transom_cli.ckpt.memory.protecting import domain
 from transom_cli.ckpt.memory.protection import NONE, Protection
 from transom_cli.ckpt.memory.shelf import Record
 from transom_cli.ckpt.memory.slot import Share
-from transom_cli.ckpt.names import MANIFEST, step_name
+from transom_cli.ckpt.questions import Questions
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.retention import Keep
 
@@ -37,8 +37,6 @@ SLOTS = 3  # snapshots a rank: the newest that counts, one that is being made du
 PATIENCE = 20.0  # seconds of one wait for a slot, before it is told what it waits for
 _RECORDS = 4  # commits that are told again to a new holder
 _REPLACED = 20.0  # seconds in which a new holder must have been told all
-_UNHEARD = 10.0  # seconds in which nothing is heard of a write
-_FETCH = 3600.0  # seconds for a share to come from wherever it is; what does not move is given up far sooner
 
 T = TypeVar("T")
 
@@ -74,6 +72,8 @@ class Snapshots:
                 say(f"the snapshots of {node} live only as long as its ranks: {trouble}")
         self._node = nodes[ranks.rank]
         self.by = nodes[0]  # whose holder sees to it that checkpoints become durable
+        self._durability = Durability(self._at, directory, self._token, self.by)
+        self.questions = Questions(lambda: self._client)
         self._places: dict[str, tuple[str, int]] = {}
         if len(set(nodes)) > 1:
             self._again(self._listen, once_more=True)
@@ -137,74 +137,25 @@ class Snapshots:
 
     def outcome(self, step: int) -> str:
         """Wait until `step` is durable. Returns "", or why it is not. For a thread of its own."""
-        silent, line = None, None
-        try:
-            while True:
-                try:
-                    if line is None:
-                        line = self._at.connect()
-                        line.ask("look", directory=str(self._directory), token=self._token)
-                    answer = line.ask("outcome", step=step, by=self.by, patience=1.0)[0]
-                except messages.FAILURES as error:
-                    line, answer = None, {"trouble": error.what}
-                state, trouble = answer.get("state"), str(answer.get("trouble", ""))
-                if state in ENDED:
-                    return trouble if state == FAILED else ""
-                now = time.monotonic()
-                silent = None if state == RUNNING else silent or now
-                if silent is not None and now - silent >= _UNHEARD:
-                    with suppress(*messages.FAILURES):
-                        if line is not None:
-                            line.ask("unheard", step=step)
-                    unknown = trouble or f"the memory holder of {self.by} knows nothing of it any more"
-                    return "" if self._on_disk(step) else unknown
-                if line is None:
-                    time.sleep(0.5)
-        finally:
-            if line is not None:
-                line.close()
+        return self._durability.outcome(step, self._records.get(step))
 
     def copied(self, patience: float) -> bool:
-        """Wait until no copy is being written into a further directory, and no old checkpoint removed. False after so
-        many seconds."""
+        """Wait until no copy is being written into a further directory. False after so many seconds."""
         deadline = time.monotonic() + patience
         with suppress(*messages.FAILURES):  # a holder that is gone writes nothing
-            while self._client.ask("copying", by=self.by)[0]["busy"]:
+            while self._also and self._client.ask("copying", by=self.by)[0]["busy"]:
                 if time.monotonic() >= deadline:
                     return False
                 time.sleep(0.1)
         return True
 
-    def _on_disk(self, step: int) -> bool:
-        record = self._records.get(step)
-        with suppress(OSError):
-            return record is not None and (self._directory / step_name(step) / MANIFEST).read_bytes() == record.manifest
-        return False
+    def tidied(self) -> None:
+        """Wait until no old checkpoint is being removed, where this node's holder does that."""
+        with suppress(*messages.FAILURES):
+            while self.by == self._node and self._client.ask("tidying")[0]["busy"]:
+                time.sleep(0.01)
 
     # A restore
-
-    def survey(self) -> dict[str, dict[str, object]]:
-        """What every node's holder has, or by which error that is not known."""
-        _, fds = self._client.ask("survey")
-        found: dict[str, dict[str, object]] = json.loads(_unpacked(fds))
-        return found
-
-    def record(self, node: str, step: int, manifest: int, metadata: int) -> Record:
-        """Of a step that `survey` has told of, with these sizes. Raises Refused."""
-        _, fds = self._client.ask("record", node=node, step=step, manifest=manifest, metadata=metadata)
-        data = _unpacked(fds)
-        return Record(data[:manifest], data[manifest:])
-
-    def fetch(self, step: int, entry: FileEntry, *, check: bool) -> tuple[int, int, list[tuple[int, int]], str, bool]:
-        """A share: a descriptor (the caller's to close), bytes of the memory, segments, where it was, and whether its
-        checksum was made: without `check` it need not be.
-
-        Good until `rewind`. Raises Refused.
-        """
-        about: dict[str, Any] = {"file": entry.name, "size": entry.size, "sum": entry.xxh3_128, "check": check}
-        told, fds = self._client.ask("fetch", timeout=_FETCH, step=step, **about)
-        segments = [(int(a), int(b)) for a, b in told["segments"]]
-        return fds[0], int(told["size"]), segments, str(told["where"]), told["checked"] is True
 
     def lent(self, fd: int) -> Arena | None:
         """The memory of that descriptor, if it is one of this rank's own."""
@@ -354,10 +305,3 @@ class Snapshots:
             self._tell_record(step, record, [])
         if self._taken is not None:
             self._client.ask("take", patience=0.0, index=self._taken, words=False)
-
-
-def _unpacked(fds: list[int]) -> bytes:
-    try:
-        return messages.unpack(fds[0])
-    finally:
-        os.close(fds[0])

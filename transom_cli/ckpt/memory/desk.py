@@ -155,6 +155,9 @@ class Desk:
         """Whether the holder of `by` has copies written."""
         return {"busy": self.holding.persisting.copying_by(str(about["by"]))}, []
 
+    def _do_tidying(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        return {"busy": self.holding.persisting.tidying}, []
+
     def _do_words(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         return {"words": self._words()}, []
 

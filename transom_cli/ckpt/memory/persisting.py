@@ -83,13 +83,18 @@ class Persisting:
 
     @property
     def busy(self) -> bool:
-        return self._outcomes.busy or self._one_at_a_time.locked()
+        return self._outcomes.busy or self.tidying
+
+    @property
+    def tidying(self) -> bool:
+        """Whether old checkpoints are being removed; or one is being written."""
+        return self._one_at_a_time.locked()
 
     def copying_by(self, node: str) -> bool:
-        """Whether that holder, or this one, has copies written; or old checkpoints removed, if it is this one."""
+        """Whether that holder, or this one, has copies written."""
         for step in self._outcomes.copying(own=False):
             self._ask_if_due(node, step)
-        return self.busy or bool(self._outcomes.copying(own=False))
+        return bool(self._outcomes.copying(own=True) or self._outcomes.copying(own=False))
 
     def forget(self, step: int | None) -> None:
         """What is newer than `step` is of a past that did not happen: it may be asked for again."""
