@@ -161,7 +161,8 @@ class Checkpointer:
         return saving is not None
 
     def wait(self, strict: bool = False) -> None:
-        """Wait until nothing is being written, and no old checkpoint removed. With `strict`, raise SaveFailed if the last save failed."""
+        """Wait until nothing is being written, and no old checkpoint removed. With `strict`, raise SaveFailed if the
+        last save failed."""
         self._saver.wait()
         if strict and self.last_error is not None:
             raise self.last_error
