@@ -1,0 +1,87 @@
+"""A training that begins has the memory of its first snapshot before its first step, as large as that will be."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from ckpt_memory_holders import abandon, end_holder
+
+from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.collector import uncollected
+from transom_cli.ckpt.snapshots import Snapshots
+
+WIDTH = 2048  # 16 MiB of weights
+Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "c"
+    end_holder(tmp_path / "c")
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of all snapshots' memory that was made, in order."""
+    sizes: list[int] = []
+    real = Snapshots._make
+
+    def make(self: Snapshots, index: int, size: int) -> object:
+        sizes.append(size)
+        return real(self, index, size)
+
+    monkeypatch.setattr(Snapshots, "_make", make)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("make", "times"),
+    [
+        (lambda p: torch.optim.AdamW(p), 3),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 2),
+        (lambda p: torch.optim.SGD(p, lr=0.1), 1),
+        (lambda p: torch.optim.Adagrad(p), 2),
+    ],
+    ids=["adamw", "momentum", "sgd", "adagrad"],
+)
+def test_what_the_optimizers_first_step_makes_is_reckoned_with(
+    directory: Path, made: list[int], make: Make, times: int
+) -> None:
+    model = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+    optimizer = make(list(model.parameters()))
+    trainer = Checkpointer({"model": model, "optim": optimizer}, directory, every=1, persist=100)
+    assert trainer.restore() is None
+    (first,) = made
+    assert trainer._snapshots.lent_bytes >= first >= times * WIDTH * WIDTH * 4
+    model(torch.ones(1, WIDTH)).sum().backward()
+    optimizer.step()
+    trainer.save(1)
+    trainer.wait(strict=True)
+    assert made[0] == first
+    assert len(made) == 2, (
+        "the first went where it was meant to; the other is for the next"
+    )
+    again = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+    abandon(trainer)
+    other = Checkpointer({"model": again, "optim": make(list(again.parameters()))}, directory, every=1, persist=100)
+    assert other.restore() == 1
+    assert torch.equal(again.weight, model.weight)
+    abandon(other)
+
+
+def test_no_collection_meanwhile_and_as_before_afterwards() -> None:
+    with pytest.raises(KeyError), uncollected():
+        assert not gc.isenabled()
+        raise KeyError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled(), "a trainer that has switched it off wants it off"
+    finally:
+        gc.enable()
