@@ -115,7 +115,7 @@ class Checkpointer:
         some and none restores, and WorldSizeChanged. Bytes are read twice: once for the checksum, then to load. What an
         imported checkpoint lacks on purpose (`transom ckpt import`) is left as it is; that is said too.
 
-        A training that begins here waits for its first snapshot's memory to be made, once: save() need not then.
+        A training that begins here waits for its snapshots' memory to be made, once: save() need not then.
         """
         with phase("restore"), uncollected():
             self.wait()
@@ -126,9 +126,7 @@ class Checkpointer:
                 self._schedule.at(found.step)
                 if self._orders is not None:
                     self._orders.at(found.step)
-            self._saver.prepare()
-            if found is None:  # one that goes on from somewhere has lost time enough: its memory is made beside it
-                self._saver.settle()
+            self._saver.prepare(begins=found is None)  # one that goes on from somewhere has lost time enough
             return None if found is None else found.step
 
     def step(self, step: int, loss: float | None = None) -> bool:

@@ -54,6 +54,8 @@ class Writer:
             answers = self._ranks.gather((layout is not None, layout is not None and self._stager.agreed_on(layout)))
             if layout is not None and all(there for there, _ in answers) and not all(agreed for _, agreed in answers):
                 self._settle(layout, self._sharing.agree(layout), growth)
+                if self._snapshots.awaited:
+                    self._snapshots.complete()
         except FAILURES:
             pass
 

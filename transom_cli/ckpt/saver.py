@@ -102,16 +102,20 @@ class Saver:
             with phase("checkpoint"):  # a rank that waits here is not hanging in its own step
                 self._stager.join()
 
-    def prepare(self) -> None:
+    def prepare(self, *, begins: bool = False) -> None:
         """After restore(), and at the first call of save(), when the optimizers have their state: all ranks make these
-        calls alike. The memory is made while training goes on."""
+        calls alike. The memory is made while training goes on, or first, of one that `begins`."""
         self.wait()
         layout, growth = None, 1.0
         with contextlib.suppress(Exception):  # the save will fail of it, and say so
             layout = self._stager.look(*self._state.read())
             growth = 1.0 + self._state.to_come / max(1, layout.size)
+        self._snapshots.awaited = begins
         self._running = self._thread.submit(self._writer.prepare, layout, growth)
         self._running_step = -1
+        if begins:
+            self._running.result()
+            self._snapshots.awaited = False
 
     def start(self, step: int, asked: bool) -> Saving | None:
         """`asked`: it is to be durable in any case."""

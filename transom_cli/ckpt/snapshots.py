@@ -57,6 +57,7 @@ class Snapshots:
         self._also = dict(also or {})
         self._most = self._slots = SLOTS + (protection != NONE) + bool(self._also)  # one being protected, one copied
         self._told_busy = False
+        self.awaited = False  # whether somebody waits for the memory that is made
         self.rhythm = ""  # when it saves, and why, for whoever looks: the first rank's goes for all
         made = None
         if ranks.first:
@@ -110,6 +111,11 @@ class Snapshots:
         self._make_one_more(size)
         if self._taken is None and self._most > 1:
             self._take()
+
+    def complete(self) -> None:
+        """As many as there are to be, as large as the one that was given out: no save waits for memory then."""
+        while self._taken is not None and len(self._arenas) < self._most:
+            self._one_more(self._arenas[self._taken].size, take=False)
 
     def hold(self, step: int, entry: FileEntry, segments: list[tuple[int, int]]) -> None:
         """The copy in the arena that was given out last is whole."""
@@ -190,10 +196,14 @@ class Snapshots:
     # The holder, and what it is told
 
     def _make_one_more(self, size: int) -> None:
-        if self._taken is not None or len(self._arenas) >= self._most:
+        if self._taken is None:
+            self._one_more(size, take=True)
+
+    def _one_more(self, size: int, *, take: bool) -> None:
+        if len(self._arenas) >= self._most:
             return
         try:
-            self._make(next(n for n in range(self._slots) if n not in self._arenas), size)
+            self._make(next(n for n in range(self._slots) if n not in self._arenas), size, take=take)
         except MemoryError as error:
             if not self._arenas:
                 raise
@@ -226,16 +236,17 @@ class Snapshots:
         self._arenas.pop(index).close()
         self._again(lambda: self._client.ask("drop", index=index))
 
-    def _make(self, index: int, size: int) -> Arena:
-        arena = Arena(size, hurry=not self._arenas)  # the first save waits for the first one
+    def _make(self, index: int, size: int, *, take: bool = True) -> Arena:
+        arena = Arena(size, hurry=self.awaited or not self._arenas)  # the first save waits for the first one
         self._arenas[index] = arena
         try:
-            self._again(lambda: self._lend(index, arena, write=True), once_more=True)
+            self._again(lambda: self._lend(index, arena, write=take), once_more=True)
         except BaseException:
             del self._arenas[index]
             arena.close()
             raise
-        self._taken = index
+        if take:
+            self._taken = index
         return arena
 
     def _lend(self, index: int, arena: Arena, *, write: bool) -> None:

@@ -1,0 +1,134 @@
+"""What protecting snapshots on other nodes costs the training's own network, and what `protect_rate` does about it.
+
+    python bench/ckpt_protect.py [--mib 512] [--protect replica] [--rates 0,400,100] [--saves 3] [--json]
+
+Two "nodes" of this machine, each with its own memory holder, train over gloo: a step is an all-reduce of 16 MiB. Of
+each rate (MB/s that a node pulls at most; 0: no limit) it tells the steps' time with nothing beside them and while a
+step is being protected, and how long that takes. All over loopback: the processors are the network here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+MIB = 1 << 20
+STEP = 16 * MIB  # bytes all-reduced by a step
+ALONE = 40  # steps measured with nothing beside them
+
+
+def rank(directory: Path, mib: int, protect: str, rate: float, saves: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from transom_cli.ckpt import Checkpointer
+    from transom_cli.ckpt.memory.client import agents_path, connect
+    from transom_cli.ckpt.names import MEMORY
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    mine = dist.get_rank()
+    state = {f"w{mine}-{n}": torch.full((MIB // 4,), float(n)) for n in range(mib)}
+    gradients, over = torch.ones(STEP // 4), torch.zeros(1)
+    ck = Checkpointer(state, directory, every=1, persist=1 << 30, protect=protect, protect_rate=rate or None)
+    ck.restore()
+    line = connect(agents_path(os.environ["TRANSOM_BEAT_DIR"]))
+    line.ask("look", directory=str(directory), token=(directory / MEMORY).read_text())
+
+    def steps(count: int | None, until: int = 0) -> list[float]:
+        """Seconds of each; without a count until that step is protected, as rank 0's node has it."""
+        found: list[float] = []
+        while count is None or len(found) < count:
+            began = time.perf_counter()
+            dist.all_reduce(gradients)
+            found.append(time.perf_counter() - began)
+            if count is None:
+                over.fill_(float(line.ask("state")[0]["protected"] == until))
+                dist.broadcast(over, src=0)
+                if over.item():
+                    break
+        return found
+
+    for step in range(1, saves + 3):  # the first two make their memory
+        alone = steps(ALONE)
+        ck.save(step)
+        began = time.perf_counter()
+        beside = steps(None, step)
+        if step > 2 and mine == 0:
+            told = {"alone": statistics.median(alone), "beside": statistics.fmean(beside)}
+            print(json.dumps({**told, "steps": len(beside), "took": time.perf_counter() - began}), flush=True)
+        ck.wait()
+    ck.close()
+    dist.barrier()
+    dist.destroy_process_group()
+    os._exit(0)  # nothing of gloo's threads is waited for
+
+
+def measure(mib: int, protect: str, rate: float, saves: int) -> dict[str, Any]:
+    """`rate` in bytes a second; 0: no limit."""
+    with tempfile.TemporaryDirectory(prefix="protect-", dir="/dev/shm") as folder, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+        probe.close()
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("TRANSOM_", "SLURM"))}
+        clean |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "2"}
+        argv = [sys.executable, __file__, "--rank", f"{folder}/c", "--mib", str(mib), "--protect", protect]
+        ranks = []
+        for n in range(2):
+            beats = Path(folder) / f"n{n}"
+            beats.mkdir(mode=0o700)
+            env = {**clean, "RANK": str(n), "TRANSOM_BEAT_DIR": str(beats), "SLURMD_NODENAME": f"n{n}"}
+            words = [*argv, "--rates", str(rate), "--saves", str(saves)]
+            ranks.append(subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True))
+        try:
+            rows = [json.loads(line) for line in ranks[0].communicate(timeout=600)[0].splitlines()]
+            if ranks[1].wait(60) or ranks[0].returncode or not rows:
+                raise SystemExit("error: a rank ended; what it said stands above")
+        finally:
+            for one in ranks:
+                one.kill()
+    middle = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+    return {"rate": rate, **middle, "speed": middle["alone"] / middle["beside"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=512, help="of each rank's snapshot [512]")
+    parser.add_argument("--protect", default="replica", help="as the Checkpointer has it; for two nodes [replica]")
+    parser.add_argument("--rates", default="0,400,100", metavar="MB/s,..", help="0: no limit [0,400,100]")
+    parser.add_argument("--saves", type=int, default=3, help="measured for each rate [3]")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    try:
+        rates = [float(word) for word in asked.rates.split(",")]
+    except ValueError as error:
+        parser.error(f"--rates: numbers, with commas between them ({error})")
+    if asked.mib < 1 or asked.saves < 1 or min(rates) < 0:
+        parser.error("--mib and --saves: at least 1; --rates: none below 0")
+    if asked.rank is not None:
+        rank(asked.rank, asked.mib, asked.protect, rates[0], asked.saves)
+    rows = [measure(asked.mib, asked.protect, rate * 1e6, asked.saves) for rate in rates]
+    if asked.json:
+        print(json.dumps({"schema": 1, "bench": "ckpt-protect", "mib": asked.mib, "rates": rows}))
+        return
+    print(f"{asked.mib} MiB a node, {asked.protect}; steps: an all-reduce of 16 MiB between two processes")
+    for row in rows:
+        limit = f"{row['rate'] / 1e6:g} MB/s" if row["rate"] else "no limit"
+        print(
+            f"{limit:>10}: step {1e3 * row['alone']:.1f} ms alone, {1e3 * row['beside']:.1f} beside "
+            f"({row['speed']:.2f} of the speed), protected after {row['took']:.2f} s"
+        )
+
+
+if __name__ == "__main__":
+    main()
