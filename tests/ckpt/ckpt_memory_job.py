@@ -15,7 +15,7 @@ from transom_cli.ckpt.memory.holding import Holding
 from transom_cli.ckpt.memory.launches import Launch
 from transom_cli.ckpt.memory.neighbours import Neighbours
 from transom_cli.ckpt.memory.protection import parse
-from transom_cli.ckpt.memory.shelf import Record
+from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.memory.slot import Share, Slot
 
 LAUNCH = Launch("7.0.0", "launch")

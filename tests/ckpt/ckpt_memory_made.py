@@ -9,7 +9,7 @@ import xxhash
 
 from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
 from transom_cli.ckpt.memory.launches import Launch
-from transom_cli.ckpt.memory.shelf import Record
+from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.memory.slot import Share, Slot
 from transom_cli.ckpt.names import DCP_METADATA
 

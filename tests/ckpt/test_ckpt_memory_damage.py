@@ -14,7 +14,7 @@ from ckpt_memory_holders import abandon, end_holder, holder_pid, memory_of
 
 from transom_cli.ckpt import Checkpointer
 from transom_cli.ckpt.memory import holder
-from transom_cli.ckpt.memory.shelf import Record
+from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.names import MEMORY
 from transom_cli.ckpt.recall import remembered
 

@@ -10,7 +10,7 @@ from transom_cli.ckpt.memory import messages
 from transom_cli.ckpt.memory.client import Client
 from transom_cli.ckpt.memory.meeting_place import Meeting
 from transom_cli.ckpt.memory.outcomes import ENDED, FAILED, RUNNING
-from transom_cli.ckpt.memory.shelf import Record
+from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.names import MANIFEST, step_name
 
 _UNHEARD = 10.0  # seconds in which nothing is heard of a write

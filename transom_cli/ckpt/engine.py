@@ -26,8 +26,8 @@ from transom_cli.ckpt import direct
 from transom_cli.ckpt.image import Layout, Place, Snapshot, pack
 from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
 from transom_cli.ckpt.memory import messages
-from transom_cli.ckpt.memory.shelf import Record
-from transom_cli.ckpt.names import DCP_METADATA, step_name
+from transom_cli.ckpt.memory.record import Record
+from transom_cli.ckpt.names import DCP_METADATA, data_name, step_name
 from transom_cli.ckpt.publishing import words
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.sharing import Share, Sharing
@@ -120,7 +120,7 @@ class Writer:
             segments, found = pack(snapshot, share.now if share else None)
             size = sum(length for _, length in segments)
             total = direct.digest(snapshot.arena.view(0, snapshot.arena.size), segments)
-            held.append(FileEntry(_data_file(self._ranks.rank), size, total))
+            held.append(FileEntry(data_name(self._ranks.rank), size, total))
             self._snapshots.hold(step, held[0], segments)
             places.extend(found)
 
@@ -167,14 +167,10 @@ class Written:
     then: Callable[[], None] = lambda: None
 
 
-def _data_file(rank: int) -> str:
-    return f"__{rank}_0.distcp"  # as DCP calls it
-
-
 def _metadata(metadata: Metadata, places: list[list[Place]]) -> bytes:
     """DCP's own file, by DCP itself: what there is, and where. `places`: by rank."""
     results = [
-        [WriteResult(index, size, _StorageInfo(_data_file(rank), start, size)) for index, start, size in of_rank]
+        [WriteResult(index, size, _StorageInfo(data_name(rank), start, size)) for index, start, size in of_rank]
         for rank, of_rank in enumerate(places)
     ]
     with tempfile.TemporaryDirectory(prefix="transom-") as folder:

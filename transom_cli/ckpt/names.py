@@ -24,6 +24,7 @@ FENCE = ".fence"
 MEMORY = ".memory"
 COPIES_OF = ".copies-of"
 
+_DATA = re.compile(r"__(0|[1-9][0-9]*)_0\.distcp")
 _STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 _WORK = re.compile(r"\.(?:tmp|trash)-step-[0-9]+-(.+)-[0-9a-f]{8}")
 _SLURM_ATTEMPT = re.compile(r"([0-9]+)\.([0-9]+)(?:\.([0-9]+))?")
@@ -33,6 +34,17 @@ _ATTEMPT = re.compile(r"[A-Za-z0-9_.-]{1,120}")
 
 def step_name(step: int) -> str:
     return f"step-{step}"
+
+
+def data_name(rank: int) -> str:
+    """Of a rank's data file, as DCP calls it."""
+    return f"__{rank}_0.distcp"
+
+
+def rank_of_data(name: str) -> int | None:
+    """Whose data file it is; None for another's."""
+    found = _DATA.fullmatch(name)
+    return int(found.group(1)) if found else None
 
 
 def parse_step(name: str) -> int | None:

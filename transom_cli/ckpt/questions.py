@@ -10,7 +10,7 @@ from typing import Any
 from transom_cli.ckpt.manifest import FileEntry
 from transom_cli.ckpt.memory import messages
 from transom_cli.ckpt.memory.client import Client
-from transom_cli.ckpt.memory.shelf import Record
+from transom_cli.ckpt.memory.record import Record
 
 _FETCH = 3600.0  # seconds for a share to come from wherever it is; what does not move is given up far sooner
 

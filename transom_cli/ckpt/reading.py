@@ -25,9 +25,11 @@ from torch.futures import Future
 
 from transom_cli.ckpt.direct import digest
 from transom_cli.ckpt.envelope import Envelope, envelope
+from transom_cli.ckpt.exchange import Part, Parts, divide, exchange, parts
 from transom_cli.ckpt.failures import StateMismatch
 from transom_cli.ckpt.names import DCP_METADATA
-from transom_cli.ckpt.placing import Whole, plan
+from transom_cli.ckpt.placing import Wanted, Whole, plan
+from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.streaming import Copier, Piece
 from transom_cli.ckpt.tree import Flat
 
@@ -44,8 +46,9 @@ class Opened:
 
 
 class Source(Protocol):
-    """A checkpoint whose bytes are good, or are checked when they are opened."""
+    """A checkpoint whose bytes are good, or are checked when they are opened: then it is best to open few."""
 
+    checks: bool
     path: Path  # for DCP's words; a snapshot in memory has none of its own
 
     def metadata(self) -> Metadata: ...
@@ -56,6 +59,8 @@ class Source(Protocol):
 
 
 class OnDisk:
+    checks = False
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -83,6 +88,7 @@ class MappedReader(FileSystemReader):
         super().__init__(source.path)
         self._source = source
         self._metadata = metadata
+        self._whole: dict[str, Opened] = {}  # what was checked, by name
         self._copier = Copier()
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="transom-sum")
 
@@ -100,25 +106,61 @@ class MappedReader(FileSystemReader):
         done.set_result(None)
         return done
 
-    def place(self, targets: Flat) -> Flat:
-        """Read all that is wanted just as it was stored. Returns the targets that are left to DCP."""
-        wanted, rest = plan(self._metadata, targets)
-        for name, parts in wanted.items():
-            opened = self._source.open(name, check=False)
-            odd = self._copy(opened, parts.tensors)
-            if odd is None:
-                opened = self._source.open(name)
-                odd = self._copy(opened, parts.tensors)
-            for tensor in odd or ():
-                stored = self._stored(tensor.which, opened.data, opened.start + tensor.start, tensor.length)
-                if stored.size() != tensor.target.size():
-                    sizes = f"{list(stored.size())} stored, {list(tensor.target.size())} here"
-                    raise ValueError(f"{tensor.which.fqn}: {sizes}")
-                tensor.target.detach().copy_(stored)
-            for key, start, length in parts.objects:
-                at = opened.start + start
-                targets[key] = torch.load(io.BytesIO(opened.data[at : at + length]), weights_only=False)
+    def place(self, targets: Flat, ranks: Ranks) -> Flat:
+        """Read all that is wanted just as it was stored. Returns the targets that are left to DCP. All ranks call it,
+        of a source that checks, and meet in it whatever happens."""
+        rest: Flat = {}
+        near: dict[str, Wanted] = {}
+        far: dict[str, Wanted] = {}
+        trouble: Exception | None = None
+        try:
+            near, rest = plan(self._metadata, targets)
+            if self._source.checks:
+                near, far = divide(near, ranks)
+            for name, wanted in near.items():
+                self._take(name, wanted, targets)
+        except Exception as error:
+            trouble = error
+        if self._source.checks:
+            asked = [part for name, wanted in far.items() for part in parts(name, wanted)]
+            found = exchange(asked, ranks, self._serve)
+            for name, wanted in far.items():
+                self._put(name, wanted, found, targets)
+        if trouble is not None:
+            raise trouble
         return rest
+
+    def _take(self, name: str, wanted: Wanted, targets: Flat) -> None:
+        opened = self._source.open(name, check=False)
+        odd = self._copy(opened, wanted.tensors)
+        if odd is None:
+            opened = self._source.open(name)
+            odd = self._copy(opened, wanted.tensors)
+        self._whole[name] = opened
+        for tensor in odd or ():
+            self._fill(tensor, opened.data, opened.start + tensor.start)
+        for one in wanted.objects:
+            at = opened.start + one.start
+            targets[one.key] = _object(opened.data[at : at + one.length])
+
+    def _serve(self, part: Part) -> bytes:
+        name, start, length = part
+        opened = self._whole.get(name)
+        if opened is None:
+            opened = self._whole[name] = self._source.open(name)
+        return opened.data[opened.start + start : opened.start + start + length]
+
+    def _put(self, name: str, wanted: Wanted, found: Parts, targets: Flat) -> None:
+        for tensor in wanted.tensors:
+            self._fill(tensor, bytearray(found[name, tensor.start, tensor.length]), 0)
+        for one in wanted.objects:
+            targets[one.key] = _object(found[name, one.start, one.length])
+
+    def _fill(self, tensor: Whole, data: mmap.mmap | bytearray, start: int) -> None:
+        stored = self._stored(tensor.which, data, start, tensor.length)
+        if stored.size() != tensor.target.size():
+            raise ValueError(f"{tensor.which.fqn}: {list(stored.size())} stored, {list(tensor.target.size())} here")
+        tensor.target.detach().copy_(stored)
 
     def _copy(self, opened: Opened, tensors: list[Whole]) -> list[Whole] | None:
         """What stands in the way that we write is copied while its checksum is made. Returns the rest, which may be
@@ -136,7 +178,7 @@ class MappedReader(FileSystemReader):
                     pieces.append((target.data_ptr(), address + start + len(around.head), around.nbytes))
             else:
                 odd.append(tensor)
-        self._copier.copy(pieces)
+        self._copier.copy(pieces, beside=int(total is not None))
         good = total is None or total.result() == opened.total
         memory.release()
         return odd if good else None
@@ -169,7 +211,7 @@ class MappedReader(FileSystemReader):
         for item, target, _ in copied:
             planner.commit_tensor(item, target)
 
-    def _stored(self, index: MetadataIndex, data: mmap.mmap, start: int, length: int) -> torch.Tensor:
+    def _stored(self, index: MetadataIndex, data: mmap.mmap | bytearray, start: int, length: int) -> torch.Tensor:
         """The tensor as it was stored; a view of `data` where it may be."""
         about: Any = self._metadata.state_dict_metadata[index.fqn]
         shape = next(chunk.sizes for chunk in about.chunks if chunk.offsets == index.offset)
@@ -185,7 +227,11 @@ class MappedReader(FileSystemReader):
         return flat.view(about.properties.dtype).view(shape)
 
 
-def _is_ours(around: Envelope, data: mmap.mmap, start: int, length: int) -> bool:
+def _object(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=False)
+
+
+def _is_ours(around: Envelope, data: mmap.mmap | bytearray, start: int, length: int) -> bool:
     """Whether an archive of a tensor stands there just as we write it."""
     payload = start + len(around.head)
     tail = payload + around.nbytes

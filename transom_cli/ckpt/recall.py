@@ -14,7 +14,7 @@ from transom_cli.ckpt.failures import BadManifest
 from transom_cli.ckpt.manifest import Manifest
 from transom_cli.ckpt.memory.inventory import known
 from transom_cli.ckpt.memory.messages import FAILURES
-from transom_cli.ckpt.memory.shelf import Record
+from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.names import step_name
 from transom_cli.ckpt.reading import Opened, unpickled
 from transom_cli.ckpt.snapshots import Snapshots
@@ -65,6 +65,8 @@ def remembered(snapshots: Snapshots, say: Callable[[str], None]) -> list[Remembe
 class InMemory:
     """A snapshot as a source for a restore: each share is brought here when it is asked for, checked or to be
     checked."""
+
+    checks = True
 
     def __init__(self, snapshots: Snapshots, found: Remembered, directory: Path) -> None:
         self.path = directory

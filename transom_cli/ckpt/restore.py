@@ -78,7 +78,7 @@ def load(source: Source, state: State, ranks: Ranks, *, per_rank: bool, origin: 
     try:
         rest: Flat = {}
         try:
-            rest = reader.place(targets)
+            rest = reader.place(targets, ranks)
         except Exception as error:
             trouble = _told(error)
         answers = ranks.gather((trouble, bool(rest)))

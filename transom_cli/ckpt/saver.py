@@ -28,6 +28,7 @@ from transom_cli.ckpt.snapshots import Snapshots
 from transom_cli.ckpt.staging import NOTHING, Stager
 from transom_cli.ckpt.state import State
 from transom_cli.ckpt.streaming import WORTH
+from transom_cli.ckpt.tree import Flat, Paths
 
 _LONG = 0.5  # seconds of waiting that are worth a word
 
@@ -106,12 +107,11 @@ class Saver:
         """After restore(), and at the first call of save(), when the optimizers have their state: all ranks make these
         calls alike. The memory is made while training goes on, or first, of one that `begins`."""
         self.wait()
-        layout, growth = None, 1.0
+        read, to_come = None, 0
         with contextlib.suppress(Exception):  # the save will fail of it, and say so
-            layout = self._stager.look(*self._state.read())
-            growth = 1.0 + self._state.to_come / max(1, layout.size)
+            read, to_come = self._state.read(), self._state.to_come
         self._snapshots.awaited = begins
-        self._running = self._thread.submit(self._writer.prepare, layout, growth)
+        self._running = self._thread.submit(self._get_ready, read, to_come)
         self._running_step = -1
         if begins:
             self._running.result()
@@ -146,6 +146,16 @@ class Saver:
             self._running_step = step
             self._running = self._thread.submit(self._write, saving, snapshot, trouble, meeting)
         return saving
+
+    def _get_ready(self, read: tuple[Flat, Paths] | None, to_come: int) -> None:
+        """In the background thread: until it is done no other uses the stager. `read`: the state; only its shapes are
+        looked at."""
+        layout, growth = None, 1.0
+        with contextlib.suppress(Exception):
+            if read is not None:
+                layout = self._stager.look(*read)
+                growth = 1.0 + to_come / max(1, layout.size)
+        self._writer.prepare(layout, growth)
 
     def _write(self, saving: Saving, snapshot: Snapshot | None, trouble: str, meeting: Meeting | None) -> None:
         """In the background thread: nobody asks for its result before the next save, so it tells failures itself."""

@@ -27,7 +27,7 @@ from transom_cli.ckpt.memory.meeting_place import meet, names, own_address, toke
 from transom_cli.ckpt.memory.messages import HolderGone
 from transom_cli.ckpt.memory.protecting import domain
 from transom_cli.ckpt.memory.protection import NONE, Protection
-from transom_cli.ckpt.memory.shelf import Record
+from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.memory.slot import Share
 from transom_cli.ckpt.questions import Questions
 from transom_cli.ckpt.ranks import Ranks

@@ -96,11 +96,13 @@ class Copier:
         self.threads = threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="transom-copy") if self.threads > 1 else None
 
-    def copy(self, pieces: Sequence[Piece]) -> None:
-        """Copy them all, and return when every byte is there. Pieces must not overlap."""
+    def copy(self, pieces: Sequence[Piece], *, beside: int = 0) -> None:
+        """Copy them all, and return when every byte is there. Pieces must not overlap. `beside`: threads that are at
+        work meanwhile, and get a core each as far as there are some."""
         size = sum(piece[2] for piece in pieces)
         table = _compiled or _by_libc
-        shares = shared_out(pieces, min(self.threads, max(1, size // _LEAST_SHARE)))
+        threads = max(1, min(self.threads, len(os.sched_getaffinity(0)) - beside))
+        shares = shared_out(pieces, min(threads, max(1, size // _LEAST_SHARE)))
         rows = [array.array("Q", [word for piece in share for word in piece]) for share in shares]
         others = [self._pool.submit(table, *row.buffer_info()[:1], len(row) // 3) for row in rows[1:] if self._pool]
         if rows:

@@ -19,7 +19,8 @@ from transom_cli.ckpt.memory.coder import NoCoder
 from transom_cli.ckpt.memory.neighbours import Answer, Neighbours
 from transom_cli.ckpt.memory.parity import Parity
 from transom_cli.ckpt.memory.rebuilding import Rebuilding
-from transom_cli.ckpt.memory.shelf import Record, Shelf
+from transom_cli.ckpt.memory.record import Record
+from transom_cli.ckpt.memory.shelf import Shelf
 from transom_cli.ckpt.names import DCP_METADATA, MANIFEST
 from transom_cli.ckpt.room import room
 from transom_cli.core.codec import build, plain

@@ -16,7 +16,7 @@ from transom_cli.ckpt.memory.holding import Holding
 from transom_cli.ckpt.memory.launches import Launch
 from transom_cli.ckpt.memory.persisting import RESERVED
 from transom_cli.ckpt.memory.protection import NONE, parse
-from transom_cli.ckpt.memory.shelf import Record
+from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.memory.slot import Share, Slot
 from transom_cli.ckpt.memory.writing import Order
 from transom_cli.ckpt.retention import Keep

@@ -15,32 +15,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 
-import xxhash
-
-from transom_cli.ckpt.failures import BadManifest, TakenOver
-from transom_cli.ckpt.manifest import Manifest, decode
+from transom_cli.ckpt.failures import TakenOver
 from transom_cli.ckpt.memory.launches import Launch
+from transom_cli.ckpt.memory.record import Record
+from transom_cli.ckpt.memory.reservations import Reservations
 from transom_cli.ckpt.memory.slot import Share, Slot
-from transom_cli.ckpt.names import DCP_METADATA
-
-
-@dataclass(frozen=True)
-class Record:
-    """A commit: every node that takes part has the same bytes."""
-
-    manifest: bytes
-    metadata: bytes  # torch's own file, which the manifest names with the rest
-
-    @cached_property
-    def read(self) -> Manifest:
-        """Raises BadManifest, also where torch's own file is not the one that the manifest names."""
-        manifest = decode(self.manifest)
-        named = next(entry for entry in manifest.files if entry.name == DCP_METADATA)
-        if (named.size, named.xxh3_128) != (len(self.metadata), xxhash.xxh3_128_hexdigest(self.metadata)):
-            raise BadManifest(f"the record's {DCP_METADATA} is damaged")
-        return manifest
 
 
 @dataclass
@@ -62,8 +42,7 @@ class Shelf:
         self.records: dict[int, Record] = {}
         self._ranks: dict[int, _Rank] = {}
         self._readers: Counter[int] = Counter()
-        self._reserved: set[tuple[int, str]] = set()
-        self._released: set[tuple[int, str]] = set()  # before the commit that reserves it has come
+        self._reserved = Reservations()
         self._changed = threading.Condition()
 
     def join(self, launch: Launch, rank: int, protect: bool) -> dict[int, Slot]:
@@ -76,7 +55,6 @@ class Shelf:
             if self.launch is not None and self.launch != launch:
                 self._former.add(self.launch.token)
                 self._reserved.clear()  # who was to ask for it is gone
-                self._released.clear()
             self.launch = launch
             self.protect = protect
             mine = self._ranks.setdefault(rank, _Rank({}, launch))
@@ -168,8 +146,7 @@ class Shelf:
             self._fence(launch)
             if self.records.get(step) != record:
                 self.records[step] = record
-                self._reserved |= {(step, why) for why in reserve} - self._released
-                self._released = {told for told in self._released if told[0] > step}
+                self._reserved.commit(step, reserve)
             for rank in [rank for rank, had in self._ranks.items() if self.launch and self.launch != had.launch]:
                 for slot in self._ranks.pop(rank).slots.values():  # of ranks that are on other nodes by now
                     slot.close()
@@ -181,8 +158,7 @@ class Shelf:
             self._fence(launch)
             for newer in [n for n in self.records if step is None or n > step]:
                 del self.records[newer]
-            self._reserved = {told for told in self._reserved if step is not None and told[0] <= step}
-            self._released.clear()
+            self._reserved.rewind(step)
             if self.protected is not None and (step is None or self.protected > step):
                 self.protected = None
             for had in self._ranks.values():
@@ -202,7 +178,7 @@ class Shelf:
         with self._changed:
             if step not in self.records:
                 raise ValueError(f"no record of step {step}")
-            self._reserved.add((step, why))
+            self._reserved.add(step, why)
 
     def shares(self, step: int) -> dict[str, Share]:
         with self._changed:
@@ -218,8 +194,7 @@ class Shelf:
         """Newest first: step, record, and for what it is reserved."""
         with self._changed:
             return [
-                (step, record, tuple(sorted(why for n, why in self._reserved if n == step)))
-                for step, record in sorted(self.records.items(), reverse=True)
+                (step, record, self._reserved.of(step)) for step, record in sorted(self.records.items(), reverse=True)
             ]
 
     @contextmanager
@@ -238,17 +213,14 @@ class Shelf:
                 self._forget_old()
 
     def release(self, step: int, why: str) -> None:
-        """It may come before the step's commit here: this node's ranks are not all as fast as others'."""
         with self._changed:
-            if step not in self.records:
-                self._released.add((step, why))
-            self._reserved.discard((step, why))
+            self._reserved.release(step, why, committed=step in self.records)
             self._forget_old()
 
     def release_all(self, step: int, why: str) -> None:
-        """Of that step and older ones: also what was asked of a holder that is gone."""
+        """Of that step and older ones."""
         with self._changed:
-            self._reserved -= {told for told in self._reserved if told[0] <= step and told[1] == why}
+            self._reserved.release_all(step, why)
             self._forget_old()
 
     def close(self) -> None:
@@ -283,7 +255,7 @@ class Shelf:
                     yield slot.share, slot
 
     def _in_use(self) -> dict[int, str]:
-        return {**dict.fromkeys(self._readers, "being read"), **dict(sorted(self._reserved))}
+        return {**dict.fromkeys(self._readers, "being read"), **self._reserved.in_use()}
 
     def _kept(self) -> dict[int, str]:
         """Steps that must not be overwritten, and why."""

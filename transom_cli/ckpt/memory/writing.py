@@ -23,7 +23,8 @@ from transom_cli.ckpt.manifest import FileEntry, Manifest
 from transom_cli.ckpt.memory.finding import Finder, NotHad
 from transom_cli.ckpt.memory.inventory import shares
 from transom_cli.ckpt.memory.neighbours import AT_ONCE, Neighbours
-from transom_cli.ckpt.memory.shelf import Record, Shelf
+from transom_cli.ckpt.memory.record import Record
+from transom_cli.ckpt.memory.shelf import Shelf
 from transom_cli.ckpt.names import DCP_METADATA, age, local_attempt, tmp_name
 from transom_cli.ckpt.publishing import publish, tidy, words
 from transom_cli.ckpt.retention import Keep, Retention
