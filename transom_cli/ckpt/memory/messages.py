@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import struct
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -108,7 +107,3 @@ def unpack(fd: int, most: int = 1 << 30) -> bytes:
     while len(data) < size and (piece := os.pread(fd, size - len(data), len(data))):
         data += piece
     return bytes(data)
-
-
-def left(deadline: float) -> float:
-    return max(0.001, deadline - time.monotonic())

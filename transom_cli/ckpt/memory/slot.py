@@ -44,10 +44,6 @@ class Slot:
             raise ValueError(f"{share.file}: a segment is not in its memory")
         self.share = share
 
-    def views(self) -> list[memoryview]:
-        """The share's bytes, in order. Good only while the slot is pinned: see `shelf`."""
-        return [] if self.share is None else views(self.memory, self.share.segments)
-
     def close(self) -> None:
         """The memory goes with the last process that has it; a view that is in use keeps it for that long."""
         with contextlib.suppress(BufferError):
