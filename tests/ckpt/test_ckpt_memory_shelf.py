@@ -265,6 +265,10 @@ class ShelfMachine(RuleBasedStateMachine):
             assert self.shelf.shares(step) == {share(step, rank).file: share(step, rank) for rank in holders}
 
     @invariant()
+    def what_is_reserved_is_known(self) -> None:
+        assert {step for step, _, uses in self.shelf.committed() if uses} == self.reserved
+
+    @invariant()
     def the_newest_counts(self) -> None:
         assert self.shelf.newest == max(self.committed, default=None)
 

@@ -28,11 +28,11 @@ class Gate:
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made, copy = Gate(), Copier.copy
 
-    def held(self: Copier, pieces: list) -> None:
+    def held(self: Copier, pieces: list, **more: int) -> None:
         if threading.current_thread().name.startswith("transom-later"):
             made.reached.set()
             assert made.open.wait(60)
-        copy(self, pieces)
+        copy(self, pieces, **more)
 
     monkeypatch.setattr(Copier, "copy", held)
     yield made
