@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from transom_cli.ckpt.failures import TakenOver
+from transom_cli.ckpt.memory.reservations import Reservations
 from transom_cli.ckpt.memory.shelf import Shelf
 
 RANKS = (0, 1)
@@ -157,8 +158,8 @@ class ShelfMachine(RuleBasedStateMachine):
         if durable and not again and self.step not in self.early:
             self.reserved.add(self.step)
 
-    @rule(durable=st.booleans(), read=st.booleans(), slots=st.integers(1, 3))
-    def save(self, durable: bool, read: bool, slots: int) -> None:
+    @rule(durable=st.booleans(), read=st.booleans(), slots=st.integers(1, 3), early=st.booleans())
+    def save(self, durable: bool, read: bool, slots: int, early: bool) -> None:
         """A whole one, as a training makes one after the other, so that deep states are reached."""
         for rank in RANKS:
             if not self.here(rank):
@@ -168,6 +169,8 @@ class ShelfMachine(RuleBasedStateMachine):
                     self.lend(rank, index)
             self.take(rank)
         if all(self.ranks[rank].writing is not None for rank in RANKS):
+            if early:
+                self.release_the_next_one()
             self.step += 1
             for rank in RANKS:
                 self.hold(rank, next_one=False)
@@ -282,3 +285,16 @@ class ShelfMachine(RuleBasedStateMachine):
 
 TestShelf = ShelfMachine.TestCase
 TestShelf.settings = settings(max_examples=40, deadline=None)
+
+
+@pytest.mark.parametrize("back", ["rewind", "clear"])
+def test_what_was_released_early_counts_for_the_past_that_it_was_of(back: str) -> None:
+    kept = Reservations()
+    kept.release(5, "disk", committed=False)
+    kept.release(5, "network", committed=True)  # it was not kept for that any more
+    kept.rewind(4) if back == "rewind" else kept.clear()
+    kept.commit(5, ["disk", "network"])
+    assert kept.of(5) == ("disk", "network")
+    kept.release(5, "disk", committed=True)
+    kept.rewind(4)
+    assert kept.in_use() == {}
