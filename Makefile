@@ -4,7 +4,7 @@ PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-long check lint types demo clean
-.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt
+.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ RANKS ?= 1
 
 bench-ckpt: setup .ckpt-peers ## checkpoints: stall, durable, load, memory, after kill -9, beside all peers (GIB=1,3 RANKS=1,2,4)
 	$(PY) bench/ckpt.py --gib $(GIB) --ranks $(RANKS) $$(test -d .ckpt-peers && echo --peers .ckpt-peers)
+
+bench-protect: setup ## what protecting snapshots on other nodes costs the training's network, by protect_rate (2 minutes)
+	$(PY) bench/ckpt_protect.py
 
 clean: ## remove caches and what the demo left; .venv/ stays
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo .nvrx .ckpt-peers dist build
