@@ -244,7 +244,7 @@ def test_what_is_missing_is_told_with_what_it_needs() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--only", "nobody"], "--only: some of transom, transom-overlapped, torch-save"),
+        (["--only", "nobody"], "--only: some of machine, transom, transom-overlapped, torch-save"),
         (["--gib", "1,x"], "numbers, with commas"),
         (["--gib", "0"], "above 0"),
         (["--rounds", "0"], "above 0"),

@@ -63,6 +63,7 @@ def test_a_killed_agent_is_started_again_and_then_serves_a_relaunch(person: Pers
     assert len(told(attempt)) == 1, "one agent died, and one was started"
 
 
+@pytest.mark.long
 def test_agent_and_rank_killed_together_are_still_a_relaunch(person: Person, sandbox: Sandbox) -> None:
     run = person.start("-N", "2", "--", *COMMAND, "--steps", "60")
     view = person.wait(run, at_step(10))

@@ -24,6 +24,7 @@ def ready(run: RunDir, job_id: int, words: str = "") -> bool:
     return any(r["type"] == "spare" and r["words"].startswith(words) for r in map(json.loads, lines))
 
 
+@pytest.mark.long
 def test_a_spare_takes_the_place_of_a_dead_node(person: Person, sandbox: Sandbox) -> None:
     run = person.start("-N", "3", "--spares", "1", "--", *COMMAND, "--steps", "100")
     job_id = person.wait(run, at_step(10))["job_id"]

@@ -40,6 +40,7 @@ def test_a_dead_node_is_isolated_and_the_job_requeued_without_it(person: Person,
     assert "goes on from step" in resumed and "from step 0" not in resumed
 
 
+@pytest.mark.long
 def test_the_batch_host_dies_and_a_successor_goes_on(person: Person, sandbox: Sandbox) -> None:
     run = person.start("-N", "2", "--set", "detect.node_silent=3", "--", *COMMAND, "--steps", "60")
     first = person.wait(run, at_step(10))
@@ -128,9 +129,9 @@ def test_a_node_on_which_ranks_die_again_is_left_to_the_operator(person: Person)
     ("words", "code", "says"),
     [
         (("--end", "error", "--at", "1", "--always"), 1, "ValueError: a wrong shape"),
-        (("--nonsense",), 1, "unrecognized arguments: --nonsense"),
-        (("--end", "93", "--at", "8"), 1, "93: do not restart"),
         (("--end", "15", "--at", "1"), 15, "none of them restores"),
+        pytest.param(("--nonsense",), 1, "unrecognized arguments: --nonsense", marks=pytest.mark.long),
+        pytest.param(("--end", "93", "--at", "8"), 1, "93: do not restart", marks=pytest.mark.long),
     ],
 )
 def test_what_a_restart_would_not_mend_is_not_restarted(
@@ -180,6 +181,7 @@ def test_scancel_is_a_stop_and_not_a_fault(person: Person, sandbox: Sandbox) -> 
     assert "scancel" in view["verdict"]
 
 
+@pytest.mark.long
 def test_an_unmodified_script_is_followed_and_requeued(person: Person, sandbox: Sandbox, tmp_path: Path) -> None:
     script = tmp_path / "my train.sbatch"
     trainer = " ".join(f"'{w}'" for w in (*COMMAND, "--steps", "60"))

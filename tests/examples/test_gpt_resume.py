@@ -70,7 +70,11 @@ def train(folder: Path, world: int, *flags: str) -> str:
 
 @pytest.mark.parametrize(
     ("world", "flags"),
-    [(1, ()), (3, ("--ddp",)), pytest.param(2, ("--fsdp",), marks=pytest.mark.long)],
+    [
+        (1, ()),
+        pytest.param(3, ("--ddp",), marks=pytest.mark.long),
+        pytest.param(2, ("--fsdp",), marks=pytest.mark.long),
+    ],
     ids=["alone", "ddp", "fsdp"],
 )
 def test_a_killed_and_resumed_training_ends_with_the_same_bits(
