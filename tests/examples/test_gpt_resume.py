@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 TRAIN = Path(__file__).resolve().parents[2] / "examples" / "gpt" / "train.py"
 SMALL = ("--layers", "2", "--width", "32", "--context", "32", "--batch", "2", "--every", "5", "--log-every", "1")
 STEPS = 40
+LONG = pytest.mark.long
 PATIENCE = 120  # seconds until a rank that should have ended, or said something, counts as hung
 
 
@@ -70,11 +71,7 @@ def train(folder: Path, world: int, *flags: str) -> str:
 
 @pytest.mark.parametrize(
     ("world", "flags"),
-    [
-        (1, ()),
-        pytest.param(3, ("--ddp",), marks=pytest.mark.long),
-        pytest.param(2, ("--fsdp",), marks=pytest.mark.long),
-    ],
+    [(1, ()), pytest.param(3, ("--ddp",), marks=LONG), pytest.param(2, ("--fsdp",), marks=LONG)],
     ids=["alone", "ddp", "fsdp"],
 )
 def test_a_killed_and_resumed_training_ends_with_the_same_bits(
