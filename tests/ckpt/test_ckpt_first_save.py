@@ -10,7 +10,7 @@ import pytest
 import torch
 from ckpt_memory_holders import abandon, end_holder
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt import Checkpointer, snapshots
 from transom_cli.ckpt.collector import uncollected
 from transom_cli.ckpt.snapshots import Snapshots
 
@@ -69,6 +69,22 @@ def test_what_the_optimizers_first_step_makes_is_reckoned_with(
     assert other.restore() == 1
     assert torch.equal(again.weight, model.weight)
     abandon(other)
+
+
+def test_what_a_training_that_begins_may_still_need_is_left_to_it(
+    directory: Path, made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is room for three snapshots and little more, two are made at the start; the third is, when it is."""
+    held = {"weights": torch.zeros(WIDTH * WIDTH)}
+    monkeypatch.setattr(snapshots, "room", lambda: snapshots.SPARE + int(3.5 * made[0]) - sum(made))
+    trainer = Checkpointer(held, directory, every=1, persist=100)
+    assert trainer.restore() is None
+    assert len(made) == 2
+    for step in (1, 2):
+        trainer.save(step)
+        trainer.wait(strict=True)
+    assert len(made) == 3, "what stands in a save's way is the memory that there is, then"
+    abandon(trainer)
 
 
 def test_no_collection_meanwhile_and_as_before_afterwards() -> None:

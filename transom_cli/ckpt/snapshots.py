@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transom_cli.ckpt.arena import PAGE, Arena
+from transom_cli.ckpt.arena import PAGE, SPARE, Arena
 from transom_cli.ckpt.durability import Durability
 from transom_cli.ckpt.manifest import FileEntry
 from transom_cli.ckpt.memory import messages
@@ -32,6 +32,7 @@ from transom_cli.ckpt.memory.slot import Share
 from transom_cli.ckpt.questions import Questions
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.retention import Keep
+from transom_cli.ckpt.room import room
 
 SLOTS = 3  # snapshots a rank: the newest that counts, one that is being made durable or protected, and the next
 PATIENCE = 20.0  # seconds of one wait for a slot, before it is told what it waits for
@@ -113,9 +114,13 @@ class Snapshots:
             self._take()
 
     def complete(self) -> None:
-        """As many as there are to be, as large as the one that was given out: no save waits for memory then."""
+        """As many as there are to be, as large as the one that was given out: no save waits for memory then. A training
+        that begins has not taken its own memory yet, so as much again is left free, or the rest is made later."""
         while self._taken is not None and len(self._arenas) < self._most:
-            self._one_more(self._arenas[self._taken].size, take=False)
+            size = self._arenas[self._taken].size
+            if room() < 2 * size + SPARE:
+                return
+            self._one_more(size, take=False)
 
     def hold(self, step: int, entry: FileEntry, segments: list[tuple[int, int]]) -> None:
         """The copy in the arena that was given out last is whole."""
