@@ -116,3 +116,16 @@ def test_a_past_that_did_not_happen_is_forgotten(two: Two) -> None:
     there.forget(4)
     assert there.outcome_by("n0", 4, 0.0) == (DONE, "")
     assert there.outcome_by("n0", 5, 0.0) == (RUNNING, "")
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["saved anew", "gone back to"])
+def test_why_a_step_could_not_be_written_before_is_over_when_it_is_tried_again(two: Two, back: bool) -> None:
+    two.ends(5, FAILED, "the disk is full")
+    for node, holding in two.holdings.items():
+        assert holding.persisting.outcome_by("n0", 5, LONG) == (FAILED, "the disk is full")
+        holding.persisting.forget(5) if back else holding.persisting.tried_again(5)
+        assert holding.persisting.outcome_by("n0", 5, 0.0) == (UNKNOWN if node == "n0" else RUNNING, "")
+    two.ends(5, DONE)
+    for holding in two.holdings.values():
+        holding.persisting.tried_again(5)
+        assert holding.persisting.outcome_by("n0", 5, LONG) == (DONE, ""), "what is durable stays so"

@@ -1,8 +1,8 @@
 """Memory for snapshots: touched once, on huge pages where the kernel gives them, in a file that has no name.
 
 The first touch of a page costs ten times the copy into it (0.9 against 8.3 GB/s on 4 KiB pages where this was written),
-so it is paid when the arena is made. A memfd can be handed to another process, is counted to
-whoever touched it, and is gone with its last holder: nothing of a job stays behind on its node.
+so it is paid when the arena is made. A memfd can be handed to another process, is counted to whoever touched it, and is
+gone with its last holder: nothing of a job stays behind on its node.
 """
 
 from __future__ import annotations

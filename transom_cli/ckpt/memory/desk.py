@@ -128,7 +128,10 @@ class Desk:
     def _do_commit(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         data, size = messages.unpack(fds[0]), int(about["manifest"])
         record = Record(data[:size], data[size:])
-        self.holding.shelf.commit(self.launch, int(about["step"]), record, [str(why) for why in about["reserve"]])
+        step, uses = int(about["step"]), [str(why) for why in about["reserve"]]
+        self.holding.shelf.commit(self.launch, step, record, uses)
+        if RESERVED in uses:
+            self.holding.persisting.tried_again(step)
         self.holding.rhythm = str(about.get("rhythm", ""))[:_RHYTHM] or self.holding.rhythm
         return {}, []
 

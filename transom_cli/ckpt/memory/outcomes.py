@@ -49,6 +49,13 @@ class Outcomes:
             _remember(self._ask_at, step, time.monotonic() + (_UNSURE if state == UNKNOWN else _SILENCE))
             self._changed.notify_all()
 
+    def tried_again(self, step: int) -> None:
+        """A step that could not be written has been saved anew: how it went the last time says nothing any more."""
+        with self._changed:
+            for known in (self._own, self._heard):
+                if known.get(step, ("", ""))[0] == FAILED:
+                    del known[step]
+
     def own(self, step: int, patience: float = 0.0) -> State:
         """Of a write that this holder sees to: once it has ended, or as it is after `patience` seconds."""
         with self._changed:
@@ -80,12 +87,13 @@ class Outcomes:
             return any(state in (RUNNING, COPYING) for state, _ in self._own.values())
 
     def forget(self, step: int | None) -> None:
-        """What is newer than `step` is of a past that did not happen: it may be asked for again."""
+        """What is newer than `step` is of a past that did not happen: it may be asked for again, and so may what
+        failed."""
         with self._changed:
             for known in (self._own, self._heard):
-                for newer in [n for n in known if step is None or n > step]:
-                    if known is self._heard or known[newer][0] not in (RUNNING, COPYING):
-                        del known[newer]
+                for n in [n for n, (state, _) in known.items() if step is None or n > step or state == FAILED]:
+                    if known is self._heard or known[n][0] not in (RUNNING, COPYING):
+                        del known[n]
             self._ask_at = {n: at for n, at in self._ask_at.items() if step is not None and n <= step}
 
 

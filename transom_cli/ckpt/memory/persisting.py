@@ -62,6 +62,10 @@ class Persisting:
         if self._outcomes.begin(order.step):
             threading.Thread(target=self._run, args=(order,), name=f"persist-{order.step}", daemon=True).start()
 
+    def tried_again(self, step: int) -> None:
+        """It has been saved anew, and is to be durable: why it could not be before is over."""
+        self._outcomes.tried_again(step)
+
     def outcome(self, step: int, patience: float = 0.0) -> State:
         """Of a step that this holder sees to: RUNNING, COPYING (durable already), DONE, FAILED with the trouble, or
         UNKNOWN; after `patience` seconds at the latest."""
