@@ -105,6 +105,13 @@ class Nodes:
         finally:
             line.close()
 
+    def resume(self, step: int) -> None:
+        """Another launch goes on from there on all nodes, makes one more step, and ends in order."""
+        self.start(steps=1, launch=1)
+        assert self.until("restored") == [[f"restored {step}"]] * len(self.names)
+        self.until("settled")
+        self.finish()
+
     def finish(self) -> None:
         for rank in self.ranks:
             assert rank.stdin is not None

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+from ckpt_memory_holders import end_holder
 
 from transom_cli.ckpt import snapshots
 from transom_cli.ckpt.memory.client import LINGER
@@ -11,6 +15,13 @@ from transom_cli.ckpt.memory.meeting_place import Meeting
 def holders_leave_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test leaves open must not stay for a minute."""
     monkeypatch.setenv(LINGER, "3")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """Of a training; the memory holder that it leaves ends with the test."""
+    yield tmp_path / "c"
+    end_holder(tmp_path / "c")
 
 
 @pytest.fixture

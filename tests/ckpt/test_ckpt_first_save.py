@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from ckpt_memory_holders import abandon, end_holder
+from ckpt_memory_holders import abandon
 
 from transom_cli.ckpt import Checkpointer, snapshots
 from transom_cli.ckpt.collector import uncollected
@@ -16,12 +16,6 @@ from transom_cli.ckpt.snapshots import Snapshots
 
 WIDTH = 2048  # 16 MiB of weights
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path / "c"
-    end_holder(tmp_path / "c")
 
 
 @pytest.fixture

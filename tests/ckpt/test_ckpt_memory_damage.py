@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ckpt_memory_holders import abandon, end_holder, holder_pid, memory_of
+from ckpt_memory_holders import abandon, holder_pid, memory_of
 
 from transom_cli.ckpt import Checkpointer
 from transom_cli.ckpt.memory import holder
 from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.names import MEMORY
 from transom_cli.ckpt.recall import remembered
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path / "c"
-    end_holder(tmp_path / "c")
 
 
 def state(step: int) -> dict[str, Any]:

@@ -9,18 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from ckpt_memory_holders import end_holder, holder_pid
+from ckpt_memory_holders import holder_pid
 
 from transom_cli.ckpt import Checkpointer
 from transom_cli.ckpt.memory.client import Client
 
 WIDTH = 1000
-
-
-@pytest.fixture
-def directory(tmp_path: Path):
-    yield tmp_path / "c"
-    end_holder(tmp_path / "c")
 
 
 class Killing:

@@ -40,10 +40,7 @@ def test_what_all_ranks_hold_alike_brings_no_share_to_another_node(tmp_path: Pat
         nodes.start(steps=2, launch=0)
         nodes.until("settled")
         nodes.kill_ranks()
-        nodes.start(steps=1, launch=1)
-        assert nodes.until("restored") == [["restored 2"]] * 2
-        nodes.until("settled")
-        nodes.finish()
+        nodes.resume(2)
         assert "restored step-2 in memory (own memory; " in nodes.said()
 
 
@@ -56,10 +53,7 @@ def test_two_checkpointers_of_a_training_both_reach_the_other_nodes(tmp_path: Pa
             nodes.protected(2, directory)
         nodes.kill_ranks()
         nodes.kill_holder("n0")
-        nodes.start(steps=1, launch=1)
-        assert nodes.until("restored") == [["restored 2"]] * 2
-        nodes.until("settled")
-        nodes.finish()
+        nodes.resume(2)
 
 
 @pytest.mark.long
@@ -77,7 +71,4 @@ def test_a_holder_killed_in_the_middle_of_a_transfer_costs_nothing_but_time(tmp_
         nodes.protected(3)
         nodes.kill_ranks()
         nodes.kill_holder("n2")
-        nodes.start(steps=1, launch=1)
-        assert nodes.until("restored") == [["restored 3"]] * 3
-        nodes.until("settled")
-        nodes.finish()
+        nodes.resume(3)

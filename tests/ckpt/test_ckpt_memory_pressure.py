@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from ckpt_memory_holders import abandon, end_holder, holder_pid, memory_of
+from ckpt_memory_holders import abandon, holder_pid, memory_of
 
 from transom_cli.ckpt import Checkpointer, arena
 from transom_cli.ckpt.staging import Stager
 
 SAID = "snapshot(s) in memory at a time"
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path / "c"
-    end_holder(tmp_path / "c")
 
 
 @pytest.fixture
