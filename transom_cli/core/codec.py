@@ -53,7 +53,13 @@ def _value(hint: Any, value: Any) -> Any:
             return None
         return _value(next(h for h in typing.get_args(hint) if h is not type(None)), value)
     if origin is tuple:
-        return tuple(_value(typing.get_args(hint)[0], x) for x in value)
+        of = typing.get_args(hint)
+        if of[-1] is not Ellipsis and len(of) != len(value):
+            raise TypeError(f"{value!r} has not {len(of)} parts")
+        hints = of if of[-1] is not Ellipsis else (of[0],) * len(value)
+        return tuple(_value(h, x) for h, x in zip(hints, value, strict=True))
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return hint(value)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return build(hint, value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):

@@ -1,0 +1,1 @@
+"""What the GPUs say of themselves: NVML, the Xid catalogue, DCGM."""
