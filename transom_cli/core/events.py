@@ -30,6 +30,26 @@ class RankExit:
 
 
 @dataclass(frozen=True)
+class NodeFault:
+    """What a check found against a node, where that keeps the node from carrying a rank.
+
+    verdict: FAIL (proven) or SUSPECT. check, evidence, remedy, device, serial: as in `health.finding.Finding`.
+    """
+
+    node: str
+    check: str
+    verdict: str
+    evidence: str
+    remedy: str = "none"
+    device: str = ""
+    serial: str = ""
+
+    @property
+    def proven(self) -> bool:
+        return self.verdict == "FAIL"
+
+
+@dataclass(frozen=True)
 class Event:
     at: float
 
@@ -131,13 +151,14 @@ class HealSeen(Event):
     words: str
     cause: str = ""
     nodes: tuple[str, ...] = ()
+    faults: tuple[NodeFault, ...] = ()  # of nodes that checks speak against
 
 
 @dataclass(frozen=True)
 class OutcomeSeen(Event):
     """The launcher's account of how the attempt ended: status is done, failed, stopped or left.
 
-    left: on purpose, and to go on in another attempt; cause is then time_limit, maintenance or isolated_nodes.
+    left: on purpose, and to go on in another attempt; cause is then time_limit, maintenance, isolated_nodes or preflight.
     cause: "hang" when the launcher ended ranks that no longer stepped; then suspects names the nodes that stood out.
     durable: the newest checkpoint's step as the launcher knew it, or -1. step: the newest step of this attempt, or -1.
     blamed: nodes of the allocation that should carry no rank of the next attempt, for all that the launcher knows.
@@ -154,6 +175,7 @@ class OutcomeSeen(Event):
     durable: int = -1
     blamed: tuple[str, ...] = ()
     step: int = -1
+    faults: tuple[NodeFault, ...] = ()  # what checks found against nodes: before the first launch, or beside one
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ Judge = Callable[[str, Any, About, Any], tuple[Finding, ...]]
 @dataclass(frozen=True)
 class NodeCheck:
     """reader: "module:function". reading: the frozen dataclass that it returns, of plain values, tuples and such
-    dataclasses alone, so that it can be recorded. limits: the frozen dataclass of the judge's thresholds. seconds: after
-    which the reading counts as hung; then `overdue` says what that tells of the node.
+    dataclasses alone, so that it can be recorded. limits: the frozen dataclass of the judge's thresholds. seconds: how
+    long a reading may take; beyond, it counts as hung, and `overdue` says what that tells of the node.
     """
 
     name: str
@@ -45,5 +45,5 @@ def of_tier(tier: Tier) -> tuple[NodeCheck, ...]:
 
 def limits_of(check: NodeCheck, overrides: Mapping[str, float]) -> Any:
     """The check's thresholds, as the settings `health.limits` have them; names of other checks are left out."""
-    known = {f.name: f for f in dataclasses.fields(check.limits)}
-    return check.limits(**{name: type(known[name].default)(v) for name, v in overrides.items() if name in known})
+    known = {f.name for f in dataclasses.fields(check.limits)}
+    return check.limits(**{name: value for name, value in overrides.items() if name in known})
