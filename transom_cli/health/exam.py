@@ -129,9 +129,9 @@ class Exam:
         return Report(nodes, findings, self._readings, self._clocks, self._seconds, judged.notes, silent, judged.matrix)
 
     def _arrive(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
-        """The nodes whose examiner is there; the first may take as long as there is time, the others not much longer."""
+        """The nodes whose examiner is there. Once one is, the others have `ANSWER` seconds more."""
         came: dict[str, None] = {}
-        """The nodes whose examiner is there: the first may take as long as there is time, the others not much longer."""
+        until = self._deadline
         while len(came) < len(nodes):
             message = self._talk.take(("here",), until)
             if message is None:
