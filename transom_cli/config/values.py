@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer
 
+from transom_cli.health.checks import finding_names, limit_names
+
 _TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 _MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -69,6 +71,22 @@ def variables(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
+def thresholds(value: dict[str, float]) -> dict[str, float]:
+    known = limit_names()
+    bad = sorted(set(value) - set(known))
+    if bad:
+        raise ValueError(f"{', '.join(bad)}: no such threshold; there are {', '.join(known)}")
+    return value
+
+
+def check_names(value: tuple[str, ...]) -> tuple[str, ...]:
+    known = finding_names()
+    bad = sorted(n for n in value if n not in known and n.partition(":")[0] not in known)
+    if bad:
+        raise ValueError(f"{', '.join(bad)}: no such check; there are {', '.join(known)}")
+    return value
+
+
 def number_as_text(value: Any) -> Any:
     """`time = 60` and `mem = 64000` are as good as their quoted forms."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -93,7 +111,10 @@ OptionalMemory = Annotated[
     BeforeValidator(empty_as_unset),
     BeforeValidator(number_as_text),
 ]
+OptionalText = Annotated[Text | None, BeforeValidator(empty_as_unset)]
 Texts = tuple[Text, ...]
 Lines = tuple[Line, ...]
 Flags = tuple[Flag, ...]
+CheckNames = Annotated[Lines, AfterValidator(check_names)]
 Variables = Annotated[dict[str, str], AfterValidator(variables), PlainSerializer(dict)]
+Thresholds = Annotated[dict[str, float], AfterValidator(thresholds), PlainSerializer(dict)]

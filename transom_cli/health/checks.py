@@ -37,6 +37,17 @@ class NodeCheck:
 
 
 CHECKS: tuple[NodeCheck, ...] = ()
+OVERALL: tuple[str, ...] = ("answer",)  # findings that come of comparing nodes
+LIMITS: tuple[type, ...] = tuple(dict.fromkeys(c.limits for c in CHECKS))
+
+
+def finding_names() -> tuple[str, ...]:
+    """What findings are called, those of all nodes together too. One that ends in a colon stands for many."""
+    return tuple(sorted({n.rstrip(":") for c in CHECKS for n in c.findings} | set(OVERALL)))
+
+
+def limit_names() -> tuple[str, ...]:
+    return tuple(sorted({f.name for kind in LIMITS for f in dataclasses.fields(kind)}))
 
 
 def of_tier(tier: Tier) -> tuple[NodeCheck, ...]:

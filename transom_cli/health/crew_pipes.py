@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from transom_cli.health.lines import Assembler
 PACKAGE = Path(__file__).resolve().parents[2]
 EXAMINER = "transom_cli.health.examiner"
 _WORDS = 40  # lines that are no messages, kept for whoever asks why a node does not answer
+BYE = 1.0  # seconds for them to end by themselves
 _OVER: Message = {}
 
 
@@ -71,7 +73,13 @@ class Pipes:
         return message or None
 
     def close(self) -> None:
-        """srun passes TERM on and ends its step; whatever does not end by itself is killed."""
+        """They are told to end; srun passes TERM on and ends its step; whatever does not end by itself is killed."""
+        for asks in self._asks:
+            asks.put(line_of({"do": "bye"}))
+            asks.put(b"")
+        until = time.monotonic() + BYE
+        while not self.over and time.monotonic() < until:
+            time.sleep(0.01)
         for child in self._children:
             self._signal(child, signal.SIGTERM)
         for child in self._children:

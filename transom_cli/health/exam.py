@@ -15,9 +15,9 @@ from transom_cli.core.codec import plain
 from transom_cli.health.about import About
 from transom_cli.health.checks import of_tier
 from transom_cli.health.crew import Crew, Message
-from transom_cli.health.finding import Finding
 from transom_cli.health.judging import Clock, Judged, Readings, judge
 from transom_cli.health.looking import STARTING
+from transom_cli.health.report import Report
 
 ANSWER = 15.0  # seconds for the examiners to come up, once the first of them is there
 PINGS = 3
@@ -39,23 +39,6 @@ class Wishes:
     devices: int = 0
     python: tuple[str, ...] = ()
     budget: float = 30.0
-
-
-@dataclass(frozen=True)
-class Report:
-    """findings: of all nodes, also those that are well. readings: as they came, to be recorded. seconds: by part.
-
-    notes: what could not be done, for a person. silent: nodes that gave no sign at all.
-    """
-
-    nodes: tuple[str, ...]
-    findings: tuple[Finding, ...]
-    readings: Readings
-    clocks: dict[str, Clock]
-    seconds: dict[str, float]
-    notes: tuple[str, ...] = ()
-    silent: tuple[str, ...] = ()
-    matrix: tuple[tuple[str, str, float], ...] = ()  # from, to, seconds of delay
 
 
 @dataclass

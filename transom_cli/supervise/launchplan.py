@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from transom_cli.core.quiet import QuietLimits
+from transom_cli.health.options import HealthOptions
 from transom_cli.layout import AttemptDir, RunDir
 
 PORTS = range(20000, 60000)
@@ -26,6 +27,8 @@ class Allocation:
     nodes: tuple[str, ...]
     cpus_per_task: str = ""
     host: str = ""  # the node of the batch script, which a job cannot lose before its end
+    gpus: int = 0  # on each node
+    since: float = 0.0  # when this start of the job began, by the wall clock; 0: Slurm does not say
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class LaunchOptions:
     leave_drained: bool = True
     resubmit: bool = False  # without an operator too: as a new job
     expiry: float = 3600.0  # seconds that the blame of an earlier attempt stands
+    health: HealthOptions = field(default_factory=HealthOptions)
     warn_before: int = 0  # seconds before the time limit at which Slurm warns; 0: never
 
     @property
