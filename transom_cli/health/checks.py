@@ -22,7 +22,8 @@ Judge = Callable[[str, Any, About, Any], tuple[Finding, ...]]
 class NodeCheck:
     """reader: "module:function". reading: the frozen dataclass that it returns, of plain values, tuples and such
     dataclasses alone, so that it can be recorded. limits: the frozen dataclass of the judge's thresholds. seconds: how
-    long a reading may take; beyond, it counts as hung, and `overdue` says what that tells of the node.
+    long a reading may take; beyond, it counts as hung, and `overdue` says what that tells of the node. changes: judges
+    (node, former reading, reading, seconds between them, about, limits) where the node is watched: what has happened.
     """
 
     name: str
@@ -34,6 +35,7 @@ class NodeCheck:
     tier: Tier
     findings: tuple[str, ...]
     overdue: Callable[[str, float, About], Finding]
+    changes: Callable[[str, Any, Any, float, About, Any], tuple[Finding, ...]] | None = None
 
 
 CHECKS: tuple[NodeCheck, ...] = ()

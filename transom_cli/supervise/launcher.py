@@ -25,6 +25,7 @@ from transom_cli.supervise.agents import Agents
 from transom_cli.supervise.allocation import allocation_from
 from transom_cli.supervise.beatwatch import BeatWatch
 from transom_cli.supervise.examining import Examining
+from transom_cli.supervise.faultwatch import FaultWatch
 from transom_cli.supervise.giveback import GiveBack
 from transom_cli.supervise.launcherlog import LauncherLog, say
 from transom_cli.supervise.launchersight import Sight
@@ -88,6 +89,7 @@ class Launcher:
         self._agents = Agents(self._allocation, options, self._attempt, self._journal, self._asked_to_leave)
         self._hands = LaunchHands(self._allocation, options, self._attempt, self._agents, self._inbox, self._journal)
         self._examining = Examining(self._allocation, options, self._attempt, self._inbox)
+        self._faultwatch = FaultWatch(self._inbox, lambda node: self._agents.ask(node, "faults", PROBE))
         self._giveback = GiveBack(self._allocation, _slurm, self._journal)
         self._sight = Sight(options, self._attempt, self._watch, lambda: self._state, self._agents.dead)
         with_agents = self._start_agents()
@@ -232,6 +234,7 @@ class Launcher:
 
     def _look_at_beats(self, now: float) -> None:
         self._watch.look(now)
+        self._faultwatch.look(self._watch.tables, now)
         late = tuple(n for n in self._watch.overdue(now) if n not in self._giveback.returned)
         if late and not self._state.told:
             self._agents.revive(late)

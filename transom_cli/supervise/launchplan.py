@@ -5,6 +5,7 @@ Lists of words all the way; nothing here meets a shell.
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -72,7 +73,9 @@ def pattern(path: Path) -> str:
 def agent_argv(
     allocation: Allocation, options: LaunchOptions, attempt: AttemptDir, node: str | None = None
 ) -> list[str]:
-    """One agent a node, beside the training (`--overlap`), without devices, and not killed by another node's loss.
+    """One agent a node, beside the training (`--overlap`), and not killed by another node's loss.
+
+    It shares the job's GPUs to see how they are; without any, it is given none.
 
     node: on this one alone, where an agent is started again.
     """
@@ -88,7 +91,7 @@ def agent_argv(
         *([f"--nodelist={node}"] if node else []),
         "--cpus-per-task=1",
         "--mem=0",
-        "--gres=none",
+        *([] if options.health.watch and allocation.gpus else ["--gres=none"]),  # shared: `--overlap`
         "--job-name=transom-agent",
         f"--output={pattern(attempt.agents_log)}",
         "--open-mode=append",
@@ -97,7 +100,15 @@ def agent_argv(
         "transom_cli.agent.agent",
         "--attempt-dir",
         str(attempt.path),
+        *(["--watch", watch_words(allocation, options)] if options.health.watch else []),
     ]
+
+
+def watch_words(allocation: Allocation, options: LaunchOptions) -> str:
+    """What an agent is to look at, as its --watch takes it."""
+    health = options.health
+    about = {"tier": "watch", "gpus": allocation.gpus, "since": allocation.since, "folders": [str(options.checkpoints)]}
+    return json.dumps({"every": health.every, "about": about, "off": health.off, "limits": dict(health.limits)})
 
 
 def training_argv(
