@@ -44,9 +44,11 @@ PURE = (
     "health.judging",
     "health.lines",
     "health.options",
+    "health.recording",
     "health.report",
     "health.summary",
     "submit.options",
+    "ui.check",
     "submit.quoting",
     "submit.render",
 )
