@@ -43,7 +43,7 @@ def settings_for(assignments: Sequence[str], off: Sequence[str]) -> Settings:
     from transom_cli.cli.run import assignment
     from transom_cli.config.load import load
 
-    flags = dict(assignment(text) for text in assignments)
+    flags: dict[str, object] = dict(assignment(text) for text in assignments)
     if off:
         flags["health.off"] = list(off)
     return load(None, flags, os.environ)

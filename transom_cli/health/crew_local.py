@@ -18,7 +18,7 @@ def here(_node: str, argv: list[str]) -> list[str]:
 
 def by_ssh(node: str, argv: list[str]) -> list[str]:
     """Nothing is asked on a terminal. ssh gives the words to a shell, so they are quoted for one."""
-    return ["ssh", "-oBatchMode=yes", "-oConnectTimeout=5", "--", node, shlex.join(["exec", *argv])[len("exec ") :]]
+    return ["ssh", "-oBatchMode=yes", "-oConnectTimeout=5", "--", node, shlex.join(["exec", *argv])]
 
 
 class LocalCrew(Pipes):

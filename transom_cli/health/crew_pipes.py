@@ -22,6 +22,7 @@ PACKAGE = Path(__file__).resolve().parents[2]
 EXAMINER = "transom_cli.health.examiner"
 _WORDS = 40  # lines that are no messages, kept for whoever asks why a node does not answer
 BYE = 1.0  # seconds for them to end by themselves
+KILL = 2.0  # seconds from TERM to KILL
 _OVER: Message = {}
 
 
@@ -80,18 +81,15 @@ class Pipes:
         until = time.monotonic() + BYE
         while not self.over and time.monotonic() < until:
             time.sleep(0.01)
-        for child in self._children:
-            self._signal(child, signal.SIGTERM)
-        for child in self._children:
-            try:
-                child.wait(2.0)
-            except subprocess.TimeoutExpired:
-                self._signal(child, signal.SIGKILL)
-
-    @staticmethod
-    def _signal(child: subprocess.Popen[bytes], number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, number)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            left = [child for child in self._children if child.poll() is None]
+            for child in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, number)
+            until = time.monotonic() + KILL
+            for child in left:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(max(0.0, until - time.monotonic()))
 
     def _read(self, child: subprocess.Popen[bytes], asks: queue.SimpleQueue[bytes]) -> None:
         assembler = Assembler()

@@ -112,7 +112,7 @@ class Exam:
         return Report(nodes, findings, self._readings, self._clocks, self._seconds, judged.notes, silent, judged.matrix)
 
     def _arrive(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
-        """The nodes whose examiner is there. Once one is, the others have `ANSWER` seconds more."""
+        """The nodes whose examiner is there. Once one is, the others have `ANSWER` seconds more, or a third of all."""
         came: dict[str, None] = {}
         until = self._deadline
         while len(came) < len(nodes):
@@ -120,7 +120,7 @@ class Exam:
             if message is None:
                 break
             if not came:
-                until = min(until, self._now() + ANSWER)
+                until = min(until, self._now() + min(ANSWER, self._wishes.budget / 3))
             came[message["node"]] = None
         self._seconds["start"] = round(self._now() - self._began, 2)
         return tuple(n for n in nodes if n in came)
@@ -160,9 +160,12 @@ class Exam:
                 owed.discard(key)
                 said = {k: v for k, v in message.items() if k in ("reading", "error", "waited", "seconds")}
                 self._readings.setdefault(key[0], {})[key[1]] = said
+        waited = round(self._now() - began, 1)
+        allowed = {c.name: c.seconds for c in self._checks}
         for node, check in owed:
-            waited = round(self._now() - began, 1)
-            self._readings.setdefault(node, {})[check] = {"waited": waited}
+            late = waited >= allowed[check]  # else it was we who had no time left
+            said = {"waited": waited} if late else {"error": f"no answer within the {waited:g} s that were left"}
+            self._readings.setdefault(node, {})[check] = said
         self._seconds["look"] = round(self._now() - began, 2)
 
     def _probe(self, here: tuple[str, ...], judged: Judged) -> Judged:

@@ -14,8 +14,8 @@ from typing import Any
 
 from transom_cli.core.codec import BadRecord, build, plain
 from transom_cli.errors import UsageError
-from transom_cli.health.about import About
-from transom_cli.health.checks import CHECKS
+from transom_cli.health.about import About, Tier
+from transom_cli.health.checks import of_tier
 from transom_cli.health.judging import Clock, Readings, judge
 from transom_cli.health.report import Report
 
@@ -44,7 +44,7 @@ def replay(text: str, limits: Mapping[str, float], off: frozenset[str], source: 
         why = f"{type(error).__name__}: {error}"
         raise UsageError(f"`{source}` is no recording of a check", why, "transom check --record FILE") from error
     nodes = tuple(readings)
-    judged = judge(nodes, CHECKS, readings, clocks, about, tuple(limits.items()))
+    judged = judge(nodes, of_tier(Tier.DEEP), readings, clocks, about, tuple(limits.items()))
     findings = tuple(f for f in judged.findings if f.check not in off)
     return Report(nodes, findings, readings, clocks, {}, (*judged.notes, f"judged from {source}"))
 
