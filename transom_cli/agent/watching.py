@@ -10,14 +10,14 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.health import edges
 from transom_cli.health.about import About, Tier
 from transom_cli.health.checks import NodeCheck, limits_of, of_tier
-from transom_cli.health.finding import Finding, Verdict
+from transom_cli.health.finding import Finding, Remedy, Verdict
 
 PATIENCE = 1.0  # seconds that a look waits for a reader; its answer is taken at the next look
 
@@ -88,6 +88,7 @@ class Watch:
         wanted = of_tier(Tier.WATCH) if checks is None else checks
         self._checks = [c for c in wanted if not what.off.issuperset(c.findings)] if what.every else []
         self._former: dict[str, tuple[Any, float]] = {}
+        self._late: dict[str, Finding | None] = {}  # what was told of a reader that did not answer
         self._leave = threading.Event()
 
     def start(self) -> None:
@@ -109,14 +110,25 @@ class Watch:
         check, about = patient.check, self._what.about
         reading, trouble, waited = patient.read()
         if waited:
-            states: tuple[Finding, ...] = (check.overdue(self._node, waited, about),) if waited > check.seconds else ()
+            late = check.overdue(self._node, waited, about) if waited > check.seconds else None
+            self._late[check.name] = late or self._late.get(check.name)
+            states: tuple[Finding, ...] = (late,) if late else ()
         elif reading is None:
             states = (Finding(check.name, Verdict.UNKNOWN, self._node, f"the check did not work: {trouble}"),)
         else:
-            states = check.judge(self._node, reading, about, limits_of(check, self._what.limits))
+            states = self._judge(check, reading)
+        late = self._late.get(check.name)
+        if late is not None and not waited:
+            states = (*states, replace(late, verdict=Verdict.PASS, evidence="it answers again", remedy=Remedy.NONE))
         self._told, news = edges.watch(self._told, self._wanted(states))
         happened = self._changes(check, reading) if reading is not None else ()
         self._tell((*news, *self._wanted(happened)))
+
+    def _judge(self, check: NodeCheck, reading: Any) -> tuple[Finding, ...]:
+        try:
+            return check.judge(self._node, reading, self._what.about, limits_of(check, self._what.limits))
+        except Exception as error:  # a reading that nobody thought of must not end the watch
+            return (Finding(check.name, Verdict.UNKNOWN, self._node, f"its reading cannot be judged: {error!r}"),)
 
     def _changes(self, check: NodeCheck, reading: Any) -> tuple[Finding, ...]:
         """What has happened since the former look; what only goes on is no news."""
@@ -125,9 +137,11 @@ class Watch:
         self._former[check.name] = reading, now
         if former is None or check.changes is None:
             return ()
-        found = check.changes(
-            self._node, former, reading, now - at, self._what.about, limits_of(check, self._what.limits)
-        )
+        limits = limits_of(check, self._what.limits)
+        try:
+            found = check.changes(self._node, former, reading, now - at, self._what.about, limits)
+        except Exception:  # the states are told all the same
+            return ()
         return tuple(f for f in found if f.verdict not in (Verdict.PASS, Verdict.UNKNOWN))
 
     def _wanted(self, found: Sequence[Finding]) -> tuple[Finding, ...]:

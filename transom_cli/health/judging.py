@@ -60,9 +60,11 @@ def judge_reading(
         return (Finding(check.name, Verdict.UNKNOWN, node, f"the check did not work: {said['error']}"),)
     try:
         reading: Any = build(check.reading, said["reading"])
+        return check.judge(node, reading, about, limits_of(check, limits))
     except (BadRecord, KeyError) as error:
         return (Finding(check.name, Verdict.UNKNOWN, node, f"its reading makes no sense: {error}"),)
-    return check.judge(node, reading, about, limits_of(check, limits))
+    except Exception as error:  # a reading that nobody thought of must not cost the other checks
+        return (Finding(check.name, Verdict.UNKNOWN, node, f"its reading cannot be judged: {error!r}"),)
 
 
 def _silent(nodes: Sequence[str], readings: Readings, clocks: Mapping[str, Clock]) -> list[Finding]:
