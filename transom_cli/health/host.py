@@ -35,8 +35,8 @@ class HostReading:
     """One look. None: cannot be read here.
 
     wall, mono, booted: seconds, taken together: by the wall clock, by the monotonic one, since the boot. oom_kills:
-    since the boot, all control groups together. pressure: percent of the last 10 s in which no task got on (PSI, "full"):
-    memory, io. kernel: the kernel's lines since the former look.
+    since the boot, all control groups together. pressure: percent of the last 10 s in which no task got on (PSI,
+    "full"): memory, io. kernel: the kernel's lines since the former look.
     """
 
     node: str

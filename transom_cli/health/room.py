@@ -13,13 +13,14 @@ from transom_cli.health.node.asked import Asked
 class Room:
     """used, inodes: fractions of what an ordinary user may fill, None where there is no such number.
 
-    free: bytes. waited: seconds for which the file system has owed an answer, 0.0 when it gave one. error: its words.
+    free, size: bytes. waited: seconds for which the file system has owed an answer, 0.0 when it gave one. error: its words.
     """
 
     path: str
     used: float | None = None
     inodes: float | None = None
     free: int = 0
+    size: int = 0
     waited: float = 0.0
     error: str = ""
 
@@ -67,6 +68,7 @@ def read_room(path: str) -> Room:
         used=full / usable if usable else None,
         inodes=(nodes - found.f_favail) / nodes if nodes else None,
         free=found.f_bavail * found.f_frsize,
+        size=found.f_blocks * found.f_frsize,
     )
 
 

@@ -73,9 +73,7 @@ def _judge_sync(node: str, clock: Clock) -> Finding:
     if clock.synchronized is None or clock.error is None:
         return Finding("clock_sync", Verdict.UNKNOWN, node, "adjtimex does not tell who keeps the clock")
     if not clock.synchronized:
-        said = (
-            "nothing keeps the clock right (adjtimex: STA_UNSYNC): no NTP or PTP runs, or it has lost its source"
-        )
+        said = "nothing keeps the clock right (adjtimex: STA_UNSYNC): no NTP or PTP runs, or it has lost its source"
         return Finding("clock_sync", Verdict.MONITOR, node, said, Remedy.SETUP)
     return Finding("clock_sync", Verdict.PASS, node, f"the clock is kept, at most {clock.error:.3f} s off")
 
