@@ -13,7 +13,8 @@ from transom_cli.health.node.asked import Asked
 class Room:
     """used, inodes: fractions of what an ordinary user may fill, None where there is no such number.
 
-    free, size: bytes. waited: seconds for which the file system has owed an answer, 0.0 when it gave one. error: its words.
+    free, size: bytes. waited: seconds for which the file system has owed an answer, 0.0 when it gave one. error: its
+    words.
     """
 
     path: str

@@ -28,8 +28,10 @@ _BYTES = 4096
 
 @dataclass(frozen=True)
 class Place:
-    """What one path answered. at: what it was asked last: "stat", "statvfs", "make", "write", "fsync", "read", "remove",
-    or "" when all was well. error: what it said to that, "" when it owes the answer. waited: seconds in all.
+    """What one path answered.
+
+    at: what it was asked last ("stat", "statvfs", "make", "write", "fsync", "read", "remove"), "" when all was well.
+    error: what it said to that, "" when it owes the answer. waited: seconds in all.
 
     network: its file system is one that other nodes may have too, `mount` tells which. mode: the folder's rights.
     writes: whether it was to be written to. no_room: the error is one of room, or of a quota.

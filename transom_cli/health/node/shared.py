@@ -8,6 +8,7 @@ from dataclasses import replace
 from transom_cli.health.finding import Finding, Remedy, Verdict
 
 _PATHS = ("mount:", "write:", "room:")
+_OWN = ("/tmp", "/dev/shm")
 _ALIKE = ("run_dir", "shm", "memory", "ib_state", "ib_rate")
 
 
@@ -31,7 +32,8 @@ def _judged(found: Finding, share: Mapping[str, tuple[int, int]]) -> Finding:
     bad, nodes = share.get(found.check, (0, 0))
     if found.verdict is not Verdict.SUSPECT or bad < 2 or bad * 2 <= nodes:
         return found
-    whose = "the file system's" if found.check.startswith((*_PATHS, "run_dir")) else "what they have in common"
+    own = found.check.endswith(_OWN) or not found.check.startswith((*_PATHS, "run_dir"))
+    whose = "what they have in common" if own else "the file system's"
     said = f"{found.evidence} (on {bad} of {nodes} nodes: {whose}, not the node's)"
     return replace(found, verdict=Verdict.MONITOR, remedy=Remedy.SETUP, evidence=said)
 
