@@ -80,9 +80,8 @@ def judge_site(node: str, reading: SiteReading, about: About, limits: SiteLimits
     if reading.error:
         return (Finding("site", Verdict.UNKNOWN, node, f"{reading.folder}: {reading.error}"),)
     found = [_judge(f"site:{_name(ran.program)}", node, ran) for ran in reading.ran]
-    found += [
-        Finding(f"site:{n}", Verdict.UNKNOWN, node, f"not run: {why}", Remedy.SETUP) for n, why in reading.refused
-    ]
+    for name, why in reading.refused:
+        found.append(Finding(f"site:{name}", Verdict.UNKNOWN, node, f"not run: {why}", Remedy.SETUP))
     return tuple(found) or (not_applicable("site", node, f"{reading.folder} holds no executable"),)
 
 

@@ -1,9 +1,9 @@
 """From a node's findings to what each caller of ours understands: an exit code, one line, a command. Pure.
 
 What Slurm does with a code (slurm.conf(5)): a Prolog that exits with anything but 0 drains the node and requeues the
-job, held; an Epilog drains the node. The exit code of a HealthCheckProgram does nothing, "any action to be taken must be
-explicitly performed by the program", except that some versions start it again and again, and keep the node away, until
-it exits with 0 after slurmd was started: so 0 it is, once the node is drained. It is killed after 60 s.
+job, held; an Epilog drains the node. The exit code of a HealthCheckProgram drains nothing, "any action to be taken must
+be explicitly performed by the program"; but newer versions start it again and again after slurmd's own start, and keep
+the node away, until it exits with 0: so 0 it is, and the drain does the rest. It is killed after 60 s.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from transom_cli.health.edges import worst
 from transom_cli.health.finding import Finding, Verdict
+from transom_cli.slurm.tags import one_line
 
 _WORDS = {
     Verdict.PASS: (0, "OK"),
@@ -21,7 +22,6 @@ _WORDS = {
     Verdict.FAIL: (2, "CRITICAL"),
     Verdict.UNKNOWN: (3, "UNKNOWN"),
 }
-_LONGEST = 200  # characters of a reason; Slurm keeps more, and prints it in tables
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,8 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def drain_reason(found: Finding, run: str = "") -> str:
-    """Names check, reading and run, on one line without the `=` by which Slurm's output is read."""
-    of_run = f" {run}" if run else ""
-    text = f"transom{of_run}: {found.check}: {found.evidence}"
-    line = " ".join("".join(c if c.isprintable() else " " for c in text.replace("=", ":")).split())
-    return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."
+    """Names check, reading and run; in the form that the supervisor's own reasons have."""
+    return one_line(f"transom: {found.check}: {found.evidence}" + (f" ({run})" if run else ""))
 
 
 def _of(findings: Iterable[Finding], verdict: Verdict) -> list[Finding]:
