@@ -62,9 +62,9 @@ def judge_edac_changes(
             continue
         lost, mended = one.uncorrected - was.uncorrected, one.corrected - was.corrected
         if lost > 0:
-            said = f"{one.name}: {lost} uncorrected memory errors within {seconds:.0f} s (ue_count {one.uncorrected})"
+            said = f"{one.name}: uncorrected errors, ue_count +{lost} within {seconds:.0f} s ({one.uncorrected} in all)"
             found.append(Finding(NEW, Verdict.FAIL, node, said, Remedy.REPAIR, one.name))
         elif mended >= limits.edac_corrected:
-            said = f"{one.name}: {mended} corrected memory errors within {seconds:.0f} s (ce_count {one.corrected})"
+            said = f"{one.name}: corrected errors, ce_count +{mended} within {seconds:.0f} s ({one.corrected} in all)"
             found.append(Finding(NEW, Verdict.MONITOR, node, said, Remedy.WATCH, one.name))
     return tuple(found)

@@ -126,7 +126,7 @@ def _link(node: str, was: Port, port: Port, seconds: float, limits: FabricLimits
         return [Finding("ib_link", Verdict.SUSPECT, node, said, Remedy.AVOID, port.name)]
     if downs:
         verdict = Verdict.SUSPECT if downs >= limits.ib_flaps else Verdict.MONITOR
-        said = f"{port.name} went down {downs} times within {seconds:.0f} s (link_downed {port.count(LINK_DOWNED)})"
+        said = f"{port.name} went down: link_downed +{downs} within {seconds:.0f} s ({port.count(LINK_DOWNED)} in all)"
         remedy = Remedy.AVOID if verdict is Verdict.SUSPECT else Remedy.WATCH
         return [Finding("ib_link", verdict, node, said, remedy, port.name)]
     return []

@@ -74,7 +74,7 @@ def judge_processes(node: str, reading: ProcessesReading, about: About, limits: 
     if not old:
         said = f"none of {reading.total} processes has been dead or stuck in the kernel for long"
         return (Finding(CHECK, Verdict.PASS, node, said),)
-    said = f"{hanging} processes hang in the kernel, {dead} are dead and not reaped: "
+    said = f"hanging in the kernel: {hanging}, dead and not reaped: {dead}; "
     said += ", ".join(_words(one) for one in old[:_TOLD]) + (f" and {len(old) - _TOLD} more" if old[_TOLD:] else "")
     return (Finding(CHECK, Verdict.MONITOR, node, said, Remedy.WATCH),)
 

@@ -40,7 +40,10 @@ def environment(node: str, tier: str) -> dict[str, str]:
 
 
 def run(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> Ran:
-    """Never raises. When it returns the program's process group is dead: what it left running in it is killed too."""
+    """Never raises. When it returns the program's process group is dead: what it left running in it is killed too.
+
+    A program that hangs in the kernel cannot be killed; it is left behind, and holds up nobody.
+    """
     began = time.monotonic()
     try:
         process = subprocess.Popen(
@@ -56,19 +59,19 @@ def run(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> Ran:
         return Ran(argv[0], error=getattr(error, "strerror", None) or str(error))
     assert process.stdout is not None
     with process.stdout as pipe:
-        output = _read(process, pipe.fileno(), began + seconds)
-        code = process.poll()
+        output, ended = _read(process, pipe.fileno(), began + seconds)
+        took = time.monotonic() - began
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_REAP)
     lines = (clean(line) for line in output.decode("utf-8", "replace").splitlines())
     said = next((line for line in lines if line), "")
-    return Ran(argv[0], code, said, time.monotonic() - began)
+    return Ran(argv[0], process.returncode if ended else None, said, took)
 
 
-def _read(process: subprocess.Popen[bytes], pipe: int, until: float) -> bytes:
-    """The output's beginning, until the program has ended. A child of it that holds the pipe is not waited for."""
+def _read(process: subprocess.Popen[bytes], pipe: int, until: float) -> tuple[bytes, bool]:
+    """The output's beginning, and whether it ended by itself. A child of it that holds the pipe is not waited for."""
     output, is_open = b"", True
     while (left := until - time.monotonic()) > 0:
         wait = min(left, _TURN)
@@ -76,8 +79,13 @@ def _read(process: subprocess.Popen[bytes], pipe: int, until: float) -> bytes:
             data = os.read(pipe, 65536)
             is_open = bool(data)
             output += data[: _KEPT - len(output)]
-        elif process.poll() is not None:
-            break
+        elif _has_ended(process.pid):
+            return output, True
         elif not is_open:
             time.sleep(wait)
-    return output
+    return output, _has_ended(process.pid)
+
+
+def _has_ended(pid: int) -> bool:
+    """It is not reaped: until its group is killed, the number must not go to somebody else."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

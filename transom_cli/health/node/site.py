@@ -69,8 +69,10 @@ def read_site(about: About) -> SiteReading:
     if len(paths) > MOST:
         return SiteReading(folder, error=f"it holds {len(paths)} executables, more than {MOST}")
     refused = {path: why for path in paths if (why := _distrusted(path))}
-    asked = [_start(path, about) for path in paths if path not in refused]
-    ran = [one for one in answers(asked, SECONDS + 5.0) if one is not None]
+    run_here = [path for path in paths if path not in refused]
+    asked = [_start(path, about) for path in run_here]
+    got = answers(asked, SECONDS + 5.0)  # a start too may hang, on the file system that the program lies on
+    ran = [one or Ran(path, took=q.waited) for path, q, one in zip(run_here, asked, got, strict=True)]
     return SiteReading(folder, tuple(ran), tuple((_name(path), why) for path, why in refused.items()))
 
 
