@@ -14,7 +14,7 @@ import psutil
 import pytest
 from health_made import DO, PATH, made_check, well_check
 
-from transom_cli.health import checks, exam, looking
+from transom_cli.health import exam, looking, registry
 from transom_cli.health.about import About, Tier
 from transom_cli.health.crew_local import LocalCrew, by_ssh, here
 from transom_cli.health.exam import Wishes
@@ -26,7 +26,7 @@ from transom_cli.health.report import Report
 
 @pytest.fixture(autouse=True)
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(checks, "CHECKS", (made_check(), well_check()))
+    monkeypatch.setattr(registry, "CHECKS", (made_check(), well_check()))
     monkeypatch.setattr(looking, "STARTING", 1.0)
     yield
 

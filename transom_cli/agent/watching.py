@@ -16,9 +16,11 @@ from typing import Any
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.health import edges
 from transom_cli.health.about import About, Tier
-from transom_cli.health.checks import NodeCheck, limits_of, of_tier
+from transom_cli.health.checks import NodeCheck, limits_of, unwanted
 from transom_cli.health.finding import Finding, Remedy, Verdict
+from transom_cli.health.registry import of_tier
 
+EYES = ("memory", "uptime", "room")  # what the agent's eyes see more often
 PATIENCE = 1.0  # seconds that a look waits for a reader; its answer is taken at the next look
 
 
@@ -86,7 +88,9 @@ class Watch:
         self._node, self._what, self._tell = node, what, tell
         self._told = dict(told)
         wanted = of_tier(Tier.WATCH) if checks is None else checks
-        self._checks = [c for c in wanted if not what.off.issuperset(c.findings)] if what.every else []
+        self._checks = (
+            [c for c in wanted if not all(unwanted(f.rstrip(":"), what.off) for f in c.findings)] if what.every else []
+        )
         self._former: dict[str, tuple[Any, float]] = {}
         self._late: dict[str, Finding | None] = {}  # what was told of a reader that did not answer
         self._leave = threading.Event()
@@ -126,7 +130,7 @@ class Watch:
 
     def _judge(self, check: NodeCheck, reading: Any) -> tuple[Finding, ...]:
         try:
-            return check.judge(self._node, reading, self._what.about, limits_of(check, self._what.limits))
+            return check.judge(self._node, reading, self._what.about, limits_of(check.limits, self._what.limits))
         except Exception as error:  # a reading that nobody thought of must not end the watch
             return (Finding(check.name, Verdict.UNKNOWN, self._node, f"its reading cannot be judged: {error!r}"),)
 
@@ -137,7 +141,7 @@ class Watch:
         self._former[check.name] = reading, now
         if former is None or check.changes is None:
             return ()
-        limits = limits_of(check, self._what.limits)
+        limits = limits_of(check.limits, self._what.limits)
         try:
             found = check.changes(self._node, former, reading, now - at, self._what.about, limits)
         except Exception:  # the states are told all the same
@@ -145,4 +149,4 @@ class Watch:
         return tuple(f for f in found if f.verdict not in (Verdict.PASS, Verdict.UNKNOWN))
 
     def _wanted(self, found: Sequence[Finding]) -> tuple[Finding, ...]:
-        return tuple(f for f in found if f.check not in self._what.off)
+        return tuple(f for f in found if not unwanted(f.check, (*self._what.off, *EYES)))

@@ -63,7 +63,7 @@ def listing(*, as_json: bool) -> list[str]:
     """All checks with their readers and tiers, and all thresholds with their defaults."""
     import dataclasses
 
-    from transom_cli.health.checks import CHECKS, LIMITS, OVERALL
+    from transom_cli.health.registry import CHECKS, LIMITS, OVERALL
 
     limits = {f.name: f.default for kind in LIMITS for f in dataclasses.fields(kind)}
     if as_json:

@@ -10,8 +10,6 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer
 
-from transom_cli.health.checks import finding_names, limit_names
-
 _TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 _MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -72,6 +70,10 @@ def variables(value: dict[str, str]) -> dict[str, str]:
 
 
 def thresholds(value: dict[str, float]) -> dict[str, float]:
+    if not value:
+        return value
+    from transom_cli.health.registry import limit_names
+
     known = limit_names()
     bad = sorted(set(value) - set(known))
     if bad:
@@ -80,6 +82,10 @@ def thresholds(value: dict[str, float]) -> dict[str, float]:
 
 
 def check_names(value: tuple[str, ...]) -> tuple[str, ...]:
+    if not value:
+        return value
+    from transom_cli.health.registry import finding_names
+
     known = finding_names()
     bad = sorted(n for n in value if n not in known and n.partition(":")[0] not in known)
     if bad:

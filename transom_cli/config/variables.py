@@ -19,8 +19,9 @@ RUN_VARIABLES: frozenset[str] = frozenset(
 )
 """What transom tells its own processes and the ranks of one run."""
 
-_OTHERS = ("TRANSOM_SANDBOX", "TRANSOM_REQUIRE_SLURM")
-"""The sandbox's marks on its processes, and what the test suite reads; by their first letters."""
+_OTHERS = ("TRANSOM_SANDBOX", "TRANSOM_REQUIRE_SLURM", "TRANSOM_NODE", "TRANSOM_TIER", "TRANSOM_SYSFS")
+"""The sandbox's marks on its processes, what the test suite reads, what a site's own checks are told, and where checks
+read from in place of /sys; by their first letters."""
 
 
 def is_setting(name: str) -> bool:

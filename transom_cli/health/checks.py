@@ -1,4 +1,4 @@
-"""All checks of a node: who reads, who judges, how long a reading may take. Pure; readers are named, not imported.
+"""All checks of a node: who reads, who judges, how long a reading may take.
 
 A check is a reader, `read_x(about) -> XReading`, which touches the machine, and a judge, `judge_x(node, reading,
 about, limits) -> findings`, which is pure. One reading may answer many questions, so a judge gives a finding for each
@@ -8,7 +8,7 @@ of them, by the names in `findings`; that is what settings and tables call a che
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,25 +38,12 @@ class NodeCheck:
     changes: Callable[[str, Any, Any, float, About, Any], tuple[Finding, ...]] | None = None
 
 
-CHECKS: tuple[NodeCheck, ...] = ()
-OVERALL: tuple[str, ...] = ("answer",)  # findings that come of comparing nodes
-LIMITS: tuple[type, ...] = tuple(dict.fromkeys(c.limits for c in CHECKS))
+def unwanted(check: str, off: Iterable[str]) -> bool:
+    """Whether the settings `health.off` name it: as a whole, or "mount" for every "mount:..."."""
+    return check in off or check.partition(":")[0] in off
 
 
-def finding_names() -> tuple[str, ...]:
-    """What findings are called, those of all nodes together too. One that ends in a colon stands for many."""
-    return tuple(sorted({n.rstrip(":") for c in CHECKS for n in c.findings} | set(OVERALL)))
-
-
-def limit_names() -> tuple[str, ...]:
-    return tuple(sorted({f.name for kind in LIMITS for f in dataclasses.fields(kind)}))
-
-
-def of_tier(tier: Tier) -> tuple[NodeCheck, ...]:
-    return tuple(c for c in CHECKS if tier.includes(c.tier))
-
-
-def limits_of(check: NodeCheck, overrides: Mapping[str, float]) -> Any:
-    """The check's thresholds, as the settings `health.limits` have them; names of other checks are left out."""
-    known = {f.name for f in dataclasses.fields(check.limits)}
-    return check.limits(**{name: value for name, value in overrides.items() if name in known})
+def limits_of(kind: type, overrides: Mapping[str, float]) -> Any:
+    """Thresholds as the settings `health.limits` have them; names of other checks are left out."""
+    known = {f.name for f in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in overrides.items() if name in known})

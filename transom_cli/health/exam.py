@@ -9,18 +9,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from transom_cli.core.codec import plain
 from transom_cli.health.about import About
-from transom_cli.health.checks import of_tier
+from transom_cli.health.checks import unwanted
 from transom_cli.health.crew import Crew, Message
 from transom_cli.health.judging import Clock, Judged, Readings, judge
 from transom_cli.health.looking import STARTING
+from transom_cli.health.node.run_dir import judge_seen, read_seen
+from transom_cli.health.registry import of_tier
 from transom_cli.health.report import Report
 
 ANSWER = 15.0  # seconds for the examiners to come up, once the first of them is there
 PINGS = 3
+SEEN = 5.0  # seconds for what the nodes wrote to be seen here, through a network file system
 LATE = 2.0  # seconds more for what a node has read to come here
 
 
@@ -91,7 +94,9 @@ class Exam:
         self._talk = _Talk(crew, now)
         self._began = now()
         self._deadline = self._began + wishes.budget
-        self._checks = tuple(c for c in of_tier(wishes.about.tier) if not wishes.off.issuperset(c.findings))
+        self._checks = tuple(
+            c for c in of_tier(wishes.about.tier) if not all(unwanted(f.rstrip(":"), wishes.off) for f in c.findings)
+        )
         self._readings: Readings = {}
         self._clocks: dict[str, Clock] = {}
         self._seconds: dict[str, float] = {}
@@ -104,9 +109,12 @@ class Exam:
             self._talk.crew.send(start, here)  # torch takes seconds to come up: meanwhile the nodes are looked at
         self._ping(here)
         self._look(here)
+        missing = read_seen(self._wishes.about, here, min(SEEN, max(0.0, self._deadline - self._now())))
         judged = judge(nodes, self._checks, self._readings, self._clocks, self._wishes.about, self._wishes.limits)
+        seen = judge_seen(missing, self._wishes.about)
+        judged = replace(judged, findings=(*judged.findings, *seen))
         judged = self._probe(here, judged)
-        findings = tuple(f for f in judged.findings if f.check not in self._wishes.off)
+        findings = tuple(f for f in judged.findings if not unwanted(f.check, self._wishes.off))
         silent = tuple(n for n in nodes if n not in here)
         self._seconds["all"] = round(self._now() - self._began, 2)
         return Report(nodes, findings, self._readings, self._clocks, self._seconds, judged.notes, silent, judged.matrix)

@@ -78,6 +78,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # Slurm signals every step of a job
+    os.environ["SLURMD_NODENAME"] = options.node  # for the children, also where no Slurm has started us
     examiner = Examiner(options.node)
     examiner.say({"re": "here", "pid": os.getpid(), "wall": time.time()})
     try:

@@ -11,6 +11,7 @@ from transom_cli.health.crew_srun import SrunCrew
 from transom_cli.health.exam import Exam, Wishes
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.judging import ANSWER
+from transom_cli.health.node.run_dir import forget
 from transom_cli.health.report import Report
 
 TRIES = 3  # steps; each but the last without the nodes that made the one before it fail
@@ -32,11 +33,12 @@ def examine_job(job_id: int, nodes: Sequence[str], wishes: Wishes, more: Sequenc
 
 
 def examine(crew: Crew, wishes: Wishes, now: Callable[[], float] = time.monotonic) -> Report:
-    """By whatever crew; it is closed."""
+    """By whatever crew; it is closed, and the nodes' own files beside the token are removed."""
     try:
         return Exam(crew, wishes, now).run()
     finally:
         crew.close()
+        forget(wishes.about, crew.nodes)
 
 
 def _why(crew: SrunCrew, node: str) -> str:

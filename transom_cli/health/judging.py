@@ -1,4 +1,4 @@
-"""From the readings of a job's nodes to findings: each node by itself, then all of them side by side. Pure.
+"""From the readings of a job's nodes to findings: each node by itself, then all of them side by side.
 
 Readings come as plain values, so that recorded ones (`recording`) are judged by the very same code.
 """
@@ -13,6 +13,10 @@ from transom_cli.core.codec import BadRecord, build
 from transom_cli.health.about import About
 from transom_cli.health.checks import NodeCheck, limits_of
 from transom_cli.health.finding import Finding, Remedy, Verdict
+from transom_cli.health.node.alike import judge_alike
+from transom_cli.health.node.clock import ClockLimits, judge_clocks
+from transom_cli.health.node.facts import FactsReading
+from transom_cli.health.node.shared import shared_trouble
 
 ANSWER = "answer"
 Said = dict[str, Any]  # one answer to a look: "reading", or "error", or "waited"
@@ -47,7 +51,23 @@ def judge(
         for check in checks:
             if check.name in readings.get(node, {}):
                 found += judge_reading(node, check, readings[node][check.name], about, dict(limits))
+    by_node = {node: [f for f in found if f.node == node] for node in nodes}
+    found = [f for of_node in shared_trouble(by_node).values() for f in of_node]
+    found += judge_clocks({n: (c.offset, c.error) for n, c in clocks.items()}, limits_of(ClockLimits, dict(limits)))
+    found += judge_alike(_facts(readings)) if len(nodes) > 1 else ()
     return Judged(tuple(found))
+
+
+def _facts(readings: Readings) -> dict[str, dict[str, str]]:
+    """What each node says of itself, as far as it does."""
+    said: dict[str, dict[str, str]] = {}
+    for node, of_node in readings.items():
+        try:
+            told = build(FactsReading, of_node["facts"]["reading"])
+        except (BadRecord, KeyError, TypeError):
+            continue
+        said[node] = dict(told.facts)
+    return said
 
 
 def judge_reading(
@@ -60,7 +80,7 @@ def judge_reading(
         return (Finding(check.name, Verdict.UNKNOWN, node, f"the check did not work: {said['error']}"),)
     try:
         reading: Any = build(check.reading, said["reading"])
-        return check.judge(node, reading, about, limits_of(check, limits))
+        return check.judge(node, reading, about, limits_of(check.limits, limits))
     except (BadRecord, KeyError) as error:
         return (Finding(check.name, Verdict.UNKNOWN, node, f"its reading makes no sense: {error}"),)
     except Exception as error:  # a reading that nobody thought of must not cost the other checks

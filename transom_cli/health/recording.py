@@ -1,4 +1,4 @@
-"""Raw readings as a file, and their judgement anywhere else. Pure: text in, text out.
+"""Raw readings as a file, and their judgement anywhere else. Text in, text out.
 
     {"schema": 1, "transom": "...", "about": {...}, "clocks": {node: [offset, error]}, "readings": {node: {check: ...}}}
 
@@ -15,8 +15,9 @@ from typing import Any
 from transom_cli.core.codec import BadRecord, build, plain
 from transom_cli.errors import UsageError
 from transom_cli.health.about import About, Tier
-from transom_cli.health.checks import of_tier
+from transom_cli.health.checks import unwanted
 from transom_cli.health.judging import Clock, Readings, judge
+from transom_cli.health.registry import of_tier
 from transom_cli.health.report import Report
 
 SCHEMA = 1
@@ -45,7 +46,7 @@ def replay(text: str, limits: Mapping[str, float], off: frozenset[str], source: 
         raise UsageError(f"`{source}` is no recording of a check", why, "transom check --record FILE") from error
     nodes = tuple(readings)
     judged = judge(nodes, of_tier(Tier.DEEP), readings, clocks, about, tuple(limits.items()))
-    findings = tuple(f for f in judged.findings if f.check not in off)
+    findings = tuple(f for f in judged.findings if not unwanted(f.check, off))
     return Report(nodes, findings, readings, clocks, {}, (*judged.notes, f"judged from {source}"))
 
 
