@@ -55,8 +55,10 @@ def run_check(asked: Asked) -> int:
     report = _replayed(asked) if asked.replay is not None else _examined(asked, wishes)
     if asked.record is not None:
         _record(asked, wishes, report)
+    if asked.place:
+        return _answer(asked.place, report)
     _show(asked, report)
-    return _code(asked, report)
+    return _code(report)
 
 
 def listing(*, as_json: bool) -> list[str]:
@@ -82,13 +84,15 @@ def listing(*, as_json: bool) -> list[str]:
 def _wishes(asked: Asked) -> Wishes:
     from transom_cli.health.about import About, Tier
     from transom_cli.health.exam import Wishes
-    from transom_cli.supervise.allocation import gpus_on_node
+    from transom_cli.supervise.allocation import gpus_on_node, start_time
     from transom_cli.wiring import health_options
 
     options = health_options(asked.settings)
     gpus = gpus_on_node(os.environ) if asked.gpus is None else asked.gpus
-    about = About(tier=asked.tier, gpus=gpus, folders=asked.folders, site_checks=options.site_checks)
-    probe = options.probe and asked.tier is not Tier.WATCH if asked.probe is None else asked.probe
+    since = start_time(os.environ)
+    about = About(asked.tier, gpus, since, asked.folders, site_checks=options.site_checks)
+    probes = options.probe and asked.tier is not Tier.WATCH and not asked.place  # a Prolog has seconds
+    probe = probes if asked.probe is None else asked.probe
     budget = options.deep_budget if asked.tier is Tier.DEEP else options.budget
     return Wishes(about, frozenset(options.off), options.limits, probe, gpus, options.python, budget)
 
@@ -166,12 +170,32 @@ def _show(asked: Asked, report: Report) -> None:
 
     if asked.as_json:
         print(json.dumps(document(report)))
-    elif not asked.place:
+    else:
         width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
         print("\n".join(check_lines(report, width, verbose=asked.verbose)))
 
 
-def _code(asked: Asked, report: Report) -> int:
+def _answer(place: str, report: Report) -> int:
+    """What Slurm, or the site's monitoring, understands: one line and an exit code. A HealthCheckProgram drains its
+    node by itself, unless somebody has drained it already.
+    """
+    from transom_cli.health.node import slurm_codes
+    from transom_cli.slurm.runner import Runner
+    from transom_cli.wiring import slurm_client
+
+    node = report.nodes[0]
+    answers = {"prolog": slurm_codes.prolog, "epilog": slurm_codes.epilog, "nagios": slurm_codes.nagios}
+    if place in answers:
+        answer = answers[place](report.findings)
+    else:
+        answer = slurm_codes.health_check_program(node, report.findings)
+    print(answer.line)
+    if answer.argv and not any(known.drain for known in slurm_client().nodes([node])):
+        Runner().run(list(answer.argv))
+    return answer.code
+
+
+def _code(report: Report) -> int:
     from transom_cli.health.finding import Verdict
 
     if any(f.verdict.bad for f in report.findings):

@@ -29,7 +29,9 @@ def in_a_line(report: Report) -> str:
     """Of all of it."""
     bad = list(dict.fromkeys(f.node for f in report.findings if f.verdict.bad))
     counts = Counter(f.verdict for f in report.findings)
-    parts = [f"{len(report.nodes)} nodes examined in {report.seconds.get('all', 0.0):.1f} s"]
+    count = "1 node" if len(report.nodes) == 1 else f"{len(report.nodes)} nodes"
+    took = f" in {report.seconds['all']:.1f} s" if "all" in report.seconds else ""
+    parts = [f"{count} examined{took}"]
     if bad:
         worst = faults(report.findings)[0]
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""

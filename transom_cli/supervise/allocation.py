@@ -30,8 +30,13 @@ def allocation_from(environ: Mapping[str, str]) -> Allocation:
         environ.get("SLURM_CPUS_PER_TASK", ""),
         environ.get("SLURMD_NODENAME", ""),
         gpus=gpus_on_node(environ),
-        since=_number(environ.get("SLURM_JOB_START_TIME", "")),
+        since=start_time(environ),
     )
+
+
+def start_time(environ: Mapping[str, str]) -> float:
+    """When this start of the job began, by the wall clock; 0: Slurm does not say (it does since 22.05)."""
+    return _number(environ.get("SLURM_JOB_START_TIME", ""))
 
 
 def gpus_on_node(environ: Mapping[str, str]) -> int:
