@@ -20,7 +20,7 @@ from pathlib import Path
 from transom_cli.health.about import About
 from transom_cli.health.finding import Finding
 from transom_cli.health.gpu.xid_site import site_rules
-from transom_cli.health.kernel_rules import KernelReading, judge_lines, tells
+from transom_cli.health.kernel_rules import KernelReading, LoggedGpu, judge_lines, tells
 
 LOG_FILE = "TRANSOM_KERNEL_LOG"
 KMSG = "/dev/kmsg"
@@ -177,7 +177,7 @@ def _output(argv: list[str]) -> list[str]:
     return done.stdout.decode("utf-8", "replace").splitlines()
 
 
-def _gpus() -> tuple[tuple[str, str], ...]:
+def _gpus() -> tuple[LoggedGpu, ...]:
     found = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         try:
@@ -185,5 +185,5 @@ def _gpus() -> tuple[tuple[str, str], ...]:
         except OSError:
             continue
         if uuid:
-            found.append((path.parent.name, uuid[1]))
+            found.append(LoggedGpu(path.parent.name, uuid[1]))
     return tuple(found)

@@ -32,11 +32,19 @@ _RULES = (
 
 
 @dataclass(frozen=True)
+class LoggedGpu:
+    """The log names a GPU by its PCI address, everything else by its UUID."""
+
+    bus_id: str
+    uuid: str
+
+
+@dataclass(frozen=True)
 class KernelReading:
     """source: whose words they are ("/dev/kmsg"). since: seconds of the wall clock; what is older was left out.
 
     looked_at: how many lines there were. lines: those of them that tell of something, the last ones where there are too
-    many. trouble: why the log could not be read. gpus: PCI address and UUID, as the driver has them. site: the node's
+    many. trouble: why the log could not be read. gpus: those that the driver has. site: the node's
     own rules for Xids.
     """
 
@@ -45,7 +53,7 @@ class KernelReading:
     looked_at: int = 0
     lines: tuple[str, ...] = ()
     trouble: str = ""
-    gpus: tuple[tuple[str, str], ...] = ()
+    gpus: tuple[LoggedGpu, ...] = ()
     site: xid.SiteRules = xid.NO_SITE_RULES
 
 
@@ -60,7 +68,7 @@ def tells(line: str) -> bool:
 
 
 def judge_lines(
-    node: str, lines: Iterable[str], gpus: Iterable[tuple[str, str]] = (), site: xid.SiteRules = xid.NO_SITE_RULES
+    node: str, lines: Iterable[str], gpus: Iterable[LoggedGpu] = (), site: xid.SiteRules = xid.NO_SITE_RULES
 ) -> tuple[Finding, ...]:
     """A finding for each kind of fault that the lines tell of: `gpu_xid` for the GPU driver's codes, else `kernel`."""
     codes: list[str] = []
@@ -74,7 +82,7 @@ def judge_lines(
             found.setdefault(place, []).append(line)
     known = xid.catalogue(site)
     return (
-        *xid.judge_xids(node, codes, known, gpus),
+        *xid.judge_xids(node, codes, known, {gpu.bus_id: gpu.uuid for gpu in gpus}),
         *(Finding(xid.CHECK, Verdict.UNKNOWN, node, words, Remedy.SETUP) for words in known.troubles if codes),
         *(Finding(CHECK, _RULES[n][0], node, _words(said), _RULES[n][1]) for n, said in found.items()),
     )
@@ -89,6 +97,10 @@ def judge_kernel_log(node: str, reading: KernelReading, about: About, limits: Ke
     fine = f"{reading.looked_at} lines in {reading.source} tell of no"
     passed = {CHECK: f"{fine} fault", xid.CHECK: f"{fine} Xid"}
     return found + tuple(Finding(c, Verdict.PASS, node, said) for c, said in passed.items() if c not in bad)
+
+
+def overdue_kernel(node: str, waited: float, about: About) -> Finding:
+    return Finding(CHECK, Verdict.UNKNOWN, node, f"the kernel's log could not be read within {waited:.0f} s")
 
 
 def _words(lines: list[str]) -> str:

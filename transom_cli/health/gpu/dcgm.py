@@ -82,6 +82,10 @@ def judge_dcgm(node: str, reading: DcgmReading, about: About, limits: DcgmLimits
     return found or (Finding(CHECK, Verdict.PASS, node, f"{run}: {passed} tests passed on {devices} GPUs"),)
 
 
+def overdue_dcgm(node: str, waited: float, about: About) -> Finding:
+    return Finding(CHECK, Verdict.UNKNOWN, node, f"dcgmi diag has not ended within {waited:.0f} s")
+
+
 # dcgmErrorSeverity_t: what DCGM 4 says of each warning. 3 is an error that it does not know, 4 one to be looked into.
 _SEVERITIES = {
     1: (Verdict.MONITOR, Remedy.WATCH),

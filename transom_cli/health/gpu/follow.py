@@ -52,6 +52,7 @@ class NvmlFollow:
 
         What was odd about a GPU at the former look and is not now is a PASS about that GPU.
         """
+        reading = named(reading, self._former)
         found = list(judge_nvml(self._node, reading, self._about, self._limits))
         if self._former is not None:
             seconds = reading.mono - self._former.mono
@@ -87,6 +88,18 @@ class NvmlFollow:
                 said = _often("slowdown by the hardware", windows, of, seconds)
                 found.append(about_gpu("gpu_clocks", self._node, Odd(gpu, Verdict.SUSPECT, said, Remedy.REPAIR)))
         return found
+
+
+def named(reading: NvmlReading, former: NvmlReading | None) -> NvmlReading:
+    """A GPU that is lost may not tell who it is: it is the one that had its index at the former look."""
+    known = {gpu.index: gpu for gpu in former.gpus} if former else {}
+    gpus = (
+        replace(gpu, uuid=old.uuid, serial=old.serial, bus_id=old.bus_id, name=old.name)
+        if not gpu.readable and not gpu.uuid and (old := known.get(gpu.index))
+        else gpu
+        for gpu in reading.gpus
+    )
+    return replace(reading, gpus=tuple(gpus))
 
 
 def _often(what: str, windows: int, of: float, seconds: float) -> str:

@@ -38,6 +38,14 @@ def judge_absent(node: str, reading: NvmlReading, about: About) -> Finding:
     return Finding("gpu_count", Verdict.SUSPECT, node, said, Remedy.REBOOT if mismatch else Remedy.AVOID)
 
 
+def overdue_nvml(node: str, waited: float, about: About) -> Finding:
+    """`gpu_lost` where NVML has not come back: it hangs with its driver, and so will whatever uses a GPU."""
+    said = f"NVML has not answered for {waited:.0f} s"
+    if about.gpus:
+        return Finding("gpu_lost", Verdict.SUSPECT, node, said, Remedy.REBOOT)
+    return Finding("gpu_lost", Verdict.MONITOR, node, said, Remedy.WATCH)
+
+
 def judge_count(node: str, reading: NvmlReading, about: About) -> list[Finding]:
     return [
         _judge_number(node, reading, about),

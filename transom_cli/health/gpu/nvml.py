@@ -39,7 +39,7 @@ def read_nvml(about: About) -> NvmlReading:
     try:
         found = [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
         if about.tier.includes(Tier.QUICK):
-            found = [_settled(nvml, gpu) for gpu in found]
+            found = _settled(nvml, found)
         seen = tuple(gpu for gpu in found if gpu.trouble_code != r.NO_PERMISSION)
         cuda = _ask(nvml, "nvmlSystemGetCudaDriverVersion")
         return NvmlReading(
@@ -191,17 +191,24 @@ _PARTS: tuple[Callable[[Device], dict[str, Any]], ...] = (
 )
 
 
-def _settled(nvml: Any, gpu: Gpu) -> Gpu:
+def _settled(nvml: Any, found: list[Gpu]) -> list[Gpu]:
     """Before a launch: memory that a former process is just giving back is waited for."""
     for _ in range(SETTLES):
-        if not gpu.readable or (gpu.memory_used or 0) <= LEFTOVER:
+        holding = {gpu.index for gpu in found if gpu.readable and (gpu.memory_used or 0) > LEFTOVER}
+        if not holding:
             break
         time.sleep(1.0)
-        try:
-            gpu = replace(gpu, **_held(Device(nvml, nvml.nvmlDeviceGetHandleByIndex(gpu.index))))
-        except (nvml.NVMLError, Gone) as error:
-            return replace(gpu, trouble=words(error), trouble_code=getattr(error, "value", getattr(error, "code", 0)))
-    return gpu
+        found = [_again(nvml, gpu) if gpu.index in holding else gpu for gpu in found]
+    return found
+
+
+def _again(nvml: Any, gpu: Gpu) -> Gpu:
+    try:
+        return replace(gpu, **_held(Device(nvml, nvml.nvmlDeviceGetHandleByIndex(gpu.index))))
+    except Gone as gone:
+        return replace(gpu, trouble=str(gone), trouble_code=gone.code)
+    except nvml.NVMLError as error:
+        return replace(gpu, trouble=words(error), trouble_code=error.value)
 
 
 def _closed_devices() -> int:

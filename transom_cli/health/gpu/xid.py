@@ -117,13 +117,11 @@ def rule_of(xid: Xid, known: Catalogue) -> Rule:
     return rule
 
 
-def judge_xids(
-    node: str, lines: Iterable[str], known: Catalogue, uuids: Iterable[tuple[str, str]] = ()
-) -> tuple[Finding, ...]:
+def judge_xids(node: str, lines: Iterable[str], known: Catalogue, uuids: Mapping[str, str]) -> tuple[Finding, ...]:
     """One finding for each code on each device, in the order of their first lines. Pure.
 
     Of several 154 on a device the last holds. Where it says that the driver asks for nothing any more, what was logged
-    of the device before it is only worth watching. uuids: PCI address and UUID of the node's GPUs.
+    of the device before it is only worth watching. uuids: of the node's GPUs, by PCI address.
     """
     seen = [xid for xid in map(parse_xid, lines) if xid is not None]
     last = {address(xid.device): place for place, xid in enumerate(seen) if _changed(xid)}
@@ -133,7 +131,7 @@ def judge_xids(
         device = address(xid.device)
         if not _changed(xid) or last[device] == place:
             groups.setdefault((xid.kind, xid.code, device), []).append(place)
-    names = {address(pci): uuid for pci, uuid in uuids}
+    names = {address(pci): uuid for pci, uuid in uuids.items()}
     found = []
     for (_, _, device), places in groups.items():
         xid, rule = seen[places[-1]], rule_of(seen[places[-1]], known)
