@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from gpu_stub import StubNode
 
 from transom_cli.health.about import About, Tier
 from transom_cli.health.finding import Verdict
+from transom_cli.health.gpu import nvml
 from transom_cli.health.gpu import reading as r
 from transom_cli.health.gpu.judge import judge_nvml
 from transom_cli.health.gpu.limits import GpuLimits
@@ -150,6 +153,22 @@ def test_gpus_that_are_missing_or_barred(stub: StubNode) -> None:
     reading = stub.read(LOOK)
     assert (len(reading.gpus), reading.barred) == (1, 1)
     assert bad(reading) == [("gpu_count", "unknown")]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root may become somebody who is kept out")
+def test_devices_that_a_step_may_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        devices = Path(folder)
+        devices.chmod(0o755)
+        for name, mode in (("nvidia0", 0o666), ("nvidia1", 0o600), ("nvidia2", 0o600), ("nvidiactl", 0o600)):
+            (devices / name).touch()
+            (devices / name).chmod(mode)
+        monkeypatch.setattr(nvml, "DEVICES", devices)
+        os.seteuid(65534)
+        try:
+            assert nvml.closed_devices() == 2
+        finally:
+            os.seteuid(0)
 
 
 def test_a_gpu_that_is_lost_in_the_middle_keeps_its_name(stub: StubNode) -> None:

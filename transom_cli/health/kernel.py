@@ -102,7 +102,10 @@ def when(record: str, now: float, mono: float) -> float | None:
         return now - (mono - int(found[1]) / 1e6)
     if found := _ISO.match(record):
         zone = f"{found[2]}:{found[3]}" if found[2] else "+00:00" if record[found.end(1) :].startswith("Z") else ""
-        return datetime.fromisoformat(found[1] + zone).timestamp()
+        try:
+            return datetime.fromisoformat(found[1] + zone).timestamp()
+        except ValueError:  # digits in the form of a date
+            return None
     return None
 
 

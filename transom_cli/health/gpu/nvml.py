@@ -21,6 +21,7 @@ from transom_cli.health.gpu.nvml_device import Device, Gone, clean, words
 from transom_cli.health.gpu.nvml_links import read_fabric, read_links, read_switched
 from transom_cli.health.gpu.reading import Ecc, Gpu, Heat, NvmlReading, Pages, Pcie, Power, Process, Rows, Sram
 
+DEVICES = Path("/dev")
 RECOVERY_ACTION = 230  # field id; drivers from 570 on
 SETTLES = 5  # looks, a second apart, before memory counts as held: a killed training gives it back within seconds
 
@@ -49,7 +50,7 @@ def read_nvml(about: About) -> NvmlReading:
             cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
             nvml=clean(str(_ask(nvml, "nvmlSystemGetNVMLVersion") or "")),
             gpus=seen,
-            barred=len(found) - len(seen) or (_closed_devices() if len(seen) < about.gpus else 0),
+            barred=len(found) - len(seen) or (closed_devices() if len(seen) < about.gpus else 0),
         )
     except nvml.NVMLError as error:
         return NvmlReading(begun, started, absent=words(error), absent_code=error.value)
@@ -211,10 +212,10 @@ def _again(nvml: Any, gpu: Gpu) -> Gpu:
         return replace(gpu, trouble=words(error), trouble_code=error.value)
 
 
-def _closed_devices() -> int:
+def closed_devices() -> int:
     """Devices that the step's control group keeps from us. Only opened, and only such as say no before the driver."""
     closed = 0
-    for path in Path("/dev").glob("nvidia[0-9]*"):
+    for path in DEVICES.glob("nvidia[0-9]*"):
         try:
             os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
         except PermissionError:

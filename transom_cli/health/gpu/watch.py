@@ -29,7 +29,7 @@ from transom_cli.health.gpu.xid_site import site_rules
 _ALL = sum(TYPES)
 _XID = 0x8
 _TIMEOUT = 10  # NVML_ERROR_TIMEOUT: no event came
-_LOOKS_UP = 5.0  # seconds between looks at the parent
+_LOOKS_UP = 2.0  # seconds between looks at the parent
 
 
 def main() -> int:
@@ -53,7 +53,8 @@ def _watch(every: float) -> int:
 
     nvml.nvmlInit()
     heard = _registered(nvml)
-    due = time.monotonic()
+    _say({"reading": plain(reading)})  # who sees it knows that events are heard from now on
+    due = time.monotonic() + every
     while True:
         if time.monotonic() >= due:
             _say({"reading": plain(read_nvml(about))})
