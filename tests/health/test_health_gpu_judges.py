@@ -157,6 +157,7 @@ def test_no_recording_is_left_out(file: Path) -> None:
         ({"reasons": 0x20}, "gpu_clocks", M, Remedy.WATCH, "software thermal"),
         ({"heat": Heat(87, 87, 92)}, "gpu_heat", S, Remedy.REPAIR, "87 degrees; it slows down at 87"),
         ({"heat": Heat(83, 87, 92)}, "gpu_heat", M, Remedy.WATCH, "83 degrees"),
+        ({"heat": Heat(83, margin=0)}, "gpu_heat", M, Remedy.WATCH, "83 degrees, 0 left to a slowdown"),
         ({"power": Power(70.0, 350.0, 700.0)}, "gpu_power", M, Remedy.SETUP, "350 W, that of others in the node 700 W"),
         ({"memory_used": 12 * 2**30}, "gpu_leftover", S, Remedy.AVOID, "12288 MiB in use before the launch"),
         ({"processes": (Process(4711, 2**20),)}, "gpu_leftover", M, Remedy.WATCH, "pid 4711"),
@@ -228,8 +229,11 @@ def test_a_node_without_nvml(code: int, asked: int, verdict: Verdict, applies: b
 
 def test_beside_a_training_use_is_no_leftover_and_a_moments_slowdown_no_suspicion() -> None:
     beside = About(gpus=8, tier=Tier.WATCH)
-    busy = with_gpu(0, memory_used=70 * 2**30, processes=(Process(1, 70 * 2**30),), reasons=0x8)
-    assert judged(busy, beside) == [("gpu_clocks", "GPU-h100-0000", M, Remedy.REPAIR)]
+    busy = with_gpu(0, memory_used=70 * 2**30, processes=(Process(1, 70 * 2**30),), reasons=0x8, heat=Heat(88, 87, 92))
+    assert judged(busy, beside) == [
+        ("gpu_clocks", "GPU-h100-0000", M, Remedy.REPAIR),
+        ("gpu_heat", "GPU-h100-0000", M, Remedy.WATCH),
+    ]
 
 
 def test_thresholds_are_settings() -> None:

@@ -68,6 +68,7 @@ def test_every_value_arrives_where_it_belongs(stub: StubNode) -> None:
         "clocks.memory": "2619",
         "busy": "97",
         "heat.now": "61",
+        "heat.margin": "-3",
         "power.usage": "412345",
         "power.limit": "650000",
         "memory.used": "27",
@@ -94,7 +95,7 @@ def test_every_value_arrives_where_it_belongs(stub: StubNode) -> None:
     assert gpu.fabric == Fabric(3, 24, 25, "ab" * 16, 1)
     assert gpu.pcie == Pcie(3, 5, 8, 16, 26)
     assert (gpu.reasons, gpu.sm_clock, gpu.memory_clock, gpu.busy) == (0x48, 1980, 2619, 97)
-    assert gpu.heat == Heat(61, 87, 92)
+    assert gpu.heat == Heat(61, 87, 92, -3)
     assert gpu.power == Power(412.345, 650.0, 700.0)
     assert (gpu.memory_used, gpu.memory_total) == (27, 80 * 2**30)
     assert gpu.processes == (Process(4711, 28), Process(4712, 29))
@@ -129,7 +130,7 @@ def test_a_healthy_node_passes(stub: StubNode) -> None:
         ("pcie_narrow", [("gpu_pcie", "fail")]),
         ("pcie_replays", []),
         ("hardware_slowdown", [("gpu_clocks", "monitor"), ("gpu_heat", "monitor")]),
-        ("hot", [("gpu_heat", "suspect")]),
+        ("hot", [("gpu_heat", "monitor")]),
         ("power_limited", [("gpu_power", "monitor")]),
         ("memory_left_over", []),
         ("persistence_off", [("gpu_persistence", "monitor")]),

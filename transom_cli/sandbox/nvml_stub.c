@@ -261,6 +261,16 @@ result nvmlDeviceGetTemperatureThreshold(device gpu, unsigned kind, unsigned *va
 	return tell_unsigned(__func__, gpu, kind ? "heat.slowdown" : "heat.shutdown", value);
 }
 
+struct margin {
+	unsigned version;
+	int left;
+};
+
+result nvmlDeviceGetMarginTemperature(device gpu, struct margin *value)
+{
+	return tell_unsigned(__func__, gpu, "heat.margin", (unsigned *)&value->left);
+}
+
 struct pci_info {
 	char legacy[16];
 	unsigned domain, bus, device, device_id, subsystem_id;

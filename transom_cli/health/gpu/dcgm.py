@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from transom_cli.core.rootline import clean
 from transom_cli.health.about import About
 from transom_cli.health.finding import Finding, Remedy, Verdict, not_applicable
 
 CHECK = "gpu_dcgm"
-_WORDS = 300
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ def parse_dcgm(said: str, level: int = 0) -> DcgmReading:
         document = json.loads(said[begin : end + 1])
         found = document.get("DCGM Diagnostic") or document["DCGM GPU Diagnostic"]
         tests = tuple(_tests(found.get("test_categories") or (), _serials(document)))
+        version = str((document.get("metadata") or {}).get("version") or found.get("version") or "")
+        failed = found.get("runtime_error") or found.get("error")
     except (ValueError, KeyError, TypeError, AttributeError):
         return DcgmReading(error=_clean(said) or "dcgmi said nothing", level=level)
-    version = str((document.get("metadata") or {}).get("version") or found.get("version") or "")
-    failed = found.get("runtime_error") or found.get("error")
     if failed or not tests:
-        return DcgmReading(error=_clean(str(failed or "it ran no test")), level=level, version=version)
-    return DcgmReading(level=level, version=version, tests=tests)
+        return DcgmReading(error=_clean(str(failed or "it ran no test")), level=level, version=_clean(version))
+    return DcgmReading(level=level, version=_clean(version), tests=tests)
 
 
 def judge_dcgm(node: str, reading: DcgmReading, about: About, limits: DcgmLimits) -> tuple[Finding, ...]:
@@ -157,4 +157,4 @@ def _serials(document: dict[str, Any]) -> dict[str, str]:
 
 
 def _clean(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_WORDS]
+    return clean(" ".join(text.split()))

@@ -35,7 +35,7 @@ def judge_state(node: str, reading: NvmlReading, about: About, limits: GpuLimits
             "gpu_heat",
             node,
             len(warm),
-            _heat(warm, limits),
+            _heat(warm, about, limits),
             f"{spread(gpu.heat.now for gpu in warm)} degrees,"
             f" slowdown from {spread(gpu.heat.slowdown for gpu in warm)}",
             "no temperature is told",
@@ -77,15 +77,20 @@ def _clocks(gpus: list[Gpu], about: About) -> Iterator[Odd]:
             yield Odd(gpu, Verdict.MONITOR, f"software thermal slowdown {said}", Remedy.WATCH)
 
 
-def _heat(gpus: list[Gpu], limits: GpuLimits) -> Iterator[Odd]:
+def _heat(gpus: list[Gpu], about: About, limits: GpuLimits) -> Iterator[Odd]:
+    """SUSPECT only before a launch, when nothing heats the GPU; beside a training `gpu_clocks` sees what heat does."""
     for gpu in gpus:
-        now, slowdown = gpu.heat.now, gpu.heat.slowdown
-        if now is None or not slowdown:
+        heat = gpu.heat
+        if heat.now is None:
             continue
-        said = f"{now} degrees; it slows down at {slowdown} and switches off at {gpu.heat.shutdown}"
-        if now >= slowdown:
+        if not heat.slowdown:
+            if heat.margin is not None and heat.margin <= 0:
+                yield Odd(gpu, Verdict.MONITOR, f"{heat.now} degrees, {heat.margin} left to a slowdown", Remedy.WATCH)
+            continue
+        said = f"{heat.now} degrees; it slows down at {heat.slowdown} and switches off at {heat.shutdown}"
+        if heat.now >= heat.slowdown and about.tier is not Tier.WATCH:
             yield Odd(gpu, Verdict.SUSPECT, said, Remedy.REPAIR)
-        elif now > slowdown - limits.gpu_heat_margin:
+        elif heat.now > heat.slowdown - limits.gpu_heat_margin:
             yield Odd(gpu, Verdict.MONITOR, said, Remedy.WATCH)
 
 

@@ -14,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from transom_cli.core.rootline import clean
 from transom_cli.health.about import About, Tier
 from transom_cli.health.gpu import reading as r
 from transom_cli.health.gpu.limits import LEFTOVER
-from transom_cli.health.gpu.nvml_device import Device, Gone, clean, words
+from transom_cli.health.gpu.nvml_device import Device, Gone, words
 from transom_cli.health.gpu.nvml_links import read_fabric, read_links, read_switched
 from transom_cli.health.gpu.reading import Ecc, Gpu, Heat, NvmlReading, Pages, Pcie, Power, Process, Rows, Sram
 
@@ -80,14 +81,15 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     return Gpu(index, unread=tuple(device.unread), **known)
 
 
-def _identity(device: Device) -> dict[str, Any]:
+def _place(device: Device) -> dict[str, Any]:
     """Part by part: what is known of a GPU when it turns out to be lost is still told."""
     pci = device.get("nvmlDeviceGetPciInfo")
-    return {"bus_id": "" if pci is None else clean(str(pci.busId)), "uuid": device.text("nvmlDeviceGetUUID")}
+    return {"bus_id": "" if pci is None else clean(str(pci.busId))}
 
 
-def _origin(device: Device) -> dict[str, Any]:
+def _identity(device: Device) -> dict[str, Any]:
     return {
+        "uuid": device.text("nvmlDeviceGetUUID"),
         "serial": device.text("nvmlDeviceGetSerial"),
         "name": device.text("nvmlDeviceGetName"),
         "vbios": device.text("nvmlDeviceGetVbiosVersion"),
@@ -160,6 +162,7 @@ def _state(device: Device) -> dict[str, Any]:
             now=device.get("nvmlDeviceGetTemperature", 0),
             slowdown=device.get("nvmlDeviceGetTemperatureThreshold", 1),
             shutdown=device.get("nvmlDeviceGetTemperatureThreshold", 0),
+            margin=device.get("nvmlDeviceGetMarginTemperature"),
         ),
         "power": Power(*(None if found is None else found / 1000 for found in (usage, limit, default))),
         "persistent": device.switch("nvmlDeviceGetPersistenceMode"),
@@ -182,8 +185,8 @@ def _held(device: Device) -> dict[str, Any]:
 
 
 _PARTS: tuple[Callable[[Device], dict[str, Any]], ...] = (
+    _place,
     _identity,
-    _origin,
     _recovery,
     _memory,
     _connections,

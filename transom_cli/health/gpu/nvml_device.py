@@ -6,13 +6,13 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+from transom_cli.core.rootline import clean
 from transom_cli.health.gpu.reading import GPU_IS_LOST, RESET_REQUIRED
 
 # "There is no such thing here": invalid argument, not supported, no permission, not found, function not found, no data,
 # no ECC on a virtual GPU, argument version mismatch, deprecated.
 _ORDINARY = frozenset((2, 3, 4, 6, 13, 21, 22, 25, 26))
 _UNREAD = 5  # failures that are kept of one device
-_WORDS = 200
 
 
 class Gone(Exception):
@@ -75,10 +75,6 @@ class Device:
 
 def words(error: Exception) -> str:
     return clean(str(error))
-
-
-def clean(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)[:_WORDS].strip()
 
 
 def _number(field: Any) -> int | None:

@@ -91,11 +91,14 @@ class Pcie:
 
 @dataclass(frozen=True)
 class Heat:
-    """slowdown, shutdown: where the device slows itself down, and where it switches itself off."""
+    """slowdown, shutdown: where the device slows itself down, and where it switches itself off. margin: what is left to
+    the nearest slowdown, as newer devices tell it in place of the thresholds.
+    """
 
     now: int | None = None
     slowdown: int | None = None
     shutdown: int | None = None
+    margin: int | None = None
 
 
 @dataclass(frozen=True)
