@@ -1,0 +1,73 @@
+"""Which rows, columns and single cells of the matrix are at fault. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transom_cli.health.probe.matrix import Cell
+from transom_cli.health.probe.plan import ENOUGH, Went
+
+
+@dataclass(frozen=True)
+class Node:
+    """Bad as a sender, as a receiver, or both; cells: the hot ones that show it. went: the worst of them."""
+
+    node: str
+    sends: bool
+    receives: bool
+    cells: tuple[Cell, ...]
+    partners: tuple[str, ...]
+
+    @property
+    def failed(self) -> bool:
+        return any(cell.went is Went.FAILED for cell in self.cells)
+
+
+@dataclass(frozen=True)
+class Blame:
+    """links: hot cells that no bad node explains."""
+
+    nodes: tuple[Node, ...]
+    links: tuple[Cell, ...]
+
+
+def blame(nodes: Sequence[str], cells: Sequence[Cell], share: float) -> Blame:
+    """A node is bad with two partners at least who are well with someone else, and `share` of its row or column."""
+    rows: dict[str, list[Cell]] = {node: [] for node in nodes}
+    columns: dict[str, list[Cell]] = {node: [] for node in nodes}
+    for cell in cells:
+        if cell.src in rows and cell.dst in rows:
+            rows[cell.src].append(cell)
+            columns[cell.dst].append(cell)
+    bad = {}
+    for node in nodes:
+        sends = _hot(rows[node], "dst", rows, columns, share)
+        receives = _hot(columns[node], "src", rows, columns, share)
+        shown = tuple(dict.fromkeys((*sends, *receives)))
+        if shown:
+            partners = tuple(dict.fromkeys(cell.dst if cell.src == node else cell.src for cell in shown))
+            bad[node] = Node(node, bool(sends), bool(receives), shown, partners)
+    links = [
+        cell
+        for cell in cells
+        if cell.hot
+        and not (cell.src in bad and bad[cell.src].sends)
+        and not (cell.dst in bad and bad[cell.dst].receives)
+    ]
+    return Blame(tuple(bad.values()), tuple(links))
+
+
+def _hot(
+    line: Sequence[Cell], end: str, rows: dict[str, list[Cell]], columns: dict[str, list[Cell]], share: float
+) -> tuple[Cell, ...]:
+    """The hot cells of a row (end: "dst") or column ("src") that is hot as a whole; () where it is not."""
+    hot: dict[str, list[Cell]] = {}
+    for cell in line:
+        if cell.hot:
+            hot.setdefault(getattr(cell, end), []).append(cell)
+    met = {getattr(cell, end) for cell in line}
+    witnesses = [other for other in hot if any(not cell.hot for cell in (*rows[other], *columns[other]))]
+    if len(witnesses) < ENOUGH or len(hot) < share * len(met):
+        return ()
+    return tuple(cell for other in hot for cell in hot[other])
