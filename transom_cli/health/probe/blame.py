@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from transom_cli.health.probe.matrix import Cell
@@ -33,29 +33,32 @@ class Blame:
 
 
 def blame(nodes: Sequence[str], cells: Sequence[Cell], share: float) -> Blame:
-    """A node is bad with two partners at least who are well with someone else, and `share` of its row or column."""
+    """A node is bad with two partners at least who are well with someone else, and `share` of its row or column.
+
+    The one with the most hot cells comes first, and what it explains blames nobody else.
+    """
+    found: list[Node] = []
+    left = list(cells)
+    while (worst := max(_bad(nodes, left, share), key=lambda node: len(node.cells), default=None)) is not None:
+        found.append(worst)
+        left = [cell for cell in left if cell not in worst.cells]
+    return Blame(tuple(found), tuple(cell for cell in left if cell.hot))
+
+
+def _bad(nodes: Sequence[str], cells: Sequence[Cell], share: float) -> Iterator[Node]:
     rows: dict[str, list[Cell]] = {node: [] for node in nodes}
     columns: dict[str, list[Cell]] = {node: [] for node in nodes}
     for cell in cells:
         if cell.src in rows and cell.dst in rows:
             rows[cell.src].append(cell)
             columns[cell.dst].append(cell)
-    bad = {}
     for node in nodes:
         sends = _hot(rows[node], "dst", rows, columns, share)
         receives = _hot(columns[node], "src", rows, columns, share)
         shown = tuple(dict.fromkeys((*sends, *receives)))
         if shown:
             partners = tuple(dict.fromkeys(cell.dst if cell.src == node else cell.src for cell in shown))
-            bad[node] = Node(node, bool(sends), bool(receives), shown, partners)
-    links = [
-        cell
-        for cell in cells
-        if cell.hot
-        and not (cell.src in bad and bad[cell.src].sends)
-        and not (cell.dst in bad and bad[cell.dst].receives)
-    ]
-    return Blame(tuple(bad.values()), tuple(links))
+            yield Node(node, bool(sends), bool(receives), shown, partners)
 
 
 def _hot(

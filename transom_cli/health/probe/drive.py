@@ -12,6 +12,7 @@ from transom_cli.health.about import About
 from transom_cli.health.crew import Crew, Message
 from transom_cli.health.finding import Finding
 from transom_cli.health.probe import plan, shapes
+from transom_cli.health.probe.blame import blame
 from transom_cli.health.probe.judge import judge_probe
 from transom_cli.health.probe.judge_speed import again, kinds_of
 from transom_cli.health.probe.limits import Pace, ProbeLimits, pace_of
@@ -159,24 +160,27 @@ class _Head:
             self._alls += self._link(f"all {number}", groups, rails=False, count=self._pace.all_bytes)
 
     def pairs(self) -> None:
-        """Two partners each, and what `plan` thinks necessary; or a tournament, and what was hot in it once more."""
+        """Two partners each, and what `plan` thinks necessary; or a tournament. Single links that were bad: again."""
         rounds = plan.tournament(self._nodes(), self._pace.rounds)
         for number, pairs in enumerate(rounds, 1):
             self._meet(f"pairs {number}", pairs)
-        if rounds:
-            hot = [
-                met.pair
-                for met in went(matrix(self._pairs, self._limits, self.baseline))
-                if met.went is not plan.Went.WELL
-            ]
-            for number, pairs in enumerate(plan.disjoint(hot), 1):
-                self._meet(f"again {number}", pairs)
-            return
-        for number in range(1, plan.ROUNDS + 1):
-            met = went(matrix(self._pairs, self._limits, self.baseline))
-            pairs = plan.next_round(self._nodes(), met)
+        for number in range(1, plan.ROUNDS + 1 if not rounds else 1):
+            pairs = plan.next_round(self._nodes(), self._met())
             if not pairs or not self._meet(f"pairs {number}", pairs):
-                return
+                break
+        for number, pairs in enumerate(plan.disjoint(self._doubtful()), 1):
+            self._meet(f"again {number}", pairs)
+
+    def _met(self) -> tuple[plan.Met, ...]:
+        return went(matrix(self._pairs, self._limits, self.baseline))
+
+    def _doubtful(self) -> list[plan.Pair]:
+        """Those that were slow with one another, once more: of two looks the better one counts. And, if there is time
+        for it (a deadline each), those that failed while both were well with others."""
+        found = blame(self._crew.nodes, matrix(self._pairs, self._limits, self.baseline), self._limits.probe_hot)
+        shown = [cell for node in found.nodes for cell in node.cells if not node.failed]
+        links = [cell for cell in found.links if cell.went is plan.Went.SLOW or self._pace.rounds]
+        return [met.pair for met in went((*shown, *links))]
 
     def _meet(self, phase: str, pairs: Sequence[plan.Pair]) -> bool:
         """False when there was no time."""

@@ -6,11 +6,13 @@ the ask's deadline; what a library does not let one bound, the process's own ala
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -22,6 +24,8 @@ from transom_cli.health.probe.shapes import DONE, Group, Link, Linked, Sent
 
 FIRST = 1 << 16  # bytes of the first transfer; each following one is four times as long, up to what is asked
 ABORT = 2.0  # seconds that NCCL may take to give a group up
+
+T = TypeVar("T")
 
 
 class Late(RuntimeError):
@@ -79,9 +83,9 @@ class _Meeting:
         self._backend: Any = None
 
     def hold(self) -> None:
-        store = self._step("store", self._store)
+        store = self._step("store", lambda: self._aside(self._store))
         self._step("meeting", lambda: self._meet(store))
-        self._backend = self._step("connecting", lambda: self._connect(store))
+        self._backend = self._step("connecting", lambda: self._aside(lambda: self._connect(store)))
         if self._group.rails:
             self._pair(1 - self._rank)
         else:
@@ -96,9 +100,29 @@ class _Meeting:
             aborting.join(ABORT)
         self._backend = None
 
-    def _step(self, name: str, do: Any) -> Any:
+    def _step(self, name: str, do: Callable[[], T]) -> T:
         self.told = replace(self.told, step=name)
         return do()
+
+    def _aside(self, do: Callable[[], T]) -> T:
+        """What takes its own time to give up (gloo tries a lost connection four times) does so in a thread of its own,
+        which is left behind when the deadline comes."""
+        done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                done.put((do(), None))
+            except BaseException as error:
+                done.put((None, error))
+
+        threading.Thread(target=run, daemon=True).start()
+        try:
+            result, error = done.get(timeout=self._left().total_seconds())
+        except queue.Empty:
+            raise Late(f"not done within {self._ask.deadline:g} s") from None
+        if error is not None:
+            raise error
+        return cast(T, result)
 
     def _left(self) -> timedelta:
         left = self._end - time.monotonic()
@@ -133,7 +157,7 @@ class _Meeting:
             return dist.ProcessGroupNCCL(store, self._rank, size, wanted)
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
-        options._timeout = self._left() / 2  # all have come, so that it is quick; gloo takes a multiple of it
+        options._timeout = self._left()
         options._devices = [gloo.create_device(hostname=self._own_address(store))]
         return gloo(store, self._rank, size, options)
 

@@ -14,7 +14,7 @@ from transom_cli.health.probe.limits import ProbeLimits
 from transom_cli.health.probe.plan import Met, Pair, Went
 from transom_cli.health.probe.reading import Norm
 from transom_cli.health.probe.shapes import DONE, Linked
-from transom_cli.health.probe.speeds import FEWEST, middle
+from transom_cli.health.probe.speeds import FEWEST, below, middle
 
 RATE, DELAY = "link rate", "link delay"
 _WORSE = (Went.WELL, Went.SLOW, Went.FAILED)
@@ -89,7 +89,7 @@ def _norm(name: str, values: Mapping[str, float]) -> Norm | None:
 def _slow(cell: Cell, usual: Usual, limits: ProbeLimits) -> bool:
     if cell.went is Went.FAILED or cell.rate is None or cell.delay is None:
         return False
-    if usual.rate is not None and cell.rate < limits.probe_rate * usual.rate.median:
+    if usual.rate is not None and below(cell.rate, usual.rate, limits.probe_rate, limits):
         return True
     late = usual.delay is not None and cell.delay > limits.probe_delay * usual.delay.median
     return late and usual.delay is not None and cell.delay > usual.delay.median + limits.probe_delay_floor

@@ -15,8 +15,7 @@ from itertools import chain
 
 Pair = tuple[str, str]
 ENOUGH = 2  # partners for a node that was well with one; for one that was not, partners that were well with others
-SURE = 3  # of those for one that was slow with all: the third look tells chance from fault
-ROUNDS = 5  # at most, beyond the tournament: two, one more for an odd number, one to be sure, one that went void
+ROUNDS = 5  # at most: two, one more for an odd number, and for suspects whose partners turned out to be suspects too
 
 
 class Went(enum.Enum):
@@ -122,7 +121,7 @@ class _Known:
         if not self.suspect(node):
             return len(went) < ENOUGH
         telling = [other for other in went if not self.suspect(other)]
-        return len(telling) < (SURE if Went.SLOW in went.values() else ENOUGH)
+        return len(telling) < ENOUGH
 
 
 def tournament(nodes: Sequence[str], rounds: int) -> tuple[tuple[Pair, ...], ...]:

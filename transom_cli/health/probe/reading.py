@@ -23,7 +23,10 @@ class Silent:
 
 @dataclass(frozen=True)
 class Norm:
-    """What is usual for devices of one kind: of so many, by the kernel's name, or "link rate" and "link delay"."""
+    """What is usual for devices of one kind: of so many, by the kernel's name, or "link rate" and "link delay".
+
+    spread: the standard deviation of their logarithms, so that 0.1 is about 10 %.
+    """
 
     kind: str
     name: str

@@ -1,13 +1,15 @@
 """What is usual for a job's devices, learned from themselves, and who is below it. Pure.
 
 A median and the median distance from it (MAD) hold still while fewer than half of the values are off, so that the slow
-ones do not shift what they are measured by. Fewer than three values have no such middle: of two that differ, nobody
+ones do not shift what they are measured by. Rates differ by factors, so that the spread is that of their logarithms:
+one that is a hundred times too slow stands out however noisy the others are. Fewer than three values have no such middle: of two that differ, nobody
 can tell whether one is slow or the other fast. Then only earlier runs (the baseline) can.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,6 +18,7 @@ from transom_cli.health.probe.reading import Norm
 from transom_cli.health.probe.shapes import Computed
 
 FEWEST = 3  # values that have a middle
+_LEAST = 1e-9  # of no rate at all, so that it has a logarithm
 _NORMAL = 1.4826  # the standard deviation of what is distributed normally, by its MAD
 
 Device = tuple[str, int]  # node, number of the device
@@ -36,16 +39,20 @@ def learn(kind: str, name: str, values: Sequence[float]) -> Norm | None:
 
 
 def middle(values: Sequence[float]) -> tuple[float, float]:
-    """Their median, and the spread about it as a standard deviation."""
+    """Their median, and the spread about it as the standard deviation of their logarithms: 0.1 is about 10 %."""
     median = statistics.median(values)
-    return median, _NORMAL * statistics.median(abs(value - median) for value in values)
+    return median, _NORMAL * statistics.median(abs(math.log(max(value, _LEAST) / median)) for value in values)
+
+
+def below(value: float, norm: Norm, share: float, limits: ProbeLimits) -> bool:
+    """Whether it is less than this share of the median, and further from it than chance would bring it."""
+    return value < norm.median * min(share, math.exp(-limits.probe_spread * norm.spread))
 
 
 def speed(value: float, norm: Norm, limits: ProbeLimits) -> Speed:
     if value < limits.probe_again * norm.median:
         return Speed.SLOW
-    odd = norm.median - max(limits.probe_spread * norm.spread, limits.probe_odd * norm.median)
-    return Speed.ODD if value < odd else Speed.USUAL
+    return Speed.ODD if below(value, norm, 1 - limits.probe_odd, limits) else Speed.USUAL
 
 
 def rates_by_kernel(
