@@ -11,7 +11,7 @@ from transom_cli.health.probe.plan import ENOUGH, Went
 
 @dataclass(frozen=True)
 class Node:
-    """Bad as a sender, as a receiver, or both; cells: the hot ones that show it. went: the worst of them."""
+    """Bad as a sender, as a receiver, or both; cells: the hot ones that show it, partners: with whom."""
 
     node: str
     sends: bool
@@ -21,7 +21,10 @@ class Node:
 
     @property
     def failed(self) -> bool:
-        return any(cell.went is Went.FAILED for cell in self.cells)
+        """With two partners. One that failed once and was slow else is slow: that may be chance, and is looked at
+        again."""
+        failing = {frozenset((cell.src, cell.dst)) for cell in self.cells if cell.went is Went.FAILED}
+        return len(failing) >= ENOUGH
 
 
 @dataclass(frozen=True)

@@ -179,8 +179,8 @@ class _Head:
         for it (a deadline each), those that failed while both were well with others."""
         found = blame(self._crew.nodes, matrix(self._pairs, self._limits, self.baseline), self._limits.probe_hot)
         shown = [cell for node in found.nodes for cell in node.cells if not node.failed]
-        links = [cell for cell in found.links if cell.went is plan.Went.SLOW or self._pace.rounds]
-        return [met.pair for met in went((*shown, *links))]
+        again = [c for c in (*shown, *found.links) if c.went is plan.Went.SLOW or self._pace.rounds]
+        return [met.pair for met in went(again)]
 
     def _meet(self, phase: str, pairs: Sequence[plan.Pair]) -> bool:
         """False when there was no time."""

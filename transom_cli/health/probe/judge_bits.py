@@ -81,13 +81,14 @@ def _repeat(one: Computed, device: str) -> Finding:
 
 def _digests(alike: list[tuple[Hello, Computed]]) -> list[Finding]:
     """Of the devices of one kind."""
-    names = [name for name, _ in alike[0][1].digests if name not in exact.ANSWERS]
+    given = [dict(one.digests) for _, one in alike]
+    names = [name for name in given[0] if name not in exact.ANSWERS]
+    votes = {name: Counter(digests.get(name, "") for digests in given) for name in names}
     found = []
-    for hello, one in alike:
-        mine = dict(one.digests)
-        odd = [name for name in names if len(_votes(alike, name)) > 1 and _odd(alike, name, mine.get(name, ""))]
-        if odd:
-            found.append(_differs(hello, alike, odd[0], mine.get(odd[0], "")))
+    for (hello, one), mine in zip(alike, given, strict=True):
+        odd = next((name for name in names if _odd(votes[name], mine.get(name, ""))), None)
+        if odd is not None:
+            found.append(_differs(hello, odd, mine.get(odd, ""), votes[odd]))
             continue
         others = len(alike) - 1
         said = f"{', '.join(names)}: the bits of {others} other devices of its kind" if others else _ALONE
@@ -98,22 +99,18 @@ def _digests(alike: list[tuple[Hello, Computed]]) -> list[Finding]:
 _ALONE = "no other device of its kind to compare with"
 
 
-def _votes(alike: list[tuple[Hello, Computed]], name: str) -> Counter[str]:
-    return Counter(dict(one.digests).get(name, "") for _, one in alike)
-
-
-def _odd(alike: list[tuple[Hello, Computed]], name: str, digest: str) -> bool:
+def _odd(votes: Counter[str], digest: str) -> bool:
     """It is not what most have, or nothing is."""
-    first, count = _votes(alike, name).most_common(1)[0]
-    return digest != first or count * 2 <= len(alike)
-
-
-def _differs(hello: Hello, alike: list[tuple[Hello, Computed]], name: str, digest: str) -> Finding:
-    votes = _votes(alike, name)
     first, count = votes.most_common(1)[0]
-    said = f"{name}: digest {digest}, which {votes[digest]} of {len(alike)} devices of its kind have"
-    proven = len(alike) >= FEWEST and count == len(alike) - 1 and digest != first
+    return digest != first or count * 2 <= sum(votes.values())
+
+
+def _differs(hello: Hello, name: str, digest: str, votes: Counter[str]) -> Finding:
+    first, count = votes.most_common(1)[0]
+    all_of_them = sum(votes.values())
+    said = f"{name}: digest {digest}, which {votes[digest]} of {all_of_them} devices of its kind have"
+    proven = all_of_them >= FEWEST and count == all_of_them - 1 and digest != first
     if not proven:
-        said += ": nobody can tell which of them are right" if count * 2 <= len(alike) else f"; {count} have {first}"
+        said += ": nobody can tell which of them are right" if count * 2 <= all_of_them else f"; {count} have {first}"
         return Finding(DIGEST, Verdict.MONITOR, hello.node, said, Remedy.WATCH, hello.device)
     return Finding(DIGEST, Verdict.FAIL, hello.node, f"{said}; all others have {first}", Remedy.REPAIR, hello.device)

@@ -18,9 +18,9 @@ class ProbeLimits:
     straggler report: more than 10 % and a deviation; SuperBench learns its limits from the cluster too, and flags 5 %).
     probe_again: slower than this share of it is measured twice more, beside nodes that are well. probe_slow: slower
     than this share of those, both times, is SUSPECT (DLRover: a straggler takes more than twice the median).
-    probe_rate: a link with less than this share of the median node's bandwidth is slow, the same bound, if it is below
-    it by probe_spread deviations too. probe_delay: so is one with so many times the median delay, if it is longer by
-    probe_delay_floor, a busy host's time slice.
+    probe_rate: a link with less than this share of the median node's bandwidth is slow, if it is below it by
+    probe_spread deviations too (processes that share few cores come to 0.5 by chance). probe_delay: so is one with so
+    many times the median delay, if it is longer by probe_delay_floor, a busy host's time slice.
 
     probe_hot: a node is at fault when at least this share of its links is, all as a sender or all as a receiver. With
     two or three partners: every one. probe_most: where more than this share of the nodes does not do, it is the probe,
@@ -37,7 +37,7 @@ class ProbeLimits:
     probe_spread: float = 3.0
     probe_again: float = 0.67
     probe_slow: float = 0.5
-    probe_rate: float = 0.5
+    probe_rate: float = 0.4
     probe_delay: float = 10.0
     probe_delay_floor: float = 0.005
     probe_hot: float = 0.75

@@ -14,7 +14,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import IO
 
 from transom_cli.health.crew import Message
@@ -44,6 +46,16 @@ class LocalRanks:
                 env={**os.environ, **(environment or {}).get(node, {})},
             )
             threading.Thread(target=self._read, args=(node,), daemon=True).start()
+
+    def __enter__(self) -> LocalRanks:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def some(self, nodes: Sequence[str]) -> SomeRanks:
+        """A crew of these nodes only; the processes stay this one's."""
+        return SomeRanks(self, tuple(nodes))
 
     def send(self, message: Message, to: Sequence[str] = ()) -> None:
         """Without waiting: what a stopped process does not read stays in its pipe, which holds 64 KiB."""
@@ -80,3 +92,24 @@ class LocalRanks:
         words = f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         gone = answer_to_json(Gone(words))
         self._came.put({"re": "probe", "node": node, "index": 0, "answer": gone})
+
+
+class SomeRanks:
+    """Some of the nodes of a `LocalRanks`."""
+
+    def __init__(self, ranks: LocalRanks, nodes: tuple[str, ...]) -> None:
+        self.nodes = nodes
+        self._ranks = ranks
+
+    def send(self, message: Message, to: Sequence[str] = ()) -> None:
+        self._ranks.send(message, to or self.nodes)
+
+    def receive(self, timeout: float) -> Message | None:
+        end = time.monotonic() + timeout
+        while (message := self._ranks.receive(end - time.monotonic())) is not None:
+            if message["node"] in self.nodes:
+                break
+        return message
+
+    def close(self) -> None:
+        """Nothing: the processes are ended by whom they belong to."""

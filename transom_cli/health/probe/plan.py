@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 
 Pair = tuple[str, str]
 ENOUGH = 2  # partners for a node that was well with one; for one that was not, partners that were well with others
@@ -37,16 +37,18 @@ def together(nodes: Sequence[str], most: int) -> tuple[tuple[tuple[str, ...], ..
     columns. gloo connects each member of a group with each, which many nodes would be long at."""
     if len(nodes) <= most:
         return ((tuple(nodes),),) if nodes else ()
-    rows = -(-len(nodes) // most)
-    width = -(-len(nodes) // rows)
-    across = tuple(tuple(nodes[i : i + width]) for i in range(0, len(nodes), width))
-    down = [tuple(nodes[i::width]) for i in range(width)]
-    split = tuple(part for column in down for part in _parts(column, most))
-    return tuple(tuple(group for group in groups if len(group) > 1) for groups in (across, split))
+    across = _parts(nodes, most)
+    columns = [tuple(row[i] for row in across if i < len(row)) for i in range(len(across[0]))]
+    down = tuple(part for column in columns for part in _parts(column, most) if len(part) > 1)
+    return across, down
 
 
-def _parts(column: tuple[str, ...], most: int) -> tuple[tuple[str, ...], ...]:
-    return tuple(column[i : i + most] for i in range(0, len(column), most))
+def _parts(nodes: Sequence[str], most: int) -> tuple[tuple[str, ...], ...]:
+    """As few as can be, as long as one another or shorter by one, the longest first."""
+    count = -(-len(nodes) // most)
+    short, longer = divmod(len(nodes), count)
+    ends = [short * i + min(i, longer) for i in range(count + 1)]
+    return tuple(tuple(nodes[start:end]) for start, end in pairwise(ends))
 
 
 def next_round(nodes: Sequence[str], met: Sequence[Met]) -> tuple[Pair, ...]:

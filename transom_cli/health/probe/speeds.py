@@ -2,8 +2,9 @@
 
 A median and the median distance from it (MAD) hold still while fewer than half of the values are off, so that the slow
 ones do not shift what they are measured by. Rates differ by factors, so that the spread is that of their logarithms:
-one that is a hundred times too slow stands out however noisy the others are. Fewer than three values have no such middle: of two that differ, nobody
-can tell whether one is slow or the other fast. Then only earlier runs (the baseline) can.
+one that is a hundred times too slow stands out however noisy the others are. Fewer than three values have no such
+middle: of two that differ, nobody can tell whether one is slow or the other fast. Then only earlier runs (the baseline)
+can.
 """
 
 from __future__ import annotations
