@@ -147,7 +147,8 @@ def _file(path: str, since: float) -> list[str]:
 
 
 def _kmsg(path: str, since: float) -> list[str]:
-    found, fd = [], os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    found: list[str] = []
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         while True:
             try:
