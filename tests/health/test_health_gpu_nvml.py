@@ -17,8 +17,10 @@ from transom_cli.health.finding import Verdict
 from transom_cli.health.gpu import nvml
 from transom_cli.health.gpu import reading as r
 from transom_cli.health.gpu.judge import judge_nvml
+from transom_cli.health.gpu.judge_count import overdue_nvml
 from transom_cli.health.gpu.limits import GpuLimits
 from transom_cli.health.gpu.reading import Ecc, Fabric, Heat, NvmlReading, Pages, Pcie, Power, Process, Rows, Sram
+from transom_cli.health.looking import Wanted, look
 from transom_cli.sandbox.nvml_stub import (
     FAULTS,
     healthy,
@@ -281,6 +283,21 @@ def test_each_node_has_a_state_of_its_own(stub: StubNode) -> None:
     other.set(healthy(3, "node7"))
     assert [gpu.uuid for gpu in other.read(LOOK).gpus] == [f"GPU-node7-000{n}" for n in range(3)]
     assert len(stub.read(LOOK).gpus) == 1
+
+
+def test_an_nvml_that_hangs_costs_its_own_deadline_alone(stub: StubNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the examiner has a node read: the kernel's log is there, and of the GPUs it is known how long was waited."""
+    stub.set(with_hang(healthy(1)))
+    for name, value in stub.env().items():
+        monkeypatch.setenv(name, value)
+    wanted = (
+        Wanted("gpu", "transom_cli.health.gpu.nvml:read_nvml", 0.5),
+        Wanted("kernel", "transom_cli.health.kernel:read_kernel", 20.0),
+    )
+    said = {answer["check"]: answer for answer in look(LOOK, wanted, starting=0.0)}
+    assert "reading" in said["kernel"]
+    found = overdue_nvml("n1", said["gpu"]["waited"], LOOK)
+    assert (found.check, found.verdict) == ("gpu_lost", Verdict.SUSPECT)
 
 
 def test_a_call_that_never_returns_hangs_its_reader_alone(stub: StubNode) -> None:

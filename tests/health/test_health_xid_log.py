@@ -52,6 +52,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("2025-12-31T23:59:00,123456+00:00 NVRM: Xid", NOW - 60),
         ("2026-01-01T00:59:00+0100 node7 kernel: NVRM: Xid", NOW - 60),
         ("2025-12-31T23:59:00Z NVRM: Xid", NOW - 60),
+        ("2025-12-31T23:59:00.5Z NVRM: Xid", NOW - 60),
         ("2025-12-31T20:29:00-03:30 node7 kernel: NVRM: Xid", NOW - 60),
         ("2025-99-31T23:59:00Z NVRM: Xid", None),
         ("NVRM: Xid", None),

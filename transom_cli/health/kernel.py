@@ -32,7 +32,7 @@ _RECORD = 8192  # bytes: the kernel gives one record a read, and none is longer
 _LINE = 300
 
 _KMSG_RECORD = re.compile(r"\d+,\d+,(\d+),[^;]*;")
-_ISO = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:[.,]\d+)?(?:([+-]\d\d):?(\d\d)|Z)? (?:\S+ kernel: )?")
+_ISO = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:[.,]\d+)?(Z|[+-]\d\d:?\d\d)? (?:\S+ kernel: )?")
 _JOURNAL_CLOSED = ("insufficient permissions", "not seeing messages", "No journal files")
 
 
@@ -101,7 +101,8 @@ def when(record: str, now: float, mono: float) -> float | None:
     if found := _KMSG_RECORD.match(record):
         return now - (mono - int(found[1]) / 1e6)
     if found := _ISO.match(record):
-        zone = f"{found[2]}:{found[3]}" if found[2] else "+00:00" if record[found.end(1) :].startswith("Z") else ""
+        given = found[2] or ""  # without one, the machine's own
+        zone = "+00:00" if given == "Z" else f"{given[:3]}:{given[-2:]}" if given else ""
         try:
             return datetime.fromisoformat(found[1] + zone).timestamp()
         except ValueError:  # digits in the form of a date
@@ -146,15 +147,19 @@ def _file(path: str, since: float) -> list[str]:
 
 
 def _kmsg(path: str, since: float) -> list[str]:
-    found, fd = [], os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    found: list[str] = []
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         while True:
             try:
-                found.append(os.read(fd, _RECORD).decode("utf-8", "replace"))
+                record = os.read(fd, _RECORD)
             except BrokenPipeError:
                 continue
             except BlockingIOError:
                 return found
+            if not record:
+                return found
+            found.append(record.decode("utf-8", "replace"))
     finally:
         os.close(fd)
 
