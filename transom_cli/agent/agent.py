@@ -27,6 +27,7 @@ from transom_cli.agent.alarms import Alarms
 from transom_cli.agent.answers import serve, told
 from transom_cli.agent.eyes import Eyes
 from transom_cli.agent.farewell import Farewell
+from transom_cli.agent.gpus import Gpus
 from transom_cli.agent.memory import Memory
 from transom_cli.agent.watching import Watch, watched
 from transom_cli.beats import places, record
@@ -177,15 +178,18 @@ def main(argv: list[str]) -> int:
     agent = Agent(attempt, beats_dir, options.node, lambda: alarms.count)
     eyes = Eyes(attempt, options.node, beats_dir, lambda: agent.rows, alarms)
     eyes.start()
-    watch = Watch(options.node, watched(options.watch), eyes.tell, eyes.told)
-    watch.start()
+    what = watched(options.watch)
+    watches = (Watch(options.node, what, eyes.tell, eyes.told), Gpus(options.node, what, eyes.tell, eyes.told))
+    for watch in watches:
+        watch.start()
     memory = Memory(beats_dir, attempt.path, _say)
     memory.start()
     server = serve(RunDir(attempt.path.parents[1]), attempt, options.node, beats_dir, eyes, memory)
     if keep(agent, attempt):
         agent.close()
         memory.end()
-    watch.stop()
+    for watch in watches:
+        watch.stop()
     eyes.stop()
     if server is not None:
         server.stop()

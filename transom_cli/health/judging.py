@@ -13,6 +13,7 @@ from transom_cli.core.codec import BadRecord, build
 from transom_cli.health.about import About
 from transom_cli.health.checks import NodeCheck, limits_of
 from transom_cli.health.finding import Finding, Remedy, Verdict
+from transom_cli.health.gpu.reading import NvmlReading, gpu_versions
 from transom_cli.health.node.alike import judge_alike
 from transom_cli.health.node.clock import ClockLimits, judge_clocks
 from transom_cli.health.node.facts import FactsReading
@@ -60,8 +61,15 @@ def _facts(readings: Readings) -> dict[str, dict[str, str]]:
             told = build(FactsReading, of_node["facts"]["reading"])
         except (BadRecord, KeyError, TypeError):
             continue
-        said[node] = dict(told.facts)
+        said[node] = dict(told.facts) | _gpus(of_node)
     return said
+
+
+def _gpus(of_node: dict[str, Said]) -> dict[str, str]:
+    try:
+        return dict(gpu_versions(build(NvmlReading, of_node["gpu"]["reading"])))
+    except (BadRecord, KeyError, TypeError):
+        return {}
 
 
 def judge_reading(

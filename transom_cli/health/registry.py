@@ -5,9 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from transom_cli.health import kernel_rules
 from transom_cli.health.about import About, Tier
 from transom_cli.health.checks import NodeCheck
 from transom_cli.health.finding import Finding
+from transom_cli.health.gpu import dcgm
+from transom_cli.health.gpu import judge as gpu
+from transom_cli.health.gpu.judge_changes import judge_nvml_changes
+from transom_cli.health.gpu.judge_count import overdue_nvml
+from transom_cli.health.gpu.limits import GpuLimits
+from transom_cli.health.gpu.reading import NvmlReading
 from transom_cli.health.node import (
     clock,
     fabric,
@@ -40,6 +47,18 @@ def _fabric_changes(
 
 
 CHECKS: tuple[NodeCheck, ...] = (
+    NodeCheck(
+        "gpu", "transom_cli.health.gpu.nvml:read_nvml", gpu.judge_nvml, NvmlReading, GpuLimits,
+        25.0, Tier.QUICK, gpu.FINDINGS, overdue_nvml, judge_nvml_changes,
+    ),
+    NodeCheck(
+        "kernel", "transom_cli.health.kernel:read_kernel", kernel_rules.judge_kernel_log, kernel_rules.KernelReading,
+        kernel_rules.KernelLimits, 20.0, Tier.QUICK, kernel_rules.FINDINGS, kernel_rules.overdue_kernel,
+    ),
+    NodeCheck(
+        "dcgm", "transom_cli.health.gpu.dcgm_run:read_dcgm", dcgm.judge_dcgm, dcgm.DcgmReading, dcgm.DcgmLimits,
+        900.0, Tier.DEEP, (dcgm.CHECK,), dcgm.overdue_dcgm,
+    ),
     NodeCheck(
         "host", f"{_NODE}machine:read_machine", machine.judge_machine, machine.MachineReading, machine.MachineLimits,
         5.0, Tier.WATCH, machine.FINDINGS, machine.overdue, _machine_changes,

@@ -1,0 +1,114 @@
+"""Watches the node's GPUs through a process of its own (health.gpu.watch): NVML may hang, and is not ours to load here.
+
+What it reads is judged look by look; what NVML tells of by itself, a Xid say, is told at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from transom_cli.agent.watching import Watched
+from transom_cli.core.codec import BadRecord, build
+from transom_cli.health import edges
+from transom_cli.health.checks import limits_of, unwanted
+from transom_cli.health.finding import Finding, Remedy, Verdict
+from transom_cli.health.gpu.events import GpuEvent, judge_event
+from transom_cli.health.gpu.follow import NvmlFollow
+from transom_cli.health.gpu.limits import GpuLimits
+from transom_cli.health.gpu.reading import NvmlReading
+
+HUNG = 3.0  # so many times the pace without a line, and NVML counts as hanging
+AGAIN = 60.0  # seconds before a watcher that has died is started again
+CHECK = "gpu_watch"
+
+
+class Gpus:
+    """Nothing is started where the job has no GPUs. `tell` and `told` as in `watching.Watch`."""
+
+    def __init__(
+        self,
+        node: str,
+        what: Watched,
+        tell: Callable[[Sequence[Finding]], None],
+        told: Mapping[str, edges.Told],
+    ) -> None:
+        self._node, self._what, self._tell = node, what, tell
+        self._told = dict(told)
+        self._follow = NvmlFollow(node, what.about, limits_of(GpuLimits, what.limits))
+        self._child: subprocess.Popen[bytes] | None = None
+        self._heard = threading.Event()
+        self._leave = threading.Event()
+
+    def start(self) -> None:
+        if self._what.every and self._what.about.gpus:
+            threading.Thread(target=self._run, name="gpus", daemon=True).start()
+
+    def stop(self) -> None:
+        """The watcher ends with its stdin, also while NVML hangs; it is not waited for."""
+        self._leave.set()
+        child = self._child
+        if child is not None and child.stdin is not None:
+            with contextlib.suppress(OSError):
+                child.stdin.close()
+
+    def _run(self) -> None:
+        threading.Thread(target=self._listen_for_silence, name="gpus", daemon=True).start()
+        while not self._leave.is_set():
+            absent = self._watch()
+            if absent or self._leave.wait(AGAIN):
+                return
+
+    def _watch(self) -> bool:
+        """One watcher's life. True: there is no NVML, and no other one would find any."""
+        argv = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else [])]
+        argv += ["-m", "transom_cli.health.gpu.watch", "--every", f"{self._what.every:g}"]
+        try:
+            self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        except OSError as error:
+            self._news((Finding(CHECK, Verdict.UNKNOWN, self._node, f"no watcher of GPUs: {error}"),))
+            return False
+        assert self._child.stdout is not None
+        absent = False
+        for line in self._child.stdout:
+            self._heard.set()
+            absent = self._take(line) or absent
+        code = self._child.wait()
+        if code and not self._leave.is_set():
+            words = f"the watcher of the GPUs has ended with exit code {code}"
+            self._news((Finding(CHECK, Verdict.UNKNOWN, self._node, words),))
+        return absent
+
+    def _take(self, line: bytes) -> bool:
+        try:
+            said = json.loads(line)
+            if "reading" in said:
+                self._news(self._follow.look(build(NvmlReading, said["reading"])))
+            elif "event" in said:
+                found = judge_event(self._node, build(GpuEvent, said))
+                self._tell([] if unwanted(found.check, self._what.off) else [found])
+            elif "absent" in said:
+                self._news((Finding("gpu_count", Verdict.UNKNOWN, self._node, f"no NVML: {said['absent']}"),))
+                return True
+        except (ValueError, TypeError, BadRecord):
+            pass  # a line that a library printed
+        return False
+
+    def _listen_for_silence(self) -> None:
+        """It cannot be told from here whether the driver or a library hangs: worth watching, and no more."""
+        while not self._leave.is_set():
+            self._heard.clear()
+            if self._leave.wait(HUNG * self._what.every) or self._heard.is_set():
+                continue
+            if self._child is not None and self._child.poll() is None:
+                words = f"NVML has not answered for {HUNG * self._what.every:.0f} s"
+                self._news((Finding(CHECK, Verdict.MONITOR, self._node, words, Remedy.WATCH),))
+
+    def _news(self, states: Sequence[Finding]) -> None:
+        wanted = [f for f in states if not unwanted(f.check, self._what.off)]
+        self._told, news = edges.watch(self._told, wanted)
+        self._tell(news)
