@@ -16,6 +16,7 @@ import typer
 from transom_cli import __version__
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.cli.launch import agent, launch, operate
+from transom_cli.cli.nodes import nodes
 from transom_cli.cli.run import attach, run
 from transom_cli.cli.sandbox import sandbox_app
 from transom_cli.cli.status import explain, list_, status, stop
@@ -58,6 +59,7 @@ app.command()(status)
 app.command()(explain)
 app.command(name="list")(list_)
 app.command()(stop)
+app.command()(nodes)
 app.add_typer(ckpt_app, name="ckpt")
 app.add_typer(sandbox_app, name="sandbox")
 app.command(hidden=True)(launch)

@@ -19,8 +19,9 @@ RUN_VARIABLES: frozenset[str] = frozenset(
 )
 """What transom tells its own processes and the ranks of one run."""
 
-_OTHERS = ("TRANSOM_SANDBOX", "TRANSOM_REQUIRE_SLURM")
-"""The sandbox's marks on its processes, and what the test suite reads; by their first letters."""
+_OTHERS = ("TRANSOM_SANDBOX", "TRANSOM_REQUIRE_SLURM", "TRANSOM_STATE_DIR")
+"""The sandbox's marks on its processes, what the test suite reads, where the history of nodes lives; by their first
+letters."""
 
 
 def is_setting(name: str) -> bool:
