@@ -58,7 +58,7 @@ class NodeHistory:
 
 
 def fold(records: Iterable[Record], now: float) -> NodeHistory:
-    kept = sorted((r for r in records if r.wall > now - REMEMBERED), key=lambda r: r.wall)
+    kept = sorted((r for r in records if r.wall > now - REMEMBERED), key=lambda r: (r.wall, repr(r)))
     latest: dict[tuple[str, str], Standing] = {}
     for record in kept:
         if isinstance(record, Isolation):
@@ -67,7 +67,8 @@ def fold(records: Iterable[Record], now: float) -> NodeHistory:
         for key, standing in latest.items():
             if not standing.ended:
                 latest[key] = _after(standing, record)
-    standings = sorted((_expired(s, now) for s in latest.values()), key=lambda s: -s.isolation.wall)
+    found = [_expired(s, now) for s in latest.values()]
+    standings = sorted(found, key=lambda s: (-s.isolation.wall, s.isolation.node, s.isolation.run))
     isolations = tuple(r for r in kept if isinstance(r, Isolation))
     return NodeHistory(tuple(standings), _uses(kept), isolations)
 
