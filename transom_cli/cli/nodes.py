@@ -51,9 +51,12 @@ def _names(expression: str) -> tuple[str, ...]:
     from transom_cli.slurm.port import SlurmUnknown
 
     try:
-        return parse_nodes(expression)
+        names, why = parse_nodes(expression), "it names none"
     except SlurmUnknown as error:
-        raise UsageError(f"`--lift {expression}` is not a list of nodes", error.why, "as n3 or n[1-4],n7") from error
+        names, why = (), error.why
+    if not names:
+        raise UsageError(f"`--lift {expression}` is not a list of nodes", why, "as n3 or n[1-4],n7")
+    return names
 
 
 def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: bool) -> None:
@@ -67,7 +70,7 @@ def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: boo
 
     told, silent = _ask_slurm(tuple(sorted({s.isolation.node for s in history.standings})))
     rows = [row for row in node_rows(history, told, ended=ended) if run in ("", row.run)]
-    lemons = judge_history(history)
+    lemons = () if run else judge_history(history)  # they are those of all runs together
     if json_:
         document = {"schema": 1, "nodes": [asdict(row) for row in rows], "lemons": plain(lemons), "slurm": silent}
         print(json.dumps(document))

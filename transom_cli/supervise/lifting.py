@@ -41,10 +41,10 @@ def to_lift(history: NodeHistory, nodes: tuple[str, ...], run: str) -> None:
     known = {s.isolation.node for s in history.standings if run in ("", s.isolation.run)}
     stand = sorted({s.isolation.node for s in history.standing if run in ("", s.isolation.run)})
     unknown = [n for n in nodes if n not in known]
-    if unknown or not nodes:
+    if unknown:
         whose = f"run `{run}`" if run else "a run of yours"
         raise UsageError(
-            f"{', '.join(f'`{n}`' for n in unknown) or 'No node'} is not isolated by {whose}",
+            f"{', '.join(f'`{n}`' for n in unknown)} is not isolated by {whose}",
             f"isolated are: {', '.join(stand) or 'none'}",
             "`transom nodes --all` lists all that were; what others drained, `scontrol` resumes",
         )
