@@ -15,7 +15,7 @@ _SLURMS_OWN = "Not responding"  # of a node that slurmctld took down itself: wha
 def reason(why: str, run_id: str) -> str:
     """`transom: <check>: <evidence> (<run id>)`, on one line; what is too long is cut out of the evidence."""
     end = f" ({run_id})"
-    body = printable(" ".join(why.split()))
+    body = printable(" ".join(why.split())).replace(" Comment=", " comment=")  # Slurm's next key, when it prints it
     room = LENGTH - len(OURS) - 1 - len(end)
     return f"{OURS} {body if len(body) <= room else body[: max(room - 3, 0)] + '...'}{end}"
 
