@@ -66,6 +66,7 @@ def test_what_ends_an_isolation(record: Record, expected: dict[str, str]) -> Non
 def test_an_exclusion_on_suspicion_expires_and_one_that_was_lifted_before_stays_lifted() -> None:
     assert ended(fold([SLOW], NOW + 61.0)) == {"n4": "expired"}
     assert ended(fold([SLOW, Lift(NOW, "ann", ("n4",))], NOW + 61.0)) == {"n4": "lifted"}
+    assert ended(fold([SLOW, Lift(NOW, "ann", ("n4",)), Over(NOW + 9.0, "r1", "n4")], NOW + 61.0)) == {"n4": "lifted"}
 
 
 def test_a_node_that_is_isolated_again_after_a_lift_stands_again() -> None:
@@ -94,6 +95,12 @@ def test_new_runs_keep_off_what_is_proven_and_could_not_be_drained() -> None:
     assert to_avoid(fold(records, later), later) == (), "for a week"
     records.append(Lift(NOW - 30, "ann", ("n3",)))
     assert to_avoid(fold(records, NOW), NOW) == ()
+
+
+def test_new_runs_look_anew_after_a_week_though_the_run_that_found_it_goes_on() -> None:
+    later = NOW - 3600.0 + CARRIED + 1.0
+    history = fold([XID], later)
+    assert ended(history) == {"n3": ""} and to_avoid(history, later) == ()
 
 
 def attempts(hours: dict[str, float], failures: dict[str, int], runs: int = 1) -> list[Record]:
