@@ -79,6 +79,11 @@ class AttemptDir:
         """How each rank of one launch ended: `rank-<n>.json`, written by the rank's own wrapper."""
         return self.path / "exits" / str(launch)
 
+    @property
+    def health(self) -> Path:
+        """What examinations of the attempt's nodes found, as JSON, by the launcher: preflight, or an incident's."""
+        return self.path / "health"
+
     def evidence(self, incident: str) -> Path:
         return self.path / "evidence" / incident
 

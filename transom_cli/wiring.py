@@ -13,6 +13,7 @@ from transom_cli.core.quiet_shapes import QuietLimits
 from transom_cli.core.state import Policy
 from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
+from transom_cli.health.options import HealthOptions
 from transom_cli.layout import RunDir
 from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.port import Slurm, Submission
@@ -61,6 +62,25 @@ def policy_of(settings: Settings) -> Policy:
         cap_fraction=settings.isolate.max_fraction,
         cap_window=settings.isolate.window,
         expiry=settings.isolate.expiry,
+    )
+
+
+def health_options(settings: Settings) -> HealthOptions:
+    from transom_cli.submit.render import interpreter
+
+    asked = settings.health
+    return HealthOptions(
+        preflight=asked.preflight,
+        budget=asked.budget,
+        deep=asked.deep,
+        deep_budget=asked.deep_budget,
+        probe=asked.probe,
+        python=interpreter(asked.python or settings.launch.python),
+        watch=asked.watch,
+        every=asked.every,
+        off=asked.off,
+        limits=tuple(sorted(asked.limits.items())),
+        site_checks=str(asked.site_checks or ""),
     )
 
 

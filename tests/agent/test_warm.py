@@ -21,6 +21,7 @@ from transom_cli.agent.memory import Memory
 from transom_cli.agent.server import Server
 from transom_cli.agent.warm import mapped, warm
 from transom_cli.agent.wire import AGENT, LIMITS
+from transom_cli.health.node.memory import Memory as HostMemory
 from transom_cli.layout import AttemptDir
 
 MIB = 1 << 20
@@ -130,9 +131,9 @@ def test_no_more_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.Monk
         paths.append(str(tmp_path / name))
     monkeypatch.setattr(module, "MOST", 100)
     assert warm(paths) == {"files": 2, "bytes": 100}
-    monkeypatch.setattr(module, "memory", lambda: (120, 10**9))
+    monkeypatch.setattr(module, "read_memory", lambda: HostMemory(120, 10**9))
     assert warm(paths) == {"files": 1, "bytes": 60}
-    monkeypatch.setattr(module, "memory", lambda: None)
+    monkeypatch.setattr(module, "read_memory", lambda: None)
     assert warm(paths) == {"files": 0, "bytes": 0}
 
 

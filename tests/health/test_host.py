@@ -12,6 +12,7 @@ from transom_cli.health import edges, host
 from transom_cli.health.edges import Told
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.health.host import HostReader, HostReading, judge_host
+from transom_cli.health.node.memory import Memory
 from transom_cli.health.room import Room, RoomReader
 
 GIB = 2**30
@@ -22,7 +23,7 @@ WELL = HostReading(
     booted=90000.0,
     load=3.0,
     cpus=8,
-    memory=(20 * GIB, 32 * GIB),
+    memory=Memory(20 * GIB, 32 * GIB),
     oom_kills=4,
     pressure=(0.0, 12.0),
     rooms=(Room("/tmp", used=0.4, inodes=0.1, free=GIB),),
@@ -38,7 +39,7 @@ def bad(reading: HostReading, former: HostReading | None = None) -> dict[str, tu
 def test_this_machine_can_be_read() -> None:
     reader = HostReader("here", ("/tmp", "/dev/shm", "/proc/no-such-place"))
     reading = reader.read_host()
-    assert reading.memory is not None and 0 < reading.memory[0] <= reading.memory[1]
+    assert reading.memory is not None and 0 < reading.memory.available <= reading.memory.total
     assert reading.oom_kills is not None and reading.cpus == os.cpu_count()
     tmp, _, nowhere = reading.rooms
     assert tmp.used is not None and 0 <= tmp.used <= 1 and tmp.free > 0
@@ -57,8 +58,8 @@ def test_a_host_that_is_well_passes_in_everything() -> None:
 @pytest.mark.parametrize(
     ("change", "check", "verdict", "says"),
     [
-        ({"memory": (int(1.2 * GIB), 32 * GIB)}, "memory", Verdict.MONITOR, "1229 of 32768 MiB"),
-        ({"memory": (GIB // 10, 32 * GIB)}, "memory", Verdict.SUSPECT, "(0.3%)"),
+        ({"memory": Memory(int(1.2 * GIB), 32 * GIB)}, "memory", Verdict.MONITOR, "1229 of 32768 MiB"),
+        ({"memory": Memory(GIB // 10, 32 * GIB)}, "memory", Verdict.SUSPECT, "(0.3%)"),
         ({"memory": None}, "memory", Verdict.UNKNOWN, "cannot be read"),
         ({"pressure": (61.0, 0.0)}, "pressure", Verdict.MONITOR, "for memory 61 %"),
         ({"pressure": None}, "pressure", Verdict.UNKNOWN, "no /proc/pressure"),

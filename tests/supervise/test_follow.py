@@ -125,7 +125,7 @@ def test_a_damaged_table_is_as_good_as_none(training: Training) -> None:
     training.launch()
     training.beats(0, "n1", "n2")
     training.poll()
-    (training.attempt().nodes / "n2.beats").write_bytes(b"TBT1 nonsense")
+    (training.attempt().nodes / "n2.beats").write_bytes(b"TBT2 nonsense")
     (training.attempt().nodes / "n2.jsonl").write_text("{}\n")
     assert training.poll() == []
 

@@ -19,13 +19,16 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from transom_cli.agent import procfs
+from transom_cli.agent.alarms import Alarms
 from transom_cli.agent.answers import serve, told
 from transom_cli.agent.eyes import Eyes
 from transom_cli.agent.farewell import Farewell
 from transom_cli.agent.memory import Memory
+from transom_cli.agent.watching import Watch, watched
 from transom_cli.beats import places, record
 from transom_cli.beats.reading import GONE, process, publish, row
 from transom_cli.beats.table import BadTable, NodeTable, RankBeat, decode
@@ -83,8 +86,8 @@ class Ranks:
 
 
 class Agent:
-    def __init__(self, attempt: AttemptDir, beats_dir: str, node: str) -> None:
-        self._attempt = attempt
+    def __init__(self, attempt: AttemptDir, beats_dir: str, node: str, alarms: Callable[[], int] = lambda: 0) -> None:
+        self._attempt, self._alarms = attempt, alarms
         self._path = attempt.nodes / f"{node}.beats"
         self._node = node
         self._ranks = Ranks(beats_dir)
@@ -95,7 +98,8 @@ class Agent:
 
     def look(self, now: float) -> None:
         rows = self.rows = self._ranks.look()
-        edges = tuple((r.rank, r.launch, r.count > 0, r.phase == "done", r.proc in "TXZ") for r in rows)
+        ranks = tuple((r.rank, r.launch, r.count > 0, r.phase == "done", r.proc in "TXZ") for r in rows)
+        edges = (self._alarms(), *ranks)
         if now >= self._due or edges != self._edges:
             self._write(rows, closed=False)
             self._edges, self._due = edges, now + EVERY
@@ -106,7 +110,7 @@ class Agent:
     def _write(self, rows: tuple[RankBeat, ...], closed: bool) -> None:
         self._seq += 1
         try:
-            publish(self._path, NodeTable(self._node, self._attempt.name, self._seq, rows, closed))
+            publish(self._path, NodeTable(self._node, self._attempt.name, self._seq, rows, closed, self._alarms()))
         except OSError:
             return  # the table's silence tells it; the next look tries again
 
@@ -149,6 +153,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--attempt-dir", required=True, type=Path)
     parser.add_argument("--beats-dir", default="", help="default: where the ranks' wrappers put their records")
     parser.add_argument("--node", default=places.node_name())
+    parser.add_argument("--watch", default="", help="what to look at while ranks train, as JSON; default: the host")
     options = parser.parse_args(argv)
     signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)
     for number in _NOT_FOR_US:
@@ -168,15 +173,19 @@ def main(argv: list[str]) -> int:
         return TransomError.exit_code
     places.sweep(options.node, keep=beats_dir)
     end_former(attempt, options.node)
-    agent = Agent(attempt, beats_dir, options.node)
-    eyes = Eyes(attempt, options.node, beats_dir, lambda: agent.rows)
+    alarms = Alarms()
+    agent = Agent(attempt, beats_dir, options.node, lambda: alarms.count)
+    eyes = Eyes(attempt, options.node, beats_dir, lambda: agent.rows, alarms)
     eyes.start()
+    watch = Watch(options.node, watched(options.watch), eyes.tell, eyes.told)
+    watch.start()
     memory = Memory(beats_dir, attempt.path, _say)
     memory.start()
     server = serve(RunDir(attempt.path.parents[1]), attempt, options.node, beats_dir, eyes, memory)
     if keep(agent, attempt):
         agent.close()
         memory.end()
+    watch.stop()
     eyes.stop()
     if server is not None:
         server.stop()

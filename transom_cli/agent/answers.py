@@ -35,6 +35,8 @@ class Answers:
     def __call__(self, name: str, arguments: dict[str, object]) -> dict[str, object]:
         if name == "probe":
             return {"node": self._node, "load": list(os.getloadavg()), "health": self._eyes.health()}
+        if name == "faults":
+            return {"faults": self._eyes.alarms.faults()}
         if name == "logs":
             rank = None if arguments.get("rank") is None else int(_number(arguments, "rank"))
             return self._eyes.cause(int(_number(arguments, "launch")), rank)

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from transom_cli.agent.alarms import Alarms
 from transom_cli.agent.findings import HOST, LOG, Findings
 from transom_cli.agent.logs import NodeLogs
 from transom_cli.beats.table import RankBeat
@@ -61,8 +62,16 @@ class News:
 class Eyes:
     """`rows` gives the ranks of the last look at the beats. Signals that others are to get must be blocked before."""
 
-    def __init__(self, attempt: AttemptDir, node: str, beats_dir: str, rows: Callable[[], Sequence[RankBeat]]) -> None:
+    def __init__(
+        self,
+        attempt: AttemptDir,
+        node: str,
+        beats_dir: str,
+        rows: Callable[[], Sequence[RankBeat]],
+        alarms: Alarms | None = None,
+    ) -> None:
         self._node, self._rows = node, rows
+        self.alarms = alarms or Alarms()
         self._reader = HostReader(node, tuple(dict.fromkeys(("/tmp", "/dev/shm", str(attempt.path)))))
         self._logs = NodeLogs(attempt, beats_dir)
         self._findings = Findings(attempt.findings(node))
@@ -96,6 +105,16 @@ class Eyes:
             "age": round(time.monotonic() - reading.mono, 1),
         }
 
+    def tell(self, news: Sequence[Finding]) -> None:
+        """Into the node's findings, and what speaks against the node to the launcher at once. From any thread."""
+        self._news.add(news)
+        self.alarms.add(news)
+
+    @property
+    def told(self) -> Mapping[str, edges.Told]:
+        """What an agent before this one has told, for whoever watches beside the host."""
+        return self._findings.told
+
     def cause(self, launch: int, rank: int | None) -> dict[str, object]:
         """What the logs of the launch's ranks on this node tell (see `logs.read_cause`)."""
         return self._logs.cause(launch, rank, self._rows())
@@ -107,7 +126,7 @@ class Eyes:
             judged = host.judge_host(reading, self._reading)
             self._reading, self._judged = reading, judged
             told, news = edges.watch(told, judged, host.EVENTS)
-            self._news.add(news)
+            self.tell(news)
             if self._leave.wait(HEALTH):
                 return
 
@@ -130,7 +149,7 @@ class Eyes:
                 break
             always = found.check not in host.EVENTS
             try:
-                self._findings.tell(HOST + found.check, found.verdict, found.evidence, None, launch, always=always)
+                self._findings.tell(HOST + edges.key(found), found.verdict, found.evidence, None, launch, always=always)
             except OSError:
                 self._news.put_back(found)
                 raise

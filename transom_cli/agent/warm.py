@@ -14,7 +14,7 @@ import stat
 
 from transom_cli.agent import procfs
 from transom_cli.agent.belonging import RANK, find
-from transom_cli.health.host import memory
+from transom_cli.health.node.memory import read_memory
 
 FILES = 4000  # that are told
 ANSWER = 900 * 1024  # bytes of them as JSON: within what an agent may send (wire.LIMITS)
@@ -51,8 +51,8 @@ def warm(files: list[str]) -> dict[str, object]:
 
     files: how many were read whole; bytes: of all. Takes as long as the disk does.
     """
-    found = memory()
-    room = min(MOST, int(found[0] * SHARE)) if found else 0
+    found = read_memory()
+    room = min(MOST, int(found.available * SHARE)) if found else 0
     whole = total = 0
     piece = memoryview(bytearray(_PIECE))
     for path in files:

@@ -14,10 +14,13 @@ from zlib import crc32
 from transom_cli.beats.record import PHASES
 
 PROCS = "RSDTZX?"
-_HEAD = struct.Struct("<4sQBHHI")  # magic, seq, closed, bytes of the node's name, bytes of the attempt's, ranks
+_HEAD = struct.Struct(
+    "<4sQBHHHI"
+)  # magic, seq, closed, alarms, bytes of the node's name, bytes of the attempt's, ranks
 _RANK = struct.Struct("<iiqQddBic")
 _CRC = struct.Struct("<I")
-_MAGIC = b"TBT1"
+_MAGIC = b"TBT2"
+_ALARMS = 1 << 16
 
 
 class BadTable(ValueError):
@@ -39,20 +42,26 @@ class RankBeat:
 
 @dataclass(frozen=True)
 class NodeTable:
-    """`seq` grows with every rewrite: the agent's own sign of life. `closed`: its last table, it ended as told."""
+    """`seq` grows with every rewrite: the agent's own sign of life. `closed`: its last table, it ended as told.
+
+    alarms: how often the agent has found something that speaks against its node; it is asked for what (modulo 65536).
+    """
 
     node: str
     attempt: str
     seq: int
     ranks: tuple[RankBeat, ...]
     closed: bool = False
+    alarms: int = 0
 
 
 def encode(table: NodeTable) -> bytes:
     """Raises ValueError for what a table cannot hold (an unknown phase or letter, a name too long)."""
     node, attempt = table.node.encode(), table.attempt.encode()
     try:
-        parts = [_HEAD.pack(_MAGIC, table.seq, table.closed, len(node), len(attempt), len(table.ranks)), node, attempt]
+        alarms = table.alarms % _ALARMS
+        head = _HEAD.pack(_MAGIC, table.seq, table.closed, alarms, len(node), len(attempt), len(table.ranks))
+        parts = [head, node, attempt]
         for r in table.ranks:
             loss = math.nan if r.loss is None else r.loss
             phase, proc = PHASES.index(r.phase), PROCS[PROCS.index(r.proc)].encode()
@@ -73,7 +82,7 @@ def decode(data: bytes) -> NodeTable:
     body, check = data[: -_CRC.size], data[-_CRC.size :]
     if _CRC.unpack(check)[0] != crc32(body):
         raise BadTable("checksum does not match")
-    magic, seq, closed, node_len, attempt_len, count = _HEAD.unpack_from(body)
+    magic, seq, closed, alarms, node_len, attempt_len, count = _HEAD.unpack_from(body)
     names = _HEAD.size + node_len + attempt_len
     if magic != _MAGIC or closed > 1 or len(body) != names + count * _RANK.size:
         raise BadTable("not a beat table of this version")
@@ -83,7 +92,7 @@ def decode(data: bytes) -> NodeTable:
         ranks = tuple(_rank(body, names + i * _RANK.size) for i in range(count))
     except (UnicodeDecodeError, IndexError) as error:
         raise BadTable(f"nonsense in a beat table: {error}") from None
-    return NodeTable(node, attempt, seq, ranks, bool(closed))
+    return NodeTable(node, attempt, seq, ranks, bool(closed), alarms)
 
 
 def _rank(body: bytes, at: int) -> RankBeat:

@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from transom_cli import __version__
+from transom_cli.cli.check import check
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.cli.launch import agent, launch, operate
 from transom_cli.cli.nodes import nodes
@@ -60,6 +61,7 @@ app.command()(explain)
 app.command(name="list")(list_)
 app.command()(stop)
 app.command()(nodes)
+app.command()(check)
 app.add_typer(ckpt_app, name="ckpt")
 app.add_typer(sandbox_app, name="sandbox")
 app.command(hidden=True)(launch)

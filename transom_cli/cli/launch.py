@@ -27,7 +27,7 @@ def launch(
     from transom_cli.supervise.allocation import require_run_dir
     from transom_cli.supervise.launcher import main
     from transom_cli.supervise.launchplan import LaunchOptions
-    from transom_cli.wiring import checkpoints_of, quiet_limits, read_settings
+    from transom_cli.wiring import checkpoints_of, health_options, quiet_limits, read_settings
 
     if kind not in ("srun", "torchrun"):
         raise UsageError(f"`--kind {kind}` is unknown", hint="Use `srun` or `torchrun`.")
@@ -52,6 +52,7 @@ def launch(
         leave_drained=settings.restart.leave_drained,
         expiry=settings.isolate.expiry,
         warn_before=settings.job.warn_before,
+        health=health_options(settings),
     )
     raise typer.Exit(main(options))
 

@@ -64,7 +64,7 @@ def run(
         "launch.kind": "torchrun" if torchrun else None,
         "launch.container.image": container_image,
     }
-    flags |= dict(_assignment(text) for text in set_ or ())
+    flags |= dict(assignment(text) for text in set_ or ())
     if detach and foreground:
         raise UsageError("`--detach` and `--foreground` exclude each other")
     from transom_cli.cli.submitting import create, leave_outer_run, prepare
@@ -116,7 +116,7 @@ def operate_or_watch(made: Any, *, detach: bool, foreground: bool) -> int:
     return watch_run(made)
 
 
-def _assignment(text: str) -> tuple[str, str]:
+def assignment(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"`--set {text}` is not KEY=VALUE", hint="For example `--set restart.backoff=10`.")

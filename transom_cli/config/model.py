@@ -13,14 +13,17 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from transom_cli.config.values import (
+    CheckNames,
     Flags,
     Line,
     Lines,
     OptionalLine,
     OptionalMemory,
+    OptionalText,
     OptionalTime,
     Text,
     Texts,
+    Thresholds,
     Variables,
     empty_as_unset,
     slurm_seconds,
@@ -180,6 +183,34 @@ class Isolate(Section):
     expiry: float = Field(default=3600.0, gt=0, description="seconds after which an exclusion on suspicion alone ends")
 
 
+class Health(Section):
+    """When nodes are examined, and by which checks. `transom check --list` names checks and thresholds."""
+
+    preflight: Literal["quick", "deep", "off"] = Field(
+        default="quick", description="examine every node before the first launch of an attempt; deep: minutes each time"
+    )
+    budget: float = Field(
+        default=30.0, gt=0, description="seconds for the quick examination; what comes later is unknown"
+    )
+    deep: bool = Field(
+        default=True, description="examine suspects and their neighbours after a failure that speaks against a node"
+    )
+    deep_budget: float = Field(default=300.0, gt=0, description="seconds for that deep examination")
+    probe: bool = Field(
+        default=True, description="compute and send a little on every node, and compare them; needs PyTorch"
+    )
+    python: OptionalText = Field(
+        default=None, description="the interpreter of the probe, which has the job's PyTorch; unset: `launch.python`"
+    )
+    watch: bool = Field(default=True, description="repeat the cheap checks while the ranks train")
+    every: float = Field(default=30.0, ge=5, description="seconds between two of these looks")
+    off: CheckNames = Field(default=(), description="checks that are not wanted, by name")
+    limits: Thresholds = Field(default={}, description="thresholds other than the default, by name")
+    site_checks: OptionalPath = Field(
+        default=None, description="folder of the site's own executables (exit codes 0 to 3, as Nagios has them)"
+    )
+
+
 class SlurmCalls(Section):
     """How Slurm's commands are called."""
 
@@ -214,6 +245,7 @@ class Settings(Section):
     detect: Detect = Field(default_factory=Detect)
     restart: Restart = Field(default_factory=Restart)
     isolate: Isolate = Field(default_factory=Isolate)
+    health: Health = Field(default_factory=Health)
     slurm: SlurmCalls = Field(default_factory=SlurmCalls)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
 

@@ -69,6 +69,30 @@ def variables(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
+def thresholds(value: dict[str, float]) -> dict[str, float]:
+    if not value:
+        return value
+    from transom_cli.health.registry import limit_names
+
+    known = limit_names()
+    bad = sorted(set(value) - set(known))
+    if bad:
+        raise ValueError(f"{', '.join(bad)}: no such threshold; there are {', '.join(known)}")
+    return value
+
+
+def check_names(value: tuple[str, ...]) -> tuple[str, ...]:
+    if not value:
+        return value
+    from transom_cli.health.registry import finding_names
+
+    known = finding_names()
+    bad = sorted(n for n in value if n not in known and n.partition(":")[0] not in known)
+    if bad:
+        raise ValueError(f"{', '.join(bad)}: no such check; there are {', '.join(known)}")
+    return value
+
+
 def number_as_text(value: Any) -> Any:
     """`time = 60` and `mem = 64000` are as good as their quoted forms."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -93,7 +117,10 @@ OptionalMemory = Annotated[
     BeforeValidator(empty_as_unset),
     BeforeValidator(number_as_text),
 ]
+OptionalText = Annotated[Text | None, BeforeValidator(empty_as_unset)]
 Texts = tuple[Text, ...]
 Lines = tuple[Line, ...]
 Flags = tuple[Flag, ...]
+CheckNames = Annotated[Lines, AfterValidator(check_names)]
 Variables = Annotated[dict[str, str], AfterValidator(variables), PlainSerializer(dict)]
+Thresholds = Annotated[dict[str, float], AfterValidator(thresholds), PlainSerializer(dict)]

@@ -31,14 +31,20 @@ def watch(
         if found.check in events:
             news.append(found)
             continue
-        last = now.get(found.check, Told(Verdict.PASS))
+        name = key(found)
+        last = now.get(name, Told(Verdict.PASS))
         better = last.better + 1 if _rank(found.verdict) < _rank(last.verdict) else 0
-        first_unknown = found.check not in now and found.verdict is Verdict.UNKNOWN
+        first_unknown = name not in now and found.verdict is Verdict.UNKNOWN
         if _rank(found.verdict) > _rank(last.verdict) or better >= BETTER or first_unknown:
             news.append(found)
             last, better = Told(found.verdict), 0
-        now[found.check] = Told(last.verdict, better)
+        now[name] = Told(last.verdict, better)
     return now, tuple(news)
+
+
+def key(found: Finding) -> str:
+    """What the edges of a check are kept by: of each device its own."""
+    return f"{found.check} {found.device}" if found.device else found.check
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:

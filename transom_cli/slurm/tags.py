@@ -36,14 +36,14 @@ def succeeds_job(comment: str, tag: str, job_id: int) -> bool:
 
 def held_comment(comment: str, tag: str, why: str) -> str:
     """The comment that tells why a job is held; its own tag stays, since it is found by it."""
-    return f"{tag_of(comment) if of_run(comment, tag) else tag} {_HELD} {_plain(why)}"
+    return f"{tag_of(comment) if of_run(comment, tag) else tag} {_HELD} {one_line(why)}"
 
 
 def says_held(comment: str) -> bool:
     return comment.partition(" ")[2].startswith(_HELD)
 
 
-def _plain(text: str) -> str:
+def one_line(text: str) -> str:
     """One short line without control characters, nor the `=` by which `scontrol show job` is read."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text.replace("=", ":")).split())
     return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."

@@ -92,7 +92,7 @@ def render_script(settings: Settings, run_dir: Path, command: Sequence[str]) -> 
         signal_before=settings.job.warn_before,
         flags=_flags(settings),
         slurm_tasks_per_node=1 if torchrun else settings.ranks_per_node,
-        python=_interpreter(launch.python),
+        python=interpreter(launch.python),
         run_dir=run_dir,
         checkpoints=settings.checkpoint.directory or RunDir(run_dir).checkpoints,
         ranks_per_node=settings.ranks_per_node,
@@ -130,7 +130,7 @@ def _srun_args(settings: Settings) -> tuple[str, ...]:
     return (*taken_over, *settings.launch.srun_args)
 
 
-def _interpreter(python: str) -> tuple[str, ...]:
+def interpreter(python: str) -> tuple[str, ...]:
     """With -P (Python 3.11) the job's folder is not searched for modules: a user's `queue.py` must not stop transom."""
     return (python, "-P") if python == sys.executable and sys.version_info >= (3, 11) else (python,)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import socket
+from collections.abc import Mapping
 
 from transom_cli.errors import BadNodes, UsageError
 from transom_cli.layout import RunDir
 from transom_cli.supervise.launchplan import Allocation
 
 
-def allocation_from(environ: dict[str, str] | os._Environ[str]) -> Allocation:
+def allocation_from(environ: Mapping[str, str]) -> Allocation:
     from ClusterShell.NodeSet import NodeSet
 
     try:
@@ -24,8 +24,32 @@ def allocation_from(environ: dict[str, str] | os._Environ[str]) -> Allocation:
         ) from error
     restart = int(environ.get("SLURM_RESTART_COUNT") or 0)  # unset on a job's first start
     return Allocation(
-        job_id, restart, nodes, environ.get("SLURM_CPUS_PER_TASK", ""), environ.get("SLURMD_NODENAME", "")
+        job_id,
+        restart,
+        nodes,
+        environ.get("SLURM_CPUS_PER_TASK", ""),
+        environ.get("SLURMD_NODENAME", ""),
+        gpus=gpus_on_node(environ),
+        since=start_time(environ),
     )
+
+
+def start_time(environ: Mapping[str, str]) -> float:
+    """When this start of the job began, by the wall clock; 0: Slurm does not say (it does since 22.05)."""
+    return _number(environ.get("SLURM_JOB_START_TIME", ""))
+
+
+def gpus_on_node(environ: Mapping[str, str]) -> int:
+    """How many GPUs Slurm granted on each node, as on this one."""
+    listed = [name for name in environ.get("SLURM_JOB_GPUS", "").split(",") if name]
+    return int(_number(environ.get("SLURM_GPUS_ON_NODE", ""))) or len(listed)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
 
 
 def require_run_dir(run: RunDir) -> None:

@@ -24,6 +24,8 @@ from transom_cli.supervise import history, latewarning
 from transom_cli.supervise.agents import Agents
 from transom_cli.supervise.allocation import allocation_from
 from transom_cli.supervise.beatwatch import BeatWatch
+from transom_cli.supervise.examining import Examining
+from transom_cli.supervise.faultwatch import FaultWatch
 from transom_cli.supervise.giveback import GiveBack
 from transom_cli.supervise.launcherlog import LauncherLog, say
 from transom_cli.supervise.launchersight import Sight
@@ -39,6 +41,7 @@ EXITS = 0.2  # seconds between two looks at the ranks' exit records
 LOOK = 0.25  # seconds between two looks at the beats
 TABLES = 256  # from as many nodes on, a look a second
 SIGN = 1.0  # seconds between two signs of life
+PATIENCE = 30.0  # seconds more than its budget for an examination
 PROBE = 5.0  # seconds for a spare's agent to answer
 KILL_AFTER = 25.0  # seconds from TERM to KILL, within Slurm's own KillWait of 30
 SRUN_KILLED = 2.0  # more, to say how the attempt ended
@@ -71,7 +74,13 @@ class Launcher:
         options, nodes = self._options, self._allocation.nodes
         missed_for = latewarning.missed_for(os.environ, options.warn_before, time.time())
         self._warn_at = float("inf") if missed_for is None else time.monotonic() + missed_for
-        policy = LadderPolicy(relaunches=options.relaunches, max_without_progress=options.max_without_progress)
+        policy = LadderPolicy(
+            relaunches=options.relaunches,
+            max_without_progress=options.max_without_progress,
+            preflight=options.health.preflight != "off",
+            deep=options.health.deep,
+            checking=max(options.health.budget, options.health.deep_budget) + PATIENCE,
+        )
         wanted = min(options.nodes or len(nodes), len(nodes))
         where = (self._allocation.job_id, self._allocation.restart, nodes)
         self._state = LadderState(*where, wanted, options.tasks_on_node, policy, batch_host=self._allocation.host)
@@ -79,6 +88,8 @@ class Launcher:
         self._watch = BeatWatch(self._attempt.nodes, options.limits)
         self._agents = Agents(self._allocation, options, self._attempt, self._journal, self._asked_to_leave)
         self._hands = LaunchHands(self._allocation, options, self._attempt, self._agents, self._inbox, self._journal)
+        self._examining = Examining(self._allocation, options, self._attempt, self._inbox)
+        self._faultwatch = FaultWatch(self._inbox, lambda node: self._agents.ask(node, "faults", PROBE))
         self._giveback = GiveBack(self._allocation, _slurm, self._journal)
         self._sight = Sight(options, self._attempt, self._watch, lambda: self._state, self._agents.dead)
         with_agents = self._start_agents()
@@ -86,7 +97,6 @@ class Launcher:
         try:
             begun = history.begun(options.run, self._attempt, options.checkpoints, options.expiry)
             self._hear(replace(begun, at=time.monotonic(), memory=with_agents))
-            self._watch_nodes()
             while self._state.rung is not Rung.LEFT:
                 self._observe(time.monotonic())
                 time.sleep(TURN)
@@ -224,6 +234,7 @@ class Launcher:
 
     def _look_at_beats(self, now: float) -> None:
         self._watch.look(now)
+        self._faultwatch.look(self._watch.tables, now)
         late = tuple(n for n in self._watch.overdue(now) if n not in self._giveback.returned)
         if late and not self._state.told:
             self._agents.revive(late)
@@ -240,6 +251,8 @@ class Launcher:
     def _do(self, order: Order) -> None:
         if isinstance(order, ladder.Start):
             self._start(order)
+        elif isinstance(order, ladder.CheckNodes):
+            self._examining.check(order)
         elif isinstance(order, ladder.Flush):
             self._hands.flush(order, self._watch.overdue(time.monotonic()), self._watch.step_time)
         elif isinstance(order, ladder.Keep):
@@ -255,6 +268,8 @@ class Launcher:
             self._leave(order)
 
     def _start(self, order: ladder.Start) -> None:
+        if not self._nodewatch.started:  # only now is it known which nodes stand by
+            self._watch_nodes()
         argv = self._hands.start(order)
         if argv is None:
             return

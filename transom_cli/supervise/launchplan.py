@@ -5,12 +5,14 @@ Lists of words all the way; nothing here meets a shell.
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from transom_cli.core.quiet import QuietLimits
+from transom_cli.health.options import HealthOptions
 from transom_cli.layout import AttemptDir, RunDir
 
 PORTS = range(20000, 60000)
@@ -26,6 +28,8 @@ class Allocation:
     nodes: tuple[str, ...]
     cpus_per_task: str = ""
     host: str = ""  # the node of the batch script, which a job cannot lose before its end
+    gpus: int = 0  # on each node
+    since: float = 0.0  # when this start of the job began, by the wall clock; 0: Slurm does not say
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class LaunchOptions:
     leave_drained: bool = True
     resubmit: bool = False  # without an operator too: as a new job
     expiry: float = 3600.0  # seconds that the blame of an earlier attempt stands
+    health: HealthOptions = field(default_factory=HealthOptions)
     warn_before: int = 0  # seconds before the time limit at which Slurm warns; 0: never
 
     @property
@@ -68,7 +73,9 @@ def pattern(path: Path) -> str:
 def agent_argv(
     allocation: Allocation, options: LaunchOptions, attempt: AttemptDir, node: str | None = None
 ) -> list[str]:
-    """One agent a node, beside the training (`--overlap`), without devices, and not killed by another node's loss.
+    """One agent a node, beside the training (`--overlap`), and not killed by another node's loss.
+
+    It shares the job's GPUs to see how they are; without any, it is given none.
 
     node: on this one alone, where an agent is started again.
     """
@@ -84,7 +91,7 @@ def agent_argv(
         *([f"--nodelist={node}"] if node else []),
         "--cpus-per-task=1",
         "--mem=0",
-        "--gres=none",
+        *([] if options.health.watch and allocation.gpus else ["--gres=none"]),  # shared: `--overlap`
         "--job-name=transom-agent",
         f"--output={pattern(attempt.agents_log)}",
         "--open-mode=append",
@@ -93,7 +100,15 @@ def agent_argv(
         "transom_cli.agent.agent",
         "--attempt-dir",
         str(attempt.path),
+        *(["--watch", watch_words(allocation, options)] if options.health.watch else []),
     ]
+
+
+def watch_words(allocation: Allocation, options: LaunchOptions) -> str:
+    """What an agent is to look at, as its --watch takes it."""
+    health = options.health
+    about = {"tier": "watch", "gpus": allocation.gpus, "since": allocation.since, "folders": [str(options.checkpoints)]}
+    return json.dumps({"every": health.every, "about": about, "off": health.off, "limits": dict(health.limits)})
 
 
 def training_argv(

@@ -26,6 +26,7 @@ class NodeWatch:
     def __init__(self, inbox: queue.SimpleQueue[Heard]) -> None:
         self._inbox = inbox
         self._end = threading.Event()
+        self.started = False
 
     def start(
         self,
@@ -38,6 +39,7 @@ class NodeWatch:
         """`spares` are looked at by `probe`, and handed to `warm` once they are ready, in a thread of its own: it may
         take minutes. The drain of any of `nodes` is told, once for each reason.
         """
+        self.started = True
         for spare in spares:
             self._thread(self._spare, spare, probe, warm)
         if nodes:

@@ -11,15 +11,17 @@ from typing import Any
 
 from transom_cli.core.diagnose import first_bad
 from transom_cli.core.events import OutcomeSeen
-from transom_cli.core.ladder import fault, keeping, leaving
+from transom_cli.core.ladder import checking, fault, keeping, leaving
 from transom_cli.core.ladder.events import (
     THIS_LAUNCHER,
     Appeared,
     Begun,
+    Checked,
     Draining,
     Durable,
     Ended,
     Exits,
+    Faulty,
     Flushing,
     Heard,
     Kept,
@@ -30,15 +32,14 @@ from transom_cli.core.ladder.events import (
     Read,
     Silent,
     Spare,
-    Start,
     Stepped,
     Tell,
     Tick,
     Told,
     Warned,
 )
-from transom_cli.core.ladder.outcome import close, lack_nodes, leave
-from transom_cli.core.ladder.state import LadderState, Memory, Rung
+from transom_cli.core.ladder.outcome import close, leave
+from transom_cli.core.ladder.state import LadderState, Rung
 from transom_cli.core.state import Stage
 
 Step = tuple[LadderState, tuple[Order, ...]]
@@ -51,24 +52,6 @@ def decide(state: LadderState, heard: Heard) -> Step:
     if state.rung is Rung.LEFT:
         return state, ()
     return handler(state, heard)
-
-
-def _begun(state: LadderState, e: Begun) -> Step:
-    """Isolated nodes carry no rank: spares come first, then, where another keeps them out, they themselves."""
-    if state.launch >= 0:
-        return state, ()
-    state = replace(state, since=e.at, durable=e.durable, began_durable=e.durable, progress=e.durable)
-    state = replace(state, began_step=e.step, stuck=e.stuck, memory=Memory.HELD if e.memory else Memory.NONE)
-    good = tuple(n for n in state.allocated if n not in e.isolated)
-    bad = tuple(n for n in state.allocated if n in e.isolated)
-    if len(good) < state.wanted and e.insist:
-        again = "hold" if e.lacked else "requeue"
-        return lack_nodes(replace(state, given_up=bad), e.at, len(good), again=again)
-    carrying = state.in_order((*good, *bad)[: state.wanted])
-    spares = tuple(n for n in good if n not in carrying)
-    given_up = tuple(n for n in bad if n not in carrying)
-    state = replace(state, launch=0, nodes=carrying, spares=spares, given_up=given_up, inherited=given_up)
-    return state, (Start(0, carrying),)
 
 
 def _spare(state: LadderState, e: Spare) -> Step:
@@ -121,6 +104,8 @@ def _late(state: LadderState, e: Tick) -> Step:
         return _ended(state, Ended(e.at, state.launch, survivors=(stuck,)))
     if state.rung is Rung.READING and for_so_long >= state.policy.reading:
         return fault.read(state, Read(e.at, state.launch, "unknown", f"no answer for {for_so_long:.0f} s", "logs"))
+    if state.rung is Rung.CHECKING:
+        return checking.late(state, e.at)
     if state.rung is not Rung.TRAINING:
         return state, ()
     come_up = max(state.policy.come_up, 3 * state.came_up)
@@ -204,7 +189,9 @@ def _stepped(state: LadderState, e: Stepped) -> Step:
 
 
 _HANDLERS: dict[type[Heard], Callable[[LadderState, Any], Step]] = {
-    Begun: _begun,
+    Begun: checking.begun,
+    Checked: checking.checked,
+    Faulty: checking.faulty,
     Spare: _spare,
     Appeared: _appeared,
     NotStarted: _not_started,

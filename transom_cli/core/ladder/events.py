@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transom_cli.core.events import OutcomeSeen, RankExit
+from transom_cli.core.events import NodeFault, OutcomeSeen, RankExit
 
 THIS_LAUNCHER = "this launcher"  # a survivor's node that is none: our own fault, for which no node is to be blamed
 
@@ -138,6 +138,22 @@ class Read(Heard):
 
 
 @dataclass(frozen=True)
+class Checked(Heard):
+    """Answer to `CheckNodes`: what keeps nodes from carrying a rank, and in `words` what came of it all."""
+
+    key: str
+    faults: tuple[NodeFault, ...] = ()
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Faulty(Heard):
+    """What the agent of a node has found against it: while it trains, or stands by."""
+
+    faults: tuple[NodeFault, ...]
+
+
+@dataclass(frozen=True)
 class Warned(Heard):
     """The time limit is near: USR2, as `sbatch --signal` asks for."""
 
@@ -201,6 +217,15 @@ class Start:
 
 
 @dataclass(frozen=True)
+class CheckNodes:
+    """Examine these nodes. tier: as in `health.about.Tier`. key: by which the answer is known."""
+
+    key: str
+    nodes: tuple[str, ...]
+    tier: str
+
+
+@dataclass(frozen=True)
 class Flush:
     """Have all ranks save at a step that none of them has passed, soon."""
 
@@ -238,6 +263,7 @@ class Tell:
     words: str
     cause: str = ""
     nodes: tuple[str, ...] = ()
+    faults: tuple[NodeFault, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -253,4 +279,4 @@ class Leave:
     again: str = ""
 
 
-Order = Start | Flush | Keep | End | ReadLogs | Tell | Leave
+Order = Start | CheckNodes | Flush | Keep | End | ReadLogs | Tell | Leave

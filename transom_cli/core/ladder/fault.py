@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transom_cli.core.diagnose import diagnose, first_bad
-from transom_cli.core.ladder.events import End, Ended, Order, Read, ReadLogs, Start, Tell
+from transom_cli.core.ladder.events import CheckNodes, End, Ended, Order, Read, ReadLogs, Start, Tell
 from transom_cli.core.ladder.outcome import close, leave, saved_words
 from transom_cli.core.ladder.state import LadderState, Leaving, Rung
 from transom_cli.core.state import Diagnosis, Incident, Mark, Stage, State
 
 Step = tuple[LadderState, tuple[Order, ...]]
+_FINAL = ("do_not_restart", "no_checkpoint", "run_dir_unseen")
 _OURS = (9, 15)  # signals by which the rest of a launch is ended
 EVIDENCE = 64  # ranks whose stack is told in the incident's story; the files hold all of them
 
@@ -57,12 +58,60 @@ def read(state: LadderState, e: Read) -> Step:
     if e.line:
         orders = (Tell(incident.id, "examined", f"{e.where}: {e.line}"),)
     incident = replace(incident, log_category=e.category, log_line=e.line)
-    diagnosis = _unheard(diagnose(incident, _as_the_operator_sees_it(state)), after, state)
+    diagnosis = _by_checks(_unheard(diagnose(incident, _as_the_operator_sees_it(state)), after, state), state)
     state = replace(state, incident=replace(incident, diagnosis=diagnosis))
     told = Tell(incident.id, "diagnosed", diagnosis.words, diagnosis.cause, diagnosis.nodes) if diagnosis else None
     orders = (*orders, told) if told else orders
+    nodes = _to_be_checked(state, diagnosis)
+    if nodes:
+        return replace(state, rung=Rung.CHECKING, since=e.at), (*orders, CheckNodes(incident.id, nodes, "deep"))
     then = _next(state, e.at, diagnosis, after)
     return then[0], orders + then[1]
+
+
+def after_check(state: LadderState, at: float) -> Step:
+    """The suspects of a failed launch were examined: what was found decides, if anything was."""
+    incident, after = state.incident, state.after
+    assert incident is not None and after is not None
+    diagnosis = _by_checks(incident.diagnosis, state)
+    told: tuple[Order, ...] = ()
+    if diagnosis is not None and diagnosis != incident.diagnosis:
+        told = (Tell(incident.id, "diagnosed", diagnosis.words, diagnosis.cause, diagnosis.nodes, state.faults),)
+    state = replace(state, incident=replace(incident, diagnosis=diagnosis))
+    then = _next(state, at, diagnosis, after)
+    return then[0], told + then[1]
+
+
+def _by_checks(diagnosis: Diagnosis | None, state: LadderState) -> Diagnosis | None:
+    """What a check has found against a node of the launch is the likelier cause of its end than what its ranks print:
+    an uncorrectable error in a GPU's memory ends in a traceback as well. A trainer's own word to stop stands.
+    """
+    faults = tuple(f for f in state.faults if f.node in state.nodes)
+    if not faults or (diagnosis is not None and diagnosis.cause in _FINAL):
+        return diagnosis
+    nodes = tuple(dict.fromkeys(f.node for f in faults))
+    words = "; ".join(dict.fromkeys(f"{f.node}: {f.check}: {f.evidence}" for f in faults))
+    words = f"{words}; {diagnosis.words}" if diagnosis is not None else words
+    sure = all(any(f.proven for f in faults if f.node == n) for n in nodes)
+    return Diagnosis("node_fault", words, nodes, sure=sure, isolate="drain" if sure else "exclude", restart=True)
+
+
+def _to_be_checked(state: LadderState, diagnosis: Diagnosis | None) -> tuple[str, ...]:
+    """The suspects of a failure that speaks against a node, and as many neighbours, with whom they can be compared.
+
+    That is a fault of a device in the logs, or the second failure on one node. The first may be anybody's, and is
+    relaunched at once.
+    """
+    if diagnosis is None or not diagnosis.restart or not state.policy.deep or state.told:
+        return ()
+    incident = state.incident
+    device = incident is not None and incident.log_category == "device"
+    again = diagnosis.isolate != "none" and diagnosis.cause in ("rank_killed", "rank_failed", "hang")
+    suspects = tuple(n for n in diagnosis.nodes if n in state.nodes)
+    if not suspects or not (device or again) or state.leaving is Leaving.TIME_LIMIT:
+        return ()
+    others = [n for n in (*state.nodes, *state.ready) if n not in suspects]
+    return state.in_order((*suspects, *others[: max(2, len(suspects))]))
 
 
 def _unheard(diagnosis: Diagnosis | None, after: Ended, state: LadderState) -> Diagnosis | None:
@@ -138,7 +187,8 @@ def swap(state: LadderState, at: float, out: tuple[str, ...], into: tuple[str, .
         spent=(),
     )
     nodes = state.in_order((*(n for n in state.nodes if n not in out), *into))
-    told = Tell(name, "swapped", words, cause, out)
+    faults = tuple(f for f in state.faults if f.node in out)
+    told = Tell(name, "swapped", words, cause, out, faults)
     then = _relaunch(state, at, cause, nodes)
     return then[0], (told, *then[1])
 

@@ -73,6 +73,9 @@ def told(state: LadderState, e: Told) -> Step:
     """The ranks hear it too, from Slurm. What was going on is not taken up again."""
     if state.told:
         return state, ()
+    if state.rung is Rung.CHECKING and state.launch < 0:
+        state = replace(state, told=e.signal, told_at=e.at)
+        return leave(state, e.at, "stopped", f"told to stop by {e.signal} before the first launch")
     if state.leaving is Leaving.NOT:
         then = _begin(state, Leaving.TOLD)
         return replace(then[0], told=e.signal, told_at=e.at), then[1]

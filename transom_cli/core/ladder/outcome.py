@@ -38,6 +38,7 @@ def leave(
     cause = cause or ("hang" if hung else Leaving.TIME_LIMIT.value if status == "stopped" and state.warned else "")
     outcome = OutcomeSeen(at, state.attempt, status, why, exits, missing, state.nodes, cause, suspects, state.durable)
     outcome = replace(outcome, blamed=_blamed(state), step=state.max_step)
+    outcome = replace(outcome, faults=state.faults if status == "failed" else ())
     again = _again(state, outcome)
     if again == "hold":
         outcome = replace(outcome, why=f"{why}; {state.stuck + 1} attempts in a row without progress")
@@ -45,12 +46,16 @@ def leave(
     return state, (Leave(outcome, _code(state, status, exits), again),)
 
 
-def lack_nodes(state: LadderState, at: float, good: int, *, again: str) -> tuple[LadderState, tuple[Order, ...]]:
-    """Too few nodes of the allocation may carry a rank."""
+def lack_nodes(
+    state: LadderState, at: float, good: int, *, again: str, cause: str, found: str
+) -> tuple[LadderState, tuple[Order, ...]]:
+    """Too few nodes of the allocation may carry a rank. found: what speaks against the others, if checks do."""
     isolated = tuple(n for n in state.allocated if n in state.given_up)
-    why = f"{state.wanted} nodes are needed, and only {good} can be used: {', '.join(isolated)} isolated"
-    outcome = OutcomeSeen(at, state.attempt, "left", why, cause="isolated_nodes", durable=state.durable)
-    outcome = replace(outcome, nodes=state.allocated, suspects=isolated)
+    against = found or f"{', '.join(isolated)} isolated"
+    why = f"{state.wanted} nodes are needed, and only {good} can be used: {against}"
+    outcome = OutcomeSeen(at, state.attempt, "left", why, cause=cause, durable=state.durable)
+    blamed = tuple(dict.fromkeys(f.node for f in state.faults))
+    outcome = replace(outcome, nodes=state.allocated, suspects=isolated, blamed=blamed, faults=state.faults)
     return replace(state, rung=Rung.LEFT), (Leave(outcome, LEFT, again),)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from transom_cli.core.events import RankExit
-from transom_cli.core.ladder.events import Ended
+from transom_cli.core.events import NodeFault, RankExit
+from transom_cli.core.ladder.events import Begun, Ended
 from transom_cli.core.state import Incident
 from transom_cli.layout import attempt_name
 
@@ -23,6 +23,8 @@ class LadderPolicy:
     without one, three times as long: an operator looks at the node before that, and knows more.
     ask_again: seconds until ranks that could not be asked to save are asked again.
     ending, reading: seconds after which the end of a launch, or the reading of its logs, counts as failed.
+    preflight: whether nodes are examined before the first launch. deep: whether suspects are, after a failure that
+    speaks against them. checking: seconds after which an examination is not waited for; it has its own deadlines.
     flushing: seconds for ranks that are told to end to make a checkpoint, before what is in memory is made durable
     without them; that is waited for `keeping` seconds when nothing else is left to do.
     """
@@ -38,11 +40,15 @@ class LadderPolicy:
     reading: float = 30.0
     flushing: float = 8.0
     keeping: float = 15.0
+    preflight: bool = False
+    deep: bool = False
+    checking: float = 60.0
 
 
 class Rung(enum.Enum):
     """Where the attempt stands."""
 
+    CHECKING = "checking"  # nodes are examined, and no rank runs
     TRAINING = "training"
     ENDING = "ending"  # what is left of a launch is being removed
     READING = "reading"  # the logs of a failed one are being read
@@ -81,7 +87,9 @@ class LadderState:
     given_up: tuple[str, ...] = ()  # a spare has taken their place
     inherited: tuple[str, ...] = ()  # those of them that an earlier attempt has blamed
     draining: tuple[str, ...] = ()  # nodes of ours that somebody drains
+    faults: tuple[NodeFault, ...] = ()  # what checks have found against nodes of the allocation
     batch_host: str = ""  # stays in the job to its end
+    begun: Begun | None = None
     rung: Rung = Rung.TRAINING
     since: float = 0.0  # on this rung
     launch: int = -1

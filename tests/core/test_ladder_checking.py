@@ -1,0 +1,166 @@
+"""Nodes are examined before the first launch and after a failure; what an agent proves ends a launch at once."""
+
+from __future__ import annotations
+
+from core_ladder import NODES, SPARE, exits, feed, fresh, outcome, started
+
+from transom_cli.core import ladder as sh
+from transom_cli.core.events import NodeFault
+from transom_cli.core.ladder import LadderState, Order, Rung
+
+ALL = (*NODES, SPARE)
+
+
+def fault(node: str, verdict: str = "FAIL", check: str = "gpu_rows") -> NodeFault:
+    return NodeFault(node, check, verdict, "row remapping failed", "repair", "GPU-1", "165")
+
+
+def preflight(allocated: tuple[str, ...] = ALL, **begun: object) -> tuple[LadderState, list[Order]]:
+    return feed(fresh(allocated, preflight=True), sh.Begun(0.0, **begun))  # type: ignore[arg-type]
+
+
+def told(orders: list[Order], what: str) -> list[sh.Tell]:
+    return [o for o in orders if isinstance(o, sh.Tell) and o.what == what]
+
+
+def training_with_spare() -> LadderState:
+    state, _ = preflight()
+    state, orders = feed(state, sh.Checked(3.0, "preflight"), sh.Spare(4.0, SPARE, good=True))
+    assert started(orders) == [NODES]
+    return feed(state, sh.Stepped(5.0, 0, 4), sh.Durable(6.0, 4))[0]
+
+
+def test_no_rank_is_started_before_all_nodes_were_examined_spares_too() -> None:
+    state, orders = preflight()
+    assert orders == [sh.CheckNodes("preflight", ALL, "quick")]
+    assert state.rung is Rung.CHECKING and state.launch == -1
+    state, orders = feed(state, sh.Checked(3.0, "preflight", words="4 nodes examined"))
+    assert started(orders) == [NODES] and state.spares == (SPARE,)
+    assert [t.words for t in told(orders, "checked")] == ["4 nodes examined"]
+
+
+def test_a_spare_stands_in_for_a_node_that_was_found_bad_and_the_operator_hears_why() -> None:
+    state, _ = preflight()
+    bad = fault("n2")
+    state, orders = feed(state, sh.Checked(3.0, "preflight", (bad,)))
+    assert started(orders) == [("n1", "n3", SPARE)]
+    (swap,) = told(orders, "swapped")
+    assert (swap.nodes, swap.cause, swap.faults) == (("n2",), "preflight", (bad,))
+    assert orders.index(swap) > [isinstance(o, sh.Start) for o in orders].index(True), "its nodes must be known first"
+    assert state.given_up == ("n2",) and state.spares == ()
+    state, _ = feed(state, sh.Spare(9.0, "n2", good=True))
+    assert "n2" not in state.ready, "its agent answers, and it is bad all the same"
+
+
+def test_without_a_spare_the_attempt_is_left_for_other_nodes_and_blames_the_bad_one() -> None:
+    state, _ = preflight(NODES)
+    bad = (fault("n3"), fault("n2", "SUSPECT", "compute_speed"))
+    state, orders = feed(state, sh.Checked(3.0, "preflight", bad))
+    left = outcome(orders)
+    assert state.rung is Rung.LEFT and started(orders) == []
+    assert (left.outcome.status, left.outcome.cause, left.again) == ("left", "preflight", "requeue")
+    assert left.outcome.faults == bad and set(left.outcome.blamed) == {"n2", "n3"}
+    assert "n3: gpu_rows: row remapping failed" in left.outcome.why
+
+
+def test_a_second_preflight_in_a_row_that_lacks_nodes_holds_the_job() -> None:
+    state, _ = preflight(NODES, lacked=True)
+    _, orders = feed(state, sh.Checked(3.0, "preflight", (fault("n1"),)))
+    assert outcome(orders).again == "hold"
+
+
+def test_a_node_that_an_earlier_attempt_blamed_is_not_examined_but_may_have_to_do() -> None:
+    state, orders = preflight(isolated=("n1",))
+    assert orders == [sh.CheckNodes("preflight", ("n2", "n3", SPARE), "quick")]
+    _, orders = feed(state, sh.Checked(3.0, "preflight", (fault(SPARE),)))
+    assert started(orders) == [NODES], "the operator keeps it out if need be; the bad one must not carry a rank"
+    state, _ = preflight(isolated=("n1",), insist=True)
+    _, orders = feed(state, sh.Checked(3.0, "preflight", (fault(SPARE),)))
+    assert outcome(orders).outcome.cause == "preflight"
+
+
+def test_an_examination_that_never_ends_speaks_against_nobody() -> None:
+    state, _ = preflight()
+    state, orders = feed(state, sh.Tick(59.0))
+    assert orders == []
+    state, orders = feed(state, sh.Tick(60.0))
+    assert started(orders) == [NODES]
+    assert feed(state, sh.Checked(70.0, "preflight", (fault("n1"),)))[1] == [], "too late: the ranks run"
+
+
+def test_told_to_stop_it_is_left_at_once() -> None:
+    state, _ = preflight()
+    state, orders = feed(state, sh.Told(1.0, "SIGTERM"))
+    assert outcome(orders).outcome.status == "stopped" and state.rung is Rung.LEFT
+
+
+def test_what_is_proven_against_a_node_ends_the_launch_and_the_spare_goes_on() -> None:
+    state = training_with_spare()
+    bad = fault("n2", check="kernel")
+    state, orders = feed(state, sh.Faulty(9.0, (bad,)))
+    assert [o for o in orders if isinstance(o, sh.End)] == [sh.End(0, "l1", evidence=False)]
+    state, orders = feed(state, sh.Ended(11.0, 0), sh.Read(12.0, 0, "unknown", ""))
+    assert started(orders) == [("n1", "n3", SPARE)]
+    (swap,) = told(orders, "swapped")
+    assert (swap.cause, swap.nodes, swap.faults) == ("node_fault", ("n2",), (bad,))
+
+
+def test_without_a_spare_the_outcome_names_the_fault() -> None:
+    state, _ = feed(fresh(), sh.Begun(0.0), sh.Stepped(5.0, 0, 4))
+    state, _ = feed(state, sh.Faulty(9.0, (fault("n2"),)), sh.Ended(11.0, 0))
+    _, orders = feed(state, sh.Read(12.0, 0, "unknown", ""))
+    left = outcome(orders).outcome
+    assert left.status == "failed" and left.blamed == ("n2",) and [f.node for f in left.faults] == ["n2"]
+
+
+def test_a_suspicion_ends_nothing_but_is_remembered_when_the_launch_fails() -> None:
+    state = training_with_spare()
+    doubt = fault("n1", "SUSPECT", "ib_counters")
+    state, orders = feed(state, sh.Faulty(9.0, (doubt,)))
+    assert [type(o) for o in orders] == [sh.Tell] and state.rung is Rung.TRAINING
+    assert feed(state, sh.Faulty(10.0, (doubt,)))[1] == [], "told once"
+    state, _ = feed(state, sh.Exits(20.0, 0, exits(None, None, -9)), sh.Tick(22.0), sh.Ended(23.0, 0))
+    _, orders = feed(state, sh.Read(24.0, 0, "unknown", ""))
+    assert started(orders) == [("n2", "n3", SPARE)]
+
+
+def test_a_spare_that_is_found_bad_stands_by_no_more() -> None:
+    state = training_with_spare()
+    state, orders = feed(state, sh.Faulty(9.0, (fault(SPARE),)))
+    assert state.ready == () and state.spares == () and state.rung is Rung.TRAINING
+    assert [t.nodes for t in told(orders, "swapped")] == [(SPARE,)]
+
+
+def test_a_traceback_on_a_node_that_is_proven_bad_is_not_the_users_error() -> None:
+    state, _ = feed(fresh(ALL), sh.Begun(0.0), sh.Spare(1.0, SPARE, good=True), sh.Faulty(2.0, (fault("n2"),)))
+    state, _ = feed(state, sh.Ended(3.0, 0, exits(1, 1, 1)))
+    _, orders = feed(state, sh.Read(4.0, 0, "user", "RuntimeError: CUDA error: uncorrectable ECC error encountered"))
+    assert started(orders) == [("n1", "n3", SPARE)]
+    state, _ = feed(fresh(ALL), sh.Begun(0.0), sh.Spare(1.0, SPARE, good=True), sh.Exits(2.0, 0, exits(93, 93, 93)))
+    state, _ = feed(state, sh.Faulty(2.1, (fault("n2"),)), sh.Tick(4.0), sh.Ended(5.0, 0))
+    assert not started(feed(state, sh.Read(6.0, 0, "unknown", ""))[1]), "the trainer's own word to stop stands"
+
+
+def failing(state: LadderState, at: float, category: str) -> tuple[LadderState, list[Order]]:
+    launch = state.launch
+    state, _ = feed(state, sh.Exits(at, launch, exits(None, 1, None, node_of=state.nodes)), sh.Tick(at + 2))
+    return feed(state, sh.Ended(at + 3, launch), sh.Read(at + 4, launch, category, "CUDA error"))
+
+
+def test_a_failure_of_a_device_has_the_suspect_and_its_neighbours_examined() -> None:
+    state, _ = feed(fresh(ALL, deep=True), sh.Begun(0.0), sh.Spare(1.0, SPARE, good=True), sh.Stepped(5.0, 0, 4))
+    state, orders = failing(state, 10.0, "device")
+    assert [o for o in orders if isinstance(o, sh.CheckNodes)] == [sh.CheckNodes("l1", NODES, "deep")]
+    assert state.rung is Rung.CHECKING and not started(orders)
+    _, orders = feed(state, sh.Checked(40.0, "l1", words="all well"))
+    assert started(orders) == [NODES], "nothing was found: it is tried again there"
+    _, orders = feed(state, sh.Checked(40.0, "l1", (fault("n2", check="compute"),)))
+    assert started(orders) == [("n1", "n3", SPARE)]
+    assert feed(state, sh.Checked(40.0, "preflight", (fault("n2"),)))[1] == [], "an answer to another question"
+    assert feed(state, sh.Tick(15.0 + 60.0))[0].rung is Rung.TRAINING, "not waited for any longer"
+
+
+def test_any_other_first_failure_is_relaunched_without_an_examination() -> None:
+    state, _ = feed(fresh(deep=True), sh.Begun(0.0), sh.Stepped(5.0, 0, 4))
+    _, orders = failing(state, 10.0, "unknown")
+    assert started(orders) == [NODES] and not any(isinstance(o, sh.CheckNodes) for o in orders)

@@ -1,0 +1,67 @@
+"""Checks made for tests: their readers are read by a real looker in a real examiner, which import this module."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from transom_cli.health.about import About, Tier
+from transom_cli.health.checks import NodeCheck
+from transom_cli.health.finding import Finding, Remedy, Verdict
+
+PATH = str(Path(__file__).parent)
+DO = "HEALTH_MADE"  # what a node's reader does: from its environment
+
+
+@dataclass(frozen=True)
+class Made:
+    value: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class MadeLimits:
+    made_limit: int = 10
+
+
+def read_made(about: About) -> Made:
+    told = os.environ.get(DO, "")
+    if told == "hang":
+        time.sleep(3600)
+    if told == "die":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if told == "raise":
+        raise RuntimeError("the tool is broken")
+    if told == "long":
+        return Made(int("9" * 3000), os.getpid())
+    return Made(int(told or 1), os.getpid())
+
+
+def read_well(about: About) -> Made:
+    return Made(about.gpus, os.getpid())
+
+
+def judge_made(node: str, reading: Made, about: About, limits: MadeLimits) -> tuple[Finding, ...]:
+    bad = reading.value > limits.made_limit
+    return (Finding("made", Verdict.FAIL if bad else Verdict.PASS, node, f"value {reading.value}", Remedy.REPAIR),)
+
+
+def judge_well(node: str, reading: Made, about: About, limits: MadeLimits) -> tuple[Finding, ...]:
+    return (Finding("well", Verdict.PASS, node, f"{reading.value} GPUs"),)
+
+
+def overdue(node: str, waited: float, about: About) -> Finding:
+    return Finding("made", Verdict.SUSPECT, node, f"no answer for {waited:.0f} s")
+
+
+def made_check(tier: Tier = Tier.QUICK) -> NodeCheck:
+    where = "health_made:read_made"
+    return NodeCheck("made", where, judge_made, Made, MadeLimits, 1.0, tier, ("made",), overdue)
+
+
+def well_check() -> NodeCheck:
+    where = "health_made:read_well"
+    return NodeCheck("well", where, judge_well, Made, MadeLimits, 1.0, Tier.WATCH, ("well",), overdue)

@@ -1,0 +1,138 @@
+"""Real examiners: what hangs, dies or lies on one node costs its own deadline and nobody else's answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from health_made import DO, PATH, made_check, well_check
+
+from transom_cli.health import exam, looking, registry
+from transom_cli.health.about import About, Tier
+from transom_cli.health.crew_local import LocalCrew, by_ssh, here
+from transom_cli.health.exam import Wishes
+from transom_cli.health.examining import examine
+from transom_cli.health.finding import Verdict
+from transom_cli.health.recording import record, replay
+from transom_cli.health.report import Report
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "CHECKS", (made_check(), well_check()))
+    monkeypatch.setattr(looking, "STARTING", 1.0)
+    yield
+
+
+def crew(**told: str) -> LocalCrew:
+    """Nodes by name, and what the made reader does there."""
+    return LocalCrew(tuple(told), env={n: {DO: t, "PYTHONPATH": f"{PATH}:{Path.cwd()}"} for n, t in told.items()})
+
+
+def wishes(**changed: Any) -> Wishes:
+    return Wishes(About(tier=Tier.QUICK, gpus=3), probe=False, **changed)
+
+
+def verdicts(report: Report, check: str = "made") -> dict[str, Verdict]:
+    return {f.node: f.verdict for f in report.findings if f.check == check}
+
+
+def test_each_node_is_judged_by_what_it_read() -> None:
+    report = examine(crew(a="1", b="11", c="raise"), wishes())
+    assert verdicts(report) == {"a": Verdict.PASS, "b": Verdict.FAIL, "c": Verdict.UNKNOWN}
+    assert verdicts(report, "well") == dict.fromkeys("abc", Verdict.PASS)
+    assert [f.evidence for f in report.findings if f.node == "c" and f.check == "made"] == [
+        "the check did not work: RuntimeError: the tool is broken"
+    ]
+    pids = {
+        (n, c): r["reading"]["pid"] for n, said in report.readings.items() for c, r in said.items() if "reading" in r
+    }
+    assert len({pids[n, "well"] for n in "abc"}) == 3, "each node has a looker of its own"
+
+
+def test_a_reader_that_hangs_or_dies_costs_its_own_answer_alone() -> None:
+    began = time.monotonic()
+    report = examine(crew(a="hang", b="die", c="2"), wishes())
+    assert verdicts(report) == {"a": Verdict.SUSPECT, "b": Verdict.UNKNOWN, "c": Verdict.PASS}
+    assert verdicts(report, "well")["a"] is Verdict.PASS
+    assert "signal 11" in next(f.evidence for f in report.findings if f.node == "b" and f.check == "made")
+    assert time.monotonic() - began < 20, "one deadline, not the whole budget"
+
+
+def test_a_long_reading_comes_whole() -> None:
+    report = examine(crew(a="long"), wishes())
+    assert report.readings["a"]["made"]["reading"]["value"] == int("9" * 3000)
+
+
+def test_a_node_that_gives_no_sign_is_found_and_not_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exam, "ANSWER", 1.0)
+    mute = LocalCrew(("a", "b"), lambda node, argv: argv if node == "a" else ["sleep", "60"], _path())
+    report = examine(mute, wishes())
+    assert report.silent == ("b",)
+    assert verdicts(report, "answer") == {"b": Verdict.SUSPECT}
+    assert verdicts(report) == {"a": Verdict.PASS}
+
+
+def test_where_no_node_gives_a_sign_nobody_is_to_blame() -> None:
+    report = examine(LocalCrew(("a", "b"), lambda *_: ["false"]), wishes())
+    assert verdicts(report, "answer") == {"a": Verdict.UNKNOWN, "b": Verdict.UNKNOWN}
+
+
+def test_an_examiner_that_is_killed_leaves_the_others_answers() -> None:
+    both = crew(a="1", b="hang")
+    examiners = {
+        p.cmdline()[-1]: p for p in psutil.Process().children() if "transom_cli.health.examiner" in p.cmdline()
+    }
+    os.kill(examiners["b"].pid, signal.SIGSTOP)
+    report = examine(both, wishes(budget=4.0))
+    assert verdicts(report)["a"] is Verdict.PASS
+    assert not examiners["b"].is_running() or examiners["b"].status() == psutil.STATUS_ZOMBIE
+
+
+def test_no_process_is_left(tmp_path: Any) -> None:
+    examine(crew(a="hang"), wishes())
+    deadline = time.monotonic() + 5
+    while any("looker" in " ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_what_is_switched_off_is_not_read_and_thresholds_can_be_set() -> None:
+    report = examine(crew(a="11"), wishes(off=frozenset(("made",))))
+    assert verdicts(report) == {} and "made" not in report.readings["a"]
+    report = examine(crew(a="11"), wishes(limits=(("made_limit", 20),)))
+    assert verdicts(report) == {"a": Verdict.PASS}
+
+
+def test_clocks_are_compared_by_what_the_way_there_and_back_allows() -> None:
+    report = examine(crew(a="1", b="1"), wishes())
+    assert set(report.clocks) == {"a", "b"}
+    for clock in report.clocks.values():
+        assert abs(clock.offset) <= clock.error + 0.05, "it is one machine"
+
+
+def test_a_recording_is_judged_as_the_nodes_were() -> None:
+    live = examine(crew(a="1", b="11", c="hang"), wishes())
+    text = record(live, wishes().about, "1.0")
+    again = replay(text, {}, frozenset(), "file")
+    assert verdicts(again) == verdicts(live)
+    assert set(again.findings) == set(live.findings)
+    assert json.loads(text)["about"]["gpus"] == 3
+
+
+def test_ssh_gets_one_word_for_its_shell_on_the_other_side() -> None:
+    words = by_ssh("gpu01", ["/opt/my python/bin/python", "-m", "x", "--node", "gpu01"])
+    assert words[:3] == ["ssh", "-oBatchMode=yes", "-oConnectTimeout=5"]
+    assert words[-2:] == ["gpu01", "exec '/opt/my python/bin/python' -m x --node gpu01"]
+    assert here("gpu01", ["x"]) == ["x"]
+
+
+def _path() -> dict[str, dict[str, str]]:
+    return {"a": {"PYTHONPATH": f"{PATH}:{Path.cwd()}"}}

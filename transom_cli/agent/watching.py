@@ -1,0 +1,152 @@
+"""Repeats the cheap checks while ranks train: each in a thread of its own, and what changed is judged, not totals.
+
+NVML is read by a process of its own (agent/gpus), since it may hang; the rest here, where a look costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from transom_cli.core.codec import BadRecord, build
+from transom_cli.health import edges
+from transom_cli.health.about import About, Tier
+from transom_cli.health.checks import NodeCheck, limits_of, unwanted
+from transom_cli.health.finding import Finding, Remedy, Verdict
+from transom_cli.health.registry import of_tier
+
+EYES = ("memory", "uptime", "room")  # what the agent's eyes see more often
+PATIENCE = 1.0  # seconds that a look waits for a reader; its answer is taken at the next look
+
+
+@dataclass(frozen=True)
+class Watched:
+    """every: seconds between two looks; 0: none. limits: the settings' thresholds, by name."""
+
+    every: float = 0.0
+    about: About = field(default_factory=lambda: About(tier=Tier.WATCH))
+    off: frozenset[str] = frozenset()
+    limits: Mapping[str, float] = field(default_factory=dict)
+
+
+def watched(text: str) -> Watched:
+    """From the command line; what cannot be read is watched by nobody."""
+    try:
+        said = json.loads(text) if text else {}
+        about = build(About, said.get("about", {"tier": "watch"}))
+        return Watched(float(said.get("every", 0.0)), about, frozenset(said.get("off", ())), said.get("limits", {}))
+    except (ValueError, TypeError, AttributeError, BadRecord):
+        return Watched()
+
+
+class Patient:
+    """One reader, one thread at most: while an answer is owed, no second question is put."""
+
+    def __init__(self, check: NodeCheck, about: About) -> None:
+        self.check, self._about = check, about
+        module, _, function = check.reader.partition(":")
+        self._read: Callable[[About], Any] = getattr(importlib.import_module(module), function)
+        self._thread: threading.Thread | None = None
+        self._asked = 0.0
+        self._found: tuple[Any, str] = (None, "")
+
+    def read(self) -> tuple[Any, str, float]:
+        """The reading (None: none yet), why it could not be made, and for how many seconds it is owed."""
+        if self._thread is None:
+            self._asked = time.monotonic()
+            self._thread = threading.Thread(target=self._ask, name=self.check.name, daemon=True)
+            self._thread.start()
+        self._thread.join(PATIENCE)
+        if self._thread.is_alive():
+            return None, "", time.monotonic() - self._asked
+        self._thread = None
+        return *self._found, 0.0
+
+    def _ask(self) -> None:
+        try:
+            self._found = self._read(self._about), ""
+        except Exception as error:  # a check that is broken must not cost the others
+            self._found = None, f"{type(error).__name__}: {error}"
+
+
+class Watch:
+    """`tell` gets what is news. told: of each check, what an agent before this one has told."""
+
+    def __init__(
+        self,
+        node: str,
+        what: Watched,
+        tell: Callable[[Sequence[Finding]], None],
+        told: Mapping[str, edges.Told],
+        checks: Sequence[NodeCheck] | None = None,
+    ) -> None:
+        self._node, self._what, self._tell = node, what, tell
+        self._told = dict(told)
+        wanted = of_tier(Tier.WATCH) if checks is None else checks
+        self._checks = (
+            [c for c in wanted if not all(unwanted(f.rstrip(":"), what.off) for f in c.findings)] if what.every else []
+        )
+        self._former: dict[str, tuple[Any, float]] = {}
+        self._late: dict[str, Finding | None] = {}  # what was told of a reader that did not answer
+        self._leave = threading.Event()
+
+    def start(self) -> None:
+        if self._checks:
+            threading.Thread(target=self._run, name="watch", daemon=True).start()
+
+    def stop(self) -> None:
+        self._leave.set()
+
+    def _run(self) -> None:
+        patients = [Patient(check, self._what.about) for check in self._checks]
+        while True:
+            for patient in patients:
+                self._look(patient)
+            if self._leave.wait(self._what.every):
+                return
+
+    def _look(self, patient: Patient) -> None:
+        check, about = patient.check, self._what.about
+        reading, trouble, waited = patient.read()
+        if waited:
+            late = check.overdue(self._node, waited, about) if waited > check.seconds else None
+            self._late[check.name] = late or self._late.get(check.name)
+            states: tuple[Finding, ...] = (late,) if late else ()
+        elif reading is None:
+            states = (Finding(check.name, Verdict.UNKNOWN, self._node, f"the check did not work: {trouble}"),)
+        else:
+            states = self._judge(check, reading)
+        late = self._late.get(check.name)
+        if late is not None and not waited:
+            states = (*states, replace(late, verdict=Verdict.PASS, evidence="it answers again", remedy=Remedy.NONE))
+        self._told, news = edges.watch(self._told, self._wanted(states))
+        happened = self._changes(check, reading) if reading is not None else ()
+        self._tell((*news, *self._wanted(happened)))
+
+    def _judge(self, check: NodeCheck, reading: Any) -> tuple[Finding, ...]:
+        try:
+            return check.judge(self._node, reading, self._what.about, limits_of(check.limits, self._what.limits))
+        except Exception as error:  # a reading that nobody thought of must not end the watch
+            return (Finding(check.name, Verdict.UNKNOWN, self._node, f"its reading cannot be judged: {error!r}"),)
+
+    def _changes(self, check: NodeCheck, reading: Any) -> tuple[Finding, ...]:
+        """What has happened since the former look; what only goes on is no news."""
+        now = time.monotonic()
+        former, at = self._former.get(check.name, (None, now))
+        self._former[check.name] = reading, now
+        if former is None or check.changes is None:
+            return ()
+        limits = limits_of(check.limits, self._what.limits)
+        try:
+            found = check.changes(self._node, former, reading, now - at, self._what.about, limits)
+        except Exception:  # the states are told all the same
+            return ()
+        return tuple(f for f in found if f.verdict not in (Verdict.PASS, Verdict.UNKNOWN))
+
+    def _wanted(self, found: Sequence[Finding]) -> tuple[Finding, ...]:
+        return tuple(f for f in found if not unwanted(f.check, (*self._what.off, *EYES)))

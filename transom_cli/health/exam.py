@@ -1,0 +1,180 @@
+"""The head of an examination: asks a crew's nodes, judges what they read, probes how they compute and send.
+
+Everything has its deadline: what a node does not answer in time is a finding, and is waited for no longer. Whoever
+calls this decides what becomes of a bad node.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from transom_cli.core.codec import plain
+from transom_cli.health.about import About
+from transom_cli.health.checks import unwanted
+from transom_cli.health.crew import Crew, Message
+from transom_cli.health.judging import Clock, Judged, Readings, judge
+from transom_cli.health.looking import STARTING
+from transom_cli.health.node.run_dir import judge_seen, read_seen
+from transom_cli.health.registry import of_tier
+from transom_cli.health.report import Report
+
+ANSWER = 15.0  # seconds for the examiners to come up, once the first of them is there
+PINGS = 3
+SEEN = 5.0  # seconds for what the nodes wrote to be seen here, through a network file system
+LATE = 2.0  # seconds more for what a node has read to come here
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is to be examined, and how. off: findings that nobody wants, by the name of their check.
+
+    limits: the settings' own thresholds, by name. probe: whether to compute and send at all. devices: accelerators a
+    node, 0 for the CPU. python: the interpreter that has the job's torch, with its flags. budget: seconds in all.
+    """
+
+    about: About
+    off: frozenset[str] = frozenset()
+    limits: tuple[tuple[str, float], ...] = ()
+    probe: bool = True
+    devices: int = 0
+    python: tuple[str, ...] = ()
+    budget: float = 30.0
+
+
+@dataclass
+class _Talk:
+    """One crew, whose messages of several kinds come mixed: each is kept for whoever wants its kind."""
+
+    crew: Crew
+    now: Callable[[], float]
+    kept: dict[str, deque[Message]] = field(default_factory=dict)
+
+    def take(self, kinds: Sequence[str], until: float) -> Message | None:
+        while True:
+            for kind in kinds:
+                if self.kept.get(kind):
+                    return self.kept[kind].popleft()
+            left = until - self.now()
+            message = self.crew.receive(min(left, 1.0)) if left > 0 else None
+            if message is None:
+                if left <= 0 or self.over:
+                    return None
+                continue
+            self.kept.setdefault(str(message.get("re")), deque()).append({**message, "heard": self.now()})
+
+    @property
+    def over(self) -> bool:
+        return bool(getattr(self.crew, "over", False))
+
+
+class _Probing:
+    """The crew as `probe.drive` sees it: its own messages alone."""
+
+    def __init__(self, talk: _Talk, nodes: tuple[str, ...]) -> None:
+        self._talk, self.nodes = talk, nodes
+
+    def send(self, message: Message, to: Sequence[str] = ()) -> None:
+        self._talk.crew.send(message, to or self.nodes)
+
+    def receive(self, timeout: float) -> Message | None:
+        return self._talk.take(("probe",), self._talk.now() + timeout)
+
+    def close(self) -> None:
+        """Its owner does that."""
+
+
+class Exam:
+    """One examination of a crew's nodes, from beginning to end. `drive`: the probe's own head (`probe.drive`)."""
+
+    def __init__(self, crew: Crew, wishes: Wishes, now: Callable[[], float] = time.monotonic) -> None:
+        self._wishes, self._now = wishes, now
+        self._talk = _Talk(crew, now)
+        self._began = now()
+        self._deadline = self._began + wishes.budget
+        self._checks = tuple(
+            c for c in of_tier(wishes.about.tier) if not all(unwanted(f.rstrip(":"), wishes.off) for f in c.findings)
+        )
+        self._readings: Readings = {}
+        self._clocks: dict[str, Clock] = {}
+        self._seconds: dict[str, float] = {}
+
+    def run(self) -> Report:
+        nodes = self._talk.crew.nodes
+        here = self._arrive(nodes)
+        if here and self._wishes.probe:
+            start = {"do": "start", "python": list(self._wishes.python), "devices": self._wishes.devices}
+            self._talk.crew.send(start, here)  # torch takes seconds to come up: meanwhile the nodes are looked at
+        self._ping(here)
+        self._look(here)
+        missing = read_seen(self._wishes.about, here, min(SEEN, max(0.0, self._deadline - self._now())))
+        judged = judge(nodes, self._checks, self._readings, self._clocks, self._wishes.about, self._wishes.limits)
+        seen = judge_seen(missing, self._wishes.about)
+        judged = replace(judged, findings=(*judged.findings, *seen))
+        judged = self._probe(here, judged)
+        findings = tuple(f for f in judged.findings if not unwanted(f.check, self._wishes.off))
+        silent = tuple(n for n in nodes if n not in here)
+        self._seconds["all"] = round(self._now() - self._began, 2)
+        return Report(nodes, findings, self._readings, self._clocks, self._seconds, judged.notes, silent, judged.matrix)
+
+    def _arrive(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
+        """The nodes whose examiner is there. Once one is, the others have `ANSWER` seconds more, or a third of all."""
+        came: dict[str, None] = {}
+        until = self._deadline
+        while len(came) < len(nodes):
+            message = self._talk.take(("here",), until)
+            if message is None:
+                break
+            if not came:
+                until = min(until, self._now() + min(ANSWER, self._wishes.budget / 3))
+            came[message["node"]] = None
+        self._seconds["start"] = round(self._now() - self._began, 2)
+        return tuple(n for n in nodes if n in came)
+
+    def _ping(self, here: tuple[str, ...]) -> None:
+        """Each node's wall clock against ours: half of the way there and back is how wrong that may be."""
+        for n in range(PINGS):
+            sent, wall = self._now(), time.time()
+            self._talk.crew.send({"do": "ping", "n": n}, here)
+            owed = set(here)
+            while owed:
+                message = self._talk.take(("ping",), min(self._deadline, sent + LATE))
+                if message is None:
+                    break
+                if message.get("n") == n and isinstance(message.get("wall"), float):
+                    took = message["heard"] - sent
+                    clock = Clock(message["wall"] - (wall + took / 2), took / 2)
+                    known = self._clocks.get(message["node"])
+                    if known is None or clock.error < known.error:
+                        self._clocks[message["node"]] = clock
+                    owed.discard(message["node"])
+
+    def _look(self, here: tuple[str, ...]) -> None:
+        began = self._now()
+        checks = [{"name": c.name, "reader": c.reader, "seconds": c.seconds} for c in self._checks]
+        if not checks or not here:
+            return
+        self._talk.crew.send({"do": "look", "about": plain(self._wishes.about), "checks": checks}, here)
+        until = min(self._deadline, began + STARTING + max(c.seconds for c in self._checks) + LATE)
+        owed = {(node, c.name) for node in here for c in self._checks}
+        while owed:
+            message = self._talk.take(("look",), until)
+            if message is None:
+                break
+            key = (message["node"], str(message.get("check")))
+            if key in owed:
+                owed.discard(key)
+                said = {k: v for k, v in message.items() if k in ("reading", "error", "waited", "seconds")}
+                self._readings.setdefault(key[0], {})[key[1]] = said
+        waited = round(self._now() - began, 1)
+        allowed = {c.name: c.seconds for c in self._checks}
+        for node, check in owed:
+            late = waited >= allowed[check]  # else it was we who had no time left
+            said = {"waited": waited} if late else {"error": f"no answer within the {waited:g} s that were left"}
+            self._readings.setdefault(node, {})[check] = said
+        self._seconds["look"] = round(self._now() - began, 2)
+
+    def _probe(self, here: tuple[str, ...], judged: Judged) -> Judged:
+        return judged
