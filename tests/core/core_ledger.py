@@ -93,16 +93,15 @@ class Ledger:
             self.proven.update(f.node for f in event.faults if f.verdict == "FAIL")
         if isinstance(event, ev.OutcomeSeen) and event.cause == "preflight":
             self.preflight.update(f.node for f in event.faults)
-            self.accused.update(event.suspects)
-            if int(event.attempt.partition(".")[0]) in self.own_jobs:
-                self.own_nodes.update(event.nodes)
         if isinstance(event, ev.NodeSilent):
             self.accused.add(event.node)
         if isinstance(event, ev.RanksQuiet):
             self.accused.update(event.nodes)
+        if isinstance(event, ev.OutcomeSeen) and int(event.attempt.partition(".")[0]) in self.own_jobs:
+            self.own_nodes.update(event.nodes if event.cause in ("preflight", "isolated_nodes") else ())
         if isinstance(event, ev.OutcomeSeen):
             self.accused.update(x.node for x in event.exits)
-            self.accused.update((*event.missing, *event.blamed))
+            self.accused.update((*event.missing, *event.blamed, *event.suspects))
         if isinstance(event, ev.StepSeen):
             self.best = (self.best[0], max(self.best[1], event.step))
         if isinstance(event, ev.CheckpointSeen):

@@ -179,6 +179,33 @@ def test_an_answer_to_an_exclusion_does_not_undo_the_drain_that_followed_it() ->
     assert [x.faults[0].verdict for x in state.exclusions] == ["FAIL"]
 
 
+def test_a_suspected_node_that_turns_out_dead_is_drained_in_the_same_incident() -> None:
+    """While the restart waits its back-off. The action has a key of its own: it is another one."""
+    killed = ev.OutcomeSeen(
+        50.0, "7.0", "failed", "w", (ev.RankExit(1, "n2", None, 9),), faults=(fault("n2", "SUSPECT"),)
+    )
+    story: list[ev.Event] = [
+        ev.Started(0.0, 1),
+        ev.Submitted(0.0, "submit", 7),
+        ev.JobSeen(1.0, 7, 0, "RUNNING", nodes=NODES, batch_host="n1"),
+        ev.LaunchSeen(2.0, "7.0", 0, NODES, 3),
+        killed,
+        ev.Examined(51.0, "i1/examine", "unknown", "", ""),
+        ev.Isolated(52.0, "i1/isolate/n2", "n2", "excluded", ""),
+        ev.NodeSilent(53.0, "7.0", "n2", 11.0),
+        ev.Probed(54.0, "i1/probe/n2/1", "n2", "FAIL", "no slurmd"),
+        ev.Probed(55.0, "i1/probe/n2/2", "n2", "FAIL", "no slurmd"),
+        ev.Isolated(56.0, "i1/drain/n2", "n2", "drained", ""),
+    ]
+    state, orders = State(num_nodes=3), []
+    for event in story:
+        state, actions = decide(state, event)
+        orders += [(a.key, a.drain) for a in actions if isinstance(a, act.Isolate)]
+    assert orders == [("i1/isolate/n2", False), ("i1/drain/n2", True)]
+    assert [(x.how, x.until) for x in state.exclusions] == [("drained", None)]
+    assert len(state.isolations) == 1
+
+
 def test_a_swap_beyond_the_cap_isolates_nobody_and_says_so() -> None:
     player = Player(Policy(cap_nodes=0, cap_fraction=0.0))
     player.feed(ev.LaunchSeen(1.0, "7.0", 0, ("n1", "n2"), 2, idle=("n3",)), ev.StepSeen(2.0, "7.0", 1))

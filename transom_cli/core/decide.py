@@ -120,7 +120,7 @@ def _of_ours(state: State, faults: tuple[ev.NodeFault, ...]) -> tuple[ev.NodeFau
 
 def _outcome_seen(state: State, e: ev.OutcomeSeen) -> Step:
     """One that was left before its first launch may be the first that is heard of its attempt."""
-    if e.cause in (PREFLIGHT, "isolated_nodes") and not job.restarting(state):
+    if e.status == "left" and e.cause in (PREFLIGHT, "isolated_nodes") and not job.restarting(state):
         step = _start_told(state, e)
         if step[0].attempt == e.attempt and not step[0].launched:
             step = (replace(step[0], nodes=e.nodes or step[0].nodes), step[1])

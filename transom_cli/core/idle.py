@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from transom_cli.core import events as ev
 from transom_cli.core import incident as inc
+from transom_cli.core import isolating
 from transom_cli.core.actions import Isolate, Probe
 from transom_cli.core.incident import Step, order
 from transom_cli.core.state import Exclusion, Look, State, faults_of
@@ -69,14 +70,14 @@ def _isolate(state: State, at: float, node: str, reason: str, *, sure: bool) -> 
     if known is not None and not (sure and known.until is not None):
         return state, ()
     counted = known is not None or any(isinstance(a, Isolate) and a.node == node for a in state.pending)
-    if not counted and not inc.room(state, at):
+    if not counted and not isolating.room(state, at):
         if state.incident is None:
             return state, ()
-        marked = inc.mark(state.incident, at, "capped", f"{node} not isolated: {inc.beyond(state)} ({reason})")
+        marked = inc.mark(state.incident, at, "capped", f"{node} not isolated: {isolating.beyond(state)} ({reason})")
         return replace(state, incident=marked), ()
     key = _key(state, node, _SURE if sure else "exclude")
     asked = order(state, Isolate(key, node, reason, sure and state.policy.drain))
-    return asked if counted else (inc.count_isolations(asked[0], at, len(asked[1])), asked[1])
+    return asked if counted else (isolating.count(asked[0], at, len(asked[1])), asked[1])
 
 
 def isolated(state: State, at: float, e: ev.Isolated) -> Step:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.actions import Action, Cancel, Examine, Isolate, Patch, Probe, Restart
+from transom_cli.core import isolating
+from transom_cli.core.actions import Action, Cancel, Examine, Patch, Probe, Restart
 from transom_cli.core.diagnose import PREFLIGHT, diagnose, first_bad
 from transom_cli.core.events import NodeFault
-from transom_cli.core.state import Diagnosis, Exclusion, Incident, Look, Mark, Phase, Stage, State
+from transom_cli.core.state import Exclusion, Incident, Look, Mark, Phase, Stage, State
 
 Step = tuple[State, tuple[Action, ...]]
 HELD = 21
@@ -169,68 +170,15 @@ def _judge(state: State, incident: Incident, at: float) -> Step:
     if not diagnosis.restart:
         return stop(state, at, diagnosis.words, diagnosis.exit_code)
     state = replace(state, phase=Phase.RECOVERING, since=at)
-    chosen, incident, refused = _chosen(state, incident, diagnosis, at)
-    if refused:
-        return stop(state, at, refused, HELD)
+    choice = isolating.choose(state, diagnosis, at)
+    if choice.refused:
+        return stop(state, at, choice.refused, HELD)
+    if choice.capped:
+        incident = mark(incident, at, "capped", choice.capped)
     state = replace(state, incident=replace(incident, stage=Stage.ISOLATING))
-    new = sum(1 for n in chosen if n not in state.excluded)
-    asked = order(state, *(_isolate(state, incident, diagnosis, n) for n in chosen))
-    state = count_isolations(asked[0], at, new)
+    asked = order(state, *choice.orders(state, diagnosis, incident.id))
+    state = isolating.count(asked[0], at, len(choice.new))
     return both((state, asked[1]), advance(state, at))
-
-
-def _chosen(state: State, incident: Incident, diagnosis: Diagnosis, at: float) -> tuple[list[str], Incident, str]:
-    """The nodes to isolate, within the cap. Words: why the run stops, where proven faults alone are beyond it.
-
-    Beyond the cap suspected nodes stay in: so many at once are more likely a limit that is wrong, or a switch. One that
-    is kept away on suspicion is drained once it is sure, which isolates nothing anew.
-    """
-    known = {x.node: x for x in state.exclusions}
-    blamed = [n for n in diagnosis.nodes if diagnosis.isolates(n) != "none" and n in state.nodes]
-    again = [n for n in blamed if n in known and known[n].until is not None and diagnosis.sure_of(n)]
-    new = [n for n in blamed if n not in known]
-    sure = [n for n in new if diagnosis.sure_of(n)]
-    if len(new) <= room(state, at):
-        return again + new, incident, ""
-    if len(sure) > room(state, at):
-        return [], incident, f"{diagnosis.words}; not isolated: {beyond(state)}{_or_the_checks(diagnosis)}"
-    left = ", ".join(n for n in new if n not in sure)
-    who = f"{left} only suspected" if sure else diagnosis.words
-    return again + sure, mark(incident, at, "capped", f"{who}; not isolated: {beyond(state)}"), ""
-
-
-def _isolate(state: State, incident: Incident, diagnosis: Diagnosis, node: str) -> Isolate:
-    drain = state.policy.drain and diagnosis.isolates(node) == "drain"
-    return Isolate(f"{incident.id}/isolate/{node}", node, diagnosis.reason(node), drain)
-
-
-def _or_the_checks(diagnosis: Diagnosis | None) -> str:
-    if diagnosis is None or not diagnosis.faults:
-        return ""
-    return "; so many bad nodes may also be a limit of the checks that is wrong (`transom nodes` lists them)"
-
-
-def _cap(state: State) -> int:
-    return max(state.policy.cap_nodes, int(state.policy.cap_fraction * (state.num_nodes or len(state.nodes))))
-
-
-def beyond(state: State) -> str:
-    return f"that would be more than {_cap(state)} nodes in {_span(state)}"
-
-
-def _span(state: State) -> str:
-    return f"{state.policy.cap_window / 60:g} minutes"
-
-
-def room(state: State, at: float) -> int:
-    """How many nodes may still be isolated within the window, those that have been lifted again counted too."""
-    recent = sum(1 for t in state.isolations if t > at - state.policy.cap_window)
-    return max(0, _cap(state) - recent)
-
-
-def count_isolations(state: State, at: float, count: int) -> State:
-    recent = tuple(t for t in state.isolations if t > at - state.policy.cap_window)
-    return replace(state, isolations=recent + (at,) * count)
 
 
 def isolated(state: State, at: float, node: str, how: str, detail: str) -> Step:
@@ -254,7 +202,7 @@ def _budget(state: State, incident: Incident, at: float) -> Step:
     progress = state.durable if state.durable >= 0 else state.max_step
     further = progress > state.progress or _as_far_as_time_went(state, incident)
     spared = 0 if further else state.spared
-    if _preflight_paid(state, incident) and spared < _cap(state):
+    if _preflight_paid(state, incident) and spared < isolating.cap(state):
         incident = mark(incident, at, "spared", "the checks found it before any rank began: no restart is counted")
         stuck = 0 if further else state.no_progress
         state = replace(state, progress=max(progress, state.progress), no_progress=stuck, spared=spared + 1)
@@ -264,7 +212,7 @@ def _budget(state: State, incident: Incident, at: float) -> Step:
     if stuck > state.policy.max_without_progress:
         last = incident.diagnosis.words if incident.diagnosis else ""
         words = f"restarted {stuck - 1} times without progress beyond step {progress}; last: {last}"
-        words += _or_the_checks(incident.diagnosis)
+        words += isolating.or_the_checks(incident.diagnosis)
         return stop(state, at, words, HELD)
     delay = min(state.policy.backoff * 2.0 ** (stuck - 1), state.policy.backoff_cap) if stuck else 0.0
     incident = replace(incident, stage=Stage.WAITING, not_before=at + delay)

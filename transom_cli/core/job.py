@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from transom_cli.core import events as ev
 from transom_cli.core import incident as inc
+from transom_cli.core import isolating
 from transom_cli.core.actions import Cancel, Patch, Release
 from transom_cli.core.incident import Step, both, order
 from transom_cli.core.state import Exclusion, Incident, Phase, Stage, State
@@ -174,7 +175,7 @@ def requeued_behind(state: State, e: ev.JobSeen) -> Step:
     incident = inc.mark(incident, e.at, "seen", words)
     lost = dict.fromkeys((*known, *e.lost_nodes))
     bad = tuple(n for n in lost if n in state.nodes and n not in state.excluded) if e.state == "PENDING" else ()
-    kept, left = bad[: inc.room(state, e.at)], bad[inc.room(state, e.at) :]
+    kept, left = bad[: isolating.room(state, e.at)], bad[isolating.room(state, e.at) :]
     if left:
         incident = inc.mark(incident, e.at, "capped", f"{', '.join(left)} not excluded: the cap is reached")
     if kept:
@@ -185,7 +186,7 @@ def requeued_behind(state: State, e: ev.JobSeen) -> Step:
     if kept:
         until = e.at + state.policy.expiry
         new = tuple(Exclusion(n, e.at, until, "excluded", name, _LOST, "node_lost") for n in kept)
-        state = inc.count_isolations(replace(state, exclusions=(*state.exclusions, *new)), e.at, len(new))
+        state = isolating.count(replace(state, exclusions=(*state.exclusions, *new)), e.at, len(new))
         step = (state, ())
     if e.state == "PENDING" and (kept or not e.held):
         step = patch(state, start=not e.held)
