@@ -44,11 +44,32 @@ PURE = (
     "health.history.lemons",
     "health.history.records",
     "health.history.telling",
+    "health.gpu.dcgm",
+    "health.gpu.events",
+    "health.gpu.follow",
+    "health.gpu.judge",
+    "health.gpu.judge_*",
+    "health.gpu.limits",
+    "health.gpu.reading",
+    "health.gpu.telling",
+    "health.gpu.xid",
+    "health.gpu.xid_table",
+    "health.kernel_rules",
     "health.lines",
     "health.node.alike",
     "health.node.shared",
     "health.node.slurm_codes",
     "health.options",
+    "health.probe.blame",
+    "health.probe.exact",
+    "health.probe.judge*",
+    "health.probe.limits",
+    "health.probe.matrix",
+    "health.probe.plan",
+    "health.probe.reading",
+    "health.probe.shapes",
+    "health.probe.speeds",
+    "health.probe.told",
     "submit.options",
     "submit.quoting",
     "submit.render",
@@ -76,6 +97,7 @@ TOUCHES = {
     "rmdir", "samefile", "stat", "symlink_to", "today", "touch", "unlink", "utcnow", "walk", "write_bytes",
     "write_text",
 }  # fmt: skip
+PROBES = ("health.probe.compute", "health.probe.kernels", "health.probe.links", "health.probe.rank")
 ADAPTERS = {"slurm.cli": ("wiring", "cli.*", "sandbox.*"), "slurm.pyslurm": ("wiring",), "slurm.fake": ()}
 
 
@@ -141,10 +163,17 @@ def test_checkpoints_bring_no_command_line_into_the_trainer(name: str) -> None:
         assert unwanted == set(), f"through {short(module)}"
 
 
-def test_torch_is_imported_only_by_checkpoints() -> None:
+def test_torch_is_imported_only_by_checkpoints_and_the_probe() -> None:
     users = [n for n in GRAPH.paths if "torch" in GRAPH.outside(n, late=True)]
-    assert [short(n) for n in users if n not in matching("ckpt.*")] == []
+    assert [short(n) for n in users if n not in matching("ckpt.*", *PROBES)] == []
     assert "transom_cli.ckpt.engine" in users, "this test looks for the wrong name"
+
+
+@pytest.mark.parametrize("name", matching("health.probe", "health.probe.*"), ids=short)
+def test_who_drives_the_probe_needs_no_torch(name: str) -> None:
+    """The head runs where torch may not be: only the probe's own processes import it, by their own command line."""
+    reached = GRAPH.reached(name, late=True) if name not in matching(*PROBES) else ()
+    assert [short(module) for module in reached if "torch" in GRAPH.outside(module, late=True)] == []
 
 
 @pytest.mark.parametrize("name", matching("ckpt.memory", "ckpt.memory.*"), ids=short)

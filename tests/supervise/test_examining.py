@@ -45,7 +45,7 @@ class Case:
         return self._report
 
     def check(self, order: CheckNodes) -> Heard:
-        examining = Examining(ALLOCATION, self.options, self.attempt, self.inbox, self.examine)
+        examining = Examining(ALLOCATION, self.options, self.attempt, self.inbox, {}, self.examine)
         examining.check(order)
         return self.inbox.get(timeout=10)
 

@@ -94,7 +94,7 @@ def _wishes(asked: Asked) -> Wishes:
     probes = options.probe and asked.tier is not Tier.WATCH and not asked.place  # a Prolog has seconds
     probe = probes if asked.probe is None else asked.probe
     budget = options.deep_budget if asked.tier is Tier.DEEP else options.budget
-    return Wishes(about, frozenset(options.off), options.limits, probe, gpus, options.python, budget)
+    return Wishes(about, frozenset(options.off), options.limits, probe, gpus, options.python, budget=budget)
 
 
 def _examined(asked: Asked, wishes: Wishes) -> Report:

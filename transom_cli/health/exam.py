@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, replace
 
 from transom_cli.core.codec import plain
 from transom_cli.health.about import About
-from transom_cli.health.checks import unwanted
+from transom_cli.health.checks import limits_of, unwanted
 from transom_cli.health.crew import Crew, Message
-from transom_cli.health.judging import Clock, Judged, Readings, judge
+from transom_cli.health.judging import Clock, Readings, judge
 from transom_cli.health.looking import STARTING
 from transom_cli.health.node.run_dir import judge_seen, read_seen
+from transom_cli.health.probe.drive import ProbeResult, drive
+from transom_cli.health.probe.limits import ProbeLimits
 from transom_cli.health.registry import of_tier
 from transom_cli.health.report import Report
 
@@ -32,7 +34,8 @@ class Wishes:
     """What is to be examined, and how. off: findings that nobody wants, by the name of their check.
 
     limits: the settings' own thresholds, by name. probe: whether to compute and send at all. devices: accelerators a
-    node, 0 for the CPU. python: the interpreter that has the job's torch, with its flags. budget: seconds in all.
+    node, 0 for the CPU. python: the interpreter that has the job's torch, with its flags. addresses: by node, under
+    which the others reach it, where that is known. budget: seconds in all.
     """
 
     about: About
@@ -41,6 +44,7 @@ class Wishes:
     probe: bool = True
     devices: int = 0
     python: tuple[str, ...] = ()
+    addresses: tuple[tuple[str, str], ...] = ()
     budget: float = 30.0
 
 
@@ -74,7 +78,11 @@ class _Probing:
     """The crew as `probe.drive` sees it: its own messages alone."""
 
     def __init__(self, talk: _Talk, nodes: tuple[str, ...]) -> None:
-        self._talk, self.nodes = talk, nodes
+        self._talk, self._nodes = talk, nodes
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return self._nodes
 
     def send(self, message: Message, to: Sequence[str] = ()) -> None:
         self._talk.crew.send(message, to or self.nodes)
@@ -111,13 +119,17 @@ class Exam:
         self._look(here)
         missing = read_seen(self._wishes.about, here, min(SEEN, max(0.0, self._deadline - self._now())))
         judged = judge(nodes, self._checks, self._readings, self._clocks, self._wishes.about, self._wishes.limits)
+        probed = self._probe(here) if self._wishes.probe and here else None
         seen = judge_seen(missing, self._wishes.about)
-        judged = replace(judged, findings=(*judged.findings, *seen))
-        judged = self._probe(here, judged)
-        findings = tuple(f for f in judged.findings if not unwanted(f.check, self._wishes.off))
+        found = (*judged, *seen, *(probed.findings if probed else ()))
+        findings = tuple(f for f in found if not unwanted(f.check, self._wishes.off))
         silent = tuple(n for n in nodes if n not in here)
         self._seconds["all"] = round(self._now() - self._began, 2)
-        return Report(nodes, findings, self._readings, self._clocks, self._seconds, judged.notes, silent, judged.matrix)
+        report = Report(nodes, findings, self._readings, self._clocks, self._seconds, silent=silent)
+        if probed is None:
+            return report
+        notes = (probed.reading.untried,) if probed.reading.untried else ()
+        return replace(report, notes=notes, cells=probed.matrix, probe=probed.reading)
 
     def _arrive(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """The nodes whose examiner is there. Once one is, the others have `ANSWER` seconds more, or a third of all."""
@@ -176,5 +188,14 @@ class Exam:
             self._readings.setdefault(node, {})[check] = said
         self._seconds["look"] = round(self._now() - began, 2)
 
-    def _probe(self, here: tuple[str, ...], judged: Judged) -> Judged:
-        return judged
+    def _probe(self, here: tuple[str, ...]) -> ProbeResult:
+        """Within what time is left. It is given to whoever computes and sends, and to nobody else."""
+        began = self._now()
+        limits = limits_of(ProbeLimits, dict(self._wishes.limits))
+        left = max(0.0, self._deadline - began)
+        limits = replace(limits, probe_quick=min(limits.probe_quick, left), probe_deep=min(limits.probe_deep, left))
+        probing = _Probing(self._talk, here)
+        result = drive(probing, self._wishes.about, limits, addresses=dict(self._wishes.addresses), clock=self._now)
+        self._seconds["probe"] = round(self._now() - began, 2)
+        self._seconds.update({name: round(took, 2) for name, took in result.timings})
+        return result

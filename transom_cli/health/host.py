@@ -18,7 +18,7 @@ from transom_cli.health.node.memory import Memory, judge_memory, read_memory
 from transom_cli.health.node.sysfiles import read_text
 from transom_cli.health.room import Room, RoomLimits, RoomReader, judge_room
 
-EVENTS = frozenset(("oom_kill", "clock", "kernel"))
+EVENTS = frozenset(("oom_kill", "clock", "kernel", "gpu_xid"))
 """Checks whose finding is something that happened since the former reading, not a state."""
 
 PATIENCE = 0.5  # seconds that a reading waits for a file system

@@ -31,13 +31,6 @@ class Clock:
     error: float
 
 
-@dataclass(frozen=True)
-class Judged:
-    findings: tuple[Finding, ...]
-    notes: tuple[str, ...] = ()
-    matrix: tuple[tuple[str, str, float], ...] = ()
-
-
 def judge(
     nodes: Sequence[str],
     checks: Sequence[NodeCheck],
@@ -45,7 +38,8 @@ def judge(
     clocks: Mapping[str, Clock],
     about: About,
     limits: Sequence[tuple[str, float]],
-) -> Judged:
+) -> tuple[Finding, ...]:
+    """What was read on each node, and what their readings tell when they are compared."""
     found = list(_silent(nodes, readings, clocks))
     for node in nodes:
         for check in checks:
@@ -55,7 +49,7 @@ def judge(
     found = [f for of_node in shared_trouble(by_node).values() for f in of_node]
     found += judge_clocks({n: (c.offset, c.error) for n, c in clocks.items()}, limits_of(ClockLimits, dict(limits)))
     found += judge_alike(_facts(readings)) if len(nodes) > 1 else ()
-    return Judged(tuple(found))
+    return tuple(found)
 
 
 def _facts(readings: Readings) -> dict[str, dict[str, str]]:

@@ -21,6 +21,8 @@ from transom_cli.health.node import (
     site,
     ulimits,
 )
+from transom_cli.health.probe.judge import CHECKS as PROBE
+from transom_cli.health.probe.limits import ProbeLimits
 
 _NODE = "transom_cli.health.node."
 
@@ -75,8 +77,8 @@ CHECKS: tuple[NodeCheck, ...] = (
         45.0, Tier.DEEP, site.NHC_FINDINGS, site.overdue_nhc,
     ),
 )  # fmt: skip
-OVERALL: tuple[str, ...] = ("answer", "alike", "clock_offset")  # findings that come of comparing nodes
-LIMITS: tuple[type, ...] = (*dict.fromkeys(c.limits for c in CHECKS), clock.ClockLimits)
+OVERALL: tuple[str, ...] = ("answer", "alike", "clock_offset", *PROBE)  # findings that come of comparing nodes
+LIMITS: tuple[type, ...] = (*dict.fromkeys(c.limits for c in CHECKS), clock.ClockLimits, ProbeLimits)
 
 
 def finding_names() -> tuple[str, ...]:

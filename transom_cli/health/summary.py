@@ -10,6 +10,7 @@ from transom_cli.core.codec import plain
 from transom_cli.core.events import NodeFault
 from transom_cli.errors import printable
 from transom_cli.health.finding import Finding, Verdict
+from transom_cli.health.probe.matrix import Cell
 from transom_cli.health.report import Report
 
 SCHEMA = 1
@@ -57,8 +58,13 @@ def document(report: Report) -> dict[str, Any]:
         "seconds": report.seconds,
         "notes": list(report.notes),
         "findings": [plain(f) for f in by_weight(report.findings)],
-        "delays": [list(cell) for cell in report.matrix],
+        "links": [_link(cell) for cell in report.cells],
     }
+
+
+def _link(cell: Cell) -> dict[str, Any]:
+    """rate: bytes a second. delay: seconds, one way."""
+    return {"from": cell.src, "to": cell.dst, "device": cell.index, "rate": cell.rate, "delay": cell.delay}
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:

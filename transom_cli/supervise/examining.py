@@ -8,7 +8,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from transom_cli.core.ladder import Checked, CheckNodes, Heard
 from transom_cli.files import publish_text
@@ -24,7 +24,7 @@ Examine = Callable[[int, tuple[str, ...], Wishes], Report]
 
 
 class Examining:
-    """`examine` is `health.examining.examine_job`, but for tests."""
+    """addresses: of the nodes, for one another. `examine` is `health.examining.examine_job`, but for tests."""
 
     def __init__(
         self,
@@ -32,10 +32,11 @@ class Examining:
         options: LaunchOptions,
         attempt: AttemptDir,
         inbox: queue.SimpleQueue[Heard],
+        addresses: Mapping[str, str],
         examine: Examine = examine_job,
     ) -> None:
         self._allocation, self._options, self._attempt = allocation, options, attempt
-        self._inbox, self._examine = inbox, examine
+        self._inbox, self._addresses, self._examine = inbox, addresses, examine
         self._since = allocation.since or time.time()
 
     def check(self, order: CheckNodes) -> None:
@@ -63,7 +64,8 @@ class Examining:
         )
         budget = health.budget if tier is Tier.QUICK else health.deep_budget
         off, gpus = frozenset(health.off), allocation.gpus
-        return Wishes(about, off, health.limits, health.probe, gpus, health.python, budget)
+        where = tuple((node, self._addresses[node]) for node in order.nodes if node in self._addresses)
+        return Wishes(about, off, health.limits, health.probe, gpus, health.python, where, budget)
 
     def _token(self, key: str) -> str:
         """A file of the run directory that all nodes must see alike. Without it (a full disk) that is not looked at."""

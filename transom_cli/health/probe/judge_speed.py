@@ -1,0 +1,127 @@
+"""Do the devices compute as fast as those of their kind do in this job? Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from transom_cli.health.finding import Finding, Remedy, Verdict
+from transom_cli.health.probe.limits import ProbeLimits
+from transom_cli.health.probe.reading import Norm, ProbeReading
+from transom_cli.health.probe.shapes import Computed
+from transom_cli.health.probe.speeds import FEWEST, Device, Speed, middle, norms, rates_by_kernel, slow_devices, speed
+
+SPEED = "compute_speed"
+LOOKS = 3  # the first, of all, and two more, of those that were slow in it and of some beside them
+
+
+def kinds_of(reading: ProbeReading) -> dict[Device, str]:
+    return {(hello.node, hello.index): hello.kind for hello in reading.hellos}
+
+
+def again(reading: ProbeReading, limits: ProbeLimits, baseline: Iterable[Norm] = ()) -> tuple[str, ...]:
+    """The nodes to measure once more: those that were slow in every look so far, and as many, but two at least, that
+    were not, to be measured beside them. () when nobody is slow, or when all looks were had."""
+    if not reading.looks or len(reading.looks) >= LOOKS:
+        return ()
+    kinds = kinds_of(reading)
+    slow = _always_slow(reading, kinds, limits, tuple(baseline))
+    suspects = tuple(dict.fromkeys(node for node, _ in slow))
+    if not suspects:
+        return ()
+    well = [node for node in reading.nodes if node not in suspects and any(n == node for n, _ in kinds)]
+    return (*suspects, *well[: max(len(suspects), 2)])
+
+
+def judge_speed(reading: ProbeReading, limits: ProbeLimits, baseline: Iterable[Norm] = ()) -> tuple[Finding, ...]:
+    """One finding of each device that was measured. SUSPECT after all looks; after fewer, MONITOR."""
+    if not reading.looks:
+        return ()
+    kinds, earlier = kinds_of(reading), tuple(baseline)
+    first = [one for one in reading.looks[0] if (one.node, one.index) in kinds and one.rates]
+    usual = norms(first, kinds, earlier)
+    slow = _always_slow(reading, kinds, limits, earlier)
+    found = []
+    for one in first:
+        device = (one.node, one.index)
+        hello = reading.hello(*device)
+        named = hello.device if hello else ""
+        if device in slow:
+            sure = len(reading.looks) >= LOOKS
+            said = _told_slow(reading, device, slow[device][0], kinds)
+            verdict, remedy = (Verdict.SUSPECT, Remedy.AVOID) if sure else (Verdict.MONITOR, Remedy.WATCH)
+            found.append(Finding(SPEED, verdict, one.node, said, remedy, named))
+        else:
+            found.append(_not_slow(one, named, kinds[device], usual, first, kinds, limits))
+    return tuple(found)
+
+
+def _always_slow(
+    reading: ProbeReading, kinds: Mapping[Device, str], limits: ProbeLimits, baseline: Sequence[Norm]
+) -> dict[Device, tuple[str, ...]]:
+    """The kernels in which a device was slow in the first look, and below `probe_slow` of those beside it since."""
+    if not reading.looks:
+        return {}
+    first = [one for one in reading.looks[0] if (one.node, one.index) in kinds]
+    usual = norms(first, kinds, baseline)
+    slow = slow_devices(first, kinds, usual, limits)
+    for look in reading.looks[1:]:
+        rates = rates_by_kernel(look, kinds)
+        suspects = frozenset(slow)
+        for device, names in list(slow.items()):
+            still = []
+            for name in names:
+                these = rates.get((kinds[device], name), {})
+                beside = [rate for other, rate in these.items() if other not in suspects]
+                norm = usual[kinds[device], name]
+                compared = middle(beside)[0] if beside else norm.median
+                if device in these and these[device] < limits.probe_slow * compared:
+                    still.append(name)
+            slow[device] = tuple(still)
+    return {device: names for device, names in slow.items() if names}
+
+
+def _told_slow(reading: ProbeReading, device: Device, name: str, kinds: Mapping[Device, str]) -> str:
+    looks = []
+    for look in reading.looks:
+        these = rates_by_kernel(look, kinds).get((kinds[device], name), {})
+        others = [rate for other, rate in these.items() if other != device]
+        if device in these and others:
+            looks.append(f"{amount(these[device])} where the others' median was {amount(middle(others)[0])}")
+        elif device in these:
+            looks.append(amount(these[device]))
+    return f"{name}: " + "; again ".join(looks)
+
+
+def _not_slow(
+    one: Computed,
+    named: str,
+    kind: str,
+    usual: Mapping[tuple[str, str], Norm],
+    first: Sequence[Computed],
+    kinds: Mapping[Device, str],
+    limits: ProbeLimits,
+) -> Finding:
+    told, odd = [], []
+    for name, rate in one.rates:
+        norm = usual.get((kind, name))
+        if norm is None:
+            best = max(rates_by_kernel(first, kinds)[kind, name].values())
+            below = rate < limits.probe_slow * best
+            said = f"{name} {amount(rate)}, the faster of two of its kind {amount(best)}" if below else ""
+        else:
+            below = speed(rate, norm, limits) is not Speed.USUAL
+            said = f"{name} {amount(rate)}, median of {norm.count} is {amount(norm.median)}"
+        told.append(f"{name} {amount(rate)}")
+        odd += [said] if below else []
+    if odd:
+        return Finding(SPEED, Verdict.MONITOR, one.node, "; ".join(odd), Remedy.WATCH, named)
+    rule = "" if all((kind, name) in usual for name, _ in one.rates) else f" (fewer than {FEWEST} to learn from)"
+    return Finding(SPEED, Verdict.PASS, one.node, ", ".join(told) + rule, device=named)
+
+
+def amount(rate: float) -> str:
+    """FLOP/s or bytes/s, as a person reads it."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if rate >= size:
+            return f"{rate / size:.3g} {unit}/s"
+    return f"{rate:.3g} /s"

@@ -1,0 +1,263 @@
+"""Meet the others of a group over its store, then add up with all of them, or send to and fro with the one.
+
+What went wrong is told with the step it happened in, and with the name of whoever did not come. Every wait ends with
+the ask's deadline; what a library does not let one bound, the process's own alarm does (`rank`).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from transom_cli.core.rootline import clean
+from transom_cli.health.probe.peers import Member, members_of, source_address
+from transom_cli.health.probe.shapes import DONE, Group, Link, Linked, Sent
+
+FIRST = 1 << 16  # bytes of the first transfer; each following one is four times as long, up to what is asked
+ABORT = 2.0  # seconds that NCCL may take to give a group up
+
+T = TypeVar("T")
+
+
+class Late(RuntimeError):
+    """The deadline came first."""
+
+
+class Absent(RuntimeError):
+    """The meeting's time was over and some had not come."""
+
+    def __init__(self, absent: tuple[Member, ...]) -> None:
+        super().__init__("did not come: " + ", ".join(f"{node}/{index}" for node, index in absent))
+        self.absent = absent
+
+
+@dataclass(frozen=True)
+class Me:
+    """store: the one that this process serves; port: where."""
+
+    node: str
+    index: int
+    device: torch.device
+    store: dist.Store
+    port: int
+
+
+def link(ask: Link, me: Me) -> Linked:
+    """Never raises for what a network or a peer may do. It takes the ask's deadline at most, and a little."""
+    group = next((g for g in ask.groups if me.node in g.nodes and me.index < g.devices), None)
+    idle = Linked(me.node, me.index, ask.id, ask.phase)
+    if group is None:
+        return idle
+    peer = next(node for node in group.nodes if node != me.node) if group.rails else ""
+    meeting = _Meeting(ask, me, group, replace(idle, peer=peer))
+    try:
+        meeting.hold()
+    except Absent as error:
+        meeting.told = replace(meeting.told, absent=error.absent, error=str(error))
+    except (RuntimeError, OSError, ValueError) as error:  # what torch raises derives from RuntimeError
+        words = clean(" ".join(str(error).split())) or type(error).__name__
+        meeting.told = replace(meeting.told, error=words)
+    finally:
+        meeting.leave()
+    return meeting.told
+
+
+class _Meeting:
+    """One group, from its store to its end. `told` is the answer as far as it is known."""
+
+    def __init__(self, ask: Link, me: Me, group: Group, told: Linked) -> None:
+        self.told = told
+        self._ask, self._me, self._group = ask, me, group
+        self._members = members_of(group, me.index)
+        self._rank = self._members.index((me.node, me.index))
+        self._end = time.monotonic() + ask.deadline
+        self._backend: Any = None
+
+    def hold(self) -> None:
+        store = self._step("store", lambda: self._aside(self._store))
+        self._step("meeting", lambda: self._meet(store))
+        self._backend = self._step("connecting", lambda: self._aside(lambda: self._connect(store)))
+        if self._group.rails:
+            self._pair(1 - self._rank)
+        else:
+            self._step("adding up", self._add_up)
+        self.told = replace(self.told, step=DONE)
+
+    def leave(self) -> None:
+        """Give the group up. NCCL may hang in this too, and then keeps a thread of this process, no more."""
+        if self._backend is not None and self._me.device.type == "cuda":
+            aborting = threading.Thread(target=self._backend.abort, daemon=True)
+            aborting.start()
+            aborting.join(ABORT)
+        self._backend = None
+
+    def _step(self, name: str, do: Callable[[], T]) -> T:
+        self.told = replace(self.told, step=name)
+        return do()
+
+    def _aside(self, do: Callable[[], T]) -> T:
+        """What takes its own time to give up (gloo tries a lost connection four times) does so in a thread of its own,
+        which is left behind when the deadline comes."""
+        done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                done.put((do(), None))
+            except BaseException as error:
+                done.put((None, error))
+
+        threading.Thread(target=run, daemon=True).start()
+        try:
+            result, error = done.get(timeout=self._left().total_seconds())
+        except queue.Empty:
+            raise Late(f"not done within {self._ask.deadline:g} s") from None
+        if error is not None:
+            raise error
+        return cast(T, result)
+
+    def _left(self) -> timedelta:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise Late(f"not done within {self._ask.deadline:g} s")
+        return timedelta(seconds=left)
+
+    def _store(self) -> dist.Store:
+        host, port = self._group.host, self._group.port
+        store: dist.Store = self._me.store
+        if (self._group.nodes[0], port) != (self._me.node, self._me.port):
+            store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=self._left() / 2)
+        rail = f"/{self._me.index}" if self._group.rails else ""
+        return dist.PrefixStore(f"{self._ask.id}/{self._group.name}{rail}", store)
+
+    def _meet(self, store: dist.Store) -> None:
+        """Half of the time at most, so that those who came can still tell who did not."""
+        keys = [_here(rank) for rank in range(len(self._members))]
+        store.set(keys[self._rank], source_address(self._group.host))
+        try:
+            store.wait(keys, self._left() / 2)
+        except dist.DistStoreError:
+            absent = tuple(m for m, key in zip(self._members, keys, strict=True) if not store.check([key]))
+            if absent:
+                raise Absent(absent) from None
+
+    def _connect(self, store: dist.Store) -> Any:
+        size = len(self._members)
+        if self._me.device.type == "cuda":
+            wanted = dist.ProcessGroupNCCL.Options()
+            wanted._timeout = timedelta(seconds=self._ask.deadline + 60)  # ours come first; NCCL's ends the process
+            return dist.ProcessGroupNCCL(store, self._rank, size, wanted)
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._timeout = self._left()
+        options._devices = [gloo.create_device(hostname=self._own_address(store))]
+        return gloo(store, self._rank, size, options)
+
+    def _own_address(self, store: dist.Store) -> str:
+        """From which the others are reached. To the store's own host its name may mean its loopback: it asks for the
+        way to the first member elsewhere."""
+        first = self._group.nodes[0]
+        if self._me.node != first:
+            return source_address(self._group.host)
+        away = (rank for rank, (node, _) in enumerate(self._members) if node != first)
+        return source_address(store.get(_here(next(away, 0))).decode())
+
+    def _done(self, work: Any) -> None:
+        """gloo waits by itself; NCCL's wait would be the stream's, so it is asked until it is done."""
+        if self._me.device.type != "cuda":
+            work.wait(self._left())
+            return
+        while not work.is_completed():
+            self._left()
+            time.sleep(0)
+        work.wait()
+
+    def _add_up(self) -> None:
+        """All-reduce of whole numbers, whose sum any order of additions gets right. Once to warm up, twice timed."""
+        ranks, count = len(self._members), max(self._ask.bytes // 4, 1)
+        steps = torch.arange(count, dtype=torch.float32, device=self._me.device) % 7 + 1
+        weights = [rank % 64 + 1 for rank in range(ranks)]
+        best = float("inf")
+        for _ in range(3):
+            numbers = steps * weights[self._rank]
+            start = time.perf_counter()
+            self._done(self._backend.allreduce([numbers]))
+            best = min(best, time.perf_counter() - start)
+            if not torch.equal(numbers, steps * sum(weights)):
+                self.told = replace(self.told, garbled=True, error="the sum over all is wrong")
+                return
+        rate = 2 * (ranks - 1) / ranks * 4 * count / best
+        self.told = replace(self.told, seconds=best, rate=rate)
+
+    def _pair(self, peer: int) -> None:
+        size = max(self._ask.bytes, FIRST)
+        payload = torch.arange(size, device=self._me.device).to(torch.uint8)
+        name = self.told.peer
+        for leader in (0, 1):
+            if leader == self._rank:
+                self._step(f"sending to {name}", lambda: self._lead(peer, payload))
+            else:
+                self._step(f"receiving from {name}", lambda: self._follow(peer, payload))
+
+    def _lead(self, peer: int, payload: Tensor) -> None:
+        """The best counts of the longest transfers that there was time for: what else a host does only slows them."""
+        trips = []
+        for _ in range(max(self._ask.trips, 1)):
+            start = time.perf_counter()
+            self._send(peer, self._number(0))
+            self._receive(peer, self._number(0))
+            trips.append(time.perf_counter() - start)
+        size, best = FIRST, 0.0
+        end = time.perf_counter() + self._ask.seconds
+        while True:
+            start = time.perf_counter()
+            self._send(peer, self._number(size))
+            self._send(peer, payload[:size])
+            self._receive(peer, self._number(0))
+            now = time.perf_counter()
+            best = max(best, size / (now - start))
+            if now > end:
+                break
+            if size < len(payload):
+                size, best = min(size * 4, len(payload)), 0.0  # a burst that a throttle lets through tells nothing
+        self._send(peer, self._number(0))
+        self.told = replace(self.told, sent=Sent(self.told.peer, min(trips) / 2, best))
+
+    def _follow(self, peer: int, payload: Tensor) -> None:
+        number = self._number(0)
+        for _ in range(max(self._ask.trips, 1)):
+            self._receive(peer, number)
+            self._send(peer, number)
+        came = torch.zeros_like(payload)
+        longest = 0
+        while True:
+            self._receive(peer, number)
+            size = int(number.item())
+            if size == 0:
+                break
+            self._receive(peer, came[:size])
+            self._send(peer, number)
+            longest = max(longest, size)
+        self.told = replace(self.told, garbled=not torch.equal(came[:longest], payload[:longest]))
+
+    def _number(self, value: int) -> Tensor:
+        return torch.tensor([value], dtype=torch.int64, device=self._me.device)
+
+    def _send(self, peer: int, what: Tensor) -> None:
+        self._done(self._backend.send([what], peer, 0))
+
+    def _receive(self, peer: int, what: Tensor) -> None:
+        self._done(self._backend.recv([what], peer, 0))
+
+
+def _here(rank: int) -> str:
+    """Under which a member says that it has come, and from which address it sees the store's host."""
+    return f"here/{rank}"

@@ -1,0 +1,40 @@
+"""Who is in a group with a probe process, and under which address of its own it talks to them."""
+
+from __future__ import annotations
+
+import socket
+
+from transom_cli.health.probe.shapes import Group
+
+Member = tuple[str, int]  # node, number of the device
+
+
+def members_of(group: Group, index: int) -> tuple[Member, ...]:
+    """In the order of their ranks. With rails, device `index` of each node; else all devices of all nodes."""
+    devices = (index,) if group.rails else range(group.devices)
+    return tuple((node, device) for node in group.nodes for device in devices)
+
+
+def source_address(host: str) -> str:
+    """The address of ours from which the system would talk to `host`; nothing is sent. OSError without a route."""
+    family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])
+
+
+def addresses() -> tuple[str, ...]:
+    """Under which others may reach this host, best first: that of its default route, its name's, this machine alone."""
+    found = []
+    for host in ("192.0.2.1", "2001:db8::1"):  # for documentation: nobody's, so that the default route is asked
+        try:
+            found.append(source_address(host))
+        except OSError:
+            continue
+    try:
+        known = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+        found += [str(entry[4][0]) for entry in known]
+    except OSError:
+        pass
+    own = [address for address in dict.fromkeys(found) if not address.startswith("127.") and address != "::1"]
+    return (*own, "127.0.0.1")
