@@ -1,4 +1,4 @@
-"""Fixtures that any test may ask for; none acts unasked.
+"""Fixtures that any test may ask for; none acts unasked, but that nothing is written into the user's own history.
 
 `sandbox`         one real Slurm (4 nodes, 2 GPUs each) for the whole test session.
 `healed_sandbox`  the same, with every fault undone and no job left, before and after the test.
@@ -30,6 +30,13 @@ from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRANSOM_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(scope="session")

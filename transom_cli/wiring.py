@@ -121,6 +121,7 @@ def quiet_limits(settings: Settings) -> QuietLimits:
 
 def operator_for(run: RunDir) -> Operator:
     """Take the run's lease and build its operator. OperatorAlive when another one lives."""
+    from transom_cli.health.history.files import history_dir
     from transom_cli.health.reach import judge_reach, read_reach
     from transom_cli.submit.script import inspect_script
     from transom_cli.supervise.follow import Follower
@@ -128,6 +129,7 @@ def operator_for(run: RunDir) -> Operator:
     from transom_cli.supervise.hands import Hands, Orders
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import Lease
+    from transom_cli.supervise.nodebook import NodeBook
     from transom_cli.supervise.operator import Operator, Pace
     from transom_cli.supervise.slurmwatch import SlurmWatch
 
@@ -150,7 +152,8 @@ def operator_for(run: RunDir) -> Operator:
         watch = SlurmWatch(slurm, clock, inbox, pace, orders.tag, lambda: newest_handed(run))
         return follower, watch, Hands(orders, slurm, reach, clock, inbox)
 
-    return Operator(run, lease, Clock, parts, Pace(settings.slurm.poll, settings.slurm.poll_max))
+    book = NodeBook(run, history_dir(os.environ))
+    return Operator(run, lease, Clock, parts, Pace(settings.slurm.poll, settings.slurm.poll_max), book)
 
 
 def runs_root(explicit: Path | None = None) -> Path:

@@ -36,6 +36,17 @@ exits = st.builds(
     st.floats(0, 9),
 )
 at = st.just(0.0)  # the player stamps them
+faults = st.lists(
+    st.builds(
+        ev.NodeFault,
+        st.sampled_from((*NODES, "x9")),
+        st.sampled_from(("xid", "ecc")),
+        st.sampled_from(("FAIL", "SUSPECT", "SUSPECT")),
+        st.just("e"),
+    ),
+    max_size=3,
+).map(tuple)
+no_faults: st.SearchStrategy[tuple[ev.NodeFault, ...]] = st.just(())
 EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
     ev.Started: st.builds(ev.Started, at, st.integers(1, 9)),
     ev.Tick: st.builds(ev.Tick, at),
@@ -69,6 +80,7 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         st.integers(1, 8),
         some_nodes,
         predecessors,
+        st.one_of(no_faults, faults),
     ),
     ev.HealSeen: st.builds(
         ev.HealSeen,
@@ -77,8 +89,9 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         st.just("l1"),
         st.sampled_from(("seen", "seen", "evidence", "diagnosed", "swapped", "recovered")),
         st.just("words"),
-        st.sampled_from(("", "hang", "rank_killed", "node_silent", "maintenance")),
+        st.sampled_from(("", "hang", "rank_killed", "node_silent", "maintenance", "node_fault")),
         some_nodes,
+        st.one_of(no_faults, faults),
     ),
     ev.OutcomeSeen: st.builds(
         ev.OutcomeSeen,
@@ -88,9 +101,11 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         st.just("why"),
         st.lists(exits, max_size=3).map(tuple),
         some_nodes,
-        cause=st.sampled_from(("", "hang", "time_limit", "isolated_nodes")),
+        nodes=st.one_of(st.just(()), st.just(NODES[:3])),
+        cause=st.sampled_from(("", "hang", "time_limit", "isolated_nodes", "preflight", "preflight", "node_fault")),
         suspects=some_nodes,
         blamed=some_nodes,
+        faults=st.one_of(no_faults, faults),
     ),
     ev.NodeSilent: st.builds(
         ev.NodeSilent, at, attempts, st.sampled_from((*NODES, "x9")), st.just(11.0), st.booleans()
@@ -124,6 +139,9 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
     ev.Acted: st.builds(ev.Acted, at, keys),
     ev.ActionFailed: st.builds(ev.ActionFailed, at, keys, st.just("slurm_refused"), st.just("no")),
     ev.StopAsked: st.builds(ev.StopAsked, at, st.just("ann")),
+    ev.LiftAsked: st.builds(
+        ev.LiftAsked, at, st.just("ann"), st.sampled_from(("lift-1", "lift-2", "lift-3")), some_nodes
+    ),
 }
 common = [s for cls, s in EVENTS.items() if cls is not ev.StopAsked]
 events = st.one_of(*common)

@@ -30,6 +30,10 @@ class Ledger:
     own_jobs: set[int] = field(default_factory=set)
     own_nodes: set[str] = field(default_factory=set)
     accused: set[str] = field(default_factory=set)  # nodes that some event spoke against
+    proven: set[str] = field(default_factory=set)  # nodes of which a check proved a fault
+    preflight: set[str] = field(default_factory=set)  # nodes with which a preflight found fault
+    paid: set[str] = field(default_factory=set)  # incidents that isolated one of those
+    paid_in_a_row: int = 0  # restarts of such incidents, without any progress told
     asked: dict[str, act.Action] = field(default_factory=dict)  # not answered
     since_started: set[str] = field(default_factory=set)
     ever: set[str] = field(default_factory=set)
@@ -84,13 +88,20 @@ class Ledger:
             self.own_nodes.update((*event.nodes, *event.idle))
         if isinstance(event, ev.HealSeen) and event.what == "swapped":
             self.accused.update(event.nodes)
+        if isinstance(event, ev.HealSeen | ev.OutcomeSeen | ev.LaunchSeen):
+            self.accused.update(f.node for f in event.faults)
+            self.proven.update(f.node for f in event.faults if f.verdict == "FAIL")
+        if isinstance(event, ev.OutcomeSeen) and event.cause == "preflight":
+            self.preflight.update(f.node for f in event.faults)
         if isinstance(event, ev.NodeSilent):
             self.accused.add(event.node)
         if isinstance(event, ev.RanksQuiet):
             self.accused.update(event.nodes)
+        if isinstance(event, ev.OutcomeSeen) and int(event.attempt.partition(".")[0]) in self.own_jobs:
+            self.own_nodes.update(event.nodes if event.cause in ("preflight", "isolated_nodes") else ())
         if isinstance(event, ev.OutcomeSeen):
             self.accused.update(x.node for x in event.exits)
-            self.accused.update((*event.missing, *event.blamed))
+            self.accused.update((*event.missing, *event.blamed, *event.suspects))
         if isinstance(event, ev.StepSeen):
             self.best = (self.best[0], max(self.best[1], event.step))
         if isinstance(event, ev.CheckpointSeen):
@@ -132,10 +143,13 @@ class Ledger:
     def _check_isolate(self, action: act.Isolate, at: float, first: bool) -> None:
         verdicts = self.verdicts[_about(action.key), action.node]
         if action.drain:
-            assert verdicts[-2:] == ["FAIL", "FAIL"], f"{action.node} drained after {verdicts}"
+            proven = action.node in self.proven or verdicts[-2:] == ["FAIL", "FAIL"]
+            assert proven, f"{action.node} drained after {verdicts}"
         else:
             assert action.node in self.accused or verdicts[-2:] == ["FAIL", "FAIL"]
         self._isolations(at, 1 if first and action.node not in self.kept_away else 0)
+        if action.node in self.preflight:
+            self.paid.add(_about(action.key))
         self.kept_away.add(action.node)
 
     def _isolations(self, at: float, count: int) -> None:
@@ -151,9 +165,12 @@ class Ledger:
         assert set(action.exclude) <= self.kept_away, "excluded without having been isolated"
         self.kept_away = set(action.exclude)
         if first and word == "restart":
-            self.vain = 0 if self.best != self.best_at_restart else self.vain + 1
+            further = self.best != self.best_at_restart
             self.best_at_restart = self.best
-            assert self.vain <= self.policy.max_without_progress, "a restart loop"
+            self.vain = 0 if further else self.vain + 1
+            self.paid_in_a_row = 0 if further else self.paid_in_a_row + (incident in self.paid)
+            spared = min(self.policy.cap_nodes, self.paid_in_a_row)
+            assert self.vain <= self.policy.max_without_progress + spared, "a restart loop"
 
 
 def _about(key: str) -> str:

@@ -9,7 +9,8 @@
         i1 seen: n2 silent for 11.0 s
         order Probe i1/probe/n2/1 node=n2 job_id=7
 
-Lists are separated by commas; an exit is `rank@node=code` or `rank@node=sigN`, with `:step` where one was reached.
+Lists are separated by commas; an exit is `rank@node=code` or `rank@node=sigN`, with `:step` where one was reached. A
+fault is `node|check|verdict|evidence|remedy|device|serial`, the last three where there are any.
 """
 
 from __future__ import annotations
@@ -68,12 +69,18 @@ def _pairs(words: list[str]) -> dict[str, str]:
 def _value(hint: object, text: str) -> object:
     if typing.get_origin(hint) is tuple:
         inner = typing.get_args(hint)[0]
-        return tuple(_exit(x) if inner is ev.RankExit else _value(inner, x) for x in text.split(",") if x)
+        return tuple(_one(inner, x) for x in text.split(",") if x)
     if hint is bool:
         return {"yes": True, "no": False}[text]
     if hint in (int, int | None):
         return int(text)
     return float(text) if hint is float else text
+
+
+def _one(hint: object, text: str) -> object:
+    if hint is ev.NodeFault:
+        return ev.NodeFault(*text.split("|"))
+    return _exit(text) if hint is ev.RankExit else _value(hint, text)
 
 
 def _exit(text: str) -> ev.RankExit:

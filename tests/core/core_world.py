@@ -29,6 +29,7 @@ class World:
         self.step = 0
         self.durable = -1
         self.hung = False
+        self.sick: dict[str, str] = {}  # what the preflight finds: a verdict for each node
         self.failing = ""  # how every attempt ends before its first step, while set
         self.told: set[str] = set()  # edges that this operator's detectors have told of this attempt
         self.starts: list[tuple[int, int]] = []  # every start of a job, in order
@@ -75,7 +76,19 @@ class World:
             lost_nodes=lost,
         )
 
+    def _preflight(self) -> None:
+        """The launcher's checks find a bad node, and there is no spare."""
+        bad = tuple(ev.NodeFault(n, "xid", self.sick[n], "79") for n in self.nodes if n in self.sick)
+        why = f"{WIDTH} nodes are needed, and only {WIDTH - len(bad)} passed"
+        out = ev.OutcomeSeen(self.now, self.attempt, "left", why, nodes=self.nodes, cause="preflight", faults=bad)
+        self.told.add("outcome")
+        self.tell(out)
+        self.status = "FAILED"  # the batch script's exit code is 75
+
     def _files(self) -> None:
+        if "launch" not in self.told and any(n in self.sick for n in self.nodes):
+            self._preflight()
+            return
         if "launch" not in self.told:
             self.told.add("launch")
             self.tell(ev.LaunchSeen(self.now, self.attempt, 0, self.nodes, 2 * WIDTH))

@@ -119,7 +119,7 @@ def test_a_doubled_event_orders_nothing(policy: Policy, story: list[tuple[float,
         ledger.feed(event)
         if isinstance(event, ev.Submitted | ev.Isolated | ev.Restarted | ev.Acted | ev.ActionFailed | ev.Examined):
             assert ledger.feed(event) == ()
-        if isinstance(event, ev.Probed | ev.StopAsked | ev.JobGone):
+        if isinstance(event, ev.Probed | ev.StopAsked | ev.JobGone | ev.LiftAsked):
             assert ledger.feed(event) == ()
 
 

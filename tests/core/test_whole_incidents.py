@@ -57,6 +57,16 @@ class WholeIncidents(RuleBasedStateMachine):
         if len(self.world.dead) < 3:
             self.world.dead.add(node)
 
+    @rule(node=st.sampled_from(NODES), verdict=st.sampled_from(("", "SUSPECT", "FAIL")))
+    def a_preflight_would_find_this(self, node: str, verdict: str) -> None:
+        self.world.sick.pop(node, None)
+        if verdict:
+            self.world.sick[node] = verdict
+
+    @rule(nodes=st.lists(st.sampled_from(NODES), max_size=2, unique=True), name=st.sampled_from(("a", "b", "c")))
+    def a_person_lifts_exclusions(self, nodes: list[str], name: str) -> None:
+        self.world.tell(ev.LiftAsked(self.world.now, "ann", name, tuple(nodes)))
+
     @rule()
     def the_ranks_hang_or_go_on(self) -> None:
         self.world.hung = not self.world.hung

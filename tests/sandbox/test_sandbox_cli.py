@@ -47,7 +47,8 @@ def test_a_cluster_by_the_command_line(short_dir: Path, sandbox: Sandbox) -> Non
         assert done.returncode == 7
         assert transom("exec", "no-such-command", TRANSOM_SANDBOX_DIR=folder).returncode == 2
         export = transom("env", "--dir", folder).stdout
-        assert shlex.split(export) == ["export", f"SLURM_CONF={folder}/slurm.conf"]
+        ours = [f"SLURM_CONF={folder}/slurm.conf", f"TRANSOM_STATE_DIR={folder}/state"]
+        assert shlex.split(export) == ["export", ours[0], "export", ours[1]]
         assert transom("fault", "kill-node", "node2", "--dir", folder).stdout.startswith("killed node2: ")
         listed = transom("fault", "list", "--dir", folder).stdout
         assert listed == "node2 is dead   undo: transom sandbox fault restore-node node2\n"

@@ -32,6 +32,7 @@ class World(Protocol):
     def clock(self) -> float: ...
     def sleep(self, seconds: float) -> None: ...
     def kill_node(self, name: str) -> None: ...
+    def take_down(self, name: str, reason: str) -> None: ...
 
 
 class FakeWorld:
@@ -42,6 +43,10 @@ class FakeWorld:
         self.nodes = tuple(self.slurm.cluster.nodes)
         self.folder = folder
         self.clock, self.sleep, self.kill_node = self.slurm.clock, self.slurm.sleep, self.slurm.kill_node
+
+    def take_down(self, name: str, reason: str) -> None:
+        node = self.slurm.cluster.nodes[name]
+        node.down, node.reason, node.reason_user = True, reason, "root"
 
 
 class RealWorld:
@@ -59,6 +64,9 @@ class RealWorld:
     def kill_node(self, name: str) -> None:
         faults.kill_node(self.sandbox, name)
         self.killed.append(name)
+
+    def take_down(self, name: str, reason: str) -> None:
+        self.sandbox.slurm("scontrol", "update", f"nodename={name}", "state=down", f"reason={reason}")
 
     def bury(self) -> None:
         """Tell Slurm of the dead: it would keep their jobs completing for a minute, also once they are back."""

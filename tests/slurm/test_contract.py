@@ -33,6 +33,7 @@ from transom_cli.slurm.port import (
 )
 from transom_cli.slurm.restart import SETTLE, restart_job
 from transom_cli.slurm.runner import Runner
+from transom_cli.supervise.draining import drain, is_ours, reason
 
 
 @pytest.fixture
@@ -278,6 +279,32 @@ def test_drain_keeps_a_foreign_reason_and_undrain_leaves_it(world: World) -> Non
     world.admin.undrain(node, reason="transom: lost (r1)")
     assert not world.slurm.nodes([node])[0].drain
     assert {n.name for n in world.slurm.nodes()} == set(world.nodes)
+
+
+def test_a_reason_of_ours_comes_back_as_it_was_and_lets_the_node_be_resumed(world: World) -> None:
+    run = "it's.a-run-20260101-120000-ab12"
+    odd = """xid: it's "so" (100 %), $HOME = /x; a=b Comment=none [root@x] \\n, """ + "x" * 200
+    node = world.nodes[1]
+    assert drain(world.admin, (), node, reason(odd, run)) == ("drained", "")
+    (seen,) = world.slurm.nodes([node])
+    assert seen.drain and seen.reason == reason(odd, run) and is_ours(seen, run)
+    assert drain(world.admin, (), node, reason("another", "r2")) == ("drained", "")
+    assert world.slurm.nodes([node])[0].reason == seen.reason
+    world.admin.undrain(node, reason=seen.reason)
+    assert not world.slurm.nodes([node])[0].drain
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_a_node_that_another_keeps_away_stays_as_it_is(world: World, down: bool) -> None:
+    node, why = world.nodes[2], "fans: ticket 12 (ann)"
+    if down:
+        world.take_down(node, why)
+    else:
+        world.admin.drain(node, why)
+    (before,) = world.slurm.nodes([node])
+    how, detail = drain(world.slurm, (), node, reason("xid: 79", "r1"))
+    assert how == "drained" and detail == f"by {before.reason_user}: {why}"
+    assert world.slurm.nodes([node]) == [before]
 
 
 def test_refusals_carry_slurms_words(world: World) -> None:

@@ -17,6 +17,7 @@ from transom_cli import __version__
 from transom_cli.cli.check import check
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.cli.launch import agent, launch, operate
+from transom_cli.cli.nodes import nodes
 from transom_cli.cli.run import attach, run
 from transom_cli.cli.sandbox import sandbox_app
 from transom_cli.cli.status import explain, list_, status, stop
@@ -59,6 +60,7 @@ app.command()(status)
 app.command()(explain)
 app.command(name="list")(list_)
 app.command()(stop)
+app.command()(nodes)
 app.command()(check)
 app.add_typer(ckpt_app, name="ckpt")
 app.add_typer(sandbox_app, name="sandbox")

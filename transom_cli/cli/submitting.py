@@ -29,6 +29,7 @@ class Prepared:
     num_nodes: int = 0
     spares: int = 0
     chdir: str = ""  # where the job starts
+    avoided: tuple[str, ...] = ()  # nodes to exclude beside what a script of the user's own excludes
 
     def script(self, run_dir: Path) -> str:
         from transom_cli.submit.render import render_script
@@ -48,6 +49,8 @@ class Prepared:
         checkpoints = self.settings.checkpoint.directory
         env = script_environment(run_dir, self.settings.auto_beat, os.environ, checkpoints=checkpoints)
         options = completing_options(facts, job_name=Path(self.words[0]).name, exported=tuple(env), environ=os.environ)
+        if self.avoided:
+            options = (*options, f"--exclude={','.join(x for x in (facts.exclude, *self.avoided) if x)}")
         folder = "" if facts.chdir else self.chdir
         return Plan(options, tuple(self.words[1:]), folder, tuple(env.items()))
 
@@ -96,8 +99,12 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
         unused = unused_settings(settings)
         if unused:
             print(f"note: {words[0]} is submitted as it is; not used: {', '.join(unused)}", file=sys.stderr)
-        return Prepared(settings, words, text, facts.nodes or 0, chdir=_where(settings))
+        by_file = "/" in (facts.exclude or "")  # a file of names cannot be joined with names
+        avoided = () if by_file else nodes_to_avoid()
+        return Prepared(settings, words, text, facts.nodes or 0, chdir=_where(settings), avoided=avoided)
     settings = load(run_file, flags, os.environ)
+    exclude = tuple(dict.fromkeys((*settings.job.exclude, *nodes_to_avoid())))
+    settings = settings.model_copy(update={"job": settings.job.model_copy(update={"exclude": exclude})})
     spares = settings.job.spares
     return Prepared(settings, words, "", settings.job.nodes + spares, spares, _where(settings))
 
@@ -108,6 +115,25 @@ def unused_settings(settings: Settings) -> list[str]:
     launch = [f"launch.{key}" for key in settings.launch.model_fields_set]
     restart = [f"restart.{key}" for key in settings.restart.model_fields_set & {"relaunches", "leave_drained"}]
     return sorted([*job, *launch, *restart])
+
+
+def nodes_to_avoid() -> tuple[str, ...]:
+    """Of which a check of an earlier run has proven a fault, and which could not be drained; each is told."""
+    import time
+
+    from transom_cli.health.history.files import history_dir, read_history
+    from transom_cli.health.history.fold import fold, to_avoid
+    from transom_cli.ui.nodes import avoided_line
+
+    now = time.time()
+    try:
+        found = to_avoid(fold(read_history(history_dir(os.environ), now), now), now)
+    except OSError as error:
+        print(f"warning: the history of nodes cannot be read: {error}", file=sys.stderr)
+        return ()
+    for isolation in found:
+        print(avoided_line(isolation, now), file=sys.stderr)
+    return tuple(isolation.node for isolation in found)
 
 
 def _where(settings: Settings) -> str:

@@ -19,9 +19,16 @@ RUN_VARIABLES: frozenset[str] = frozenset(
 )
 """What transom tells its own processes and the ranks of one run."""
 
-_OTHERS = ("TRANSOM_SANDBOX", "TRANSOM_REQUIRE_SLURM", "TRANSOM_NODE", "TRANSOM_TIER", "TRANSOM_SYSFS")
-"""The sandbox's marks on its processes, what the test suite reads, what a site's own checks are told, and where checks
-read from in place of /sys; by their first letters."""
+_OTHERS = (
+    "TRANSOM_SANDBOX",
+    "TRANSOM_REQUIRE_SLURM",
+    "TRANSOM_NODE",
+    "TRANSOM_TIER",
+    "TRANSOM_SYSFS",
+    "TRANSOM_STATE_DIR",
+)
+"""The sandbox's marks on its processes, what the test suite reads, what a site's own checks are told, where checks read
+from in place of /sys, and where the history of nodes lives; by their first letters."""
 
 
 def is_setting(name: str) -> bool:

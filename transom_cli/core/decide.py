@@ -14,7 +14,7 @@ from transom_cli.core import events as ev
 from transom_cli.core import healing, idle, job
 from transom_cli.core import incident as inc
 from transom_cli.core.actions import Action, Cancel, Examine, Isolate, Patch, Probe, Release, Restart, Submit
-from transom_cli.core.diagnose import UNKNOWN
+from transom_cli.core.diagnose import PREFLIGHT, UNKNOWN
 from transom_cli.core.incident import Step, done, order
 from transom_cli.core.state import Phase, Stage, State
 from transom_cli.layout import parse_attempt
@@ -49,10 +49,9 @@ def _tick(state: State, e: ev.Tick) -> Step:
         if step[1]:
             return step
     expired = tuple(x.node for x in state.exclusions if x.until is not None and x.until <= e.at)
-    waiting = state.slurm_state == "PENDING" and job.starting(state) and state.phase is not Phase.STOPPING
-    if expired and waiting:
+    if expired and job.waiting(state):
         return job.patch(state, drop=expired)
-    return job.waive_spares(state, e.at) if waiting else (state, ())
+    return job.waive_spares(state, e.at) if job.waiting(state) else (state, ())
 
 
 def _submitted(state: State, e: ev.Submitted) -> Step:
@@ -73,13 +72,18 @@ def _slurm_back(state: State, e: ev.SlurmBack) -> Step:
     return replace(state, slurm_lost=""), ()
 
 
-def _launch_seen(state: State, e: ev.LaunchSeen) -> Step:
+def _start_told(state: State, e: ev.LaunchSeen | ev.OutcomeSeen, succeeds: int = 0) -> Step:
+    """A launcher's word of a start that Slurm has not told of yet."""
     job_id, restarts = parse_attempt(e.attempt)
-    step: Step = (state, ())
     if job_id == state.job_id and restarts > state.restarts:
-        step = job.seen(state, ev.JobSeen(e.at, job_id, restarts, "RUNNING", nodes=e.nodes))
-    elif e.succeeds and job_id != state.job_id:
-        step = job.seen(state, ev.JobSeen(e.at, job_id, restarts, "RUNNING", nodes=e.nodes, succeeds=e.succeeds))
+        return job.seen(state, ev.JobSeen(e.at, job_id, restarts, "RUNNING", nodes=e.nodes))
+    if succeeds and job_id != state.job_id:
+        return job.seen(state, ev.JobSeen(e.at, job_id, restarts, "RUNNING", nodes=e.nodes, succeeds=succeeds))
+    return state, ()
+
+
+def _launch_seen(state: State, e: ev.LaunchSeen) -> Step:
+    step = _start_told(state, e, e.succeeds)
     state = step[0]
     if e.attempt != state.attempt or (state.launched and e.launch <= state.launch):
         return step
@@ -87,24 +91,47 @@ def _launch_seen(state: State, e: ev.LaunchSeen) -> Step:
         return step
     if state.launched:
         words = f"training step started again in the same allocation (launch {e.launch})"
-        return healing.relaunched(replace(state, idle=e.idle), e.at, e.launch, words), step[1]
+        state = healing.relaunched(replace(state, idle=e.idle), e.at, e.launch, words)
+    else:
+        state = _first_launch(state, e)
+    found = idle.found(state, e.at, e.faults) if _mine(state, e.attempt) and not job.restarting(state) else (state, ())
+    return inc.both((state, step[1]), found)
+
+
+def _first_launch(state: State, e: ev.LaunchSeen) -> State:
     state = replace(state, launched=True, launch=e.launch, nodes=(*e.nodes, *e.idle) or state.nodes, idle=e.idle)
     if state.incident is not None and state.incident.stage is Stage.STARTING:
         words = f"training step started: {e.world_size} ranks on {len(e.nodes)} nodes"
         state = replace(state, incident=inc.mark(state.incident, e.at, "launched", words))
-    return state, step[1]
+    return state
 
 
 def _heal_seen(state: State, e: ev.HealSeen) -> Step:
     if not _mine(state, e.attempt) or job.restarting(state):
         return state, ()
-    state = healing.told(state, e.at, e.incident, e.what, e.words, e.cause, e.nodes)
-    return idle.given_up(state, e.at, e.nodes, e.cause, e.words) if e.what == "swapped" else (state, ())
+    e = replace(e, faults=_of_ours(state, e.faults))
+    state = healing.told(state, e)
+    return idle.given_up(state, e) if e.what == "swapped" else (state, ())
+
+
+def _of_ours(state: State, faults: tuple[ev.NodeFault, ...]) -> tuple[ev.NodeFault, ...]:
+    return tuple(f for f in faults if f.node in state.nodes)
 
 
 def _outcome_seen(state: State, e: ev.OutcomeSeen) -> Step:
+    """One that was left before its first launch may be the first that is heard of its attempt."""
+    if e.status == "left" and e.cause in (PREFLIGHT, "isolated_nodes") and not job.restarting(state):
+        step = _start_told(state, e)
+        if step[0].attempt == e.attempt and not step[0].launched:
+            step = (replace(step[0], nodes=e.nodes or step[0].nodes), step[1])
+        return inc.both(step, _ended(step[0], e))
+    return _ended(state, e)
+
+
+def _ended(state: State, e: ev.OutcomeSeen) -> Step:
     if e.attempt != state.attempt or state.phase is Phase.STOPPING or job.restarting(state):
         return state, ()
+    e = replace(e, faults=_of_ours(state, e.faults))
     if e.status == "done":
         if state.incident is not None:  # whatever it was, the training has ended well
             state = inc.close(state, e.at, "recovered" if job.starting(state) else "nothing")
@@ -118,8 +145,8 @@ def _outcome_seen(state: State, e: ev.OutcomeSeen) -> Step:
         return state, ()
     if e.cause == "hang":
         suspects = _suspects(state, e.suspects)
-        return inc.sign(state, e.at, e.why, outcome=e, quiet=True, quiet_over=False, quiet_nodes=suspects)
-    return inc.sign(state, e.at, e.why, outcome=e)
+        return inc.sign(state, e.at, e.why, e.faults, outcome=e, quiet=True, quiet_over=False, quiet_nodes=suspects)
+    return inc.sign(state, e.at, e.why, e.faults, outcome=e)
 
 
 def _mine(state: State, attempt: str) -> bool:
@@ -281,6 +308,23 @@ def _stop_asked(state: State, e: ev.StopAsked) -> Step:
     return job.cancel(replace(inc.close(state, e.at, "stopped"), pending=()), e.at)
 
 
+def _lift_asked(state: State, e: ev.LiftAsked) -> Step:
+    """Such an exclusion ends at once: the waiting job is told; else the next restart, as with one that has expired."""
+    if e.request in state.lifts:
+        return state, ()
+    state = replace(state, lifts=(*state.lifts, e.request))
+    lifted = tuple(x.node for x in state.exclusions if x.node in e.nodes)
+    if not lifted:
+        return state, ()
+    if state.incident is not None:
+        words = f"{', '.join(lifted)} lifted by {e.who}"
+        state = replace(state, incident=inc.mark(state.incident, e.at, "lifted", words))
+    if job.waiting(state):
+        return job.patch(state, drop=lifted)
+    ended = (replace(x, until=e.at) if x.node in lifted else x for x in state.exclusions)
+    return replace(state, exclusions=tuple(ended)), ()
+
+
 _HANDLERS: dict[type[ev.Event], Callable[[State, Any], Step]] = {
     ev.Started: _started,
     ev.Tick: _tick,
@@ -305,4 +349,5 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], Step]] = {
     ev.Acted: _acted,
     ev.ActionFailed: _action_failed,
     ev.StopAsked: _stop_asked,
+    ev.LiftAsked: _lift_asked,
 }

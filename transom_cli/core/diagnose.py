@@ -1,18 +1,24 @@
 """From an incident's findings to a diagnosis: cause, suspects, confidence, and restart or stop. Pure.
 
 The default is restart; a stop needs evidence. A node is blamed for good (drained where that is allowed) only when its
-slurmd failed two probes; a mere repeat on the same node excludes it for a while.
+slurmd failed two probes or a check has proven a fault of it; a check's suspicion, and a mere repeat on the same node,
+exclude it for a while.
 """
 
 from __future__ import annotations
 
-from transom_cli.core.events import RankExit
+from dataclasses import replace
+
+from transom_cli.core.events import NodeFault, RankExit
 from transom_cli.core.state import Diagnosis, Incident, State
 
+PREFLIGHT = "preflight"  # the launcher's checks left too few good nodes to begin with
+NODE_FAULT = "node_fault"  # a check found it, beside a training
 DO_NOT_RESTART = 93  # a trainer's own word, as in NVIDIA's resiliency tools
 NO_CHECKPOINT = 15
 RUN_DIR_UNSEEN = 14
 UNKNOWN = 22
+TOLD = 3  # faults that a diagnosis names, of more
 
 _ENDINGS = {
     "TIMEOUT": ("time_limit", "the job reached its time limit"),
@@ -33,16 +39,34 @@ def diagnose(incident: Incident, state: State) -> Diagnosis | None:
     """None: there was nothing after all (the sign went away and everything answers)."""
     exits = incident.outcome.exits if incident.outcome else ()
     first = first_bad(exits)
-    return (
+    diagnosis = (
         _node_lost(incident)
         or _told_to_stop(exits, incident, state)
         or _left(incident)
+        or _node_fault(incident, state)
         or _user_error(incident, state, first)
         or _never_started(incident, state)
         or _slurm_ended(incident)
         or _rank_ended(incident, state, first)
         or _hang(incident, state)
     )
+    return _with_faults(diagnosis, incident.faults) if diagnosis is not None else None
+
+
+def _with_faults(diagnosis: Diagnosis, faults: tuple[NodeFault, ...]) -> Diagnosis:
+    """Whatever the cause is, the nodes that checks speak against are to blame as well, each by its own fault.
+
+    Of a lost node a mere suspicion says nothing more.
+    """
+    lost = diagnosis.nodes if diagnosis.isolate == "drain" else ()
+    faults = tuple(f for f in faults if f.proven or f.node not in lost)
+    if not faults:
+        return diagnosis
+    new = [f"{f.node}: {f.words}" for f in faults if f.evidence not in diagnosis.words]
+    told = [diagnosis.words, *new[:TOLD]] + ([f"and {len(new) - TOLD} more"] if len(new) > TOLD else [])
+    nodes = tuple(dict.fromkeys((*diagnosis.nodes, *(f.node for f in faults))))
+    # nodes that were to blame and not to be isolated stay so: only those with a fault are
+    return replace(diagnosis, words="; ".join(x for x in told if x), nodes=nodes, faults=faults)
 
 
 def _node_lost(incident: Incident) -> Diagnosis | None:
@@ -82,9 +106,18 @@ def _left(incident: Incident) -> Diagnosis | None:
     outcome = incident.outcome
     if outcome is None or outcome.status != "left":
         return None
-    blamed = outcome.suspects if outcome.cause == "isolated_nodes" else ()
+    blamed = outcome.suspects if outcome.cause in ("isolated_nodes", PREFLIGHT) else ()
     how = "exclude" if blamed else "none"
     return Diagnosis(outcome.cause or "left", outcome.why, blamed, sure=not blamed, isolate=how, restart=True)
+
+
+def _node_fault(incident: Incident, state: State) -> Diagnosis | None:
+    """A fault for which the launcher ended the launch, or a proven one of a node with ranks, explains what was seen."""
+    told = incident.outcome or incident.diagnosis
+    named = told is not None and told.cause == NODE_FAULT and bool(incident.faults)
+    if not named and not any(f.proven and f.node not in state.idle for f in incident.faults):
+        return None
+    return Diagnosis(NODE_FAULT, "", (), sure=False, isolate="none", restart=True)
 
 
 def _user_error(incident: Incident, state: State, first: RankExit | None) -> Diagnosis | None:

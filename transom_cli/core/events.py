@@ -48,6 +48,15 @@ class NodeFault:
     def proven(self) -> bool:
         return self.verdict == "FAIL"
 
+    @property
+    def words(self) -> str:
+        """Check and evidence, with the device where the evidence does not name it."""
+        told = f"{self.check}: {self.evidence}"
+        device = self.device if self.device not in self.evidence else ""
+        serial = f"serial {self.serial}" if self.serial and self.serial not in self.evidence else ""
+        about = ", ".join(x for x in (device, serial) if x)
+        return f"{told} ({about})" if about else told
+
 
 @dataclass(frozen=True)
 class Event:
@@ -127,7 +136,7 @@ class SlurmBack(Event):
 class LaunchSeen(Event):
     """The launcher started the training step on `nodes`; `idle` are the allocation's others: spares, given up.
 
-    succeeds: as in JobSeen.
+    succeeds: as in JobSeen. faults: what checks found against idle nodes, so that they carry no rank.
     """
 
     attempt: str
@@ -136,6 +145,7 @@ class LaunchSeen(Event):
     world_size: int
     idle: tuple[str, ...] = ()
     succeeds: int = 0
+    faults: tuple[NodeFault, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -287,3 +297,12 @@ class ActionFailed(Event):
 @dataclass(frozen=True)
 class StopAsked(Event):
     who: str
+
+
+@dataclass(frozen=True)
+class LiftAsked(Event):
+    """A person lets the run use these nodes again. request: its name; each is heard once, by whichever operator."""
+
+    who: str
+    request: str
+    nodes: tuple[str, ...]

@@ -8,15 +8,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transom_cli.core import incident as inc
+from transom_cli.core.events import HealSeen
 from transom_cli.core.state import Diagnosis, Incident, Phase, Stage, State
 
 
-def told(state: State, at: float, name: str, what: str, words: str, cause: str, nodes: tuple[str, ...]) -> State:
+def told(state: State, e: HealSeen) -> State:
     """The launcher's story of a fault that it handles itself. What the operator is at already, it only adds to.
 
-    name: the launcher's own for it, l1, l2, ... in each attempt.
+    Its name for it is l1, l2, ... in each attempt.
     """
-    number = _number(name)
+    at, what, words = e.at, e.what, e.words
+    number = _number(e.incident)
     if what == "seen":
         if number <= state.healed:
             return state  # an operator that takes over reads the launcher's journal from its beginning
@@ -34,9 +36,9 @@ def told(state: State, at: float, name: str, what: str, words: str, cause: str, 
     elif number != incident.healing or any((m.what, m.words) == (what, words) for m in incident.marks):
         return state
     if what == "diagnosed" and incident.stage is Stage.HEALING:
-        diagnosis = Diagnosis(cause, words, nodes, sure=False, isolate="none", restart=True)
+        diagnosis = Diagnosis(e.cause, words, e.nodes, sure=False, isolate="none", restart=True)
         incident = replace(incident, diagnosis=diagnosis)
-    return replace(state, incident=inc.mark(incident, at, what, words))
+    return replace(state, incident=inc.found(inc.mark(incident, at, what, words), at, e.faults))
 
 
 def relaunched(state: State, at: float, launch: int, words: str) -> State:

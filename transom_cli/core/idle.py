@@ -10,11 +10,13 @@ from dataclasses import replace
 
 from transom_cli.core import events as ev
 from transom_cli.core import incident as inc
+from transom_cli.core import isolating
 from transom_cli.core.actions import Isolate, Probe
 from transom_cli.core.incident import Step, order
-from transom_cli.core.state import Exclusion, Look, State
+from transom_cli.core.state import Exclusion, Look, State, faults_of
 
 PREFIX = "idle/"
+_SURE = "drain"  # the last word of the key of an isolation that is no mere suspicion
 _PROBES_DECIDE = ("node_silent", "maintenance")  # causes for which a node that answers is not kept away
 
 
@@ -26,15 +28,27 @@ def suspect(state: State, node: str) -> Step:
     return order(state, Probe(_key(state, node, "1"), node, state.job_id))
 
 
-def given_up(state: State, at: float, nodes: tuple[str, ...], cause: str, words: str) -> Step:
+def given_up(state: State, e: ev.HealSeen) -> Step:
     """The launcher has put spares in their place: on suspicion they are kept away for a while, dead ones for good."""
     step: Step = (state, ())
-    for node in (n for n in nodes if n in state.nodes):
+    checked = {f.node for f in e.faults}
+    for node in (n for n in e.nodes if n in state.nodes):
         known = any(x.node == node for x in step[0].idle_looks)
         step = inc.both(step, suspect(step[0], node))
-        if known or cause in _PROBES_DECIDE:
+        if known or node in checked or e.cause in _PROBES_DECIDE:
             continue
-        step = inc.both(step, _isolate(step[0], at, node, f"{cause}: {words}", drain=False))
+        step = inc.both(step, _isolate(step[0], e.at, node, f"{e.cause}: {e.words}", sure=False))
+    return inc.both(step, found(step[0], e.at, e.faults))
+
+
+def found(state: State, at: float, faults: tuple[ev.NodeFault, ...]) -> Step:
+    """What checks found against such nodes. A proven fault isolates for good, also a node that answers."""
+    new = tuple(f for f in dict.fromkeys(faults) if f.node in state.nodes and f not in state.idle_faults)
+    step: Step = (replace(state, idle_faults=(*state.idle_faults, *new)), ())
+    for node in dict.fromkeys(f.node for f in new):
+        worst = faults_of(step[0].idle_faults, node)[0]
+        step = inc.both(step, suspect(step[0], node))
+        step = inc.both(step, _isolate(step[0], at, node, worst.words, sure=worst.proven))
     return step
 
 
@@ -47,28 +61,38 @@ def probed(state: State, at: float, key: str, node: str, verdict: str, evidence:
     if inc.look_again(look, verdict):
         number = int(key.rpartition("/")[2]) + 1
         return order(state, Probe(_key(state, node, str(number)), node, state.job_id, inc.SECOND_LOOK))
-    return _isolate(state, at, node, f"node_lost: {evidence}", drain=state.policy.drain) if look.dead else (state, ())
+    return _isolate(state, at, node, f"node_lost: {evidence}", sure=True) if look.dead else (state, ())
 
 
-def _isolate(state: State, at: float, node: str, reason: str, *, drain: bool) -> Step:
-    """Within the cap, as everywhere. A node that is excluded on suspicion is drained once it is known to be dead."""
+def _isolate(state: State, at: float, node: str, reason: str, *, sure: bool) -> Step:
+    """Within the cap, as everywhere. A node that is excluded on suspicion is drained once its fault is sure."""
     known = next((x for x in state.exclusions if x.node == node), None)
-    if known is not None and not (drain and known.until is not None):
+    if known is not None and not (sure and known.until is not None):
         return state, ()
-    if known is None:
-        if not inc.room(state, at):
+    counted = known is not None or any(isinstance(a, Isolate) and a.node == node for a in state.pending)
+    if not counted and not isolating.room(state, at):
+        if state.incident is None:
             return state, ()
-        state = inc.count_isolations(state, at, 1)
-    return order(state, Isolate(_key(state, node, "drain" if drain else "exclude"), node, reason, drain))
+        marked = inc.mark(state.incident, at, "capped", f"{node} not isolated: {isolating.beyond(state)} ({reason})")
+        return replace(state, incident=marked), ()
+    key = _key(state, node, _SURE if sure else "exclude")
+    asked = order(state, Isolate(key, node, reason, sure and state.policy.drain))
+    return asked if counted else (isolating.count(asked[0], at, len(asked[1])), asked[1])
 
 
 def isolated(state: State, at: float, e: ev.Isolated) -> Step:
+    """The answer to an exclusion may come after that to the drain which followed it."""
+    sure = e.key.endswith(f"/{_SURE}")
+    known = next((x for x in state.exclusions if x.node == e.node), None)
+    if known is not None and known.until is None and not sure:
+        return state, ()
     look = next((x for x in state.idle_looks if x.node == e.node), None)
-    dead = look is not None and look.dead
-    until = None if dead else at + state.policy.expiry
-    words = look.evidence if look is not None else e.detail
+    faults = faults_of(state.idle_faults, e.node)
+    words = faults[0].words if faults else look.evidence if look is not None else e.detail
+    cause = "node_fault" if faults else "node_lost" if look is not None and look.dead else "given_up"
+    until = None if sure else at + state.policy.expiry
     others = tuple(x for x in state.exclusions if x.node != e.node)
-    new = Exclusion(e.node, at, until, e.how, "", words)
+    new = Exclusion(e.node, at, until, e.how, "", words, cause, e.detail, faults)
     return replace(state, exclusions=(*others, new)), ()
 
 

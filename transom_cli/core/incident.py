@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.actions import Action, Cancel, Examine, Isolate, Patch, Probe, Restart
-from transom_cli.core.diagnose import diagnose, first_bad
+from transom_cli.core import isolating
+from transom_cli.core.actions import Action, Cancel, Examine, Patch, Probe, Restart
+from transom_cli.core.diagnose import PREFLIGHT, diagnose, first_bad
+from transom_cli.core.events import NodeFault
 from transom_cli.core.state import Exclusion, Incident, Look, Mark, Phase, Stage, State
 
 Step = tuple[State, tuple[Action, ...]]
@@ -46,7 +48,16 @@ def mark(incident: Incident, at: float, what: str, words: str) -> Incident:
     return replace(incident, marks=(*incident.marks, Mark(at, what, words)))
 
 
-def sign(state: State, at: float, words: str, **found: object) -> Step:
+def found(incident: Incident, at: float, faults: tuple[NodeFault, ...]) -> Incident:
+    """What checks found against nodes becomes part of the story, each fault once."""
+    new = tuple(f for f in dict.fromkeys(faults) if f not in incident.faults)
+    for fault in new:
+        remedy = f"; remedy: {fault.remedy}" if fault.remedy != "none" else ""
+        incident = mark(incident, at, "found", f"{fault.node}: {fault.verdict.lower()}, {fault.words}{remedy}")
+    return replace(incident, faults=(*incident.faults, *new))
+
+
+def sign(state: State, at: float, words: str, faults: tuple[NodeFault, ...] = (), **about: object) -> Step:
     """A sign of trouble in the present attempt: open an incident, or add it to the open one."""
     incident = state.incident
     if incident is not None and incident.stage is Stage.STARTING:
@@ -57,8 +68,10 @@ def sign(state: State, at: float, words: str, **found: object) -> Step:
     if incident is None:
         name = f"i{len(state.incidents) + 1}"
         incident = Incident(name, state.job_id, state.restarts, at, state.step)
-    incident = mark(replace(incident, stage=Stage.EXAMINING, **found), at, "seen", words)  # type: ignore[arg-type]
-    state = replace(state, incident=incident)
+    incident = mark(replace(incident, stage=Stage.EXAMINING, **about), at, "seen", words)  # type: ignore[arg-type]
+    state = replace(state, incident=found(incident, at, faults))
+    incident = state.incident
+    assert incident is not None
     asked = order(state, *_questions(state, incident))
     return both(asked, advance(asked[0], at))
 
@@ -157,52 +170,29 @@ def _judge(state: State, incident: Incident, at: float) -> Step:
     if not diagnosis.restart:
         return stop(state, at, diagnosis.words, diagnosis.exit_code)
     state = replace(state, phase=Phase.RECOVERING, since=at)
-    blamed = diagnosis.nodes if diagnosis.isolate != "none" else ()
-    new = [n for n in blamed if n in state.nodes and n not in state.excluded]
-    if len(new) > room(state, at):
-        words = f"{diagnosis.words}; not isolated: that would be more than {_cap(state)} nodes in {_span(state)}"
-        if diagnosis.sure:
-            return stop(state, at, words, HELD)
-        incident = mark(incident, at, "capped", words)
-        new = []
+    choice = isolating.choose(state, diagnosis, at)
+    if choice.refused:
+        return stop(state, at, choice.refused, HELD)
+    if choice.capped:
+        incident = mark(incident, at, "capped", choice.capped)
     state = replace(state, incident=replace(incident, stage=Stage.ISOLATING))
-    drain = state.policy.drain and diagnosis.isolate == "drain"
-    reason = f"{diagnosis.cause}: {diagnosis.words}"
-    asked = order(state, *(Isolate(f"{incident.id}/isolate/{n}", n, reason, drain) for n in new))
-    state = count_isolations(asked[0], at, len(asked[1]))
+    asked = order(state, *choice.orders(state, diagnosis, incident.id))
+    state = isolating.count(asked[0], at, len(choice.new))
     return both((state, asked[1]), advance(state, at))
-
-
-def _cap(state: State) -> int:
-    return max(state.policy.cap_nodes, int(state.policy.cap_fraction * (state.num_nodes or len(state.nodes))))
-
-
-def _span(state: State) -> str:
-    return f"{state.policy.cap_window / 60:g} minutes"
-
-
-def room(state: State, at: float) -> int:
-    """How many nodes may still be isolated within the window, those that have been lifted again counted too."""
-    recent = sum(1 for t in state.isolations if t > at - state.policy.cap_window)
-    return max(0, _cap(state) - recent)
-
-
-def count_isolations(state: State, at: float, count: int) -> State:
-    recent = tuple(t for t in state.isolations if t > at - state.policy.cap_window)
-    return replace(state, isolations=recent + (at,) * count)
 
 
 def isolated(state: State, at: float, node: str, how: str, detail: str) -> Step:
     incident = state.incident
-    if incident is None or node in state.excluded:
+    known = next((x for x in state.exclusions if x.node == node), None)
+    if incident is None or incident.diagnosis is None or (known is not None and known.until is None):
         return advance(state, at)
-    diagnosis = incident.diagnosis
-    sure = diagnosis is not None and diagnosis.sure
-    until = None if sure else at + state.policy.expiry
-    words = diagnosis.words if diagnosis else ""
-    exclusion = Exclusion(node, at, until, how, incident.id, words)
+    diagnosis, faults = incident.diagnosis, incident.diagnosis.faults_of(node)
+    until = None if diagnosis.sure_of(node) else at + state.policy.expiry
+    words = faults[0].words if faults else diagnosis.words
+    new = Exclusion(node, at, until, how, incident.id, words, diagnosis.cause, detail, faults)
+    others = tuple(x for x in state.exclusions if x.node != node)
     incident = mark(incident, at, "isolated", f"{node} {how}" + (f" ({detail})" if detail else ""))
-    return advance(replace(state, exclusions=(*state.exclusions, exclusion), incident=incident), at)
+    return advance(replace(state, exclusions=(*others, new), incident=incident), at)
 
 
 def _budget(state: State, incident: Incident, at: float) -> Step:
@@ -210,17 +200,33 @@ def _budget(state: State, incident: Incident, at: float) -> Step:
     if incident.not_before is not None:  # paid already, before a second look
         return advance(replace(state, incident=replace(incident, stage=Stage.WAITING)), at)
     progress = state.durable if state.durable >= 0 else state.max_step
-    stuck = 0 if progress > state.progress or _as_far_as_time_went(state, incident) else state.no_progress + 1
-    state = replace(state, progress=max(progress, state.progress), no_progress=stuck)
+    further = progress > state.progress or _as_far_as_time_went(state, incident)
+    spared = 0 if further else state.spared
+    if _preflight_paid(state, incident) and spared < isolating.cap(state):
+        incident = mark(incident, at, "spared", "the checks found it before any rank began: no restart is counted")
+        stuck = 0 if further else state.no_progress
+        state = replace(state, progress=max(progress, state.progress), no_progress=stuck, spared=spared + 1)
+        return advance(replace(state, incident=replace(incident, stage=Stage.WAITING, not_before=at)), at)
+    stuck = 0 if further else state.no_progress + 1
+    state = replace(state, progress=max(progress, state.progress), no_progress=stuck, spared=spared)
     if stuck > state.policy.max_without_progress:
         last = incident.diagnosis.words if incident.diagnosis else ""
         words = f"restarted {stuck - 1} times without progress beyond step {progress}; last: {last}"
+        words += isolating.or_the_checks(incident.diagnosis)
         return stop(state, at, words, HELD)
     delay = min(state.policy.backoff * 2.0 ** (stuck - 1), state.policy.backoff_cap) if stuck else 0.0
     incident = replace(incident, stage=Stage.WAITING, not_before=at + delay)
     if delay:
         incident = mark(incident, at, "waiting", f"{delay:g} s before restart {stuck} without progress")
     return advance(replace(state, incident=incident), at)
+
+
+def _preflight_paid(state: State, incident: Incident) -> bool:
+    """Such a restart is paid for with an isolation of its own, of which there are no more than the cap in a row:
+    checks that find fault with ever new nodes come to the budget, and to its end."""
+    if incident.diagnosis is None or incident.diagnosis.cause != PREFLIGHT:
+        return False
+    return any(x.incident == incident.id and x.faults for x in state.exclusions)
 
 
 def _as_far_as_time_went(state: State, incident: Incident) -> bool:
@@ -286,6 +292,7 @@ def new_attempt(state: State, job_id: int, restarts: int) -> State:
         step=-1 if fresh else state.step,
         idle=() if fresh else state.idle,
         idle_looks=() if fresh else state.idle_looks,
+        idle_faults=() if fresh else state.idle_faults,
         slurm_state="PENDING" if fresh else state.slurm_state,
     )
 

@@ -10,11 +10,13 @@ from dataclasses import replace
 
 from transom_cli.core import events as ev
 from transom_cli.core import incident as inc
+from transom_cli.core import isolating
 from transom_cli.core.actions import Cancel, Patch, Release
 from transom_cli.core.incident import Step, both, order
 from transom_cli.core.state import Exclusion, Incident, Phase, Stage, State
 
 FINISH = "finish/"
+_LOST = "lost when Slurm requeued the job"
 FINISHING = 90.0  # seconds from the end of the training to that of the job, before Slurm counts as having missed it
 FORGETTING = 30.0  # seconds in which the nodes report to a slurmctld that was started again
 SPARES_WAIT = 5.0  # seconds in which a restarted job would start if there were nodes for its spares too
@@ -33,6 +35,11 @@ def restarting(state: State) -> bool:
 def starting(state: State) -> bool:
     """The open incident, if any, is about an earlier attempt: what is seen now is news of the present one."""
     return state.incident is None or state.incident.stage is Stage.STARTING
+
+
+def waiting(state: State) -> bool:
+    """The job waits for its next start, and may be told of other exclusions."""
+    return state.slurm_state == "PENDING" and starting(state) and state.phase is not Phase.STOPPING
 
 
 def succeeds(state: State, e: ev.JobSeen) -> bool:
@@ -168,7 +175,7 @@ def requeued_behind(state: State, e: ev.JobSeen) -> Step:
     incident = inc.mark(incident, e.at, "seen", words)
     lost = dict.fromkeys((*known, *e.lost_nodes))
     bad = tuple(n for n in lost if n in state.nodes and n not in state.excluded) if e.state == "PENDING" else ()
-    kept, left = bad[: inc.room(state, e.at)], bad[inc.room(state, e.at) :]
+    kept, left = bad[: isolating.room(state, e.at)], bad[isolating.room(state, e.at) :]
     if left:
         incident = inc.mark(incident, e.at, "capped", f"{', '.join(left)} not excluded: the cap is reached")
     if kept:
@@ -178,8 +185,8 @@ def requeued_behind(state: State, e: ev.JobSeen) -> Step:
     step: Step = (state, ())
     if kept:
         until = e.at + state.policy.expiry
-        new = tuple(Exclusion(n, e.at, until, "excluded", name, "lost when Slurm requeued the job") for n in kept)
-        state = inc.count_isolations(replace(state, exclusions=(*state.exclusions, *new)), e.at, len(new))
+        new = tuple(Exclusion(n, e.at, until, "excluded", name, _LOST, "node_lost") for n in kept)
+        state = isolating.count(replace(state, exclusions=(*state.exclusions, *new)), e.at, len(new))
         step = (state, ())
     if e.state == "PENDING" and (kept or not e.held):
         step = patch(state, start=not e.held)

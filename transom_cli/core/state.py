@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from transom_cli.core.actions import Action
-from transom_cli.core.events import OutcomeSeen
+from transom_cli.core.events import NodeFault, OutcomeSeen
 from transom_cli.layout import attempt_name
 
 
@@ -59,7 +59,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Cause + suspects + confidence, from findings; and what the policy makes of it."""
+    """Cause + suspects + confidence, from findings; and what the policy makes of it.
+
+    `sure` and `isolate` are about all nodes alike, but for those of which `faults` speak: there each node's own count.
+    """
 
     cause: str  # node_lost, rank_killed, rank_failed, hang, user_error, ...
     words: str  # one line for a person
@@ -68,6 +71,31 @@ class Diagnosis:
     isolate: str  # drain, exclude or none
     restart: bool
     exit_code: int = 1  # of the run, when it is not restarted
+    faults: tuple[NodeFault, ...] = ()  # what checks found against nodes among those to blame
+
+    def faults_of(self, node: str) -> tuple[NodeFault, ...]:
+        return faults_of(self.faults, node)
+
+    def sure_of(self, node: str) -> bool:
+        """The node's fault is proven: it is kept away until a person lifts it."""
+        own = self.faults_of(node)
+        return own[0].proven if own else self.sure
+
+    def isolates(self, node: str) -> str:
+        """drain, exclude or none."""
+        own = self.faults_of(node)
+        return ("drain" if own[0].proven else "exclude") if own else self.isolate
+
+    def reason(self, node: str) -> str:
+        """Why this node is isolated, for whoever finds it drained."""
+        own = self.faults_of(node)
+        more = f" (and {len(own) - 1} more)" if len(own) > 1 else ""
+        return f"{own[0].words}{more}" if own else f"{self.cause}: {self.words}"
+
+
+def faults_of(faults: tuple[NodeFault, ...], node: str) -> tuple[NodeFault, ...]:
+    """Those of one node, the proven ones first."""
+    return tuple(sorted((f for f in faults if f.node == node), key=lambda f: not f.proven))
 
 
 @dataclass(frozen=True)
@@ -113,6 +141,7 @@ class Incident:
     looks: tuple[Look, ...] = ()
     log_category: str = ""
     log_line: str = ""
+    faults: tuple[NodeFault, ...] = ()  # what checks found against nodes, as the launcher told it
     diagnosis: Diagnosis | None = None
     not_before: float | None = None  # when the back-off ends; None: the budget has not been asked yet
     marks: tuple[Mark, ...] = ()
@@ -138,6 +167,9 @@ class Exclusion:
     how: str  # drained or excluded
     incident: str
     reason: str
+    cause: str = ""  # as in Diagnosis
+    detail: str = ""  # who else drains it, or why it could not be drained
+    faults: tuple[NodeFault, ...] = ()  # of this node, the proven ones first
 
 
 @dataclass(frozen=True)
@@ -157,6 +189,7 @@ class State:
     nodes: tuple[str, ...] = ()  # of the present (or, while pending, the last) attempt
     idle: tuple[str, ...] = ()  # those of them that carry no rank: spares, and nodes that a spare stands in for
     idle_looks: tuple[Look, ...] = ()  # what the probes of such nodes said
+    idle_faults: tuple[NodeFault, ...] = ()  # what checks found against them
     batch_host: str = ""
     launched: bool = False  # the training step of this attempt was started
     launch: int = 0  # the newest launch of this attempt
@@ -166,12 +199,14 @@ class State:
     durable: int = -1  # newest published checkpoint
     progress: int = -1  # what the last restart could count on
     no_progress: int = 0
+    spared: int = 0  # restarts in a row after a preflight that found bad nodes, which were not counted in no_progress
     starts: int = 0  # attempts that were given to Slurm by us or by itself, the first not counted
     stop_asked: bool = False
     incident: Incident | None = None
     incidents: tuple[Incident, ...] = ()  # closed ones, oldest first
     exclusions: tuple[Exclusion, ...] = ()
     isolations: tuple[float, ...] = ()  # when nodes were isolated, within the cap's window
+    lifts: tuple[str, ...] = ()  # requests to lift exclusions that were heard
     pending: tuple[Action, ...] = ()  # ordered, outcome not yet known
     patches: int = 0
     released: str = ""  # the attempt whose hold we have lifted after its start was given to Slurm

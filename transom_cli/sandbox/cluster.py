@@ -124,8 +124,11 @@ class Sandbox:
         return ("munged", *database, "slurmctld", *self.node_names)
 
     def env(self) -> dict[str, str]:
-        """What any Slurm client needs in its environment to talk to this cluster, and to no other."""
-        return {"SLURM_CONF": str(self.dir / "slurm.conf")}
+        """What any Slurm client needs in its environment to talk to this cluster, and to no other.
+
+        What becomes of these nodes is no part of the user's own history either.
+        """
+        return {"SLURM_CONF": str(self.dir / "slurm.conf"), "TRANSOM_STATE_DIR": str(self.dir / "state")}
 
     def slurm(self, *argv: str, timeout_s: float = 30.0) -> str:
         """Run a Slurm command as this cluster's administrator; its stdout. Raises with Slurm's own words."""

@@ -257,8 +257,11 @@ class Follower:
                 continue
             self._requests.add(path.name)
             request = _read_json(path)
+            who, nodes = str(request.get("who", "somebody")), request.get("nodes")
             if request.get("ask") == "stop":
-                yield ev.StopAsked(now, str(request.get("who", "somebody")))
+                yield ev.StopAsked(now, who)
+            if request.get("ask") == "lift" and isinstance(nodes, list):
+                yield ev.LiftAsked(now, who, path.name, tuple(str(n) for n in nodes))
 
 
 def newest_checkpoint(directory: Path) -> int:

@@ -30,7 +30,7 @@ from transom_cli.slurm.restart import SETTLE, RestartRequest, restart_job
 from transom_cli.slurm.retry import backoff
 from transom_cli.slurm.tags import of_run, run_tag, successor_tag, tag_of
 from transom_cli.supervise.clock import Clock
-from transom_cli.supervise.draining import drain
+from transom_cli.supervise.draining import drain, reason
 from transom_cli.supervise.examine import examine
 from transom_cli.supervise.handed import newest_handed
 
@@ -176,8 +176,8 @@ class Hands:
     def _isolate(self, action: act.Isolate) -> ev.Event:
         how, detail = "excluded", ""
         if action.drain:
-            reason = f"transom: {action.reason} ({self._orders.run.run_id})"[:200]
-            how, detail = drain(self._slurm, self._orders.drain_command, action.node, reason)
+            why = reason(action.reason, self._orders.run.run_id)
+            how, detail = drain(self._slurm, self._orders.drain_command, action.node, why)
         return ev.Isolated(self._clock.now(), action.key, action.node, how, detail)
 
     def _restart(self, action: act.Restart) -> ev.Event:

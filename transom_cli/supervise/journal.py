@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,11 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def fold(path: Path) -> Folded:
-    """Play the journal through the core. What comes out is the state at its last record."""
+def fold(path: Path, seen: Callable[[State, Event, State], None] | None = None) -> Folded:
+    """Play the journal through the core. What comes out is the state at its last record.
+
+    seen: told of each event that counts, with the states before and after it.
+    """
     records = _records(path)
     header = next(records, {})
     if header.get("type") != "Header" or header.get("schema") != SCHEMA:
@@ -82,7 +85,10 @@ def fold(path: Path) -> Folded:
             event = event_from_json(record)
         except BadRecord as error:
             raise JournalError(f"A record of `{path}` cannot be read", str(error)) from error
-        state, _ = decide(state, event)
+        before = state
+        state, _ = decide(before, event)
+        if seen is not None:
+            seen(before, event, state)
         last_at = max(last_at, event.at)
         events.append(event)
     return Folded(state, last_at, tuple(events))

@@ -22,6 +22,7 @@ from transom_cli.supervise.follow import Follower
 from transom_cli.supervise.hands import Hands
 from transom_cli.supervise.journal import Journal, JournalError, fold, step_and_remember
 from transom_cli.supervise.lease import Lease
+from transom_cli.supervise.nodebook import NodeBook
 from transom_cli.supervise.slurmwatch import SlurmWatch
 
 log = logging.getLogger("transom.operator")
@@ -65,6 +66,7 @@ class Operator:
         clock_from: Callable[[float], Clock],
         parts: Callable[[Clock, queue.SimpleQueue[ev.Event], Pace], tuple[Follower, SlurmWatch, Hands]],
         pace: Pace,
+        book: NodeBook | None = None,
     ) -> None:
         folded = fold(run.journal)
         self.state = folded.state
@@ -74,6 +76,7 @@ class Operator:
         self._clock = clock_from(folded.last_at)
         self._inbox: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
         self._pace = pace
+        self._book = book
         self._follower, self._watch, self._hands = parts(self._clock, self._inbox, pace)
         self._asked_to_leave = False
         self._leave_by = 0.0
@@ -112,6 +115,8 @@ class Operator:
             self._watch.stop()
             self._hands.stop()
             self._journal.close()
+            if self._book is not None:
+                self._book.close()
             with contextlib.suppress(OSError):
                 self._lease.give_up()
         return self.state
@@ -122,7 +127,7 @@ class Operator:
         Whatever was ordered and not answered is ordered once more.
         """
         self._journal.append(ev.Started(self._clock.now(), self._lease.epoch))
-        self.state = fold(self._run.journal).state
+        self.state = fold(self._run.journal, self._book.seen if self._book is not None else None).state
         for action in self.state.pending:
             log.info("order %s", action)
             self._hands.do(action)
@@ -149,6 +154,8 @@ class Operator:
         if remembered is None:
             return
         self.state, actions = remembered
+        if self._book is not None:
+            self._book.seen(before, event, self.state)
         if actions or self.state != before:
             told = {k: v for k, v in event_to_json(event).items() if k not in ("at", "type")}
             log.info("%s %s", type(event).__name__, told)

@@ -1,0 +1,134 @@
+"""`transom nodes`: the nodes that your runs keep away from, why and until when; and the end of that."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from transom_cli.errors import NotPermitted, Unknown, UsageError
+
+if TYPE_CHECKING:
+    from transom_cli.health.history.fold import NodeHistory
+    from transom_cli.slurm.port import Node
+    from transom_cli.supervise.lifting import Lifted
+
+
+def nodes(
+    lift: Annotated[
+        str | None, typer.Option("--lift", metavar="NODES", help="Use these nodes again, as n3 or n[1-4],n7.")
+    ] = None,
+    run: Annotated[str | None, typer.Option("--run", help="Of this run only: its id, name or path.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Also what has ended, of the last 90 days.")] = False,
+    root: Annotated[Path | None, typer.Option("--root", help="Where run directories live.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """The nodes that your runs isolated: why, until when, and which of them fail again and again."""
+    import os
+    import time
+
+    from transom_cli.health.history.files import history_dir, read_history
+    from transom_cli.health.history.fold import fold
+    from transom_cli.submit.rundir import explain, find_run
+    from transom_cli.wiring import runs_root
+
+    of_run = find_run(runs_root(root), run).run_id if run is not None else ""
+    folder, now = history_dir(os.environ), time.time()
+    try:
+        history = fold(read_history(folder, now), now)
+    except OSError as error:
+        raise explain(error, folder, doing="read the history in", instead="set TRANSOM_STATE_DIR") from error
+    if lift is None:
+        _list(history, of_run, now, ended=all_, json_=json_)
+    else:
+        _lift(history, _names(lift), of_run, folder, json_=json_)
+
+
+def _names(expression: str) -> tuple[str, ...]:
+    from transom_cli.slurm.parse import parse_nodes
+    from transom_cli.slurm.port import SlurmUnknown
+
+    try:
+        names, why = parse_nodes(expression), "it names none"
+    except SlurmUnknown as error:
+        names, why = (), error.why
+    if not names:
+        raise UsageError(f"`--lift {expression}` is not a list of nodes", why, "as n3 or n[1-4],n7")
+    return names
+
+
+def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: bool) -> None:
+    import json
+    import shutil
+    from dataclasses import asdict
+
+    from transom_cli.core.codec import plain
+    from transom_cli.health.history.lemons import judge_history
+    from transom_cli.ui.nodes import lemon_lines, node_lines, node_rows
+
+    told, silent = _ask_slurm(tuple(sorted({s.isolation.node for s in history.standings})))
+    rows = [row for row in node_rows(history, told, ended=ended) if run in ("", row.run)]
+    lemons = () if run else judge_history(history)  # they are those of all runs together
+    if json_:
+        document = {"schema": 1, "nodes": [asdict(row) for row in rows], "lemons": plain(lemons), "slurm": silent}
+        print(json.dumps(document))
+        return
+    width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 10_000
+    blocks = ["\n".join(node_lines(row, now, width)) for row in rows]
+    blocks += ["\n".join(lemon_lines(lemons, width))] if lemons else []
+    print("\n\n".join(blocks) or "no node is kept away by your runs")
+    if silent:
+        print(f"warning: Slurm does not answer, so nothing is said of what it shows: {silent}", file=sys.stderr)
+
+
+def _ask_slurm(names: tuple[str, ...]) -> tuple[dict[str, Node] | None, str]:
+    """The nodes that Slurm knows, by name; or None, and its error."""
+    from transom_cli.errors import TransomError
+    from transom_cli.supervise.lifting import known_nodes
+    from transom_cli.wiring import slurm_client
+
+    try:
+        return {node.name: node for node in known_nodes(slurm_client(), names)}, ""
+    except TransomError as error:
+        return None, error.why or error.what
+
+
+def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, *, json_: bool) -> None:
+    import getpass
+    import json
+    import socket
+    from dataclasses import asdict
+
+    from transom_cli.errors import printable
+    from transom_cli.submit.rundir import explain
+    from transom_cli.supervise.lifting import lift, to_lift
+    from transom_cli.wiring import slurm_client
+
+    to_lift(history, names, run)
+    who = f"{getpass.getuser()} on {socket.gethostname()}"
+    try:
+        lifted = lift(history, names, run, who, folder, slurm_client())
+    except OSError as error:
+        raise explain(error, folder, doing="write into", instead="set TRANSOM_STATE_DIR") from error
+    if not json_:
+        for one in lifted:
+            told = f"; told: {', '.join(one.told)}" if one.told else ""
+            slurm = f"{one.slurm} ({one.why})" if one.why else one.slurm
+            print(printable(f"{one.node}: no run keeps off it any more{told}; Slurm: {slurm}"), file=sys.stderr)
+    _require_resumed(lifted)
+    if json_:
+        print(json.dumps({"schema": 1, "lifted": [asdict(one) for one in lifted]}))
+
+
+def _require_resumed(lifted: list[Lifted]) -> None:
+    from transom_cli.supervise.lifting import DENIED, UNKNOWN
+
+    for word, error in ((DENIED, NotPermitted), (UNKNOWN, Unknown)):
+        left = [one for one in lifted if one.slurm == word]
+        if left:
+            names = ",".join(one.node for one in left)
+            what = f"{names}: your runs no longer keep off, but Slurm may"
+            hint = f"scontrol update nodename={names} state=resume"
+            raise error(what, left[0].why, f"an administrator resumes with: {hint}" if word == DENIED else hint)

@@ -1,0 +1,117 @@
+"""Ends isolations because a person says so: in the history, in runs that go on, and in Slurm where we drained."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from transom_cli.errors import TransomError, UsageError
+from transom_cli.files import publish_text
+from transom_cli.health.history.files import write_lift
+from transom_cli.health.history.fold import NodeHistory
+from transom_cli.health.history.records import Lift
+from transom_cli.layout import RunDir
+from transom_cli.slurm.port import Node, Slurm, SlurmDenied, SlurmRefused
+from transom_cli.supervise.draining import is_ours
+from transom_cli.supervise.journal import fold
+
+DENIED = "denied"
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """What became of one node. told: the runs that go on and were told.
+
+    slurm: resumed, not drained, denied, unknown, or in words why it was not for us to resume it. why: Slurm's words,
+    where it said no, or nothing.
+    """
+
+    node: str
+    told: tuple[str, ...]
+    slurm: str
+    why: str = ""
+
+
+def to_lift(history: NodeHistory, nodes: tuple[str, ...], run: str) -> None:
+    """UsageError unless each of the nodes was isolated by a run of this user: that one, if one is given."""
+    known = {s.isolation.node for s in history.standings if run in ("", s.isolation.run)}
+    stand = sorted({s.isolation.node for s in history.standing if run in ("", s.isolation.run)})
+    unknown = [n for n in nodes if n not in known]
+    if unknown:
+        whose = f"run `{run}`" if run else "a run of yours"
+        raise UsageError(
+            f"{', '.join(f'`{n}`' for n in unknown)} is not isolated by {whose}",
+            f"isolated are: {', '.join(stand) or 'none'}",
+            "`transom nodes --all` lists all that were; what others drained, `scontrol` resumes",
+        )
+
+
+def lift(history: NodeHistory, nodes: tuple[str, ...], run: str, who: str, folder: Path, slurm: Slurm) -> list[Lifted]:
+    """The history first: whatever Slurm says later, no run of this user keeps off these nodes on its account.
+
+    OSError when it, or a run's request, cannot be written.
+    """
+    write_lift(folder, Lift(time.time(), who, nodes, run))
+    told = _tell_runs(history, nodes, run, who)
+    try:
+        known = {n.name: n for n in known_nodes(slurm, nodes)}
+    except TransomError as error:
+        return [Lifted(node, told[node], UNKNOWN, error.why or error.what) for node in nodes]
+    return [Lifted(node, told[node], *_resume(history, known.get(node), run, slurm)) for node in nodes]
+
+
+def known_nodes(slurm: Slurm, names: tuple[str, ...]) -> list[Node]:
+    """Those of the named nodes that Slurm knows: it refuses a whole list for one name that it does not."""
+    if not names:
+        return []
+    try:
+        return slurm.nodes(names)
+    except SlurmRefused:
+        return [node for node in slurm.nodes() if node.name in names]
+
+
+def _tell_runs(history: NodeHistory, nodes: tuple[str, ...], run: str, who: str) -> dict[str, tuple[str, ...]]:
+    """The runs that were told, of each node."""
+    told: dict[str, tuple[str, ...]] = dict.fromkeys(nodes, ())
+    ours = (s.isolation for s in history.standings if s.isolation.node in told and run in ("", s.isolation.run))
+    of_run: dict[str, list[str]] = {}
+    for one in ours:
+        of_run.setdefault(one.folder, []).append(one.node)
+    for folder, its in of_run.items():
+        if _ask(RunDir(Path(folder)), its, who):
+            told.update({node: (*told[node], RunDir(Path(folder)).run_id) for node in its})
+    return told
+
+
+def _ask(run: RunDir, nodes: list[str], who: str) -> bool:
+    """False where the run is over or gone."""
+    try:
+        if fold(run.journal).state.phase.over:
+            return False
+    except TransomError:
+        return False
+    run.requests.mkdir(mode=0o700, exist_ok=True)
+    asked = {"ask": "lift", "who": who, "nodes": nodes}
+    publish_text(run.requests / f"lift-{time.time_ns()}-{os.getpid()}.json", json.dumps(asked))
+    return True
+
+
+def _resume(history: NodeHistory, node: Node | None, run: str, slurm: Slurm) -> tuple[str, str]:
+    if node is None:
+        return "not a node of this cluster", ""
+    if not node.drain:
+        return "not drained", ""
+    runs = {i.run for i in history.isolations if i.node == node.name and run in ("", i.run)}
+    if not any(is_ours(node, one) for one in runs):
+        return f"left drained by {node.reason_user or 'somebody'}: {node.reason}", ""
+    try:
+        slurm.undrain(node.name, reason=node.reason)
+    except SlurmDenied as error:
+        return DENIED, error.why or error.what
+    except TransomError as error:  # somebody was quicker, or Slurm is silent
+        return UNKNOWN, error.why or error.what
+    return "resumed", ""
