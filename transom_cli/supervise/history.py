@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from transom_cli.core.diagnose import PREFLIGHT
 from transom_cli.core.events import OutcomeSeen
 from transom_cli.core.ladder import Begun, made_progress
 from transom_cli.errors import TransomError
@@ -34,7 +35,7 @@ def begun(run: RunDir, attempt: AttemptDir, checkpoints: Path, expiry: float) ->
         stuck=without_progress(outcomes, durable),
         isolated=tuple(sorted(isolated)),
         insist=alone,
-        lacked=bool(outcomes) and outcomes[-1] is not None and outcomes[-1].cause == "isolated_nodes",
+        lacked=bool(outcomes) and outcomes[-1] is not None and outcomes[-1].cause in ("isolated_nodes", PREFLIGHT),
     )
 
 

@@ -275,7 +275,7 @@ class Launcher:
             return
         world = self._options.tasks_per_node * len(order.nodes)
         idle = tuple(n for n in self._allocation.nodes if n not in order.nodes)
-        self._journal("launch", nodes=order.nodes, idle=idle, world_size=world, argv=argv)
+        self._journal("launch", nodes=order.nodes, idle=idle, world_size=world, argv=argv, faults=order.faults)
         where = f"{world} ranks on {len(order.nodes)} nodes, logs in {self._attempt.logs(order.launch)}"
         say(f"transom: launch {order.launch} of attempt {self._attempt.name}: {where}")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from transom_cli.core.diagnose import NODE_FAULT, PREFLIGHT
 from transom_cli.core.events import NodeFault
 from transom_cli.core.ladder.events import Begun, Checked, CheckNodes, Faulty, Order, Start, Tell
 from transom_cli.core.ladder.fault import after_check, fail
@@ -16,8 +17,6 @@ from transom_cli.core.ladder.outcome import lack_nodes, leave
 from transom_cli.core.ladder.state import LadderState, Memory, Rung
 
 Step = tuple[LadderState, tuple[Order, ...]]
-PREFLIGHT = "preflight"
-CAUSE = "node_fault"
 
 
 def begun(state: LadderState, e: Begun) -> Step:
@@ -65,13 +64,13 @@ def faulty(state: LadderState, e: Faulty) -> Step:
         left = tuple(n for n in state.spares if n not in out)
         state = replace(state, given_up=gone, spares=left, ready=tuple(n for n in state.ready if n not in out))
         words = f"no spare any more: {in_words(spares)}"
-        orders = (Tell("", "swapped", words, CAUSE, out, spares),)
+        orders = (Tell("", "swapped", words, NODE_FAULT, out, spares),)
     mine = tuple(f for f in new if f.node in state.nodes)
     proven = tuple(f for f in mine if f.proven)
     if proven and state.rung is Rung.TRAINING and state.failing_since is None and not state.told:
         then = fail(state, e.at, in_words(proven))
         return then[0], orders + then[1]
-    doubts = (Tell("", "finding", in_words(mine), CAUSE, (), mine),) if mine else ()
+    doubts = (Tell("", "finding", in_words(mine), NODE_FAULT, (), mine),) if mine else ()
     return state, orders + doubts
 
 
@@ -105,11 +104,7 @@ def _first_launch(state: LadderState, at: float) -> Step:
     state = replace(state, launch=0, nodes=carrying, spares=spares, ready=ready, rung=Rung.TRAINING, since=at)
     state = replace(state, given_up=state.in_order((*out, *faulty)), inherited=out)
     state = replace(state, memory=Memory.HELD if begun.memory else Memory.NONE)
-    told: tuple[Order, ...] = ()
-    if faulty:
-        words = f"{', '.join(faulty)} carry no rank: {in_words(state.faults)}"
-        told = (Tell("", "swapped", words, PREFLIGHT, faulty, state.faults),)
-    return state, (Start(0, carrying), *told)
+    return state, (Start(0, carrying, state.faults),)
 
 
 def _remember(state: LadderState, faults: tuple[NodeFault, ...]) -> LadderState:
@@ -118,8 +113,10 @@ def _remember(state: LadderState, faults: tuple[NodeFault, ...]) -> LadderState:
 
 
 def _told(key: str, words: str, faults: tuple[NodeFault, ...]) -> tuple[Order, ...]:
-    incident = "" if key == PREFLIGHT else key
-    return (Tell(incident, "checked", words, nodes=tuple(dict.fromkeys(f.node for f in faults)), faults=faults),)
+    """Before the first launch the operator does not know the nodes yet: the launch tells it of their faults."""
+    if key == PREFLIGHT:
+        return (Tell("", "checked", words),)
+    return (Tell(key, "checked", words, nodes=tuple(dict.fromkeys(f.node for f in faults)), faults=faults),)
 
 
 def _key(state: LadderState) -> str:

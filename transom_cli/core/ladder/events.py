@@ -210,10 +210,14 @@ class Overtime(Heard):
 
 @dataclass(frozen=True)
 class Start:
-    """Start the training step on these nodes, with a rendezvous of its own."""
+    """Start the training step on these nodes, with a rendezvous of its own.
+
+    faults: what was found against nodes that carry no rank therefore.
+    """
 
     launch: int
     nodes: tuple[str, ...]
+    faults: tuple[NodeFault, ...] = ()
 
 
 @dataclass(frozen=True)

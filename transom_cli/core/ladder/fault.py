@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transom_cli.core.diagnose import diagnose, first_bad
+from transom_cli.core.events import NodeFault
 from transom_cli.core.ladder.events import CheckNodes, End, Ended, Order, Read, ReadLogs, Start, Tell
 from transom_cli.core.ladder.outcome import close, leave, saved_words
 from transom_cli.core.ladder.state import LadderState, Leaving, Rung
 from transom_cli.core.state import Diagnosis, Incident, Mark, Stage, State
 
 Step = tuple[LadderState, tuple[Order, ...]]
-_FINAL = ("do_not_restart", "no_checkpoint", "run_dir_unseen")
 _OURS = (9, 15)  # signals by which the rest of a launch is ended
 EVIDENCE = 64  # ranks whose stack is told in the incident's story; the files hold all of them
 
@@ -57,8 +57,8 @@ def read(state: LadderState, e: Read) -> Step:
     orders: tuple[Order, ...] = ()
     if e.line:
         orders = (Tell(incident.id, "examined", f"{e.where}: {e.line}"),)
-    incident = replace(incident, log_category=e.category, log_line=e.line)
-    diagnosis = _by_checks(_unheard(diagnose(incident, _as_the_operator_sees_it(state)), after, state), state)
+    incident = replace(incident, log_category=e.category, log_line=e.line, faults=_faults(state))
+    diagnosis = _unheard(diagnose(incident, _as_the_operator_sees_it(state)), after, state)
     state = replace(state, incident=replace(incident, diagnosis=diagnosis))
     told = Tell(incident.id, "diagnosed", diagnosis.words, diagnosis.cause, diagnosis.nodes) if diagnosis else None
     orders = (*orders, told) if told else orders
@@ -73,7 +73,8 @@ def after_check(state: LadderState, at: float) -> Step:
     """The suspects of a failed launch were examined: what was found decides, if anything was."""
     incident, after = state.incident, state.after
     assert incident is not None and after is not None
-    diagnosis = _by_checks(incident.diagnosis, state)
+    incident = replace(incident, faults=_faults(state))
+    diagnosis = _unheard(diagnose(incident, _as_the_operator_sees_it(state)), after, state)
     told: tuple[Order, ...] = ()
     if diagnosis is not None and diagnosis != incident.diagnosis:
         told = (Tell(incident.id, "diagnosed", diagnosis.words, diagnosis.cause, diagnosis.nodes, state.faults),)
@@ -82,18 +83,9 @@ def after_check(state: LadderState, at: float) -> Step:
     return then[0], told + then[1]
 
 
-def _by_checks(diagnosis: Diagnosis | None, state: LadderState) -> Diagnosis | None:
-    """What a check has found against a node of the launch is the likelier cause of its end than what its ranks print:
-    an uncorrectable error in a GPU's memory ends in a traceback as well. A trainer's own word to stop stands.
-    """
-    faults = tuple(f for f in state.faults if f.node in state.nodes)
-    if not faults or (diagnosis is not None and diagnosis.cause in _FINAL):
-        return diagnosis
-    nodes = tuple(dict.fromkeys(f.node for f in faults))
-    words = "; ".join(dict.fromkeys(f"{f.node}: {f.check}: {f.evidence}" for f in faults))
-    words = f"{words}; {diagnosis.words}" if diagnosis is not None else words
-    sure = all(any(f.proven for f in faults if f.node == n) for n in nodes)
-    return Diagnosis("node_fault", words, nodes, sure=sure, isolate="drain" if sure else "exclude", restart=True)
+def _faults(state: LadderState) -> tuple[NodeFault, ...]:
+    """What checks have found against nodes of the launch."""
+    return tuple(f for f in state.faults if f.node in state.nodes)
 
 
 def _to_be_checked(state: LadderState, diagnosis: Diagnosis | None) -> tuple[str, ...]:
@@ -106,7 +98,11 @@ def _to_be_checked(state: LadderState, diagnosis: Diagnosis | None) -> tuple[str
         return ()
     incident = state.incident
     device = incident is not None and incident.log_category == "device"
-    again = diagnosis.isolate != "none" and diagnosis.cause in ("rank_killed", "rank_failed", "hang")
+    again = any(diagnosis.isolates(n) != "none" for n in diagnosis.nodes) and diagnosis.cause in (
+        "rank_killed",
+        "rank_failed",
+        "hang",
+    )
     suspects = tuple(n for n in diagnosis.nodes if n in state.nodes)
     if not suspects or not (device or again) or state.leaving is Leaving.TIME_LIMIT:
         return ()
@@ -120,7 +116,8 @@ def _unheard(diagnosis: Diagnosis | None, after: Ended, state: LadderState) -> D
     if diagnosis is None or not diagnosis.restart or not silent:
         return diagnosis
     words = f"no answer from {', '.join(silent)}; {diagnosis.words}"
-    return Diagnosis("node_silent", words, silent, sure=False, isolate="exclude", restart=True)
+    found = replace(diagnosis, cause="node_silent", words=words, sure=False, isolate="exclude")
+    return replace(found, nodes=tuple(dict.fromkeys((*silent, *(f.node for f in diagnosis.faults)))))
 
 
 def _as_the_operator_sees_it(state: LadderState) -> State:
@@ -161,7 +158,7 @@ def _next(state: LadderState, at: float, diagnosis: Diagnosis | None, after: End
 
 def _suspects(state: LadderState, diagnosis: Diagnosis | None, after: Ended) -> tuple[str, ...]:
     """Nodes of the launch that must not carry the next one."""
-    blamed = diagnosis.nodes if diagnosis is not None and diagnosis.isolate != "none" else ()
+    blamed = tuple(n for n in diagnosis.nodes if diagnosis.isolates(n) != "none") if diagnosis is not None else ()
     found = dict.fromkeys((*after.unheard, *(node for node, _ in after.survivors), *blamed, *state.draining))
     return tuple(n for n in found if n in state.nodes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.diagnose import first_bad
+from transom_cli.core.diagnose import NODE_FAULT, first_bad
 from transom_cli.core.events import OutcomeSeen
 from transom_cli.core.ladder.events import Keep, Leave, Order
 from transom_cli.core.ladder.state import LadderState, Leaving, Memory, Rung
@@ -35,6 +35,8 @@ def leave(
     silent = {n for n in state.nodes if n not in heard} if status == "failed" and not hung else set()
     missing = tuple(n for n in state.nodes if n in silent or (after is not None and n in after.unheard))
     suspects = incident.quiet_nodes if incident is not None else ()
+    if status == "failed" and incident is not None and incident.diagnosis is not None and not hung:
+        cause = cause or (NODE_FAULT if incident.diagnosis.cause == NODE_FAULT else "")
     cause = cause or ("hang" if hung else Leaving.TIME_LIMIT.value if status == "stopped" and state.warned else "")
     outcome = OutcomeSeen(at, state.attempt, status, why, exits, missing, state.nodes, cause, suspects, state.durable)
     outcome = replace(outcome, blamed=_blamed(state), step=state.max_step)
@@ -55,7 +57,8 @@ def lack_nodes(
     why = f"{state.wanted} nodes are needed, and only {good} can be used: {against}"
     outcome = OutcomeSeen(at, state.attempt, "left", why, cause=cause, durable=state.durable)
     blamed = tuple(dict.fromkeys(f.node for f in state.faults))
-    outcome = replace(outcome, nodes=state.allocated, suspects=isolated, blamed=blamed, faults=state.faults)
+    suspects = tuple(n for n in isolated if n not in blamed)
+    outcome = replace(outcome, nodes=state.allocated, suspects=suspects, blamed=blamed, faults=state.faults)
     return replace(state, rung=Rung.LEFT), (Leave(outcome, LEFT, again),)
 
 
@@ -81,8 +84,8 @@ def _blamed(state: LadderState) -> tuple[str, ...]:
     found = dict.fromkeys(n for n in state.given_up if n not in state.inherited)  # else blame would never expire
     incident = state.incident
     if incident is not None and incident.stage is not Stage.STARTING and incident.diagnosis is not None:
-        if incident.diagnosis.isolate != "none":
-            found.update(dict.fromkeys(incident.diagnosis.nodes))
+        told = incident.diagnosis
+        found.update(dict.fromkeys(n for n in told.nodes if told.isolates(n) != "none"))
         if state.after is not None:
             found.update(dict.fromkeys((*state.after.unheard, *(node for node, _ in state.after.survivors))))
     return tuple(n for n in found if n in state.allocated)
