@@ -46,8 +46,14 @@ class Node:
             time.sleep(0.02)
 
     def children(self) -> list[psutil.Process]:
-        found = psutil.Process().children(recursive=True)
-        return [p for p in found if "transom_cli.health.gpu.watch" in " ".join(p.cmdline())]
+        return [p for p in psutil.Process().children() if _is_watcher(p)]
+
+
+def _is_watcher(process: psutil.Process) -> bool:
+    try:
+        return "transom_cli.health.gpu.watch" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # a zombie among them
+        return False
 
 
 @pytest.fixture

@@ -20,7 +20,12 @@ from transom_cli.supervise.lease import read_holder
 def person(healed_sandbox: Sandbox, short_dir: Path, tmp_path: Path) -> Iterator[Person]:
     root = short_dir / f"runs-{tmp_path.name}"
     state = short_dir / f"state-{tmp_path.name}"  # each with a history of nodes of its own
-    yield Person({**healed_sandbox.env(), "TRANSOM_STATE_DIR": str(state)}, root, tmp_path)
+    env = {
+        **healed_sandbox.env(),
+        "TRANSOM_STATE_DIR": str(state),
+        "TRANSOM_HEALTH__PROBE": "false",
+    }  # torch takes seconds
+    yield Person(env, root, tmp_path)
     for path in root.iterdir() if root.is_dir() else ():
         holder = read_holder(RunDir(path))
         if holder is not None and holder.here() and holder.alive_here():

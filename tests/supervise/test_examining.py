@@ -30,6 +30,7 @@ class Case:
         self.run = RunDir(path / "run")
         self.attempt = self.run.attempt(7, 1)
         self.attempt.path.mkdir(parents=True)
+        self.run.checkpoints.mkdir()
         self.options = LaunchOptions(
             self.run, "srun", ("true",), (sys.executable,), checkpoints=self.run.checkpoints,
             health=HealthOptions(preflight="quick", deep_budget=99.0, off=("load",), limits=(("x", 2.0),)),

@@ -26,6 +26,11 @@ _OTHERS = (
     "TRANSOM_TIER",
     "TRANSOM_SYSFS",
     "TRANSOM_STATE_DIR",
+    "TRANSOM_KERNEL_LOG",
+    "TRANSOM_XID_RULES",
+    "TRANSOM_DCGM_LEVEL",
+    "TRANSOM_PROBE_FLIP",
+    "TRANSOM_NVML",
 )
 """The sandbox's marks on its processes, what the test suite reads, what a site's own checks are told, where checks read
 from in place of /sys, and where the history of nodes lives; by their first letters."""

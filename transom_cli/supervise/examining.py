@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import secrets
 import threading
@@ -58,7 +59,7 @@ class Examining:
             tier=tier,
             gpus=allocation.gpus,
             since=self._since,
-            folders=tuple(dict.fromkeys((str(self._attempt.path), str(self._options.checkpoints)))),
+            folders=self._folders(),
             token=self._token(order.key),
             site_checks=health.site_checks,
         )
@@ -66,6 +67,11 @@ class Examining:
         off, gpus = frozenset(health.off), allocation.gpus
         where = tuple((node, self._addresses[node]) for node in order.nodes if node in self._addresses)
         return Wishes(about, off, health.limits, health.probe, gpus, health.python, where, budget)
+
+    def _folders(self) -> tuple[str, ...]:
+        """Those that are there for us: what is missing here is no node's fault."""
+        both = (self._attempt.path, self._options.checkpoints)
+        return tuple(dict.fromkeys(str(path) for path in both if os.path.isdir(path)))  # noqa: PTH112 - never raises
 
     def _token(self, key: str) -> str:
         """A file of the run directory that all nodes must see alike. Without it (a full disk) that is not looked at."""

@@ -152,6 +152,8 @@ class Launcher:
         try:
             for path in (self._attempt.path, self._attempt.nodes):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with contextlib.suppress(OSError):  # whoever saves there says why it cannot be made
+                self._options.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadNodes(f"Cannot write in the run directory `{self._options.run.path}`", str(error)) from error
 

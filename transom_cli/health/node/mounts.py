@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import secrets
+import time
 from dataclasses import dataclass
 
 from transom_cli.health.about import About, Tier
@@ -19,6 +20,7 @@ from transom_cli.health.node.mounted import Mounted, mount_of, read_mounted
 from transom_cli.health.room import Room, read_room
 
 PATIENCE = 10.0  # seconds for all answers together; NVRx gives a path 15 s, and a preflight has 30 s for everything
+SHOWS = 3.0  # seconds for a folder that was made elsewhere to show here
 SHM = "/dev/shm"
 LOCAL = ("/tmp", SHM)
 """Every node has them, each its own."""
@@ -72,7 +74,7 @@ class _Asker:
     def ask(self) -> _Asker:
         try:
             self.real = os.path.realpath(self.path)
-            self.mode = os.stat(self.real).st_mode  # noqa: PTH116
+            self.mode = self._stat().st_mode
             self.at = "statvfs"
             self.room = read_room(self.real)
             if self.room.error:
@@ -86,6 +88,17 @@ class _Asker:
         else:
             self.at = ""
         return self
+
+    def _stat(self) -> os.stat_result:
+        """What was made on another node a moment ago may not show here yet (attribute caches of network mounts)."""
+        until = time.monotonic() + (SHOWS if self.write else 0.0)
+        while True:
+            try:
+                return os.stat(self.real)  # noqa: PTH116
+            except FileNotFoundError:
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(0.2)
 
     def _write(self) -> None:
         self.at = "make"
