@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from transom_cli.sandbox.netns import Network
 
@@ -26,6 +27,10 @@ _SIOCETHTOOL = 0x8946
 _OFF = (0x17, 0x19, 0x1F, 0x24, 0x2C)  # ETHTOOL_STXCSUM, SSG, STSO, SGSO, SGRO
 _CLONE_NEWNET = 0x40000000
 _EVERY = 0x0003  # ETH_P_ALL
+_WIRE = ("addr flush dev eth0", "link set eth0 down", "link set eth0 name wire0", "link set wire0 up promisc on")
+_BACK = ("link del eth0", "link set wire0 down", "link set wire0 name eth0", "link set eth0 up promisc off")
+
+T = TypeVar("T")
 
 
 class Delay:
@@ -36,12 +41,10 @@ class Delay:
         self._over = threading.Event()
         self._address = network.addresses[node]
         self._do = ["ip", "-n", network.spaces[node]]
-        for words in (["addr", "flush", "dev", "eth0"], ["link", "set", "eth0", "down"],
-                      ["link", "set", "eth0", "name", "wire0"], ["link", "set", "wire0", "up", "promisc", "on"]):  # fmt: skip
-            subprocess.run([*self._do, *words], check=True)
-        made: queue.SimpleQueue[tuple[int, socket.socket]] = queue.SimpleQueue()
-        threading.Thread(target=self._make, args=(made,), daemon=True).start()
-        self._tap, self._wire = made.get(timeout=10.0)
+        for words in _WIRE:
+            subprocess.run([*self._do, *words.split()], check=True)
+        _inside(network.switch, lambda: _no_offload(network.ports[node]))
+        self._tap, self._wire = _inside(network.spaces[node], self._made)
         hardware = self._hardware()
         subprocess.run([*self._do, "link", "set", "eth0", "address", hardware, "up"], check=True)
         subprocess.run([*self._do, "addr", "add", f"{self._address}/16", "dev", "eth0"], check=True)
@@ -53,22 +56,15 @@ class Delay:
         for close in (lambda: os.close(self._tap), self._wire.close):
             with contextlib.suppress(OSError):
                 close()
-        for words in (["link", "del", "eth0"], ["link", "set", "wire0", "down"],
-                      ["link", "set", "wire0", "name", "eth0"], ["link", "set", "eth0", "up", "promisc", "off"],
-                      ["addr", "add", f"{self._address}/16", "dev", "eth0"]):  # fmt: skip
-            subprocess.run([*self._do, *words], check=False, capture_output=True)
+        for words in (*_BACK, f"addr add {self._address}/16 dev eth0"):
+            subprocess.run([*self._do, *words.split()], check=False, capture_output=True)
 
-    def _make(self, made: queue.SimpleQueue[tuple[int, socket.socket]]) -> None:
-        """In a thread of its own, which enters the node's network and ends there."""
-        space = os.open(f"/run/netns/{self._network.spaces[self._node]}", os.O_RDONLY)
-        if ctypes.CDLL(None, use_errno=True).setns(space, _CLONE_NEWNET):
-            return
+    def _made(self) -> tuple[int, socket.socket]:
         tap = os.open("/dev/net/tun", os.O_RDWR)
         fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", b"eth0", _TAP))
         wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_EVERY))
         wire.bind(("wire0", 0))
-        made.put((tap, wire))
-        os.close(space)
+        return tap, wire
 
     def _hardware(self) -> str:
         """The wire's own address: the tap takes it over, so that the switch and the others know it."""
@@ -95,17 +91,35 @@ class Delay:
             threading.Thread(target=work, daemon=True).start()
 
 
-def no_offload(device: str) -> None:
-    """In the network namespace that the caller is in: frames go out whole, no longer than the wire's, with checksums."""
+def why_not() -> str:
+    return "" if Path("/dev/net/tun").exists() else "no /dev/net/tun"
+
+
+def _inside(space: str, do: Callable[[], T]) -> T:
+    """In this network namespace: in a thread of its own, which enters it and ends there."""
+    done: queue.SimpleQueue[T | BaseException] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            with Path(f"/run/netns/{space}").open("rb") as file:
+                if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
+                    raise OSError(ctypes.get_errno(), "setns")
+            done.put(do())
+        except BaseException as error:  # told in the caller's thread
+            done.put(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    found = done.get(timeout=10.0)
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def _no_offload(device: str) -> None:
+    """Frames go out whole, no longer than the wire's, with checksums."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         for what in _OFF:
             value = ctypes.create_string_buffer(struct.pack("II", what, 0))
             request = struct.pack("16sP16x", device.encode(), ctypes.addressof(value))
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # one that the device has not got
                 fcntl.ioctl(asker, _SIOCETHTOOL, request)
-
-
-if Path("/dev/net/tun").exists() is False:
-    WHY_NOT = "no /dev/net/tun"
-else:
-    WHY_NOT = ""

@@ -58,7 +58,7 @@ def _gpus() -> list[Fault]:
               gpus=partial(stub.with_fault, fault=name, gpu=GPU))
         for name, (check, verdict) in _NEW_ON_ONE_GPU.items()
     ]  # fmt: skip
-    mismatch = partial(stub.with_error, call="nvmlInit_v2", code=18)
+    mismatch = partial(stub.with_error, call="nvmlInit", code=18)
     return [
         *found,
         Fault("gpu missing", ("gpu_count",), FAIL, gpus=stub.with_missing),
@@ -161,7 +161,7 @@ def _host() -> list[Fault]:
         '"$PYTHON" -c "import os, time; os.fork() or os._exit(0); time.sleep(60)" >/dev/null 2>&1 </dev/null &\n'
         "sleep 1.5\n"
     )
-    flip = "ib link flaps, watched"
+    limit = ("prlimit",)
     return [
         Fault("clock 3 s off", ("clock_offset",), MONITOR, clock=3.0, needs=("cc",)),
         Fault("clock 10 minutes off", ("clock_offset",), SUSPECT, clock=-600.0, needs=("cc",)),
@@ -171,15 +171,16 @@ def _host() -> list[Fault]:
         Fault("ib port slow", ("ib_rate",), SUSPECT, files={f"{IB}/rate": "100 Gb/sec (4X EDR)"}),
         Fault("ib adapter gone", ("alike",), MONITOR, files={"class/infiniband/mlx5_1": None}),
         Fault("ib port goes down, watched", ("ib_link",), SUSPECT, watch=True, files=down),
-        Fault(flip, ("ib_link",), SUSPECT, watch=True, files={f"{IB}/counters/link_downed": "5"}),
+        Fault("ib link flaps, watched", ("ib_link",), SUSPECT, watch=True, files={f"{IB}/counters/link_downed": "5"}),
         Fault("ib symbol errors, watched", ("ib_errors",), MONITOR, watch=True,
               files={f"{IB}/counters/symbol_error": "40"}),
         Fault("host memory: errors so far", ("edac",), MONITOR, files={f"{MC}/ue_count": "1"}),
         Fault("host memory: new error, watched", ("edac_new",), FAIL, watch=True, files={f"{MC}/ue_count": "1"}),
         Fault("host memory: 50 mended, watched", ("edac_new",), MONITOR, watch=True, files={f"{MC}/ce_count": "50"}),
-        Fault("few open files", ("nofile",), MONITOR, shell="ulimit -n 256\n"),
-        Fault("little locked memory", ("memlock",), MONITOR, shell="ulimit -l 64\n"),
-        Fault("few processes", ("nproc",), MONITOR, shell="ulimit -u 500\n"),
+        Fault("few open files", ("nofile",), MONITOR, needs=limit, shell="prlimit --nofile=256 --pid $$\n"),
+        Fault("little locked memory", ("memlock",), MONITOR, needs=limit,
+              shell="prlimit --memlock=65536 --pid $$\n", limits=(("memlock", 1 << 20),)),
+        Fault("few processes", ("nproc",), MONITOR, needs=limit, shell="prlimit --nproc=500 --pid $$\n"),
         Fault("a zombie", ("processes",), MONITOR, shell=zombie, limits=(("stuck_age", 1.0),)),
         Fault("site check: warning", ("site",), MONITOR, site="echo the fan is loud; exit 1"),
         Fault("site check: critical", ("site",), FAIL, site="echo no fan; exit 2"),
@@ -187,7 +188,7 @@ def _host() -> list[Fault]:
         Fault("site check hangs", ("site",), UNKNOWN, site="sleep 600"),
         Fault("examiner never comes", ("answer",), SUSPECT, never=True),
         Fault("examiner killed at work", ("answer",), SUSPECT, when="here", do="kill", whom="examiner"),
-    ]
+    ]  # fmt: skip
 
 
 def _probe() -> list[Fault]:

@@ -33,8 +33,9 @@ BUDGET = 60.0  # seconds: none is to be cut short for being measured on a busy m
 
 @dataclass(frozen=True)
 class Healthy:
-    """A tuple of seconds each. came: until all examiners were there, interpreter and Slurm's step; torch: from then, in
-    which the readings are taken too, until all probes were; rest: of the whole, what neither of the two took."""
+    """Seconds, of each report. came: until all examiners were there: Slurm's step, and the interpreters' start. torch:
+    for how long its import was waited for, after the readings, which are taken meanwhile. rest: of the whole, what
+    neither of the two took."""
 
     reports: tuple[Report, ...]
 
@@ -63,7 +64,6 @@ class Healthy:
 
     @property
     def torch(self) -> list[float]:
-        """Beyond the readings, which are taken meanwhile."""
         return [report.seconds.get("hello", 0.0) for report in self.reports]
 
     @property
@@ -81,7 +81,9 @@ class Healthy:
             ("waiting for torch's import", self.torch),
             ("the rest, ours", self.rest),
         )
-        lines = [f"{len(self.reports)} healthy preflights on {len(NODES)} nodes of a real Slurm, quick tier with the probe"]
+        lines = [
+            f"{len(self.reports)} healthy preflights on {len(NODES)} nodes of a real Slurm, quick tier with the probe"
+        ]
         lines += [f"  {name:<32}median {median(values):5.1f} s, worst {max(values):5.1f} s" for name, values in rows]
         lines.append(f"  target: {TARGET:.0f} s or less beyond the interpreters' start")
         lines.append(f"  told (MONITOR), by check: {_counted(self.told)}")
@@ -98,6 +100,10 @@ class Healthy:
             "unknown": dict(self.unknown),
             "seconds": [dict(report.seconds) for report in self.reports],
         }
+
+
+def _counted(checks: Counter[str]) -> str:
+    return ", ".join(f"{name} {times}" for name, times in checks.most_common()) or "none"
 
 
 def healthy(number: int) -> Healthy:

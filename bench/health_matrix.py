@@ -3,10 +3,11 @@
     python bench/health_matrix.py [--only FAULT,...] [--places 3] [--healthy 100] [--json]
 
 Four nodes on this machine, each with namespaces of its own (`health_nodes`), each examined by a real examiner. A fault
-is made on one of them, for real where that is possible: processes are killed, stopped or starved, packets dropped, disks
-filled, servers stopped; GPUs, kernel logs and /sys are those of a stub (`health_faults` has the table). found: the
-expected check speaks against the node, with the verdict that is expected. named: nobody else is bad. action: what the
-launcher's core makes of it, with three nodes wanted of four. seconds: of the whole examination of all four.
+is made on one of them, for real where that is possible: processes are killed, stopped or starved, packets dropped,
+disks filled, servers stopped; GPUs, kernel logs and /sys are those of a stub (`health_faults` has the table).
+
+found: the expected check speaks against the node, with the verdict that is expected. named: nobody else is bad. action:
+what the launcher's core makes of it, with three nodes wanted of four. seconds: of the whole examination of all four.
 
 Needs root, and some rows a program more: what cannot be made here is listed as not tried. --healthy N: N preflights of
 healthy nodes on a real Slurm, too (`health_healthy`). Exit code 1 when a fault was missed or an innocent node named, or
@@ -62,7 +63,7 @@ def untried(fault: Fault) -> str:
     if fault.do == "slow" and not (health_nodes.CGROUP / "cpu.cfs_quota_us").exists():
         return "no control group with a CPU quota (cgroup v1)"
     if fault.net.startswith("delay"):
-        return health_delay.WHY_NOT
+        return health_delay.why_not()
     return "" if "fusermount3" not in fault.needs or Path("/dev/fuse").exists() else "no /dev/fuse"
 
 
@@ -78,7 +79,9 @@ def tried(faults: Sequence[Fault], places: Sequence[str], why: str) -> tuple[lis
             usual["with the probe" if probe else "readings alone"] = round(took, 1)
             alarms += [f"{f.node}: {f.check}: {f.evidence}" for f in report.findings if f.verdict.bad]
             told = [f"{f.node} {f.check}" for f in report.findings if f.verdict not in WELL]
-            progress(f"healthy nodes: {took:.1f} s{', with the probe' if probe else ''}; told: {', '.join(told) or '-'}")
+            progress(
+                f"healthy nodes: {took:.1f} s{', with the probe' if probe else ''}; told: {', '.join(told) or '-'}"
+            )
         for fault in faults:
             why = untried(fault)
             for place in places:

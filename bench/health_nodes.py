@@ -60,7 +60,7 @@ hostname "$NODE"
 mount -t tmpfs -o size=64m,mode=1777 scratch $UP
 mkdir $SCRATCH
 mount -t tmpfs -o size=64m,mode=1777 scratch $SCRATCH
-ulimit -l unlimited
+prlimit --memlock=unlimited --pid $$ 2>/dev/null
 {fault}
 exec "$@"
 """
@@ -302,6 +302,9 @@ class Watched:
     def over(self) -> bool:
         return self._crew.over
 
+    def gone(self) -> tuple[str, ...]:
+        return self._crew.gone()
+
     def send(self, message: Message, to: Sequence[str] = ()) -> None:
         if message.get("do") == "probe" and (phase := message["ask"].get("phase")):
             self._act(str(phase), "")
@@ -310,7 +313,7 @@ class Watched:
     def receive(self, timeout: float) -> Message | None:
         message = self._crew.receive(timeout)
         if message is not None:
-            what = message["answer"].get("re") if message.get("re") == "probe" else message.get("re")
+            what = message["answer"].get("says") if message.get("re") == "probe" else message.get("re")
             self._act(str(what), str(message.get("node")))
         return message
 

@@ -109,10 +109,10 @@ def judged(fault: Fault, place: str, findings: Sequence[Finding], seconds: float
     found = all(f is not None and f.verdict is fault.verdict for f in worst.values())
     if fault.codes:
         found = sum(f.verdict is fault.verdict for f in mine[node]) == len(mine[node]) == fault.codes
-    told = fault.verdict not in WELL
+    told = fault.verdict is Verdict.MONITOR
     others = [
         f for f in findings if f.node not in guilty
-        and (f.verdict.bad or (told and _speaks(fault, f.check) and f.verdict not in WELL))
+        and (f.verdict.bad or (told and _speaks(fault, f.check) and f.verdict is Verdict.MONITOR))
     ]  # fmt: skip
     return Row(
         fault.name, place, node, found, not others,
@@ -144,7 +144,9 @@ def action(node: str, findings: Sequence[Finding], watched: bool = False) -> str
     state, _ = decide(state, Begun(0.0))
     _, orders = decide(state, Checked(1.0, PREFLIGHT, found, ""))
     launched = next((order.nodes for order in orders if isinstance(order, Start)), ())
-    return f"swapped, {kept}" if launched and node not in launched else f"attempt left, {kept}" if not launched else kept
+    return (
+        f"swapped, {kept}" if launched and node not in launched else f"attempt left, {kept}" if not launched else kept
+    )
 
 
 def counts(rows: Sequence[Row]) -> dict[str, int]:
@@ -161,7 +163,7 @@ def counts(rows: Sequence[Row]) -> dict[str, int]:
 
 def table(rows: Sequence[Row]) -> list[str]:
     """A line for each fault: at how many of its places it was found, and nobody else named; what is not well, below."""
-    lines = [f"{'fault':<34}{'found':<7}{'named':<7}{'verdict':<9}{'check':<18}{'action':<34}seconds"]
+    lines = [f"{'fault':<34}{'found':<7}{'named':<7}{'verdict':<9} {'check':<18} {'action':<31} seconds"]
     for name in dict.fromkeys(row.fault for row in rows):
         mine = [row for row in rows if row.fault == name]
         tried = [row for row in mine if not row.untried]
@@ -171,11 +173,13 @@ def table(rows: Sequence[Row]) -> list[str]:
         cells = [f"{sum(r.found for r in tried)}/{len(tried)}", f"{sum(r.named for r in tried)}/{len(tried)}"]
         verdict, check, act = (_all(getattr(r, x) for r in tried) for x in ("verdict", "short", "action"))
         seconds = " ".join(f"{r.seconds:.1f}" for r in tried)
-        lines.append(f"{name:<34}{cells[0]:<7}{cells[1]:<7}{verdict:<9}{check:<18}{act:<34}{seconds}")
+        lines.append(f"{name:<34}{cells[0]:<7}{cells[1]:<7}{verdict:<9} {check:<18} {act:<31} {seconds}")
     for row in rows:
         if not row.untried and not row.well:
             what = "missed" if not row.found else "innocent node named"
-            lines.append(f"{what}: {row.fault}, {row.place} ({row.node}): {row.verdict} {row.check} {row.words}".rstrip())
+            lines.append(
+                f"{what}: {row.fault}, {row.place} ({row.node}): {row.verdict} {row.check} {row.words}".rstrip()
+            )
             lines += [f"    {words}" for words in row.others]
     return [*lines, last_line(rows)]
 
@@ -187,8 +191,8 @@ def last_line(rows: Sequence[Row]) -> str:
     middle = f"; median {median(took):.1f} s, worst {max(took):.1f} s" if took else ""
     names = len({row.fault for row in rows if not row.untried})
     return (
-        f"{names} faults, {tried} rows: {n['found']} found, {n['named']} with the right node named, {n['missed']} missed,"
-        f" {n['innocent_named']} with an innocent node named; {n['not_tried']} not tried{middle}"
+        f"{names} faults, {tried} rows: {n['found']} found, {n['named']} with the right node named,"
+        f" {n['missed']} missed, {n['innocent_named']} with an innocent node named; {n['not_tried']} not tried{middle}"
     )
 
 

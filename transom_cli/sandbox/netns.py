@@ -33,12 +33,14 @@ def why_not() -> str:
 
 
 class Network:
-    """`addresses`, `spaces` (namespaces) and `prefixes` (the command that runs something on a node) by node."""
+    """By node: `addresses`, `spaces` (namespaces), `prefixes` (the command that runs something there), `ports` of the
+    switch."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self.nodes = tuple(nodes)
-        self._switch = f"tsm{os.getpid()}-sw"
+        self.switch = f"tsm{os.getpid()}-sw"
         self.spaces = {node: f"tsm{os.getpid()}-{i}" for i, node in enumerate(nodes)}
+        self.ports = {node: f"p{i}" for i, node in enumerate(nodes)}
         self.addresses = {node: f"10.77.{i // 250}.{i % 250 + 1}" for i, node in enumerate(nodes)}
         self.prefixes = {node: ("ip", "netns", "exec", space) for node, space in self.spaces.items()}
         self._shaped: dict[str, int] = {}
@@ -84,20 +86,20 @@ class Network:
                 _run("ip", "netns", "exec", space, "iptables", "-F", "OUTPUT")
 
     def _make(self) -> None:
-        _run("ip", "netns", "add", self._switch)
-        _run("ip", "-n", self._switch, "link", "add", "sw", "type", "bridge")
-        _run("ip", "-n", self._switch, "link", "set", "sw", "up")
-        for i, (node, space) in enumerate(self.spaces.items()):
+        _run("ip", "netns", "add", self.switch)
+        _run("ip", "-n", self.switch, "link", "add", "sw", "type", "bridge")
+        _run("ip", "-n", self.switch, "link", "set", "sw", "up")
+        for node, space in self.spaces.items():
             _run("ip", "netns", "add", space)
-            _run("ip", "-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", f"p{i}", "netns",
-                 self._switch)  # fmt: skip
-            _run("ip", "-n", self._switch, "link", "set", f"p{i}", "master", "sw", "up")
+            _run("ip", "-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", self.ports[node], "netns",
+                 self.switch)  # fmt: skip
+            _run("ip", "-n", self.switch, "link", "set", self.ports[node], "master", "sw", "up")
             _run("ip", "-n", space, "addr", "add", f"{self.addresses[node]}/16", "dev", "eth0")
             for device in ("lo", "eth0"):
                 _run("ip", "-n", space, "link", "set", device, "up")
 
     def _remove(self) -> None:
-        for space in (*self.spaces.values(), self._switch):
+        for space in (*self.spaces.values(), self.switch):
             subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
 
 
