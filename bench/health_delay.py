@@ -78,7 +78,8 @@ class Delay:
         def taking() -> None:
             with contextlib.suppress(OSError):
                 while not self._over.is_set():
-                    waiting.put((time.monotonic() + self._seconds, take()))
+                    frame = take()
+                    waiting.put((time.monotonic() + self._seconds, frame))
 
         def giving() -> None:
             while not self._over.is_set():

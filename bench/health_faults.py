@@ -211,7 +211,7 @@ def _probe() -> list[Fault]:
         Fault("node cut off", links, SUSPECT, probe=True, needs=tables, net="cut"),
         Fault("node throttled", slow, SUSPECT, probe=True, needs=ip, net="throttle 8mbit"),
         Fault("node drops packets", links, SUSPECT, probe=True, needs=tables, net="lose 0.25"),
-        Fault("node delays packets", slow, SUSPECT, probe=True, needs=ip, net="delay 40"),
+        Fault("node delays packets", slow, SUSPECT, probe=True, needs=ip, net="delay 20"),
         Fault("link cut", ("link",), MONITOR, probe=True, pair=True, needs=tables, net="cut"),
         Fault("link throttled", ("link",), MONITOR, probe=True, pair=True, needs=ip, net="throttle 8mbit"),
         Fault("link drops packets", ("link",), MONITOR, probe=True, pair=True, needs=tables, net="lose 0.25"),

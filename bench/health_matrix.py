@@ -30,9 +30,11 @@ from harness import progress, run_bench, surroundings
 from health_faults import FAULTS
 from health_healthy import Healthy, healthy
 from health_nodes import Nodes
-from health_rows import PLACES, WELL, Fault, Row, as_json, counts, judged, table
+from health_rows import PLACES, WELL, Fault, Row, as_json, counts, hangs, judged, table
 
 from transom_cli.errors import UsageError
+
+READINGS, PROBED = "readings alone", "with the probe"
 
 
 def arguments() -> argparse.Namespace:
@@ -76,7 +78,7 @@ def tried(faults: Sequence[Fault], places: Sequence[str], why: str) -> tuple[lis
         alarms, usual = [], {}
         for probe in (False, True):
             report, took = nodes.examine(probe=probe)
-            usual["with the probe" if probe else "readings alone"] = round(took, 1)
+            usual[PROBED if probe else READINGS] = round(took, 1)
             alarms += [f"{f.node}: {f.check}: {f.evidence}" for f in report.findings if f.verdict.bad]
             told = [f"{f.node} {f.check}" for f in report.findings if f.verdict not in WELL]
             progress(
@@ -114,7 +116,7 @@ def main() -> int:
     else:
         lines = [f"healthy nodes, {what}: {took:.1f} s" for what, took in usual.items()]
         lines += [f"FALSE ALARM: {words}" for words in alarms]
-        lines += table(rows) if rows else []
+        lines += [*table(rows), *hangs(rows, usual.get(READINGS, 0.0))] if rows else []
         lines += well.lines() if well is not None else []
         print("\n".join([*lines, f"took {(time.monotonic() - began) / 60:.1f} minutes"]))
     bad = alarms or any(not row.untried and not row.well for row in rows) or (well is not None and not well.well)

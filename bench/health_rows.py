@@ -196,6 +196,15 @@ def last_line(rows: Sequence[Row]) -> str:
     )
 
 
+def hangs(rows: Sequence[Row], usual: float) -> list[str]:
+    """What costs a deadline, beside an examination of nodes that are well."""
+    lines = []
+    for name in dict.fromkeys(row.fault for row in rows if "hang" in row.fault and not row.untried):
+        took = [row.seconds for row in rows if row.fault == name and not row.untried]
+        lines.append(f"{name}: median {median(took):.1f} s, {usual:.1f} s where nothing hangs")
+    return lines
+
+
 def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [asdict(row) for row in rows]
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 from health_faults import _NEW_ON_ONE_GPU, _OF_ONE_GPU, FAULTS, codes, line_of
 from health_matrix import chosen
-from health_rows import NODES, PLACES, Fault, Row, action, as_json, counts, judged, neighbour, table
+from health_rows import NODES, PLACES, Fault, Row, action, as_json, counts, hangs, judged, neighbour, table
 
 from transom_cli.errors import UsageError
 from transom_cli.health.finding import Finding, Remedy, Verdict
@@ -146,6 +146,11 @@ def test_the_table_counts_what_was_missed_and_what_was_not_tried() -> None:
     assert "missed: a, last (node4): pass room:/x fine" in lines and "    node2: load fail: busy" in lines
     assert lines[-1].startswith("1 faults, 2 rows: 1 found, 1 with the right node named, 1 missed, 1 with an innocent")
     assert as_json(rows)[1]["others"] == ("node2: load fail: busy",)
+
+
+def test_what_hangs_is_told_beside_what_is_well() -> None:
+    rows = [Row("nvml hangs", place, node, seconds=30.0) for place, node in PLACES.items()] + [Row("b", "first", "n")]
+    assert hangs(rows, 0.5) == ["nvml hangs: median 30.0 s, 0.5 s where nothing hangs"]
 
 
 def test_faults_are_chosen_by_how_their_names_begin() -> None:
