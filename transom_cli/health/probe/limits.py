@@ -9,7 +9,7 @@ from transom_cli.health.about import Tier
 
 @dataclass(frozen=True)
 class ProbeLimits:
-    """Seconds, and shares of a median. What has no source is ours; the numbers behind it are in bench/probe_noise.
+    """Seconds, and shares of a median. What has no source is ours.
 
     probe_hello: for torch to be imported, beside everything else. probe_compute, probe_link: deadlines of one ask.
     probe_link_gpu: the same where NCCL sets its rings up. probe_quick, probe_deep: all of it.
