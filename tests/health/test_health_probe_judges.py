@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from transom_cli.health.about import About
@@ -139,6 +141,13 @@ def test_who_only_met_bad_nodes_is_not_bad() -> None:
     assert found.links == ()
 
 
+def test_where_nobody_is_well_with_anyone_nobody_is_blamed() -> None:
+    cells = [one for two in ("ab", "cd", "ac", "bd") for one in both(two, Went.FAILED)]
+    found = blame("abcd", cells, LIMITS.probe_hot)
+    assert found.nodes == ()
+    assert len(found.links) == 8
+
+
 def test_what_the_worst_node_explains_blames_nobody_else() -> None:
     """x hears nobody; a is slow towards b by itself, and towards x because of x."""
     cells = [*both("ab"), *both("bc"), *both("cd"), *both("ad")]
@@ -165,6 +174,17 @@ def test_in_a_noisy_network_only_what_is_beyond_its_noise_is_slow() -> None:
     calm = (*pair("a", "b", 1, a=0.3e9), *pair("c", "d", 2), *pair("e", "f", 3))
     assert [(one.src, one.dst) for one in matrix(calm, LIMITS) if one.hot] == [("a", "b")]
     assert not any(one.hot for one in matrix(calm[:2], LIMITS)), "of two nodes nothing is learned"
+
+
+def test_a_process_that_waited_for_a_processor_says_nothing_of_its_link() -> None:
+    sender, receiver = pair("a", "b", 1, a=1e7)
+    assert sender.sent is not None
+    others = (*pair("c", "d", 2), *pair("e", "f", 3))
+    assert any(one.hot for one in matrix((sender, receiver, *others), LIMITS))
+    hungry_sender = replace(sender, sent=replace(sender.sent, starved=0.5))
+    for two in ((hungry_sender, receiver), (sender, replace(receiver, starved=0.5))):
+        assert not any(one.hot for one in matrix((*two, *others), LIMITS))
+    assert any(one.hot for one in matrix((replace(sender, starved=0.5), receiver, *others), LIMITS)), "it sent well"
 
 
 def test_of_two_looks_the_better_one_counts() -> None:

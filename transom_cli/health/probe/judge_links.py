@@ -117,7 +117,8 @@ def _best(node: str, mine: Sequence[Cell], usual: Usual) -> str:
         return "nothing was measured"
     best = max(measured, key=lambda cell: cell.rate or 0.0)
     partner = best.dst if best.src == node else best.src
-    return f"{_speed(best)} with {partner}{_median(usual)}"
+    hungry = f", waiting for a processor for {best.starved:.0%} of the time" if best.starved >= 0.1 else ""
+    return f"{_speed(best)} with {partner}{hungry}{_median(usual)}"
 
 
 def _speed(cell: Cell) -> str:
