@@ -90,8 +90,11 @@ def test_only_suspects_change_and_only_to_monitor(nodes: dict[str, list[tuple[st
             assert was == now or (was.verdict, now.verdict) == (S, M)
             alike = [f for of in before.values() for f in of if f.check == was.check and f.verdict.bad]
             slow = [n for n, of in after.items() if n != node for f in of if f.check == "mount:/x" and f.verdict is M]
-            assert was == now or len(alike) >= 2 or (was.check in ("mount:/x", "write:/x") and len(slow) >= 2) or (
-                was.check == "run_dir"
+            assert (
+                was == now
+                or len(alike) >= 2
+                or (was.check in ("mount:/x", "write:/x") and len(slow) >= 2)
+                or (was.check == "run_dir")
             )
     assert shared_trouble(after) == after or any(f.verdict is F for of in before.values() for f in of)
 

@@ -152,12 +152,12 @@ class Exam:
         return tuple(n for n in nodes if n in came)
 
     def _fair(self, found: Finding) -> Finding:
-        """Where examiners come up slowly everywhere (an interpreter on a busy file server, a thousand times at once) one
-        that is not there yet tells nothing."""
+        """Where examiners come up slowly everywhere (an interpreter from a file server, a thousand times at once) one that
+        is not there yet tells nothing."""
         waited = self._seconds["start"]
         if found.check != ANSWER_CHECK or not found.verdict.bad or waited >= LATER * self._slowest:
             return found
-        said = f"{found.evidence}; the slowest of them took {self._slowest:.1f} s, and this one was given {waited:.1f} s"
+        said = f"{found.evidence}; the slowest took {self._slowest:.1f} s, and this one was given {waited:.1f} s"
         return replace(found, verdict=Verdict.UNKNOWN, remedy=Remedy.NONE, evidence=said)
 
     def _ping(self, here: tuple[str, ...]) -> None:
