@@ -152,8 +152,8 @@ class Exam:
         return tuple(n for n in nodes if n in came)
 
     def _fair(self, found: Finding) -> Finding:
-        """Where examiners come up slowly everywhere (an interpreter from a file server, a thousand times at once) one that
-        is not there yet tells nothing."""
+        """Where examiners come up slowly everywhere (an interpreter from a file server, a thousand times at once) one
+        that is late tells nothing."""
         waited = self._seconds["start"]
         if found.check != ANSWER_CHECK or not found.verdict.bad or waited >= LATER * self._slowest:
             return found

@@ -23,8 +23,8 @@ _UNCORRECTED = (
     r"\[Hardware Error\].*(?:(?:severity|type): (?:fatal|recoverable)|Machine Check Exception|\buncorrect(?:ed|able)|"
     r"_STATUS\[[^\]]*\|UE\b)|\bmce: Uncorrected|Memory failure: 0x[0-9a-f]+: "
 )
-# A loop device is a container's image; "errors=remount-ro" is an option that many mounts have; ext4 recalls errors of old
-# once a day.
+# A loop device is a container's image; "errors=remount-ro" is an option that many mounts have; ext4 recalls former
+# errors once a day.
 _FILE_SYSTEM = (
     r"^(?!.*\((?:device )?loop|.*error count since|.*(?:initial|last) error at).*\b(?:EXT4-fs|XFS|BTRFS)\b"
     r".*(?:\berrors?\b(?![=-])|corrupt|shut(?:ting)? ?down)"

@@ -127,10 +127,10 @@ def _leftover(gpus: list[Gpu], limits: GpuLimits, shared: bool) -> Iterator[Odd]
         whose = ", ".join(f"pid {p.pid}" for p in gpu.processes[:8]) or "none that may be seen"
         said = f"{used / _MIB:.0f} MiB in use before the launch; processes: {whose}"
         if used > limits.gpu_leftover:
-            said += "; it may be another job's, which shares the node" if shared else ""
-            yield Odd(
-                gpu, Verdict.MONITOR if shared else Verdict.SUSPECT, said, Remedy.WATCH if shared else Remedy.AVOID
-            )
+            if shared:
+                yield Odd(gpu, Verdict.MONITOR, f"{said}; they may be another job's, on a shared node", Remedy.WATCH)
+            else:
+                yield Odd(gpu, Verdict.SUSPECT, said, Remedy.AVOID)
         elif gpu.processes:
             yield Odd(gpu, Verdict.MONITOR, said, Remedy.WATCH)
 
