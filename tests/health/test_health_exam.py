@@ -72,12 +72,24 @@ def test_a_long_reading_comes_whole() -> None:
 
 
 def test_a_node_that_gives_no_sign_is_found_and_not_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exam, "ANSWER", 1.0)
+    monkeypatch.setattr(exam, "ANSWER", 4.0)
     mute = LocalCrew(("a", "b"), lambda node, argv: argv if node == "a" else ["sleep", "60"], _path())
     report = examine(mute, wishes())
     assert report.silent == ("b",)
     assert verdicts(report, "answer") == {"b": Verdict.SUSPECT}
     assert verdicts(report) == {"a": Verdict.PASS}
+
+
+def test_where_interpreters_are_slow_everywhere_a_late_one_is_no_suspect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python from a file server, on a thousand nodes at once."""
+    monkeypatch.setattr(exam, "ANSWER", 0.5)
+
+    def reach(node: str, argv: list[str]) -> list[str]:
+        return ["sh", "-c", f'sleep {1 if node == "a" else 60}; exec "$@"', "sh", *argv]
+
+    report = examine(LocalCrew(("a", "b"), reach, _path()), wishes())
+    assert report.silent == ("b",) and verdicts(report, "answer") == {"b": Verdict.UNKNOWN}
+    assert "this one was given" in next(f.evidence for f in report.findings if f.check == "answer")
 
 
 def test_where_no_node_gives_a_sign_nobody_is_to_blame() -> None:
