@@ -128,8 +128,13 @@ class _Head:
         begun = self._clock()
         self._crew.send({"do": "probe", "ask": shapes.HELLO})
         end = min(begun + self._limits.probe_hello, self._end)
-        while self._missing() and (got := self._next(end)) is not None:
+        missing = set(self._missing())
+        while missing and (got := self._next(end)) is not None:
             self._late(*got)
+            missing.discard(got[0])
+            if isinstance(got[1], Hello):
+                its = {(got[1].node, i) for i in range(1, got[1].of)}
+                missing |= its - self._hellos.keys() - self._gone.keys()
         for node, index in self._missing():
             error = self._gone.get((node, index), "")
             self._silent[node, index] = Silent(node, index, "hello", self._clock() - begun, error)
@@ -196,11 +201,11 @@ class _Head:
         came = {h.node for h in self._hellos.values()}
         return tuple(node for node in self._crew.nodes if node in came and node not in out)
 
-    def _devices(self, node: str) -> int:
-        return max((h.of for h in self._hellos.values() if h.node == node), default=0)
-
     def _link(self, phase: str, groups: Sequence[Sequence[str]], *, rails: bool, count: int) -> list[Linked]:
-        made = tuple(self._group(f"{number}", members, rails) for number, members in enumerate(groups))
+        devices: dict[str, int] = {}
+        for hello in self._hellos.values():
+            devices[hello.node] = max(hello.of, devices.get(hello.node, 0))
+        made = tuple(self._group(f"{n}", members, rails, devices) for n, members in enumerate(groups))
         made = tuple(group for group in made if len(group.nodes) * group.devices > 1)
         if not made:
             return []
@@ -214,10 +219,10 @@ class _Head:
         )
         return [answer for answer in (answers or {}).values() if isinstance(answer, Linked)]
 
-    def _group(self, name: str, nodes: Sequence[str], rails: bool) -> Group:
+    def _group(self, name: str, nodes: Sequence[str], rails: bool, devices: Mapping[str, int]) -> Group:
         first = self._hellos[nodes[0], 0]
         host = self._addresses.get(nodes[0]) or first.addresses[0]
-        return Group(name, tuple(nodes), min(self._devices(node) for node in nodes), host, first.port, rails)
+        return Group(name, tuple(nodes), min(devices[node] for node in nodes), host, first.port, rails)
 
     def _ask(
         self, phase: str, nodes: Sequence[str], deadline: float, make: Callable[[int, float], shapes.Ask]
@@ -232,15 +237,19 @@ class _Head:
         self._crew.send({"do": "probe", "ask": shapes.ask_to_json(make(number, deadline))}, nodes)
         waiting = {(h.node, h.index): None for h in self._hellos.values() if h.node in nodes}
         answers: dict[Device, Answer] = {}
-        while waiting.keys() - answers.keys() - self._gone.keys():
+        owed = waiting.keys() - self._gone.keys()
+        while owed:
             got = self._next(begun + deadline + SLACK)
             if got is None:
                 break
             device, answer = got
             if device in waiting and isinstance(answer, (Computed, Linked)) and answer.id == number:
                 answers[device] = answer
+                owed.discard(device)
             else:
                 self._late(device, answer)
+                if isinstance(answer, Gone):
+                    owed.discard(device)
         took = self._clock() - begun
         for node, index in waiting:
             if (node, index) not in answers:

@@ -32,17 +32,25 @@ def judge_links(
     usual = learned(cells, earlier)
     blamed = blame(reading.nodes, cells, limits.probe_hot)
     bad = {node.node: node for node in blamed.nodes}
-    hot = {node: [c for c in blamed.links if node in (c.src, c.dst)] for node in reading.nodes}
+    hot, of_node = _by_node(reading.nodes, blamed.links), _by_node(reading.nodes, cells)
     kept_out = _to_keep_out(blamed.links, hot) if deep else frozenset()
     found = []
     for node in reading.nodes:
-        mine = [cell for cell in cells if node in (cell.src, cell.dst)]
+        mine = of_node[node]
         if not mine:
             continue
         found += _node(node, bad.get(node), mine, usual)
         found.append(_link(node, hot[node], node in kept_out, mine))
     culprits = {*bad, *(silent.node for silent in reading.silent)}
     return (*found, *(_all(one, culprits) for one in reading.alls if one.step))
+
+
+def _by_node(nodes: Iterable[str], cells: Iterable[Cell]) -> dict[str, list[Cell]]:
+    found: dict[str, list[Cell]] = {node: [] for node in nodes}
+    for cell in cells:
+        for node in (cell.src, cell.dst):
+            found[node].append(cell)
+    return found
 
 
 def _node(node: str, bad: Node | None, mine: Sequence[Cell], usual: Usual) -> list[Finding]:

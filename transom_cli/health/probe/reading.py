@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from transom_cli.health.probe.shapes import Computed, Hello, Linked
 
@@ -52,4 +53,8 @@ class ProbeReading:
     untried: str = ""
 
     def hello(self, node: str, index: int) -> Hello | None:
-        return next((h for h in self.hellos if (h.node, h.index) == (node, index)), None)
+        return self._by_device.get((node, index))
+
+    @cached_property
+    def _by_device(self) -> dict[tuple[str, int], Hello]:
+        return {(h.node, h.index): h for h in reversed(self.hellos)}
