@@ -140,7 +140,7 @@ def read_mounts(about: About) -> MountsReading:
     network = [m.at for m in under if m is not None and m.network and m.at not in folders]
     wanted = [(path, about.tier is not Tier.WATCH) for path in dict.fromkeys((*folders, *LOCAL))]
     wanted += [(path, False) for path in dict.fromkeys(network)]
-    both = [_OWED.pop(one, None) or _ask(*one) for one in wanted]
+    both = [_OWED.pop(one) if one in _OWED else _ask(*one) for one in wanted]
     answers([asked for _, asked in both], PATIENCE)
     mounts = read_mounted()  # again: the questions may have mounted something (autofs)
     _OWED.update((one, two) for one, two in zip(wanted, both, strict=True) if two[0].hangs)
