@@ -160,3 +160,26 @@ def test_ssh_gets_one_word_for_its_shell_on_the_other_side() -> None:
 
 def _path() -> dict[str, dict[str, str]]:
     return {"a": {"PYTHONPATH": f"{PATH}:{Path.cwd()}"}}
+
+
+def test_what_a_reader_has_started_ends_with_the_examination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DCGM's diagnostic takes minutes, and would load the GPUs of the training that follows."""
+    pid_file = tmp_path / "pid"
+    program = tmp_path / "checks.d" / "diagnostic"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho $$ > {pid_file}\nexec sleep 600\n")
+    program.chmod(0o755)
+    tmp_path.chmod(0o755)
+    monkeypatch.undo()
+    (site,) = [c for c in registry.CHECKS if c.name == "site"]
+    monkeypatch.setattr(registry, "CHECKS", (site,))
+    about = About(tier=Tier.QUICK, site_checks=str(program.parent))
+    report = examine(
+        LocalCrew(("a",), env={"a": {"PYTHONPATH": str(Path.cwd())}}), Wishes(about, probe=False, budget=4)
+    )
+    assert verdicts(report, "site") == {"a": Verdict.UNKNOWN}
+    pid = int(pid_file.read_text())
+    deadline = time.monotonic() + 5
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "it runs on"
+        time.sleep(0.05)

@@ -33,7 +33,7 @@ class Probes:
         for index in range(max(1, count)):
             device = f"cuda:{index}" if count else "cpu"
             argv = [*python, "-m", "transom_cli.health.probe.rank"]
-            argv += ["--node", self._node, "--index", str(index), "--device", device]
+            argv += ["--node", self._node, "--index", str(index), "--device", device, "--of", str(max(1, count))]
             try:
                 child = subprocess.Popen(
                     argv,

@@ -5,7 +5,8 @@
     {"do": "link", "id": 2, "groups": [...]}     {"says": "linked", "id": 2, "sent": [...], "error": ""}
     {"do": "bye"}                                (it ends)
 
-Hello is also said unasked, as soon as torch is there. Whoever runs the process says "gone" for it when it has ended.
+Hello is said once the device is ready, which is when it was asked for at the earliest; unasked where there is no torch.
+Whoever runs the process says "gone" for it when it has ended.
 """
 
 from __future__ import annotations
