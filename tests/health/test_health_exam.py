@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from health_made import DO, PATH, made_check, well_check
 from transom_cli.health import exam, looking, registry
 from transom_cli.health.about import About, Tier
 from transom_cli.health.crew_local import LocalCrew, by_ssh, here
+from transom_cli.health.crew_srun import SrunCrew
 from transom_cli.health.exam import Wishes
 from transom_cli.health.examining import examine
 from transom_cli.health.finding import Verdict
@@ -106,6 +108,40 @@ def test_an_examiner_that_is_killed_leaves_the_others_answers() -> None:
     report = examine(both, wishes(budget=4.0))
     assert verdicts(report)["a"] is Verdict.PASS
     assert not examiners["b"].is_running() or examiners["b"].status() == psutil.STATUS_ZOMBIE
+
+
+def test_an_examiner_that_ends_at_work_is_not_waited_for_and_its_node_is_named() -> None:
+    began = time.monotonic()
+    dying = crew(a="1", b="hang", c="2")
+    killed: list[int] = []
+
+    def kill_b(message: dict[str, Any]) -> None:
+        if message.get("re") == "here" and message.get("node") == "b":
+            os.kill(int(message["pid"]), signal.SIGKILL)
+            killed.append(int(message["pid"]))
+
+    receive = dying.receive
+
+    def told(timeout: float) -> dict[str, Any] | None:
+        message = receive(timeout)
+        if message is not None:
+            kill_b(message)
+        return message
+
+    dying.receive = told  # type: ignore[method-assign]
+    report = examine(dying, wishes(budget=20.0))
+    assert killed and time.monotonic() - began < 10, "neither the reader's deadline nor the budget"
+    assert verdicts(report, "answer") == {"b": Verdict.SUSPECT}
+    assert verdicts(report) == {"a": Verdict.PASS, "c": Verdict.PASS}, "nothing is said of what was not read"
+    again = replay(record(report, wishes().about, "1.0"), {}, frozenset(), "file")
+    assert verdicts(again, "answer") == {"b": Verdict.SUSPECT}
+
+
+def test_srun_tells_whose_examiner_has_ended() -> None:
+    crew = object.__new__(SrunCrew)
+    crew._nodes = ("node1", "node2")
+    crew.words = deque(["srun: error: node2: task 1: Killed", "srun: error: node9: task 3: Exited with exit code 1"])
+    assert crew.gone() == ("node2",)
 
 
 def test_no_process_is_left() -> None:

@@ -182,6 +182,7 @@ def test_a_node_without_torch_is_left_out_and_the_others_are_probed() -> None:
     result = probe(SimCrew(names(4), World(torchless=frozenset(("n2",)))))
     assert bad(result) == {}
     assert "No module named 'torch'" in evidence(result, "n2", "probe_hello")
+    assert verdict(result, "n2", "probe_hello") is Verdict.MONITOR, "the job's ranks will not start there either"
     assert verdict(result, "n0", "link_node") is Verdict.PASS
     assert verdict(result, "n2", "link_node") is Verdict.UNKNOWN
 

@@ -30,5 +30,8 @@ class Crew(Protocol):
     def receive(self, timeout: float) -> Message | None:
         """The next message of any node; None when none came within `timeout` seconds, or when all are gone."""
 
+    def gone(self) -> tuple[str, ...]:
+        """Nodes of which it is known that their examiner has ended: nothing more will come. Others may have, too."""
+
     def close(self) -> None:
         """End them, at once."""

@@ -39,6 +39,10 @@ class LocalCrew(Pipes):
     def nodes(self) -> tuple[str, ...]:
         return self._nodes
 
+    def gone(self) -> tuple[str, ...]:
+        """Nodes whose examiner has ended; all that it has said can be received before this tells of it."""
+        return tuple(node for node, ask in self._ask.items() if self.ended(ask))
+
     def send(self, message: Message, to: Sequence[str] = ()) -> None:
         for node in to or self._nodes:
             self._ask[node].put(line_of(message))

@@ -39,6 +39,7 @@ class Pipes:
         self._children: list[subprocess.Popen[bytes]] = []
         self._asks: list[queue.SimpleQueue[bytes]] = []
         self._living = 0
+        self._ended: set[int] = set()  # queues of those that have
         self._lock = threading.Lock()
         self.words: deque[str] = deque(maxlen=_WORDS)
 
@@ -63,6 +64,10 @@ class Pipes:
     @property
     def over(self) -> bool:
         return self._living == 0
+
+    def ended(self, asks: queue.SimpleQueue[bytes]) -> bool:
+        """Whether the process that this queue is written to has ended, and all that it said has been received."""
+        return id(asks) in self._ended
 
     def receive(self, timeout: float) -> Message | None:
         if self.over and self._inbox.empty():
@@ -102,6 +107,7 @@ class Pipes:
         child.wait()
         asks.put(b"")
         with self._lock:
+            self._ended.add(id(asks))
             self._living -= 1
             if self.over:
                 self._inbox.put(_OVER)

@@ -14,6 +14,8 @@ from transom_cli.beats.places import ROLE
 from transom_cli.health.crew import Message
 from transom_cli.health.crew_pipes import EXAMINER, Pipes, interpreter, line_of
 
+# srun's words for a task that did not end well: "srun: error: node3: task 2: Killed".
+_TASK_ENDED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: ", re.IGNORECASE)
 _FAILED_ON = re.compile(r"(?:failed on node|Node failure on|on node) (\S+?):", re.IGNORECASE)
 
 
@@ -33,6 +35,11 @@ class SrunCrew(Pipes):
     def send(self, message: Message, to: Sequence[str] = ()) -> None:
         told = {**message, "to": list(to)} if to and tuple(to) != self._nodes else message
         self._ask.put(line_of(told))
+
+    def gone(self) -> tuple[str, ...]:
+        """Nodes of which srun says that their examiner has ended. One that ends by itself it does not tell of."""
+        named = {match for line in tuple(self.words) for match in _TASK_ENDED.findall(line)}
+        return tuple(n for n in self._nodes if n in named)
 
     def not_started(self) -> tuple[str, ...]:
         """Nodes on which srun says that it could not start its task: it starts none at all then."""

@@ -17,8 +17,9 @@ from transom_cli.health.checks import limits_of, unwanted
 from transom_cli.health.crew import Crew, Message
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.judging import ANSWER as ANSWER_CHECK
-from transom_cli.health.judging import Clock, Readings, judge
+from transom_cli.health.judging import SILENT, Clock, Readings, fell_silent, judge
 from transom_cli.health.looking import STARTING
+from transom_cli.health.node.run_dir import CHECK as RUN_DIR
 from transom_cli.health.node.run_dir import judge_seen, read_seen
 from transom_cli.health.probe.drive import ProbeResult, drive
 from transom_cli.health.probe.limits import ProbeLimits
@@ -29,6 +30,7 @@ ANSWER = 15.0  # seconds for the examiners to come up, once the first of them is
 LATER = 3.0  # so many times what the slowest other took, before one that does not come up is suspected
 PINGS = 3
 SEEN = 5.0  # seconds for what the nodes wrote to be seen here, through a network file system
+GONE = 0.5  # seconds without an answer, after which it is asked who has ended
 LATE = 2.0  # seconds more for what a node has read to come here
 
 
@@ -61,9 +63,9 @@ class _Talk:
 
     def take(self, kinds: Sequence[str], until: float) -> Message | None:
         while True:
-            for kind in kinds:
-                if self.kept.get(kind):
-                    return self.kept[kind].popleft()
+            message = self.kept_of(kinds)
+            if message is not None:
+                return message
             left = until - self.now()
             message = self.crew.receive(min(left, 1.0)) if left > 0 else None
             if message is None:
@@ -71,6 +73,9 @@ class _Talk:
                     return None
                 continue
             self.kept.setdefault(str(message.get("re")), deque()).append({**message, "heard": self.now()})
+
+    def kept_of(self, kinds: Sequence[str]) -> Message | None:
+        return next((self.kept[kind].popleft() for kind in kinds if self.kept.get(kind)), None)
 
     @property
     def over(self) -> bool:
@@ -92,6 +97,9 @@ class _Probing:
 
     def receive(self, timeout: float) -> Message | None:
         return self._talk.take(("probe",), self._talk.now() + timeout)
+
+    def gone(self) -> tuple[str, ...]:
+        return tuple(n for n in self._talk.crew.gone() if n in self._nodes)
 
     def close(self) -> None:
         """Its owner does that."""
@@ -121,11 +129,13 @@ class Exam:
             self._talk.crew.send(start, here)  # torch takes seconds to come up: meanwhile the nodes are looked at
         self._ping(here)
         self._look(here)
-        missing = read_seen(self._wishes.about, here, min(SEEN, max(0.0, self._deadline - self._now())))
+        missing = read_seen(self._wishes.about, self._wrote(here), min(SEEN, max(0.0, self._deadline - self._now())))
         judged = judge(nodes, self._checks, self._readings, self._clocks, self._wishes.about, self._wishes.limits)
-        probed = self._probe(here) if self._wishes.probe and here else None
+        came = set(here)
+        able = tuple(n for n in here if not fell_silent(self._readings.get(n, {})))
+        probed = self._probe(able) if self._wishes.probe and able else None
         seen = judge_seen(missing, self._wishes.about, len(here))
-        judged = tuple(self._fair(f) for f in judged)
+        judged = tuple(f if f.node in came else self._fair(f) for f in judged)
         found = (*judged, *seen, *(probed.findings if probed else ()))
         findings = tuple(f for f in found if not unwanted(f.check, self._wishes.off))
         silent = tuple(n for n in nodes if n not in here)
@@ -186,22 +196,38 @@ class Exam:
         self._talk.crew.send({"do": "look", "about": plain(self._wishes.about), "checks": checks}, here)
         until = min(self._deadline, began + STARTING + max(c.seconds for c in self._checks) + LATE)
         owed = {(node, c.name) for node in here for c in self._checks}
-        while owed:
-            message = self._talk.take(("look",), until)
+        gone: set[str] = set()
+        while any(node not in gone for node, _ in owed):
+            now_gone = set(self._talk.crew.gone())  # asked first: what such a node has said is there by then
+            message = self._talk.take(("look",), min(until, self._now() + GONE))
             if message is None:
-                break
+                if self._now() >= until or self._talk.over:
+                    break
+                gone = now_gone
+                continue
             key = (message["node"], str(message.get("check")))
             if key in owed:
                 owed.discard(key)
                 said = {k: v for k, v in message.items() if k in ("reading", "error", "waited", "seconds")}
                 self._readings.setdefault(key[0], {})[key[1]] = said
         waited = round(self._now() - began, 1)
-        allowed = {c.name: c.seconds for c in self._checks}
+        answered = set(self._readings)
         for node, check in owed:
-            late = waited >= allowed[check]  # else it was we who had no time left
-            said = {"waited": waited} if late else {"error": f"no answer within the {waited:g} s that were left"}
+            said = self._owed(check, waited, node in gone) if node in answered else {SILENT: waited}
             self._readings.setdefault(node, {})[check] = said
         self._seconds["look"] = round(self._now() - began, 2)
+
+    def _owed(self, check: str, waited: float, gone: bool) -> dict[str, object]:
+        """Of a node that has answered other checks."""
+        if gone:
+            return {"error": "its examiner has ended"}
+        late = waited >= next(c.seconds for c in self._checks if c.name == check)  # else it was we who had no time left
+        return {"waited": waited} if late else {"error": f"no answer within the {waited:g} s that were left"}
+
+    def _wrote(self, here: tuple[str, ...]) -> tuple[str, ...]:
+        """Those who say that they have written where the others read. Of the rest it is told already."""
+        read = {n: self._readings.get(n, {}).get(RUN_DIR, {}).get("reading") or {} for n in here}
+        return tuple(n for n in here if read[n].get("same") and read[n].get("wrote"))
 
     def _probe(self, here: tuple[str, ...]) -> ProbeResult:
         """Within what time is left. It is given to whoever computes and sends, and to nobody else."""

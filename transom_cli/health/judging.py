@@ -20,7 +20,8 @@ from transom_cli.health.node.facts import FactsReading
 from transom_cli.health.node.shared import shared_trouble
 
 ANSWER = "answer"
-Said = dict[str, Any]  # one answer to a look: "reading", or "error", or "waited"
+SILENT = "silent"
+Said = dict[str, Any]  # one answer to a look: "reading", or "error", or "waited"; or "silent", for want of any
 Readings = dict[str, dict[str, Said]]  # by node and check
 
 
@@ -44,7 +45,7 @@ def judge(
     found = list(_silent(nodes, readings, clocks))
     for node in nodes:
         for check in checks:
-            if check.name in readings.get(node, {}):
+            if not fell_silent(readings.get(node, {})) and check.name in readings.get(node, {}):
                 found += judge_reading(node, check, readings[node][check.name], about, dict(limits))
     by_node: dict[str, list[Finding]] = {node: [] for node in nodes}
     for f in found:
@@ -91,11 +92,23 @@ def judge_reading(
         return (Finding(check.name, Verdict.UNKNOWN, node, f"its reading cannot be judged: {error!r}"),)
 
 
+def fell_silent(of_node: Mapping[str, Said]) -> bool:
+    """Its examiner came up, and then answered to no question at all."""
+    return bool(of_node) and all(SILENT in said for said in of_node.values())
+
+
 def _silent(nodes: Sequence[str], readings: Readings, clocks: Mapping[str, Clock]) -> list[Finding]:
-    """Nodes of which nothing was heard at all. Where that holds for all of them it is whoever starts the step."""
-    silent = [n for n in nodes if n not in readings and n not in clocks]
-    if len(silent) == len(nodes):
-        words = "no examiner came up on any node"
-        return [Finding(ANSWER, Verdict.UNKNOWN, n, words) for n in silent]
-    words = f"no examiner came up on it, while {len(nodes) - len(silent)} other nodes answered"
-    return [Finding(ANSWER, Verdict.SUSPECT, n, words, Remedy.AVOID) for n in silent]
+    """Nodes of which nothing was heard, or nothing any more. Where that holds for all of them it is whoever starts the
+    step."""
+    never = [n for n in nodes if n not in readings and n not in clocks]
+    fell = [n for n in nodes if fell_silent(readings.get(n, {}))]
+    others = f"while {len(nodes) - len(never) - len(fell)} other nodes answered"
+    if len(never) + len(fell) == len(nodes):
+        verdict, remedy, others = Verdict.UNKNOWN, Remedy.NONE, "nor of any other node"
+    else:
+        verdict, remedy = Verdict.SUSPECT, Remedy.AVOID
+    came = "its examiner came up and then ended, or fell silent: none of its checks was answered"
+    return [
+        *(Finding(ANSWER, verdict, n, f"no examiner came up on it, {others}", remedy) for n in never),
+        *(Finding(ANSWER, verdict, n, f"{came}, {others}", remedy) for n in fell),
+    ]

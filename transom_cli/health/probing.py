@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from transom_cli.health.probe.shapes import Gone, answer_to_json
+
 _STDERR = 2000  # characters of what one printed, for the words on its end
 
 
@@ -43,7 +45,7 @@ class Probes:
                     start_new_session=True,
                 )
             except OSError as error:
-                self._tell(index, {"re": "hello", "error": f"{python[0]} cannot be started: {error.strerror}"})
+                self._gone(index, f"{python[0]} cannot be started: {error.strerror}")
                 continue
             asks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
             self._children.append(child)
@@ -86,7 +88,7 @@ class Probes:
         listener.join(1.0)
         last = "".join(said).strip().splitlines()[-1:] or [""]
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        self._tell(index, {"re": "end", "error": f"the probe process ended with {how}. {last[0]}".strip(" .")})
+        self._gone(index, f"the probe process ended with {how}. {last[0]}".strip(" ."))
 
     @staticmethod
     def _drain(child: subprocess.Popen[bytes], said: list[str]) -> None:
@@ -95,6 +97,9 @@ class Probes:
         for line in child.stderr:
             said.append(line.decode("utf-8", "replace")[:_STDERR])
             del said[:-20]
+
+    def _gone(self, index: int, how: str) -> None:
+        self._tell(index, answer_to_json(Gone(how)))
 
     def _tell(self, index: int, answer: dict[str, Any]) -> None:
         self._say({"re": "probe", "index": index, "answer": answer})

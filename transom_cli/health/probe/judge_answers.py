@@ -33,12 +33,13 @@ def _hellos(reading: ProbeReading) -> list[Finding]:
     waited = {one.node: one for one in reading.silent if one.phase == "hello"}
     failed = {hello.node: hello for hello in reading.hellos if hello.error}
     came = {hello.node for hello in reading.hellos} - set(failed)
+    most = len(came) * 2 > len(reading.nodes)  # then the probe can be made, and whoever cannot make it is odd
     for node in reading.nodes:
         if node in failed:
-            found.append(Finding(HELLO, Verdict.UNKNOWN, node, failed[node].error))
+            verdict, remedy = (Verdict.MONITOR, Remedy.SETUP) if most else (Verdict.UNKNOWN, Remedy.NONE)
+            found.append(Finding(HELLO, verdict, node, failed[node].error, remedy))
         elif node in waited:
             said = f"no hello of its probe within {waited[node].seconds:.0f} s{_how(waited[node])}"
-            most = len(came) * 2 > len(reading.nodes)
             verdict, remedy = (Verdict.MONITOR, Remedy.WATCH) if most else (Verdict.UNKNOWN, Remedy.NONE)
             found.append(Finding(HELLO, verdict, node, said, remedy))
         elif node in came:
