@@ -13,8 +13,8 @@ setup: ## system packages (Debian, Ubuntu) and .venv/ with everything in it; qui
 	@scripts/setup.sh
 
 test: setup ## all tests but the long ones
-	$(PY) -m pytest -m "not long" -n 2 tests/ckpt
-	$(PY) -m pytest -m "not long" --ignore tests/ckpt
+	$(PY) -m pytest -m "not long and not sandbox" -n 2 --dist loadfile
+	$(PY) -m pytest -m "not long and sandbox"
 
 test-long: setup ## the tests that take minutes each
 	$(PY) -m pytest -m long

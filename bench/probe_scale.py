@@ -48,7 +48,7 @@ def names(count: int) -> tuple[str, ...]:
 def row(nodes: int, result: ProbeResult, total: float, messages: int | None = None) -> dict[str, Any]:
     seconds = {part: sum(t for phase, t in result.timings if phase.startswith(part)) for part in PHASES}
     rounds = sum(1 for phase, _ in result.timings if phase.startswith(("pairs", "again")))
-    blamed = sorted({finding.node for finding in result.findings if finding.verdict.bad})
+    blamed = sorted(f"{finding.node} {finding.check}" for finding in result.findings if finding.verdict.bad)
     return {"nodes": nodes, **seconds, "total": total, "rounds": rounds, "messages": messages, "blamed": blamed}
 
 

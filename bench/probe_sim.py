@@ -67,7 +67,7 @@ class World:
 
 
 class SimCrew:
-    """messages: how many went either way. now: its clock, to be given to `drive`."""
+    """messages: how many went either way. now: its clock, to be given to `drive`. met: the pairs, in their order."""
 
     def __init__(self, nodes: Sequence[str], world: World | None = None) -> None:
         self.nodes = tuple(nodes)
@@ -142,7 +142,7 @@ class SimCrew:
         return Computed(node, index, ask.id, shown, rates, 100)
 
     def _linked(self, node: str, index: int, ask: Link, group: Group) -> tuple[Linked, float]:
-        if index == 0 and node == group.nodes[0]:
+        if index == 0 and group.rails and node == group.nodes[0]:
             self.met.append(group.nodes)
         others = [other for other in group.nodes if other != node]
         if any(other in self._quiet or not self.world.reached(node, other) for other in others):

@@ -160,6 +160,20 @@ def test_alarms_are_what_speaks_against_the_node_itself() -> None:
     assert alarms.count == 2
     assert [(f["check"], f["verdict"], f["device"]) for f in alarms.faults()] == [
         ("ib_state", "SUSPECT", "mlx5_0/1"), ("kernel", "FAIL", "")]  # fmt: skip
+    for check in ("memory", "room:/tmp", "mount:/shared", "shm"):  # the job's own doing, or the file server's
+        alarms.add([Finding(check, Verdict.SUSPECT, "n1", "full", Remedy.AVOID)])
+    assert alarms.count == 2
     for n in range(200):
         alarms.add([Finding("kernel", Verdict.FAIL, "n1", f"Xid {n}")])
     assert alarms.count == 202 and len(alarms.faults()) == 50
+
+
+def test_a_suspicion_of_long_ago_is_not_told_any_more() -> None:
+    now = [0.0]
+    alarms = Alarms(lambda: now[0])
+    alarms.add([Finding("ib_link", Verdict.SUSPECT, "n1", "it went down", Remedy.AVOID, "mlx5_0/1")])
+    alarms.add([Finding("gpu_ecc", Verdict.FAIL, "n1", "1 new", Remedy.RESET_GPU, "GPU-1")])
+    now[0] = 599.0
+    assert [f["check"] for f in alarms.faults()] == ["ib_link", "gpu_ecc"]
+    now[0] = 601.0
+    assert [f["check"] for f in alarms.faults()] == ["gpu_ecc"], "what is proven stays so"

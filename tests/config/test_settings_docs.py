@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from transom_cli.config.describe import settings_markdown, settings_of
 from transom_cli.config.model import Settings
+from transom_cli.health.registry import finding_names, limit_names
 
+HEALTH = Path(__file__).resolve().parents[2] / "docs" / "health.md"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 
 
@@ -30,3 +33,9 @@ def test_defaults_in_the_table_are_those_of_the_model() -> None:
     assert shown["launch.kind"].choices == ("srun", "torchrun")
     assert shown["launch.container.mounts"].variable == "TRANSOM_LAUNCH__CONTAINER__MOUNTS"
     assert shown["auto_beat"].variable == "TRANSOM_AUTO_BEAT"
+
+
+def test_every_check_and_every_threshold_is_told_of() -> None:
+    told = set(re.findall(r"`([a-z_]+)(?::<file>)?`", HEALTH.read_text()))
+    assert set(finding_names()) - told == set(), "docs/health.md lacks checks"
+    assert set(limit_names()) - told == set(), "docs/health.md lacks thresholds"

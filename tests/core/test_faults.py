@@ -232,3 +232,22 @@ def test_a_lift_counts_once_and_the_node_may_be_isolated_again() -> None:
     player.end(fault("n2"))
     player.feed(lift)
     assert "n2" in player.state.excluded, "the same request does not lift it a second time"
+
+
+class Late(Player):
+    """Its probes are answered when it says so."""
+
+    def _answer(self, action: act.Action) -> None:
+        if not isinstance(action, act.Probe):
+            super()._answer(action)
+
+
+def test_a_lifted_node_that_turns_out_dead_is_isolated_by_an_action_of_its_own() -> None:
+    player = Late(Policy(backoff=1.0, drain=False))
+    player.feed(ev.HealSeen(1.0, "7.0", "l1", "swapped", "n2 out", "node_fault", ("n2",), (fault("n2"),)))
+    player.feed(ev.LiftAsked(2.0, "ann", "lift-1.json", ("n2",)))
+    for at in (3.0, 4.0):
+        (probe,) = [a for a in player.state.pending if isinstance(a, act.Probe) and a.node == "n2"]
+        player.feed(ev.Probed(at, probe.key, "n2", "FAIL", "no slurmd listens on it"))
+    first, second = (a for a in player.done if isinstance(a, act.Isolate) and a.node == "n2")
+    assert first.key != second.key and second.reason.startswith("node_lost")

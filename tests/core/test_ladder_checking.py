@@ -122,6 +122,32 @@ def test_a_suspicion_ends_nothing_but_is_remembered_when_the_launch_fails() -> N
     assert started(orders) == [("n2", "n3", SPARE)]
 
 
+def failed_after(state: LadderState, at: float) -> list[Order]:
+    """A rank dies of its own; the orders of what follows."""
+    state, _ = feed(state, sh.Exits(at, 0, exits(None, None, -9)), sh.Tick(at + 2), sh.Ended(at + 3, 0))
+    return feed(state, sh.Read(at + 4, 0, "unknown", ""))[1]
+
+
+def test_a_suspicion_of_long_ago_explains_no_failure() -> None:
+    doubt = fault("n1", "SUSPECT", "ib_link")
+    state, _ = feed(training_with_spare(), sh.Faulty(9.0, (doubt,)))
+    assert started(failed_after(state, 500.0)) == [("n2", "n3", SPARE)]
+    assert started(failed_after(state, 5000.0)) == [NODES], "the same nodes: nothing speaks against n1 now"
+    again, orders = feed(state, sh.Faulty(4900.0, (doubt,)))
+    assert [type(o) for o in orders] == [sh.Tell] or orders == []
+    assert started(failed_after(again, 5000.0)) == [("n2", "n3", SPARE)], "it was heard again"
+
+
+def test_a_suspicion_that_most_nodes_share_counts_against_none() -> None:
+    state = training_with_spare()
+    doubts = tuple(fault(n, "SUSPECT", "ib_link") for n in ALL[:3])
+    state, _ = feed(state, *(sh.Faulty(9.0 + i, (d,)) for i, d in enumerate(doubts)), sh.Faulty(15.0, doubts))
+    assert started(failed_after(state, 20.0)) == [NODES], "a switch, not three nodes"
+    state, _ = feed(state, sh.Faulty(16.0, (fault("n2", "FAIL", "gpu_xid"),)))
+    state, orders = feed(state, sh.Ended(18.0, 0), sh.Read(19.0, 0, "unknown", ""))
+    assert started(orders) == [("n1", "n3", SPARE)], "what is proven counts"
+
+
 def test_a_spare_that_is_found_bad_stands_by_no_more() -> None:
     state = training_with_spare()
     state, orders = feed(state, sh.Faulty(9.0, (fault(SPARE),)))

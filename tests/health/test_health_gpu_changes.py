@@ -57,6 +57,9 @@ def test_a_gpu_that_vanishes_and_one_that_is_lost() -> None:
     lost = replace(at(30), gpus=(*BASE.gpus[:7], Gpu(7, trouble="GPU is lost", trouble_code=GPU_IS_LOST)))
     assert changes(BASE, lost) == [], "it is counted, and `gpu_lost` tells of its state"
     assert changes(BASE, NvmlReading(absent="Driver Not Loaded", absent_code=9)) == []
+    assert changes(BASE, replace(fewer, barred=1)) == [], "kept from the watcher, and maybe well"
+    sliced = at(30, mig=True, links=tuple(replace(link, up=False) for link in BASE.gpus[2].links))
+    assert changes(BASE, sliced) == [], "its links are not used any more"
 
 
 def test_a_lost_gpu_keeps_the_name_that_it_had() -> None:

@@ -207,6 +207,32 @@ def test_as_many_gpus_as_were_asked_for() -> None:
     assert judged(sliced, About(gpus=7)) == [], "seven slices of one GPU"
 
 
+def test_one_nodes_share_of_a_job_may_be_smaller() -> None:
+    four = replace(HEALTHY, gpus=HEALTHY.gpus[:4])
+    assert judged(four) == [("gpu_count", "", F, Remedy.REBOOT)]
+    assert judged(replace(four, granted=4)) == [], "eight on one node and four on another"
+    assert judged(replace(four, granted=8)) == judged(four)
+    assert judged(replace(HEALTHY, granted=4), About(gpus=4)) == []
+
+
+def test_gpus_of_another_make_are_no_nodes_fault() -> None:
+    other = NvmlReading(absent="NVML Shared Library Not Found", absent_code=r.LIBRARY_NOT_FOUND, foreign=True)
+    assert judged(other) == [("gpu_count", "", Verdict.UNKNOWN, Remedy.NONE)]
+
+
+def test_on_a_shared_node_another_job_may_be_using_its_gpus() -> None:
+    busy = with_gpu(0, memory_used=70 * 2**30, processes=(Process(1, 70 * 2**30),), reasons=0x8, heat=Heat(88, 87, 92))
+    assert {verdict for _, _, verdict, _ in judged(busy, About(gpus=4))} == {M}
+    assert {verdict for _, _, verdict, _ in judged(busy)} == {S}
+
+
+def test_links_of_a_gpu_that_is_sliced_may_be_off() -> None:
+    off = tuple(replace(link, up=False) for link in HEALTHY.gpus[0].links)
+    sliced = with_gpu(0, links=off, mig=True, mig_next=True, fabric=Fabric(1, 0, 0))
+    assert {check for check, *_ in judged(sliced)} == {"gpu_mode"}
+    assert ("gpu_nvlink", "GPU-h100-0000", F, Remedy.RESET_GPU) in judged(with_gpu(0, links=off))
+
+
 @pytest.mark.parametrize(
     ("code", "asked", "verdict", "applies", "remedy"),
     [

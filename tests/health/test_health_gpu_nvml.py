@@ -319,3 +319,14 @@ def test_a_call_that_never_returns_hangs_its_reader_alone(stub: StubNode) -> Non
     finally:
         reader.kill()
         reader.communicate()
+
+
+def test_a_machine_with_gpus_of_another_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = tmp_path / "bus" / "pci" / "devices" / "0000:03:00.0"
+    monkeypatch.setenv("TRANSOM_SYSFS", str(tmp_path))
+    assert nvml._any_device(), "nobody knows"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x1002\n")
+    assert not nvml._any_device()
+    (device / "vendor").write_text("0x10de\n")
+    assert nvml._any_device()

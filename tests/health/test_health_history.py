@@ -123,7 +123,7 @@ def attempts(hours: dict[str, float], failures: dict[str, int], runs: int = 1) -
 def test_a_node_that_fails_beyond_the_rate_of_all_is_a_lemon() -> None:
     hours = {f"n{i}": 100.0 for i in range(20)}
     records = attempts(hours, {"n3": 4, "n5": 1, "n9": 1}, runs=2)
-    (lemon,) = judge_history(fold(records, NOW))
+    (lemon,) = judge_history(fold(records, NOW), HistoryLimits())
     assert (lemon.check, lemon.node, lemon.verdict) == ("history", "n3", Verdict.MONITOR)
     assert "to blame in 4 attempts of 2 runs within 100 h on it" in lemon.evidence
     assert "0.3 expected at the rate of all 20 nodes (chance 0.0003)" in lemon.evidence
@@ -131,17 +131,17 @@ def test_a_node_that_fails_beyond_the_rate_of_all_is_a_lemon() -> None:
 
 def test_many_failures_of_a_node_that_ran_much_are_none() -> None:
     hours = {"n0": 900.0, **{f"n{i}": 10.0 for i in range(1, 20)}}
-    assert judge_history(fold(attempts(hours, {"n0": 4, "n5": 1}), NOW)) == ()
+    assert judge_history(fold(attempts(hours, {"n0": 4, "n5": 1}), NOW), HistoryLimits()) == ()
 
 
 def test_a_job_that_fails_everywhere_has_no_lemons() -> None:
     hours = {f"n{i}": 50.0 for i in range(8)}
-    assert judge_history(fold(attempts(hours, dict.fromkeys(hours, 5)), NOW)) == ()
+    assert judge_history(fold(attempts(hours, dict.fromkeys(hours, 5)), NOW), HistoryLimits()) == ()
 
 
 def test_one_failure_is_never_enough() -> None:
     hours = {f"n{i}": 1000.0 for i in range(500)}
-    assert judge_history(fold(attempts(hours, {"n3": 1}), NOW)) == ()
+    assert judge_history(fold(attempts(hours, {"n3": 1}), NOW), HistoryLimits()) == ()
     (found,) = judge_history(fold(attempts(hours, {"n3": 2}), NOW), HistoryLimits())
     assert found.node == "n3"
     assert judge_history(fold(attempts(hours, {"n3": 2}), NOW), HistoryLimits(history_failures=3)) == ()
@@ -155,10 +155,12 @@ def test_an_attempt_that_two_operators_wrote_of_counts_once() -> None:
 
 def test_a_device_that_was_moved_is_seen_again() -> None:
     records = [XID, replace(XID, wall=NOW - 60, run="r2", node="n8")]
-    (found,) = judge_history(fold(records, NOW))
+    (found,) = judge_history(fold(records, NOW), HistoryLimits())
     assert (found.serial, found.node, found.verdict) == ("77", "n8", Verdict.MONITOR)
     assert "serial 77 was isolated in 2 places: n3 GPU-5 (xid), n8 GPU-5 (xid)" in found.evidence
-    assert judge_history(fold([XID, replace(XID, wall=NOW - 60, run="r2")], NOW)) == (), "two runs, one place"
+    assert judge_history(fold([XID, replace(XID, wall=NOW - 60, run="r2")], NOW), HistoryLimits()) == (), (
+        "two runs, one place"
+    )
 
 
 @given(st.integers(0, 40), st.floats(0.001, 30.0))

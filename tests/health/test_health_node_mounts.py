@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,23 @@ def test_a_stopped_file_server_costs_one_deadline_however_many_folders(
         assert f"fuse transom-disk on {where}" in hung.evidence
         assert found[f"write:{folder}"].verdict is Verdict.UNKNOWN
     assert found["mount:/tmp"].verdict is Verdict.PASS
+
+
+def test_a_server_that_is_away_for_long_costs_one_thread_not_one_a_look(
+    served: subprocess.Popen[bytes], where: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.2)
+    served.send_signal(signal.SIGSTOP)
+    look(where, tier=Tier.WATCH)
+    threads = threading.active_count()
+    for _ in range(5):
+        hung = look(where, tier=Tier.WATCH, limits=MountsLimits(mount_hung=0.5))[f"mount:{where}"]
+    assert threading.active_count() <= threads
+    assert hung.verdict is Verdict.SUSPECT, "it has been owed since the first look"
+    served.send_signal(signal.SIGCONT)
+    deadline = time.monotonic() + 10
+    while look(where, tier=Tier.WATCH)[f"mount:{where}"].verdict is not Verdict.PASS:
+        assert time.monotonic() < deadline
 
 
 def test_one_that_may_yet_answer_is_no_reason_to_leave(

@@ -49,7 +49,7 @@ def test_both_sides_see_each_other(tmp_path: Path) -> None:
     about = About(token=token(str(path), WORDS))
     assert Path(own_file(str(path), "n1")).read_text() == WORDS
     assert read_seen(about, ("n1", "n2"), 0.3) == ("n2",)
-    (found,) = judge_seen(("n2",), about)
+    (found,) = judge_seen(("n2",), about, 2)
     assert (found.node, found.verdict) == ("n2", Verdict.SUSPECT) and f"{path}.n2 is not seen" in found.evidence
     Path(own_file(str(path), "n2")).write_text("of another run")
     assert read_seen(about, ("n2",), 0.0) == ("n2",)
@@ -104,4 +104,11 @@ def test_slow_is_worth_a_look_and_without_a_token_nothing_is() -> None:
     assert judge_run_dir("n1", slow, About(), RunDirLimits())[0].verdict is Verdict.MONITOR
     (found,) = judge_run_dir("n1", read_run_dir(About()), About(), RunDirLimits())
     assert (found.verdict, found.applies) == (Verdict.PASS, False)
-    assert read_seen(About(), ("n1",), 0.0) == () == judge_seen((), About())
+    assert read_seen(About(), ("n1",), 0.0) == () == judge_seen((), About(), 0)
+
+
+def test_whoever_sees_no_ones_file_sees_too_little_itself(tmp_path: Path) -> None:
+    about = About(token=token(str(tmp_path / "token"), "words"))
+    found = judge_seen(("n1", "n2", "n3"), about, 4)
+    assert [f.verdict for f in found] == [Verdict.MONITOR] * 3 and "3 of 4 nodes" in found[0].evidence
+    assert judge_seen(("n1",), about, 2)[0].verdict is Verdict.SUSPECT

@@ -132,6 +132,23 @@ def test_deep_keeps_one_end_of_a_dead_link_out() -> None:
     assert verdict(result, "n1", "link") is Verdict.MONITOR
 
 
+def test_deep_leaves_a_link_alone_that_was_bad_once_only() -> None:
+    """The second look finds no time, so that one meeting is all there is."""
+    world = World(dead=frozenset((frozenset(("n1", "n4")),)))
+    crew = SimCrew(names(6), world)
+    probe(crew, Tier.DEEP)
+    result = probe(SimCrew(names(6), world), Tier.DEEP, ProbeLimits(probe_deep=crew.now() - 2.6))
+    assert bad(result) == {}
+    assert "failed in 1 of 1 meetings" in evidence(result, "n4", "link")
+
+
+def test_one_that_fell_silent_is_waited_for_once() -> None:
+    crew = SimCrew(names(8), World(silent={"n3": "pairs"}))
+    result = probe(crew, Tier.DEEP)
+    assert len([pair for pair in crew.met if len(pair) == 2 and "n3" in pair]) <= 1
+    assert [(one.node, one.phase) for one in result.reading.silent] == [("n3", "pairs 1")]
+
+
 def test_of_two_nodes_that_cannot_talk_nobody_is_blamed_but_the_link_is_named() -> None:
     result = probe(SimCrew(names(2), World(dead=frozenset((frozenset(("n0", "n1")),)))))
     assert bad(result) == {}

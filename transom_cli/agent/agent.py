@@ -21,13 +21,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transom_cli.agent import procfs
 from transom_cli.agent.alarms import Alarms
 from transom_cli.agent.answers import serve, told
 from transom_cli.agent.eyes import Eyes
 from transom_cli.agent.farewell import Farewell
-from transom_cli.agent.gpus import Gpus
 from transom_cli.agent.memory import Memory
 from transom_cli.agent.watching import Watch, watched
 from transom_cli.beats import places, record
@@ -35,6 +35,9 @@ from transom_cli.beats.reading import GONE, process, publish, row
 from transom_cli.beats.table import BadTable, NodeTable, RankBeat, decode
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.layout import AttemptDir, RunDir
+
+if TYPE_CHECKING:
+    from transom_cli.agent.gpus import Gpus
 
 LOOK = 0.25  # seconds between two looks at the ranks
 EVERY = 1.0  # seconds between two tables while nothing happens
@@ -179,7 +182,11 @@ def main(argv: list[str]) -> int:
     eyes = Eyes(attempt, options.node, beats_dir, lambda: agent.rows, alarms)
     eyes.start()
     what = watched(options.watch)
-    watches = (Watch(options.node, what, eyes.tell, eyes.told), Gpus(options.node, what, eyes.tell, eyes.told))
+    watches: list[Watch | Gpus] = [Watch(options.node, what, eyes.tell, eyes.told)]
+    if what.about.gpus:
+        from transom_cli.agent.gpus import Gpus  # what judges them takes a moment to import
+
+        watches.append(Gpus(options.node, what, eyes.tell, eyes.told))
     for watch in watches:
         watch.start()
     memory = Memory(beats_dir, attempt.path, _say)

@@ -67,6 +67,7 @@ class Gpus:
         """One watcher's life. True: there is no NVML, and no other one would find any."""
         argv = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else [])]
         argv += ["-m", "transom_cli.health.gpu.watch", "--every", f"{self._what.every:g}"]
+        argv += ["--gpus", str(self._what.about.gpus)]
         try:
             self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         except OSError as error:

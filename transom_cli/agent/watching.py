@@ -18,7 +18,6 @@ from transom_cli.health import edges
 from transom_cli.health.about import About, Tier
 from transom_cli.health.checks import NodeCheck, limits_of, unwanted
 from transom_cli.health.finding import Finding, Remedy, Verdict
-from transom_cli.health.registry import of_tier
 
 EYES = ("memory", "uptime", "room")  # what the agent's eyes see more often
 PATIENCE = 1.0  # seconds that a look waits for a reader; its answer is taken at the next look
@@ -87,28 +86,34 @@ class Watch:
     ) -> None:
         self._node, self._what, self._tell = node, what, tell
         self._told = dict(told)
-        wanted = of_tier(Tier.WATCH) if checks is None else checks
-        self._checks = (
-            [c for c in wanted if not all(unwanted(f.rstrip(":"), what.off) for f in c.findings)] if what.every else []
-        )
+        self._given = checks
         self._former: dict[str, tuple[Any, float]] = {}
         self._late: dict[str, Finding | None] = {}  # what was told of a reader that did not answer
         self._leave = threading.Event()
 
     def start(self) -> None:
-        if self._checks:
+        if self._what.every:
             threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def stop(self) -> None:
         self._leave.set()
 
     def _run(self) -> None:
-        patients = [Patient(check, self._what.about) for check in self._checks]
-        while True:
+        patients = [Patient(check, self._what.about) for check in self._checks()]
+        while patients:
             for patient in patients:
                 self._look(patient)
             if self._leave.wait(self._what.every):
                 return
+
+    def _checks(self) -> list[NodeCheck]:
+        """Their table takes a moment to import: the first beat table does not wait for that."""
+        if self._given is None:
+            from transom_cli.health.registry import of_tier
+
+            self._given = of_tier(Tier.WATCH)
+        off = self._what.off
+        return [c for c in self._given if not all(unwanted(f.rstrip(":"), off) for f in c.findings)]
 
     def _look(self, patient: Patient) -> None:
         check, about = patient.check, self._what.about

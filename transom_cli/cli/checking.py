@@ -181,6 +181,7 @@ def _answer(place: str, report: Report) -> int:
     """
     from transom_cli.health.node import slurm_codes
     from transom_cli.slurm.runner import Runner
+    from transom_cli.supervise.draining import owner_of
     from transom_cli.wiring import slurm_client
 
     node = report.nodes[0]
@@ -190,7 +191,7 @@ def _answer(place: str, report: Report) -> int:
     else:
         answer = slurm_codes.health_check_program(node, report.findings)
     print(answer.line)
-    if answer.argv and not any(known.drain for known in slurm_client().nodes([node])):
+    if answer.argv and not any(known.drain or owner_of(known) for known in slurm_client().nodes([node])):
         Runner().run(list(answer.argv))
     return answer.code
 

@@ -61,16 +61,20 @@ def _names(expression: str) -> tuple[str, ...]:
 
 def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: bool) -> None:
     import json
+    import os
     import shutil
     from dataclasses import asdict
 
+    from transom_cli.config.load import load
     from transom_cli.core.codec import plain
-    from transom_cli.health.history.lemons import judge_history
+    from transom_cli.health.checks import limits_of
+    from transom_cli.health.history.lemons import HistoryLimits, judge_history
     from transom_cli.ui.nodes import lemon_lines, node_lines, node_rows
 
     told, silent = _ask_slurm(tuple(sorted({s.isolation.node for s in history.standings})))
     rows = [row for row in node_rows(history, told, ended=ended) if run in ("", row.run)]
-    lemons = () if run else judge_history(history)  # they are those of all runs together
+    limits = limits_of(HistoryLimits, load(None, {}, os.environ).health.limits)
+    lemons = () if run else judge_history(history, limits)  # they are those of all runs together
     if json_:
         document = {"schema": 1, "nodes": [asdict(row) for row in rows], "lemons": plain(lemons), "slurm": silent}
         print(json.dumps(document))

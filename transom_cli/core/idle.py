@@ -97,4 +97,6 @@ def isolated(state: State, at: float, e: ev.Isolated) -> Step:
 
 
 def _key(state: State, node: str, what: str) -> str:
-    return f"{PREFIX}{state.attempt}/{node}/{what}"
+    """After a person has lifted nodes, what is asked of one is asked anew."""
+    lifted = f"+{len(state.lifts)}" if state.lifts else ""
+    return f"{PREFIX}{state.attempt}{lifted}/{node}/{what}"

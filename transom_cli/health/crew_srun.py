@@ -43,7 +43,7 @@ class SrunCrew(Pipes):
 
     def not_started(self) -> tuple[str, ...]:
         """Nodes on which srun says that it could not start its task: it starts none at all then."""
-        named = {match for line in self.words for match in _FAILED_ON.findall(line)}
+        named = {match for line in tuple(self.words) for match in _FAILED_ON.findall(line)}
         return tuple(n for n in self._nodes if n in named)
 
 

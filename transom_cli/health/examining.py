@@ -42,7 +42,7 @@ def examine(crew: Crew, wishes: Wishes, now: Callable[[], float] = time.monotoni
 
 
 def _why(crew: SrunCrew, node: str) -> str:
-    return next((line for line in reversed(crew.words) if node in line), "srun could not start its task")
+    return next((line for line in reversed(tuple(crew.words)) if node in line), "srun could not start its task")
 
 
 def _with_refused(

@@ -47,7 +47,9 @@ def judge(
         for check in checks:
             if not fell_silent(readings.get(node, {})) and check.name in readings.get(node, {}):
                 found += judge_reading(node, check, readings[node][check.name], about, dict(limits))
-    by_node = {node: [f for f in found if f.node == node] for node in nodes}
+    by_node: dict[str, list[Finding]] = {node: [] for node in nodes}
+    for f in found:
+        by_node[f.node].append(f)
     found = [f for of_node in shared_trouble(by_node).values() for f in of_node]
     found += judge_clocks({n: (c.offset, c.error) for n, c in clocks.items()}, limits_of(ClockLimits, dict(limits)))
     found += judge_alike(_facts(readings)) if len(nodes) > 1 else ()

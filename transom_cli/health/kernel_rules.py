@@ -17,12 +17,25 @@ CHECK = "kernel"
 FINDINGS = (CHECK, xid.CHECK)
 
 _M, _S = Verdict.MONITOR, Verdict.SUSPECT
+# Most reports of errors are of corrected ones, which are logged as "[Hardware Error]" too, in several lines: it takes a
+# line that says that it was not corrected.
+_UNCORRECTED = (
+    r"\[Hardware Error\].*(?:(?:severity|type): (?:fatal|recoverable)|Machine Check Exception|\buncorrect(?:ed|able)|"
+    r"_STATUS\[[^\]]*\|UE\b)|\bmce: Uncorrected|Memory failure: 0x[0-9a-f]+: "
+)
+# A loop device is a container's image; "errors=remount-ro" is an option that many mounts have; ext4 recalls former
+# errors once a day.
+_FILE_SYSTEM = (
+    r"^(?!.*\((?:device )?loop|.*error count since|.*(?:initial|last) error at).*\b(?:EXT4-fs|XFS|BTRFS)\b"
+    r".*(?:\berrors?\b(?![=-])|corrupt|shut(?:ting)? ?down)"
+)
 _RULES = (
-    (_S, Remedy.REPAIR, re.compile(r"\[Hardware Error\]|\bmce: .*(?:hardware|machine check)", re.IGNORECASE)),
+    (_S, Remedy.REPAIR, re.compile(_UNCORRECTED, re.IGNORECASE)),
+    (_M, Remedy.WATCH, re.compile(r"\[Hardware Error\]|\bmce: .*(?:hardware|machine check)", re.IGNORECASE)),
     (_S, Remedy.REPAIR, re.compile(r"\bEDAC\b.*\b(?:UE|uncorrect)", re.IGNORECASE)),
     (_M, Remedy.WATCH, re.compile(r"\bEDAC\b.*\bCE\b")),
     (_S, Remedy.REPAIR, re.compile(r"\bI/O error, dev (?!loop|fd|sr)|nvme\d+: .*(?:controller is down|Abort status)")),
-    (_S, Remedy.REPAIR, re.compile(r"(?:EXT4|XFS|BTRFS)\S*:? .*(?:error|corrupt|shut ?down)", re.IGNORECASE)),
+    (_S, Remedy.REPAIR, re.compile(_FILE_SYSTEM, re.IGNORECASE)),
     (_S, Remedy.REPAIR, re.compile(r"pcieport .*(?:Uncorrected|Fatal)|AER: .*(?:uncorrect|fatal)", re.IGNORECASE)),
     (_M, Remedy.WATCH, re.compile(r"blocked for more than \d+ seconds|(?:soft|hard) lockup|rcu.*stall", re.IGNORECASE)),
     (_M, Remedy.NONE, re.compile(r"Out of memory: Killed process|Memory cgroup out of memory|oom-kill:")),

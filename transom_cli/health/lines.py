@@ -28,7 +28,7 @@ class Assembler:
     """Takes lines of any nodes in any order, as long as each node's own come in order."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str], list[str]] = {}
+        self._open: dict[str, dict[str, list[str]]] = {}  # by node and number
 
     def feed(self, line: str) -> dict[str, Any] | None:
         """The message that this line completes, with its "node"; None otherwise."""
@@ -39,23 +39,19 @@ class Assembler:
         this, _, of = count.partition("/")
         if not this.isdecimal() or not of.isdecimal() or not 1 <= int(this) <= int(of) <= MOST:
             return None
-        key = (node, number)
-        pieces = self._open.setdefault(key, [])
+        mine = self._open.setdefault(node, {})
+        pieces = mine.setdefault(number, [])
         if len(pieces) != int(this) - 1:
-            self._open.pop(key)  # one was lost: so is the message
+            del mine[number]  # one was lost: so is the message
             return None
         pieces.append(piece)
         if int(this) < int(of):
-            self._forget(node)
+            if len(mine) > _OPEN:
+                del mine[next(iter(mine))]
             return None
-        text = "".join(self._open.pop(key))
+        text = "".join(mine.pop(number))
         try:
             message = json.loads(text)
         except ValueError:
             return None
         return {**message, "node": node} if isinstance(message, dict) else None
-
-    def _forget(self, node: str) -> None:
-        mine = [key for key in self._open if key[0] == node]
-        for key in mine[: max(0, len(mine) - _OPEN)]:
-            del self._open[key]

@@ -1,9 +1,10 @@
 """Reads what was asked for, each check in a thread of its own, and prints a line for each: a child of the examiner.
 
-    echo '{"about": {...}, "checks": [{"name": "nvml", "reader": "package.module:function"}]}' | python -m ...looker
+    {"about": {...}, "checks": [{"name": "nvml", "reader": "package.module:function"}]}      (a line on stdin)
 
 A reader that hangs (NVML, a dead file system) keeps its own thread and nobody else's answer. This process is killed
-when its time is up; it may then be stuck in the kernel, and nobody waits for it.
+when its time is up; it may then be stuck in the kernel, and nobody waits for it. It ends with its stdin, and takes the
+programs along that its readers have started: they must not outlive the examination.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from transom_cli.core.codec import build, plain
 from transom_cli.health.about import About
+from transom_cli.health.node.programs import end_all
 
 _LINE = threading.Lock()
 
@@ -37,8 +39,16 @@ def _read(name: str, reader: str, about: About) -> None:
             line = line[os.write(1, line) :]
 
 
+def _end_with_stdin() -> None:
+    while os.read(0, 4096):
+        pass
+    end_all()
+    os._exit(1)
+
+
 def main() -> int:
     asked = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
     about = build(About, asked["about"])
     threads = [
         threading.Thread(target=_read, args=(c["name"], c["reader"], about), daemon=True) for c in asked["checks"]

@@ -49,7 +49,7 @@ def look(about: About, wanted: Sequence[Wanted], starting: float = STARTING) -> 
     try:
         assert child.stdin is not None and child.stdout is not None
         child.stdin.write(request.encode() + b"\n")
-        child.stdin.close()
+        child.stdin.flush()  # it stays open: its end is the looker's
         for line in _lines(child.stdout.fileno(), began, starting, owed):
             try:
                 said = json.loads(line)
@@ -93,9 +93,13 @@ def _lines(fd: int, began: float, starting: float, owed: dict[str, float]) -> It
 def _end(child: subprocess.Popen[bytes]) -> int | None:
     """Its exit code; None where it, or what a reader has started, had to be killed. One that is stuck in the kernel
     dies when it comes back from there: nobody waits for that."""
-    if child.stdout is not None:
-        child.stdout.close()
+    assert child.stdin is not None and child.stdout is not None
+    child.stdout.close()
     code = _wait(child)
+    with contextlib.suppress(OSError):
+        child.stdin.close()
+    if code is None:
+        _wait(child)  # it ends what its readers have started
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     if code is None:

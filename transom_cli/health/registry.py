@@ -15,6 +15,7 @@ from transom_cli.health.gpu.judge_changes import judge_nvml_changes
 from transom_cli.health.gpu.judge_count import overdue_nvml
 from transom_cli.health.gpu.limits import GpuLimits
 from transom_cli.health.gpu.reading import NvmlReading
+from transom_cli.health.history.lemons import HistoryLimits
 from transom_cli.health.node import (
     clock,
     fabric,
@@ -97,7 +98,7 @@ CHECKS: tuple[NodeCheck, ...] = (
     ),
 )  # fmt: skip
 OVERALL: tuple[str, ...] = ("answer", "alike", "clock_offset", *PROBE)  # findings that come of comparing nodes
-LIMITS: tuple[type, ...] = (*dict.fromkeys(c.limits for c in CHECKS), clock.ClockLimits, ProbeLimits)
+LIMITS: tuple[type, ...] = (*dict.fromkeys(c.limits for c in CHECKS), clock.ClockLimits, ProbeLimits, HistoryLimits)
 
 
 def finding_names() -> tuple[str, ...]:

@@ -30,7 +30,7 @@ def drain(slurm: Slurm, command: tuple[str, ...], node: str, reason: str) -> tup
 
     A node that somebody keeps away already, with a reason of their own, is left to them: it is drained as it is.
     """
-    owner = next((_owner(x) for x in slurm.nodes([node]) if x.name == node), "")
+    owner = next((owner_of(x) for x in slurm.nodes([node]) if x.name == node), "")
     if owner:
         return "drained", owner
     try:
@@ -56,7 +56,7 @@ def drain(slurm: Slurm, command: tuple[str, ...], node: str, reason: str) -> tup
     return "excluded", f"drain refused by Slurm: {why}"
 
 
-def _owner(node: Node) -> str:
+def owner_of(node: Node) -> str:
     """Who else keeps the node away, and why; empty where it is up, or ours."""
     kept = node.drain or node.state in ("down", "fail")
     if not kept or not node.reason or node.reason.startswith((OURS, _SLURMS_OWN)):

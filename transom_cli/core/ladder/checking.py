@@ -12,7 +12,7 @@ from dataclasses import replace
 from transom_cli.core.diagnose import NODE_FAULT, PREFLIGHT
 from transom_cli.core.events import NodeFault
 from transom_cli.core.ladder.events import Begun, Checked, CheckNodes, Faulty, Order, Start, Tell
-from transom_cli.core.ladder.fault import after_check, fail
+from transom_cli.core.ladder.fault import after_check, fail, without_old_doubts
 from transom_cli.core.ladder.outcome import lack_nodes, leave
 from transom_cli.core.ladder.state import LadderState, Memory, Rung
 
@@ -49,11 +49,14 @@ def late(state: LadderState, at: float) -> Step:
 
 def faulty(state: LadderState, e: Faulty) -> Step:
     """An agent's word on its own node."""
-    known = {(f.node, f.check, f.verdict, f.device) for f in state.faults}
+    state = _forget_doubts(state, e)
+    told = (*state.faults, *(f for f, _ in state.doubted))
+    known = {(f.node, f.check, f.verdict, f.device) for f in told}
     new = tuple(
         f for f in e.faults if f.node in state.allocated and (f.node, f.check, f.verdict, f.device) not in known
     )
     state = _remember(state, new)
+    state = replace(state, doubted=(*state.doubted, *((f, e.at) for f in new if not f.proven)))
     if not new:
         return state, ()
     spares = tuple(f for f in new if f.node not in state.nodes and f.node in (*state.spares, *state.ready))
@@ -72,6 +75,13 @@ def faulty(state: LadderState, e: Faulty) -> Step:
         return then[0], orders + then[1]
     doubts = (Tell("", "finding", in_words(mine), NODE_FAULT, (), mine),) if mine else ()
     return state, orders + doubts
+
+
+def _forget_doubts(state: LadderState, e: Faulty) -> LadderState:
+    """Those that are heard again count anew."""
+    again = {(f.node, f.check, f.device) for f in e.faults if not f.proven}
+    doubted = tuple((f, e.at if (f.node, f.check, f.device) in again else at) for f, at in state.doubted)
+    return without_old_doubts(replace(state, doubted=doubted), e.at)
 
 
 def in_words(faults: tuple[NodeFault, ...]) -> str:

@@ -17,10 +17,12 @@ from transom_cli.core.state import Diagnosis, Incident, Mark, Stage, State
 
 Step = tuple[LadderState, tuple[Order, ...]]
 _OURS = (9, 15)  # signals by which the rest of a launch is ended
+DOUBT = 600.0  # seconds
 EVIDENCE = 64  # ranks whose stack is told in the incident's story; the files hold all of them
 
 
 def fail(state: LadderState, at: float, words: str, **found: object) -> Step:
+    state = without_old_doubts(state, at)
     if state.told:
         return leave(state, at, "stopped", f"told to stop by {state.told}: {words}; {saved_words(state)}")
     state = close(state, at, "failed again")
@@ -54,6 +56,7 @@ def read(state: LadderState, e: Read) -> Step:
     incident, after = state.incident, state.after
     if e.launch != state.launch or state.rung is not Rung.READING or incident is None or after is None:
         return state, ()
+    state = without_old_doubts(state, e.at)
     orders: tuple[Order, ...] = ()
     if e.line:
         orders = (Tell(incident.id, "examined", f"{e.where}: {e.line}"),)
@@ -86,6 +89,23 @@ def after_check(state: LadderState, at: float) -> Step:
 def _faults(state: LadderState) -> tuple[NodeFault, ...]:
     """What checks have found against nodes of the launch."""
     return tuple(f for f in state.faults if f.node in state.nodes)
+
+
+def without_old_doubts(state: LadderState, at: float) -> LadderState:
+    """An agent's suspicion counts for `DOUBT` seconds. One that holds on most nodes is about what they share, a switch
+    say, and counts against none.
+    """
+    of_check: dict[str, set[str]] = {}
+    for f, _ in state.doubted:
+        of_check.setdefault(f.check, set()).add(f.node)
+    shared = {check for check, nodes in of_check.items() if len(nodes) >= 2 and len(nodes) * 2 > len(state.allocated)}
+    gone = {f for f, heard in state.doubted if at - heard > DOUBT or f.check in shared}
+    late = {f for f, heard in state.doubted if at - heard > DOUBT}
+    return replace(
+        state,
+        faults=tuple(f for f in state.faults if f not in gone),
+        doubted=tuple((f, heard) for f, heard in state.doubted if f not in late),
+    )
 
 
 def _to_be_checked(state: LadderState, diagnosis: Diagnosis | None) -> tuple[str, ...]:

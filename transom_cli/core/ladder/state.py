@@ -88,6 +88,7 @@ class LadderState:
     inherited: tuple[str, ...] = ()  # those of them that an earlier attempt has blamed
     draining: tuple[str, ...] = ()  # nodes of ours that somebody drains
     faults: tuple[NodeFault, ...] = ()  # what checks have found against nodes of the allocation
+    doubted: tuple[tuple[NodeFault, float], ...] = ()  # agents' suspicions among them: when they were heard last
     batch_host: str = ""  # stays in the job to its end
     begun: Begun | None = None
     rung: Rung = Rung.TRAINING

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from transom_cli.health.about import About
 from transom_cli.health.gpu.dcgm import DcgmReading, parse_dcgm
+from transom_cli.health.node.programs import known
 
 LEVEL = "TRANSOM_DCGM_LEVEL"
 SECONDS = 900.0  # a reading's deadline; level 2 takes 2.5 to 10 minutes
@@ -42,7 +43,8 @@ def _run(argv: list[str]) -> str:
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     ) as child:
         try:
-            return child.communicate(timeout=_PATIENCE)[0].decode("utf-8", "replace")
+            with known(child.pid):
+                return child.communicate(timeout=_PATIENCE)[0].decode("utf-8", "replace")
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             raise

@@ -55,6 +55,8 @@ def new_link_errors(old: Gpu, new: Gpu, seconds: float, limits: GpuLimits) -> li
 
 def _vanished(former: NvmlReading, reading: NvmlReading, seconds: float) -> Iterator[Odd]:
     """GPUs that NVML no longer counts. One that it counts but cannot open has no UUID: `gpu_lost` tells of it."""
+    if reading.barred > former.barred:
+        return  # they are kept from this process, and may be well
     there = {gpu.uuid for gpu in reading.gpus}
     unnamed = {gpu.index for gpu in reading.gpus if not gpu.uuid}
     for old in former.gpus:
@@ -77,7 +79,7 @@ def _memory(node: str, old: Gpu, new: Gpu) -> Iterator[Finding]:
 
 def _connections(node: str, old: Gpu, new: Gpu, seconds: float, limits: GpuLimits) -> Iterator[Finding]:
     fallen = sorted(set(down(new)) - set(down(old)))
-    if fallen and old.links:
+    if fallen and old.links and not (old.mig or new.mig):
         said = f"NVLinks that were up are down: {', '.join(map(str, fallen))}"
         yield about_gpu("gpu_nvlink", node, Odd(new, Verdict.FAIL, said, Remedy.RESET_GPU))
     if errors := new_link_errors(old, new, seconds, limits):

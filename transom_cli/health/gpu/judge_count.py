@@ -32,6 +32,8 @@ def judge_absent(node: str, reading: NvmlReading, about: About) -> Finding:
             return not_applicable("gpu_count", node, f"no GPUs asked for ({said})")
         return Finding("gpu_count", Verdict.MONITOR, node, said, Remedy.SETUP)
     said += f"; {about.gpus} GPUs were asked for"
+    if reading.foreign:
+        return Finding("gpu_count", Verdict.UNKNOWN, node, f"{said}, and no device in the machine is NVIDIA's")
     if reading.absent_code == r.NO_BINDING:  # ours to install, not the node's fault
         return Finding("gpu_count", Verdict.UNKNOWN, node, said, Remedy.SETUP)
     mismatch = reading.absent_code == r.LIB_RM_VERSION_MISMATCH  # the driver was updated under the loaded module
@@ -67,6 +69,8 @@ def judge_recovery(node: str, gpus: tuple[Gpu, ...]) -> list[Finding]:
 
 def _judge_number(node: str, reading: NvmlReading, about: About) -> Finding:
     found, wanted = len(reading.gpus), about.gpus
+    if reading.granted is not None:  # one node's share of a job may be smaller than another's
+        wanted = min(wanted, reading.granted)
     said = f"NVML sees {found} GPUs" + (f", {wanted} were asked for" if wanted else "")
     if found >= wanted:
         return Finding("gpu_count", Verdict.PASS, node, said)

@@ -25,8 +25,8 @@ _IDLE = 0x1  # nvmlClocksEventReasonGpuIdle
 
 def judge_links(node: str, reading: NvmlReading, limits: GpuLimits) -> list[Finding]:
     gpus = [gpu for gpu in reading.gpus if gpu.readable]
-    linked = [gpu for gpu in gpus if gpu.links]
-    in_fabric = [gpu for gpu in gpus if gpu.fabric]
+    linked = [gpu for gpu in gpus if gpu.links and not gpu.mig]  # under MIG a GPU's links are not used, and may be off
+    in_fabric = [gpu for gpu in gpus if gpu.fabric and not gpu.mig]
     on_pcie = [gpu for gpu in gpus if gpu.pcie.width and gpu.pcie.width_max]
     counted = [gpu for gpu in linked if gpu.link_counters]
     errors = sum(count for gpu in counted for link in gpu.links for _, count in link.errors)

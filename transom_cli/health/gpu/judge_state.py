@@ -18,6 +18,7 @@ _MIB = 2**20
 
 def judge_state(node: str, reading: NvmlReading, about: About, limits: GpuLimits) -> list[Finding]:
     gpus = [gpu for gpu in reading.gpus if gpu.readable]
+    working = about.tier is Tier.WATCH or 0 < about.gpus < len(reading.gpus)  # on a shared node, another job's
     clocked = [gpu for gpu in gpus if gpu.reasons is not None]
     warm = [gpu for gpu in gpus if gpu.heat.now is not None]
     powered = [gpu for gpu in gpus if gpu.power.limit is not None]
@@ -27,7 +28,7 @@ def judge_state(node: str, reading: NvmlReading, about: About, limits: GpuLimits
             "gpu_clocks",
             node,
             len(clocked),
-            _clocks(clocked, about),
+            _clocks(clocked, working),
             f"no slowdown, SM clock {spread(gpu.sm_clock for gpu in clocked)} MHz",
             "no clock reasons are told",
         ),
@@ -35,7 +36,7 @@ def judge_state(node: str, reading: NvmlReading, about: About, limits: GpuLimits
             "gpu_heat",
             node,
             len(warm),
-            _heat(warm, about, limits),
+            _heat(warm, working, limits),
             f"{spread(gpu.heat.now for gpu in warm)} degrees,"
             f" slowdown from {spread(gpu.heat.slowdown for gpu in warm)}",
             "no temperature is told",
@@ -48,7 +49,7 @@ def judge_state(node: str, reading: NvmlReading, about: About, limits: GpuLimits
             f"{spread(gpu.power.usage for gpu in powered)} W of {spread(gpu.power.limit for gpu in powered)} W",
             "no power limit is told",
         ),
-        *_judge_leftover(node, gpus, about, limits),
+        *_judge_leftover(node, gpus, about, limits, working),
         *told(
             "gpu_persistence",
             node,
@@ -65,19 +66,22 @@ def hardware_slowdown(gpu: Gpu) -> list[str]:
     return [name for bit, name in HARDWARE.items() if (gpu.reasons or 0) & bit]
 
 
-def _clocks(gpus: list[Gpu], about: About) -> Iterator[Odd]:
-    """Beside a training a moment's slowdown is a moment's; before one, the GPU idles and has no reason for it."""
+def _clocks(gpus: list[Gpu], working: bool) -> Iterator[Odd]:
+    """Beside a training a moment's slowdown is a moment's; before one, the GPU idles and has no reason for it.
+
+    working: somebody may be using GPUs of the node now.
+    """
     for gpu in gpus:
         reasons = hardware_slowdown(gpu)
         said = f"(clock reasons {gpu.reasons:#x}, SM clock {gpu.sm_clock} MHz, {gpu.heat.now} degrees)"
         if reasons:
-            verdict = Verdict.MONITOR if about.tier is Tier.WATCH else Verdict.SUSPECT
+            verdict = Verdict.MONITOR if working else Verdict.SUSPECT
             yield Odd(gpu, verdict, f"{', '.join(reasons)} {said}", Remedy.REPAIR)
         elif (gpu.reasons or 0) & SOFTWARE_HEAT:
             yield Odd(gpu, Verdict.MONITOR, f"software thermal slowdown {said}", Remedy.WATCH)
 
 
-def _heat(gpus: list[Gpu], about: About, limits: GpuLimits) -> Iterator[Odd]:
+def _heat(gpus: list[Gpu], working: bool, limits: GpuLimits) -> Iterator[Odd]:
     """SUSPECT only before a launch, when nothing heats the GPU; beside a training `gpu_clocks` sees what heat does."""
     for gpu in gpus:
         heat = gpu.heat
@@ -88,7 +92,7 @@ def _heat(gpus: list[Gpu], about: About, limits: GpuLimits) -> Iterator[Odd]:
                 yield Odd(gpu, Verdict.MONITOR, f"{heat.now} degrees, {heat.margin} left to a slowdown", Remedy.WATCH)
             continue
         said = f"{heat.now} degrees; it slows down at {heat.slowdown} and switches off at {heat.shutdown}"
-        if heat.now >= heat.slowdown and about.tier is not Tier.WATCH:
+        if heat.now >= heat.slowdown and not working:
             yield Odd(gpu, Verdict.SUSPECT, said, Remedy.REPAIR)
         elif heat.now > heat.slowdown - limits.gpu_heat_margin:
             yield Odd(gpu, Verdict.MONITOR, said, Remedy.WATCH)
@@ -109,21 +113,24 @@ def _power(gpus: list[Gpu]) -> Iterator[Odd]:
             yield Odd(gpu, Verdict.MONITOR, said, Remedy.SETUP)
 
 
-def _judge_leftover(node: str, gpus: list[Gpu], about: About, limits: GpuLimits) -> list[Finding]:
+def _judge_leftover(node: str, gpus: list[Gpu], about: About, limits: GpuLimits, working: bool) -> list[Finding]:
     if about.tier is Tier.WATCH:
         return [not_applicable("gpu_leftover", node, "a training may be using the GPUs")]
     known = [gpu for gpu in gpus if gpu.memory_used is not None]
     fine = f"{spread((gpu.memory_used or 0) / _MIB for gpu in known)} MiB in use, no processes"
-    return told("gpu_leftover", node, len(known), _leftover(known, limits), fine, "no memory use is told")
+    return told("gpu_leftover", node, len(known), _leftover(known, limits, working), fine, "no memory use is told")
 
 
-def _leftover(gpus: list[Gpu], limits: GpuLimits) -> Iterator[Odd]:
+def _leftover(gpus: list[Gpu], limits: GpuLimits, shared: bool) -> Iterator[Odd]:
     for gpu in gpus:
         used = gpu.memory_used or 0
         whose = ", ".join(f"pid {p.pid}" for p in gpu.processes[:8]) or "none that may be seen"
         said = f"{used / _MIB:.0f} MiB in use before the launch; processes: {whose}"
         if used > limits.gpu_leftover:
-            yield Odd(gpu, Verdict.SUSPECT, said, Remedy.AVOID)
+            if shared:
+                yield Odd(gpu, Verdict.MONITOR, f"{said}; they may be another job's, on a shared node", Remedy.WATCH)
+            else:
+                yield Odd(gpu, Verdict.SUSPECT, said, Remedy.AVOID)
         elif gpu.processes:
             yield Odd(gpu, Verdict.MONITOR, said, Remedy.WATCH)
 

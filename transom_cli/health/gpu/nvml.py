@@ -21,8 +21,10 @@ from transom_cli.health.gpu.limits import LEFTOVER
 from transom_cli.health.gpu.nvml_device import Device, Gone, words
 from transom_cli.health.gpu.nvml_links import read_fabric, read_links, read_switched
 from transom_cli.health.gpu.reading import Ecc, Gpu, Heat, NvmlReading, Pages, Pcie, Power, Process, Rows, Sram
+from transom_cli.health.node.sysfiles import names, read_text, sysfs
 
 DEVICES = Path("/dev")
+_NVIDIA = "0x10de"  # PCI vendor
 RECOVERY_ACTION = 230  # field id; drivers from 570 on
 SETTLES = 5  # looks, a second apart, before memory counts as held: a killed training gives it back within seconds
 
@@ -37,7 +39,8 @@ def read_nvml(about: About) -> NvmlReading:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return NvmlReading(begun, started, absent=words(error), absent_code=error.value)
+        foreign = error.value == r.LIBRARY_NOT_FOUND and not _any_device()
+        return NvmlReading(begun, started, absent=words(error), absent_code=error.value, foreign=foreign)
     try:
         found = [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
         if about.tier.includes(Tier.QUICK):
@@ -52,11 +55,25 @@ def read_nvml(about: About) -> NvmlReading:
             nvml=clean(str(_ask(nvml, "nvmlSystemGetNVMLVersion") or "")),
             gpus=seen,
             barred=len(found) - len(seen) or (closed_devices() if len(seen) < about.gpus else 0),
+            granted=_granted(),
         )
     except nvml.NVMLError as error:
         return NvmlReading(begun, started, absent=words(error), absent_code=error.value)
     finally:
         _ask(nvml, "nvmlShutdown")
+
+
+def _any_device() -> bool:
+    """Whether the machine has any NVIDIA device, with a driver or without; True where its bus cannot be read."""
+    bus = sysfs("bus/pci/devices")
+    found = names(bus)
+    return not found or any(read_text(bus / name / "vendor") == _NVIDIA for name in found)
+
+
+def _granted() -> int | None:
+    """By Slurm's word to this very process: nodes of one job need not have been granted as many."""
+    told = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    return int(told) if told.isdecimal() else None
 
 
 def _ask(nvml: Any, call: str) -> Any:

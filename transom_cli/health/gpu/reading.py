@@ -177,6 +177,8 @@ class NvmlReading:
 
     absent, absent_code: why there is no NVML to ask, in its words and as its return code; "" and 0 where there is.
     cuda: as "12.8". barred: GPUs of the node that this process may not use (another job's, on a shared node).
+    granted: GPUs that Slurm says this process has here; None: it does not say. foreign: no device in the machine is
+    NVIDIA's, so that the GPUs that the job asked for are another make's.
     """
 
     wall: float = 0.0
@@ -188,6 +190,8 @@ class NvmlReading:
     nvml: str = ""
     gpus: tuple[Gpu, ...] = ()
     barred: int = 0
+    granted: int | None = None
+    foreign: bool = False
 
 
 def gpu_versions(reading: NvmlReading) -> tuple[tuple[str, str], ...]:

@@ -35,16 +35,18 @@ _LOOKS_UP = 2.0  # seconds between looks at the parent
 def main() -> int:
     parser = argparse.ArgumentParser(prog="transom_cli.health.gpu.watch", description=__doc__.splitlines()[0])
     parser.add_argument("--every", type=float, default=30.0, help="seconds between readings")
-    every = max(0.1, parser.parse_args().every)
+    parser.add_argument("--gpus", type=int, default=0, help="how many the job has here")
+    asked = parser.parse_args()
+    every = max(0.1, asked.every)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     try:
-        return _watch(every)
+        return _watch(every, asked.gpus)
     except BrokenPipeError:  # nobody reads any more
         os._exit(0)
 
 
-def _watch(every: float) -> int:
-    about = About(tier=Tier.WATCH)
+def _watch(every: float, gpus: int) -> int:
+    about = About(tier=Tier.WATCH, gpus=gpus)
     reading = read_nvml(about)
     if reading.absent:
         _say({"absent": reading.absent})

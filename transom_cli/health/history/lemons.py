@@ -26,9 +26,9 @@ class HistoryLimits:
     history_failures: int = 2
 
 
-def judge_history(history: NodeHistory, limits: HistoryLimits | None = None) -> tuple[Finding, ...]:
+def judge_history(history: NodeHistory, limits: HistoryLimits) -> tuple[Finding, ...]:
     """Lemons, the least likely first, and devices that were isolated in more than one place. All of them MONITOR."""
-    return (*_nodes(history, limits or HistoryLimits()), *_devices(history))
+    return (*_nodes(history, limits), *_devices(history))
 
 
 def _nodes(history: NodeHistory, limits: HistoryLimits) -> tuple[Finding, ...]:

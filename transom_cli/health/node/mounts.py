@@ -71,6 +71,10 @@ class _Asker:
         self.room: Room | None = None
         self.no_room = False
 
+    @property
+    def hangs(self) -> bool:
+        return bool(self.at) and not self.error
+
     def ask(self) -> _Asker:
         try:
             self.real = os.path.realpath(self.path)
@@ -134,12 +138,23 @@ def read_mounts(about: About) -> MountsReading:
     mounts = read_mounted()
     under = (mount_of(folder, mounts) for folder in folders)
     network = [m.at for m in under if m is not None and m.network and m.at not in folders]
-    askers = [_Asker(path, about.tier is not Tier.WATCH) for path in dict.fromkeys((*folders, *LOCAL))]
-    askers += [_Asker(path, write=False) for path in dict.fromkeys(network)]
-    asked = [Asked(asker.ask) for asker in askers]
-    answers(asked, PATIENCE)
+    wanted = [(path, about.tier is not Tier.WATCH) for path in dict.fromkeys((*folders, *LOCAL))]
+    wanted += [(path, False) for path in dict.fromkeys(network)]
+    both = [_OWED.pop(one) if one in _OWED else _ask(*one) for one in wanted]
+    answers([asked for _, asked in both], PATIENCE)
     mounts = read_mounted()  # again: the questions may have mounted something (autofs)
-    return MountsReading(tuple(_place(a, q.waited, mounts) for a, q in zip(askers, asked, strict=True)))
+    _OWED.update((one, two) for one, two in zip(wanted, both, strict=True) if two[0].hangs)
+    return MountsReading(tuple(_place(asker, asked.waited, mounts) for asker, asked in both))
+
+
+_OWED: dict[tuple[str, bool], tuple[_Asker, Asked[_Asker]]] = {}
+"""Questions of an earlier reading of this process that nobody has answered yet. They are not put again: beside a
+training a file server that is away for hours would cost a thread for each look."""
+
+
+def _ask(path: str, write: bool) -> tuple[_Asker, Asked[_Asker]]:
+    asker = _Asker(path, write)
+    return asker, Asked(asker.ask)
 
 
 def _place(asker: _Asker, waited: float, mounts: tuple[Mounted, ...]) -> Place:

@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from transom_cli.core.rootline import clean
@@ -18,6 +18,28 @@ _TURN = 0.05  # seconds between two looks whether it has ended, while it prints 
 _REAP = 2.0  # seconds for a killed program to be gone: one that hangs in the kernel is left to hang
 _PASSED = ("HOME", "USER", "LOGNAME", "LANG", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+_GROUPS: set[int] = set()  # process groups of programs that run now
+
+
+@contextlib.contextmanager
+def known(group: int) -> Iterator[None]:
+    """While it runs: `end_all` ends it too."""
+    _GROUPS.add(group)
+    try:
+        yield
+    finally:
+        _GROUPS.discard(group)
+
+
+def end_all() -> None:
+    """For a process that ends before its programs do: a diagnostic must not load the GPUs of the training to come."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for group in tuple(_GROUPS):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, number)
+        time.sleep(_TURN if number == signal.SIGTERM else 0.0)
 
 
 @dataclass(frozen=True)
@@ -58,7 +80,7 @@ def run(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> Ran:
     except (OSError, ValueError) as error:
         return Ran(argv[0], error=getattr(error, "strerror", None) or str(error))
     assert process.stdout is not None
-    with process.stdout as pipe:
+    with process.stdout as pipe, known(process.pid):
         output, ended = _read(process, pipe.fileno(), began + seconds)
         took = time.monotonic() - began
         with contextlib.suppress(ProcessLookupError, PermissionError):

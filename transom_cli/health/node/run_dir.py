@@ -85,9 +85,15 @@ def read_seen(about: About, nodes: tuple[str, ...], patience: float = PATIENCE) 
         time.sleep(_AGAIN)
 
 
-def judge_seen(missing: tuple[str, ...], about: About) -> tuple[Finding, ...]:
-    """A finding for each node of which the asker does not see what it wrote."""
+def judge_seen(missing: tuple[str, ...], about: About, nodes: int) -> tuple[Finding, ...]:
+    """A finding for each node of which the asker does not see what it wrote. nodes: that were looked for.
+
+    Most of them, and it is the asker that sees too little.
+    """
     path = about.token.partition("\n")[0]
+    if len(missing) * 2 > nodes:
+        said = f"what {len(missing)} of {nodes} nodes wrote beside {path} is not seen by whoever examines them"
+        return tuple(Finding(CHECK, Verdict.MONITOR, n, said, Remedy.SETUP) for n in missing)
     return tuple(
         Finding(CHECK, Verdict.SUSPECT, n, f"what it wrote to {own_file(path, n)} is not seen elsewhere", Remedy.AVOID)
         for n in missing

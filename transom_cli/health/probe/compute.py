@@ -48,6 +48,13 @@ def deterministic() -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
+def warm_up(device: torch.device) -> None:
+    """Each kernel once: its inputs are made, and its library is loaded."""
+    with torch.inference_mode():
+        for kernel in kernels(device):
+            _timed(kernel, device)
+
+
 def _computed(ask: Compute, node: str, index: int, device: torch.device) -> Computed:
     turns = kernels(device)
     flip = Flip(os.environ)

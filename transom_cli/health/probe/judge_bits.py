@@ -15,7 +15,7 @@ from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.probe import exact
 from transom_cli.health.probe.reading import ProbeReading
 from transom_cli.health.probe.shapes import Computed, Hello
-from transom_cli.health.probe.speeds import FEWEST
+from transom_cli.health.probe.speeds import FEWEST, Device
 
 EXACT, REPEAT, DIGEST = "compute_exact", "compute_repeat", "compute_digest"
 
@@ -25,9 +25,10 @@ def judge_bits(reading: ProbeReading) -> tuple[Finding, ...]:
     answers = [one for look in reading.looks for one in look if one.digests]
     found = []
     wrong = _wrong_digests(answers)
-    kinds = _kinds(reading, reading.looks[0] if reading.looks else ())
+    hellos = reading.by_device()
+    kinds = _kinds(hellos, reading.looks[0] if reading.looks else ())
     for one in answers:
-        hello = reading.hello(one.node, one.index)
+        hello = hellos.get((one.node, one.index))
         device = hello.device if hello else ""
         found.append(_exact(one, device, wrong))
         found.append(_repeat(one, device))
@@ -36,11 +37,11 @@ def judge_bits(reading: ProbeReading) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _kinds(reading: ProbeReading, look: Iterable[Computed]) -> dict[str, list[tuple[Hello, Computed]]]:
+def _kinds(hellos: Mapping[Device, Hello], look: Iterable[Computed]) -> dict[str, list[tuple[Hello, Computed]]]:
     """By what must agree to give equal bits: the kind of device and the versions of the libraries."""
     found: dict[str, list[tuple[Hello, Computed]]] = {}
     for one in look:
-        hello = reading.hello(one.node, one.index)
+        hello = hellos.get((one.node, one.index))
         if hello is not None and one.digests:
             versions = ", ".join(f"{name} {version}" for name, version in hello.versions)
             found.setdefault(f"{hello.kind}, {versions}", []).append((hello, one))

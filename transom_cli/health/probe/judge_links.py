@@ -32,11 +32,17 @@ def judge_links(
     usual = learned(cells, earlier)
     blamed = blame(reading.nodes, cells, limits.probe_hot)
     bad = {node.node: node for node in blamed.nodes}
-    hot = {node: [c for c in blamed.links if node in (c.src, c.dst)] for node in reading.nodes}
+    hot: dict[str, list[Cell]] = {node: [] for node in reading.nodes}
+    for cell in blamed.links:
+        hot[cell.src].append(cell)
+        hot[cell.dst].append(cell)
     kept_out = _to_keep_out(blamed.links, hot) if deep else frozenset()
+    of_node: dict[str, list[Cell]] = {node: [] for node in reading.nodes}
+    for cell in cells:
+        of_node[cell.src].append(cell)
+        of_node[cell.dst].append(cell)
     found = []
-    for node in reading.nodes:
-        mine = [cell for cell in cells if node in (cell.src, cell.dst)]
+    for node, mine in of_node.items():
         if not mine:
             continue
         found += _node(node, bad.get(node), mine, usual)
@@ -56,7 +62,7 @@ def _node(node: str, bad: Node | None, mine: Sequence[Cell], usual: Usual) -> li
         said = f"it failed with {_names(bad.partners)}, who are well with others ({how}): {words}"
         slow = Finding(SPEED, Verdict.UNKNOWN, node, "not judged: its links fail")
         return [Finding(NODE, Verdict.SUSPECT, node, said, Remedy.AVOID), slow]
-    worst = min(bad.cells, key=lambda cell: cell.rate or 0.0)
+    worst = min(bad.cells, key=lambda cell: float("inf") if cell.rate is None else cell.rate)
     said = f"slow with {_names(bad.partners)} ({how}): {_speed(worst)} from {worst.src} to {worst.dst}{_median(usual)}"
     well = Finding(NODE, Verdict.PASS, node, f"it reached {partners}")
     return [well, Finding(SPEED, Verdict.SUSPECT, node, said, Remedy.AVOID)]
@@ -111,7 +117,8 @@ def _best(node: str, mine: Sequence[Cell], usual: Usual) -> str:
         return "nothing was measured"
     best = max(measured, key=lambda cell: cell.rate or 0.0)
     partner = best.dst if best.src == node else best.src
-    return f"{_speed(best)} with {partner}{_median(usual)}"
+    hungry = f", waiting for a processor for {best.starved:.0%} of the time" if best.starved >= 0.1 else ""
+    return f"{_speed(best)} with {partner}{hungry}{_median(usual)}"
 
 
 def _speed(cell: Cell) -> str:

@@ -15,7 +15,7 @@ LOOKS = 3  # the first, of all, and two more, of those that were slow in it and 
 
 
 def kinds_of(reading: ProbeReading) -> dict[Device, str]:
-    return {(hello.node, hello.index): hello.kind for hello in reading.hellos}
+    return {device: hello.kind for device, hello in reading.by_device().items()}
 
 
 def again(reading: ProbeReading, limits: ProbeLimits, baseline: Iterable[Norm] = ()) -> tuple[str, ...]:
@@ -36,15 +36,14 @@ def judge_speed(reading: ProbeReading, limits: ProbeLimits, baseline: Iterable[N
     """One finding of each device that was measured. SUSPECT after all looks; after fewer, MONITOR."""
     if not reading.looks:
         return ()
-    kinds, earlier = kinds_of(reading), tuple(baseline)
+    kinds, hellos, earlier = kinds_of(reading), reading.by_device(), tuple(baseline)
     first = [one for one in reading.looks[0] if (one.node, one.index) in kinds and one.rates]
     usual = norms(first, kinds, earlier)
     slow = _always_slow(reading, kinds, limits, earlier)
     found = []
     for one in first:
         device = (one.node, one.index)
-        hello = reading.hello(*device)
-        named = hello.device if hello else ""
+        named = hellos[device].device
         if device in slow:
             sure = len(reading.looks) >= LOOKS
             said = _told_slow(reading, device, slow[device][0], kinds)

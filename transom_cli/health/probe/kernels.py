@@ -1,6 +1,7 @@
 """The small computations of the probe: what is computed, from what, and how much work each is.
 
-Their inputs come from whole-number arithmetic alone, so that every device, of whatever kind, starts from the same bits.
+Their inputs come from whole-number arithmetic alone, made on the device itself: every one, of whatever kind, that
+calculates rightly starts from the same bits.
 """
 
 from __future__ import annotations
@@ -60,39 +61,40 @@ def kernels(device: torch.device) -> tuple[Kernel, ...]:
     return tuple(made)
 
 
-def scrambled(count: int, seed: int) -> Tensor:
-    """Numbers from 0 to 2**32 - 1 without a pattern: Wellons' lowbias32, in 64-bit integers that never overflow."""
-    x = (torch.arange(count, dtype=torch.int64) * 2654435761 + seed * 40503) & _MASK
+def scrambled(count: int, seed: int, device: torch.device) -> Tensor:
+    """Numbers from 0 to 2**32 - 1 without a pattern, by a hash of 64-bit integers that never overflow."""
+    x = (torch.arange(count, dtype=torch.int64, device=device) * 2654435761 + seed * 40503) & _MASK
     x = ((x ^ (x >> 15)) * 739982445) & _MASK
     x = ((x ^ (x >> 12)) * 695872825) & _MASK
     return x ^ (x >> 15)
 
 
-def odd(count: int, seed: int, most: int) -> Tensor:
-    return ((scrambled(count, seed) >> 7) % (most + 1)) * 2 - most
+def odd(count: int, seed: int, most: int, device: torch.device) -> Tensor:
+    """Odd numbers from -most to most; 0 is none of them, so that no sum can be a -0.0."""
+    return ((scrambled(count, seed, device) >> 7) % (most + 1)) * 2 - most
 
 
-def fractions(count: int, seed: int, dtype: torch.dtype) -> Tensor:
+def fractions(count: int, seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """From -1/2 to 1/2 in steps of 2**-16, rounded once where the type is narrower."""
-    return ((scrambled(count, seed) & 0xFFFF).to(torch.float32) / 65536 - 0.5).to(dtype)
+    return ((scrambled(count, seed, device) & 0xFFFF).to(torch.float32) / 65536 - 0.5).to(dtype)
 
 
 def _exact(one: exact.Exact, device: torch.device) -> Kernel:
     dtype = getattr(torch, one.dtype)
-    left, right = (odd(one.size**2, seed, one.most).to(dtype).view(one.size, -1).to(device) for seed in (1, 2))
+    left, right = (odd(one.size**2, seed, one.most, device).to(dtype).view(one.size, -1) for seed in (1, 2))
     product = torch._int_mm if dtype is torch.int8 else torch.matmul  # int8 has no other product on a GPU
     return Kernel(one.name, lambda: product(left, right))
 
 
 def _gemm(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Kernel:
     n = sizes.gemm
-    left, right = (fractions(n * n, seed, dtype).view(n, n).to(device) for seed in (3, 4))
+    left, right = (fractions(n * n, seed, dtype, device).view(n, n) for seed in (3, 4))
     return Kernel(f"gemm {_short(dtype)}", lambda: left @ right, 2.0 * n**3)
 
 
 def _attention(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Kernel:
     shape = (sizes.heads, sizes.length, sizes.width)
-    q, k, v = (fractions(math.prod(shape), seed, dtype).view(shape).to(device) for seed in (5, 6, 7))
+    q, k, v = (fractions(math.prod(shape), seed, dtype, device).view(shape) for seed in (5, 6, 7))
     scale = sizes.width**-0.5
 
     def run() -> Tensor:
@@ -102,7 +104,7 @@ def _attention(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Kernel
 
 
 def _reduce(sizes: Sizes, device: torch.device) -> Kernel:
-    numbers = fractions(sizes.sums, 8, torch.float32).view(-1, 1024).to(device)
+    numbers = fractions(sizes.sums, 8, torch.float32, device).view(-1, 1024)
     return Kernel("reduce float32", lambda: numbers.sum(0), 4.0 * sizes.sums)
 
 

@@ -9,18 +9,20 @@ from transom_cli.health.about import Tier
 
 @dataclass(frozen=True)
 class ProbeLimits:
-    """Seconds, and shares of a median. What has no source is ours; the numbers behind it are in bench/probe_noise.
+    """Seconds, and shares of a median. What has no source is ours.
 
     probe_hello: for torch to be imported, beside everything else. probe_compute, probe_link: deadlines of one ask.
     probe_link_gpu: the same where NCCL sets its rings up. probe_quick, probe_deep: all of it.
 
     probe_odd, probe_spread: slower than the median by this share and by so many robust deviations is odd (Megatron's
     straggler report: more than 10 % and a deviation; SuperBench learns its limits from the cluster too, and flags 5 %).
-    probe_again: slower than this share of it is measured twice more, beside nodes that are well. probe_slow: slower
-    than this share of those, both times, is SUSPECT (DLRover: a straggler takes more than twice the median).
+    probe_again: odd, and slower than this share of it, is measured twice more, beside nodes that are well. probe_slow:
+    slower than this share of those, both times, is SUSPECT (DLRover: a straggler takes more than twice the median).
     probe_rate: a link with less than this share of the median node's bandwidth is slow, if it is below it by
     probe_spread deviations too (processes that share few cores come to 0.5 by chance). probe_delay: so is one with so
-    many times the median delay, if it is longer by probe_delay_floor, a busy host's time slice.
+    many times the median delay, if it is longer by probe_delay_floor, a busy host's time slice. probe_starved: unless
+    one of the two processes waited for a processor for this share of the time, which tells of its host and not of the
+    link; the computing tells that host.
 
     probe_hot: a node is at fault when at least this share of its links is, all as a sender or all as a receiver. With
     two or three partners: every one. probe_most: where more than this share of the nodes does not do, it is the probe,
@@ -40,6 +42,7 @@ class ProbeLimits:
     probe_rate: float = 0.4
     probe_delay: float = 10.0
     probe_delay_floor: float = 0.005
+    probe_starved: float = 0.3
     probe_hot: float = 0.75
     probe_most: float = 0.5
 
@@ -71,7 +74,7 @@ def pace_of(tier: Tier, limits: ProbeLimits, gpu: bool) -> Pace:
         pair_bytes=(128 if gpu else 1) << 20,
         trips=100 if deep else 20,
         link_seconds=1.0 if deep else 0.15,
-        together=16384 if gpu else 32,
+        together=16384 if gpu else 16,
         rounds=15 if deep else 0,
         deadline=limits.probe_link_gpu if gpu else limits.probe_link,
         budget=limits.probe_deep if deep else limits.probe_quick,

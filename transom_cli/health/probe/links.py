@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from transom_cli.core.rootline import clean
-from transom_cli.health.probe.peers import Member, members_of, source_address
+from transom_cli.health.probe.peers import Member, Waiting, members_of, source_address
 from transom_cli.health.probe.shapes import DONE, Group, Link, Linked, Sent
 
 FIRST = 1 << 16  # bytes of the first transfer; each following one is four times as long, up to what is asked
@@ -209,7 +209,7 @@ class _Meeting:
 
     def _lead(self, peer: int, payload: Tensor) -> None:
         """The best counts of the longest transfers that there was time for: what else a host does only slows them."""
-        trips = []
+        waiting, trips = Waiting(), []
         for _ in range(max(self._ask.trips, 1)):
             start = time.perf_counter()
             self._send(peer, self._number(0))
@@ -229,10 +229,10 @@ class _Meeting:
             if size < len(payload):
                 size, best = min(size * 4, len(payload)), 0.0  # a burst that a throttle lets through tells nothing
         self._send(peer, self._number(0))
-        self.told = replace(self.told, sent=Sent(self.told.peer, min(trips) / 2, best))
+        self.told = replace(self.told, sent=Sent(self.told.peer, min(trips) / 2, best, waiting.share()))
 
     def _follow(self, peer: int, payload: Tensor) -> None:
-        number = self._number(0)
+        waiting, number = Waiting(), self._number(0)
         for _ in range(max(self._ask.trips, 1)):
             self._receive(peer, number)
             self._send(peer, number)
@@ -246,7 +246,8 @@ class _Meeting:
             self._receive(peer, came[:size])
             self._send(peer, number)
             longest = max(longest, size)
-        self.told = replace(self.told, garbled=not torch.equal(came[:longest], payload[:longest]))
+        garbled = not torch.equal(came[:longest], payload[:longest])
+        self.told = replace(self.told, garbled=garbled, starved=waiting.share())
 
     def _number(self, value: int) -> Tensor:
         return torch.tensor([value], dtype=torch.int64, device=self._me.device)

@@ -1,7 +1,7 @@
 """Probe processes of this machine as a crew: started here, spoken with over pipes. For tests and benches.
 
 The nodes' names are made up, and all of them share this machine's loopback. Where a node has a command to start its
-process with (`ip netns exec ns1`), it is started with that.
+processes with (`ip netns exec ns1`), they are started with that.
 """
 
 from __future__ import annotations
@@ -17,35 +17,38 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import IO
 
 from transom_cli.health.crew import Message
 from transom_cli.health.probe.shapes import Gone, answer_to_json
 
 
 class LocalRanks:
-    """A `Crew` of one CPU process a node; `processes` by node. It may be driven many times: torch is imported once."""
+    """A `Crew` of CPU processes, `devices` a node, to be driven many times: torch is imported once.
+
+    processes: by node and number.
+    """
 
     def __init__(
         self,
         nodes: Sequence[str],
         *,
+        devices: int = 1,
         prefixes: Mapping[str, Sequence[str]] | None = None,
         environment: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         self.nodes = tuple(nodes)
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self._came: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._locks = {node: threading.Lock() for node in nodes}
-        for node in self.nodes:
-            rank = [sys.executable, "-m", "transom_cli.health.probe.rank", "--node", node, "--index", "0"]
-            self.processes[node] = subprocess.Popen(
-                [*(prefixes or {}).get(node, ()), *rank, "--device", "cpu"],
+        self._locks = {(node, index): threading.Lock() for node in nodes for index in range(devices)}
+        for node, index in self._locks:
+            rank = [sys.executable, "-m", "transom_cli.health.probe.rank", "--node", node, "--index", str(index)]
+            self.processes[node, index] = subprocess.Popen(
+                [*(prefixes or {}).get(node, ()), *rank, "--of", str(devices), "--device", "cpu"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, **(environment or {}).get(node, {})},
             )
-            threading.Thread(target=self._read, args=(node,), daemon=True).start()
+            threading.Thread(target=self._read, args=(node, index), daemon=True).start()
 
     def __enter__(self) -> LocalRanks:
         return self
@@ -60,10 +63,10 @@ class LocalRanks:
     def send(self, message: Message, to: Sequence[str] = ()) -> None:
         """Without waiting: what a stopped process does not read stays in its pipe, which holds 64 KiB."""
         line = json.dumps(message["ask"]).encode() + b"\n"
-        for node in to or self.nodes:
-            pipe = self.processes[node].stdin
-            assert pipe is not None
-            threading.Thread(target=self._write, args=(node, pipe, line), daemon=True).start()
+        asked = set(to or self.nodes)
+        for device in self.processes:
+            if device[0] in asked:
+                threading.Thread(target=self._write, args=(device, line), daemon=True).start()
 
     def receive(self, timeout: float) -> Message | None:
         try:
@@ -78,20 +81,22 @@ class LocalRanks:
         for process in self.processes.values():
             process.wait()
 
-    def _write(self, node: str, pipe: IO[bytes], line: bytes) -> None:
-        with self._locks[node], contextlib.suppress(OSError, ValueError):
+    def _write(self, device: tuple[str, int], line: bytes) -> None:
+        pipe = self.processes[device].stdin
+        assert pipe is not None
+        with self._locks[device], contextlib.suppress(OSError, ValueError):
             pipe.write(line)
             pipe.flush()
 
-    def _read(self, node: str) -> None:
-        process = self.processes[node]
+    def _read(self, node: str, index: int) -> None:
+        process = self.processes[node, index]
         assert process.stdout is not None
         for line in process.stdout:
-            self._came.put({"re": "probe", "node": node, "index": 0, "answer": json.loads(line)})
+            self._came.put({"re": "probe", "node": node, "index": index, "answer": json.loads(line)})
         code = process.wait()
         words = f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         gone = answer_to_json(Gone(words))
-        self._came.put({"re": "probe", "node": node, "index": 0, "answer": gone})
+        self._came.put({"re": "probe", "node": node, "index": index, "answer": gone})
 
 
 class SomeRanks:

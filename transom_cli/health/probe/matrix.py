@@ -24,7 +24,8 @@ _WORSE = (Went.WELL, Went.SLOW, Went.FAILED)
 class Cell:
     """What went from src to dst, of the devices `index`, in all their meetings: the best of them. times: how many.
 
-    rate: bytes a second; delay: seconds; None where nothing was measured. words: what failed.
+    rate: bytes a second; delay: seconds; None where nothing was measured. starved: the larger share of the time that
+    one of the two processes waited for a processor. words: what failed.
     """
 
     src: str
@@ -33,6 +34,7 @@ class Cell:
     went: Went
     rate: float | None = None
     delay: float | None = None
+    starved: float = 0.0
     times: int = 1
     words: str = ""
 
@@ -87,7 +89,7 @@ def _norm(name: str, values: Mapping[str, float]) -> Norm | None:
 
 
 def _slow(cell: Cell, usual: Usual, limits: ProbeLimits) -> bool:
-    if cell.went is Went.FAILED or cell.rate is None or cell.delay is None:
+    if cell.went is Went.FAILED or cell.rate is None or cell.delay is None or cell.starved >= limits.probe_starved:
         return False
     if usual.rate is not None and below(cell.rate, usual.rate, limits.probe_rate, limits):
         return True
@@ -111,7 +113,8 @@ def _cells(pairs: Iterable[Linked]) -> list[Cell]:
             bad = "what came was not what was sent" if there.garbled else words
             failed = Went.FAILED if bad else Went.WELL
             rate, delay = (here.sent.rate, here.sent.delay) if here.sent else (None, None)
-            found.append(Cell(here.node, there.node, index, failed, rate, delay, words=bad))
+            starved = max(here.sent.starved if here.sent else 0.0, there.starved)
+            found.append(Cell(here.node, there.node, index, failed, rate, delay, starved, words=bad))
     return found
 
 
@@ -139,6 +142,7 @@ def _merged(cells: Iterable[Cell]) -> tuple[Cell, ...]:
             better,
             rate=max(rates, default=None),
             delay=min(delays, default=None),
+            starved=min(former.starved, cell.starved),
             times=former.times + 1,
         )
     return tuple(found.values())

@@ -34,11 +34,13 @@ def main() -> None:
     arguments = _arguments()
     say = _sayer()
     asks = _listen()
+    warm: Callable[[], tuple[Hello, Callable[[Ask], Answer]]] | None = None
+    answer: Callable[[Ask], Answer] | None = None
     try:
-        ready, answer = _prepare(arguments)
-    except Exception as error:  # torch, its libraries, the driver: nothing of it may work here
-        ready, answer = _unable(arguments, error), None
-    say(ready)
+        warm = _prepare(arguments)
+    except Exception as error:  # torch, its libraries: nothing of it may work here
+        ready = _unable(arguments, error)
+        say(ready)
     for message in asks:
         try:
             ask = ask_from_json(message)
@@ -46,6 +48,11 @@ def main() -> None:
             say(Gone(clean(str(error))))
             break
         if ask is None:
+            if warm is not None and answer is None:
+                try:
+                    ready, answer = warm()
+                except Exception as error:  # the driver, a device
+                    ready, warm = _unable(arguments, error), None
             say(ready)
         elif answer is not None:
             with _alarm(ask.deadline + GRACE):
@@ -64,8 +71,13 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _prepare(arguments: argparse.Namespace) -> tuple[Hello, Callable[[Ask], Answer]]:
-    """Import torch, which takes seconds, and open a store for others to meet at, on a port that is free."""
+def _prepare(arguments: argparse.Namespace) -> Callable[[], tuple[Hello, Callable[[Ask], Answer]]]:
+    """Import torch, which takes seconds, and open a store for others to meet at, on a port that is free.
+
+    What is returned makes the device ready, and runs each kernel once. It is called when hello is asked for: the node's
+    devices have been looked at by then, and are not in use by us meanwhile; and libraries that come slowly from a cold
+    file system do so in the time of the hello, which blames nobody.
+    """
     os.environ.update(
         OMP_NUM_THREADS=str(arguments.threads),
         CUBLAS_WORKSPACE_CONFIG=":4096:8",  # one answer for one question
@@ -78,31 +90,36 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Hello, Callable[[Ask], Answ
     import torch
     import torch.distributed as dist
 
-    from transom_cli.health.probe.compute import compute, deterministic
+    from transom_cli.health.probe.compute import compute, deterministic, warm_up
     from transom_cli.health.probe.links import Me, link
 
     torch.set_num_threads(arguments.threads)
     device = torch.device(arguments.device)
     if device.type == "cuda":
         deterministic()
-        torch.cuda.set_device(device)
     store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=STORE))
     me = Me(arguments.node, arguments.index, device, store, store.port)
 
     def answer(ask: Ask) -> Answer:
         return compute(ask, me.node, me.index, device) if isinstance(ask, Compute) else link(ask, me)
 
-    ready = Hello(
-        node=arguments.node,
-        index=arguments.index,
-        device=arguments.device,
-        of=arguments.of,
-        kind=_kind(torch, device),
-        port=store.port,
-        addresses=addresses(),
-        versions=_versions(torch),
-    )
-    return ready, answer
+    def warm() -> tuple[Hello, Callable[[Ask], Answer]]:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        warm_up(device)
+        ready = Hello(
+            node=arguments.node,
+            index=arguments.index,
+            device=arguments.device,
+            of=arguments.of,
+            kind=_kind(torch, device),
+            port=store.port,
+            addresses=addresses(),
+            versions=_versions(torch),
+        )
+        return ready, answer
+
+    return warm
 
 
 def _kind(torch: Any, device: Any) -> str:

@@ -51,5 +51,5 @@ class ProbeReading:
     timings: tuple[tuple[str, float], ...] = ()
     untried: str = ""
 
-    def hello(self, node: str, index: int) -> Hello | None:
-        return next((h for h in self.hellos if (h.node, h.index) == (node, index)), None)
+    def by_device(self) -> dict[tuple[str, int], Hello]:
+        return {(hello.node, hello.index): hello for hello in self.hellos}

@@ -5,7 +5,8 @@
     {"do": "link", "id": 2, "groups": [...]}     {"says": "linked", "id": 2, "sent": [...], "error": ""}
     {"do": "bye"}                                (it ends)
 
-Hello is also said unasked, as soon as torch is there. Whoever runs the process says "gone" for it when it has ended.
+Hello is said once the device is ready, which is when it was asked for at the earliest; unasked where there is no torch.
+Whoever runs the process says "gone" for it when it has ended.
 """
 
 from __future__ import annotations
@@ -94,11 +95,14 @@ class Link:
 
 @dataclass(frozen=True)
 class Sent:
-    """To a peer. delay: seconds, half of the shortest round trip. rate: bytes a second of the best transfer."""
+    """To a peer. delay: seconds, half of the shortest round trip. rate: bytes a second of the best transfer. starved:
+    share of the time for which the sender could have run but got no processor.
+    """
 
     node: str
     delay: float
     rate: float
+    starved: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ class Linked:
 
     seconds, rate: of an all-reduce, the shortest, and its bus bandwidth in bytes/s. absent: members, node and device,
     that had not come to the meeting when its time was over. garbled: what came from the peer was not what it had sent.
+    starved: as `Sent` has it, of this process as the receiver.
     """
 
     node: str
@@ -120,6 +125,7 @@ class Linked:
     sent: Sent | None = None
     absent: tuple[tuple[str, int], ...] = ()
     garbled: bool = False
+    starved: float = 0.0
     error: str = ""
 
     @property

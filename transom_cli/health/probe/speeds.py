@@ -51,7 +51,7 @@ def below(value: float, norm: Norm, share: float, limits: ProbeLimits) -> bool:
 
 
 def speed(value: float, norm: Norm, limits: ProbeLimits) -> Speed:
-    if value < limits.probe_again * norm.median:
+    if below(value, norm, limits.probe_again, limits):
         return Speed.SLOW
     return Speed.ODD if below(value, norm, 1 - limits.probe_odd, limits) else Speed.USUAL
 
