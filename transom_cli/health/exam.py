@@ -211,14 +211,29 @@ class Exam:
                 said = {k: v for k, v in message.items() if k in ("reading", "error", "waited", "seconds")}
                 self._readings.setdefault(key[0], {})[key[1]] = said
         waited = round(self._now() - began, 1)
-        answered = set(self._readings)
+        mute = [node for node in here if node not in self._readings]
+        silent = set(mute) - self._alive(tuple(node for node in mute if node not in gone))
         for node, check in owed:
-            said = self._owed(check, waited, node in gone) if node in answered else {SILENT: waited}
+            said = {SILENT: waited} if node in silent else self._owed(check, waited, node in gone)
             self._readings.setdefault(node, {})[check] = said
         self._seconds["look"] = round(self._now() - began, 2)
 
+    def _alive(self, mute: tuple[str, ...]) -> set[str]:
+        """Those who have answered no check, but do answer: it is the checks that take so long."""
+        found: set[str] = set()
+        if mute:
+            self._talk.crew.send({"do": "ping", "n": PINGS}, mute)
+        until = self._now() + LATE
+        while len(found) < len(mute):
+            message = self._talk.take(("ping",), until)
+            if message is None:
+                break
+            if message.get("n") == PINGS:
+                found.add(message["node"])
+        return found
+
     def _owed(self, check: str, waited: float, gone: bool) -> dict[str, object]:
-        """Of a node that has answered other checks."""
+        """Of a node that has answered other checks, or a ping."""
         if gone:
             return {"error": "its examiner has ended"}
         late = waited >= next(c.seconds for c in self._checks if c.name == check)  # else it was we who had no time left
