@@ -20,7 +20,7 @@ from transom_cli.core.codec import BadRecord, build, plain
 @dataclass(frozen=True)
 class Hello:
     """device: "cpu" or "cuda:0". of: how many probe processes its node runs. kind: devices of one kind compute the
-    same bits. port: where it serves a store, on all of its host's addresses. addresses: of the host, best first; the
+    same bits. port: of the board that it keeps, on all of its host's addresses. addresses: of the host, best first; the
     asker may know a better one. versions: of torch, CUDA, NCCL. error: why it can do nothing (no torch).
     """
 
@@ -64,7 +64,7 @@ class Computed:
 class Group:
     """rails: two nodes, in one group for each device number; else one group of all the nodes' devices.
 
-    devices: how many of each node take part. host, port: the store over which they meet, on the first of the nodes.
+    devices: how many of each node take part. host, port: the board at which they meet, on the first of the nodes.
     """
 
     name: str
