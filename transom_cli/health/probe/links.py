@@ -20,8 +20,9 @@ from torch import Tensor
 
 from transom_cli.core.rootline import clean
 from transom_cli.health.probe.board import Board, OwnBoard, TheirBoard
-from transom_cli.health.probe.peers import Member, Waiting, members_of, source_address
+from transom_cli.health.probe.peers import Member, members_of, source_address
 from transom_cli.health.probe.shapes import DONE, Group, Link, Linked, Sent
+from transom_cli.health.probe.starving import Waiting
 
 FIRST = 1 << 16  # bytes of the first transfer; each following one is four times as long, up to what is asked
 ABORT = 2.0  # seconds that NCCL may take to give a group up

@@ -1,11 +1,9 @@
-"""What a probe process knows of its groups and its host: who is in them, its own address, its share of processors."""
+"""Who is in a group with a probe process, and under which addresses it talks to them and they to it."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import time
-from pathlib import Path
 
 from transom_cli.health.probe.shapes import Group
 
@@ -38,22 +36,3 @@ def addresses() -> tuple[str, ...]:
             found += [str(entry[4][0]) for entry in known]
     own = [address for address in dict.fromkeys(found) if not address.startswith("127.") and address != "::1"]
     return (*own, "127.0.0.1")
-
-
-class Waiting:
-    """How long the threads of this process could have run, and waited for a processor, since it was made."""
-
-    def __init__(self) -> None:
-        self._begun, self._waited = time.monotonic(), _waited()
-
-    def share(self) -> float:
-        """Of the time since; 0.0 where the kernel does not count. Several threads that wait at once add up."""
-        return (_waited() - self._waited) / max(time.monotonic() - self._begun, 1e-9)
-
-
-def _waited() -> float:
-    total = 0
-    for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended, or this kernel does not count
-            total += int((thread / "schedstat").read_text().split()[1])
-    return total / 1e9

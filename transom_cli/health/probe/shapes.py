@@ -46,8 +46,9 @@ class Compute:
 
 @dataclass(frozen=True)
 class Computed:
-    """digests: the result bits of each kernel, by name. rates: FLOP or bytes a second, by kernel. repeats: how often
-    each was computed; differed: kernels of which a repetition gave other bits than the first, and how many did.
+    """digests: the result bits of each kernel, by name. rates: FLOP or bytes a second, by kernel, of the time in which
+    it could run. repeats: how often each was computed; differed: kernels of which a repetition gave other bits than the
+    first, and how many did. starved: share of the time for which a CPU's process could have run but got no processor.
     """
 
     node: str
@@ -57,6 +58,7 @@ class Computed:
     rates: tuple[tuple[str, float], ...] = ()
     repeats: int = 0
     differed: tuple[tuple[str, int], ...] = ()
+    starved: float = 0.0
     error: str = ""
 
 
