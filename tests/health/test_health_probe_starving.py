@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,16 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.health.probe.starving import MOST, Waiting
+from transom_cli.health.probe.starving import Stopwatch, Waiting
 
 SPIN = """
-import os, sys, time
+import json, os, time
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from transom_cli.health.probe.starving import Waiting
-waiting, end = Waiting(), time.monotonic() + 1.0
-while time.monotonic() < end:
-    pass
-print(waiting.share(), flush=True)
+from transom_cli.health.probe.starving import Stopwatch, Waiting
+waiting, end, own = Waiting(), time.monotonic() + 1.0, 0.0
+with Stopwatch() as watch:
+    while time.monotonic() < end:
+        watch.start()
+        for _ in range(20000):
+            pass
+        own += watch.seconds()
+    print(json.dumps([waiting.share(), watch.share(), own, watch.whole()]), flush=True)
 """
 COUNTED = Path("/proc/self/schedstat").exists()
 
@@ -29,19 +34,26 @@ def spinning(**options: object) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE, text=True, **options)  # type: ignore
 
 
-def share(process: subprocess.Popen[str]) -> float:
-    return float(process.communicate(timeout=60)[0])
+def told(process: subprocess.Popen[str]) -> list[float]:
+    """Of a second: the shares for which it waited, by both ways of counting, and the seconds that were its own, by the
+    sum of what was timed and as a whole."""
+    return json.loads(process.communicate(timeout=60)[0])  # type: ignore[no-any-return]
 
 
 @pytest.mark.skipif(not COUNTED, reason="this kernel has no /proc/self/schedstat")
 def test_four_on_one_processor_wait_for_most_of_the_time() -> None:
-    processes = [spinning() for _ in range(4)]
-    assert all(0.5 < share(process) <= MOST for process in processes)
+    for waiting, watch, own, whole in [told(process) for process in [spinning() for _ in range(4)]]:
+        assert 0.5 < waiting <= 1.0
+        assert 0.5 < watch <= 1.0
+        assert own <= whole < 0.5
 
 
 def test_one_that_sleeps_waits_for_nobody() -> None:
     waiting = Waiting()
-    time.sleep(0.2)
+    with Stopwatch() as watch:
+        time.sleep(0.2)
+        assert watch.seconds() > 0.1
+        assert watch.share() < 0.5
     assert waiting.share() < 0.5
 
 
@@ -62,7 +74,10 @@ def quota() -> Iterator[Path]:
 @pytest.mark.skipif(not COUNTED, reason="this kernel has no /proc/self/schedstat")
 def test_what_a_quota_withholds_is_not_waiting(quota: Path) -> None:
     process = spinning(preexec_fn=lambda: (quota / "cgroup.procs").write_text(str(os.getpid())))
-    assert share(process) < 0.6, "it was stopped for nine tenths of the time"
+    waiting, watch, _, whole = told(process)
+    assert waiting < 0.6, "it was stopped for nine tenths of the time"
+    assert watch < 0.6
+    assert whole > 0.4, "and what it did took that much longer"
 
 
 def test_where_the_quota_is_told(tmp_path: Path) -> None:
@@ -85,7 +100,7 @@ def test_where_the_quota_is_told(tmp_path: Path) -> None:
         schedstat.write_text("0 0 1\n")
         waiting = Waiting(tmp_path / "proc")
         schedstat.write_text("0 3600000000000 1\n")
-        assert waiting.share() == MOST
+        assert waiting.share() == 1.0
         told.write_text(f"nr_periods 9\n{line[:-1]}{3600 * 10 ** (9 if 'time' in line else 6)}\n")
         assert waiting.share() == 0.0
 

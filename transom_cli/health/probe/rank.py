@@ -55,9 +55,19 @@ def main() -> None:
             say(ready)
         elif answer is not None:
             with _alarm(ask.deadline + GRACE):
-                said = answer(ask)
+                said = _answered(answer, ask)
             say(said)
+            if isinstance(said, Gone):
+                break
     os._exit(0)  # threads of gloo and NCCL are not waited for
+
+
+def _answered(answer: Callable[[Ask], Answer], ask: Ask) -> Answer:
+    """What a library raises that nobody expects of it ends the process, in its own words."""
+    try:
+        return answer(ask)
+    except Exception as error:
+        return Gone(clean(" ".join(f"{type(error).__name__}: {error}".split())))
 
 
 def _arguments() -> argparse.Namespace:

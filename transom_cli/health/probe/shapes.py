@@ -47,9 +47,10 @@ class Compute:
 
 @dataclass(frozen=True)
 class Computed:
-    """digests: the result bits of each kernel, by name. rates: FLOP or bytes a second, by kernel, of the time in which
-    it could run. repeats: how often each was computed; differed: kernels of which a repetition gave other bits than the
-    first, and how many did. starved: share of the time for which a CPU's process could have run but got no processor.
+    """digests: the result bits of each kernel, by name. rates: FLOP or bytes a second, by kernel, and turns of all of
+    them, of the time in which it could run. repeats: how often each was computed; differed: kernels of which a
+    repetition gave other bits than the first, and how many did. starved: share of the time for which a CPU's process
+    could have run but got no processor.
     """
 
     node: str
