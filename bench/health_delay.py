@@ -43,7 +43,7 @@ class Delay:
         self._do = ["ip", "-n", network.spaces[node]]
         for words in _WIRE:
             subprocess.run([*self._do, *words.split()], check=True)
-        _inside(network.switch, lambda: _no_offload(network.ports[node]))
+        _inside(network.switch, lambda: _offload(network.ports[node], 0))
         self._tap, self._wire = _inside(network.spaces[node], self._made)
         hardware = self._hardware()
         subprocess.run([*self._do, "link", "set", "eth0", "address", hardware, "up"], check=True)
@@ -56,6 +56,7 @@ class Delay:
         for close in (lambda: os.close(self._tap), self._wire.close):
             with contextlib.suppress(OSError):
                 close()
+        _inside(self._network.switch, lambda: _offload(self._network.ports[self._node], 1))
         for words in (*_BACK, f"addr add {self._address}/16 dev eth0"):
             subprocess.run([*self._do, *words.split()], check=False, capture_output=True)
 
@@ -116,11 +117,11 @@ def _inside(space: str, do: Callable[[], T]) -> T:
     return found
 
 
-def _no_offload(device: str) -> None:
-    """Frames go out whole, no longer than the wire's, with checksums."""
+def _offload(device: str, on: int) -> None:
+    """Without it frames go out whole, no longer than the wire's, with checksums."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         for what in _OFF:
-            value = ctypes.create_string_buffer(struct.pack("II", what, 0))
+            value = ctypes.create_string_buffer(struct.pack("II", what, on))
             request = struct.pack("16sP16x", device.encode(), ctypes.addressof(value))
             with contextlib.suppress(OSError):  # one that the device has not got
                 fcntl.ioctl(asker, _SIOCETHTOOL, request)

@@ -105,8 +105,10 @@ def judged(fault: Fault, place: str, findings: Sequence[Finding], seconds: float
     guilty = fault.guilty(node)
     mine = {n: [f for f in findings if f.node == n and _speaks(fault, f.check)] for n in guilty}
     worst = {n: min(of, key=lambda f: _WORST.index(f.verdict), default=None) for n, of in mine.items()}
-    first = worst[node]
+    worse = [f for f in findings if f.node in guilty and f.verdict.bad and not fault.verdict.bad]
+    first = worse[0] if worse else worst[node]
     found = all(f is not None and f.verdict is fault.verdict for f in worst.values())
+    found = found and not worse  # what is only to be told must not keep the node out by another check
     if fault.codes:
         found = sum(f.verdict is fault.verdict for f in mine[node]) == len(mine[node]) == fault.codes
     told = fault.verdict is Verdict.MONITOR

@@ -98,6 +98,12 @@ def test_what_is_only_told_must_not_be_told_of_an_innocent_node() -> None:
     assert (both.found, both.named) == (True, False)
 
 
+def test_what_is_only_to_be_told_must_not_keep_the_node_out_by_another_check() -> None:
+    told = said("link", Verdict.MONITOR, "node3", "node2")
+    row = judged(LINK, "middle", [*told, *said("link_node", Verdict.SUSPECT, "node2")], 0.5)
+    assert (row.found, row.verdict, row.short) == (False, "suspect", "link_node")
+
+
 def test_both_ends_of_a_link_are_told() -> None:
     assert neighbour("node1") == "node4" and neighbour("node3") == "node2"
     assert judged(LINK, "middle", said("link", Verdict.MONITOR, "node3", "node2"), 0.5).well
