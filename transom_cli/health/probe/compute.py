@@ -55,7 +55,9 @@ def warm_up(device: torch.device) -> None:
     """Each kernel once: its inputs are made, and its library is loaded."""
     with torch.inference_mode():
         for kernel in kernels(device):
-            _timed(kernel, device)
+            kernel.run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _computed(ask: Compute, node: str, index: int, device: torch.device) -> Computed:
