@@ -1,4 +1,4 @@
-"""An examination by one Slurm step, where Slurm cannot start a task everywhere: `srun` is a program of the test's own."""
+"""An examination by one Slurm step, where Slurm cannot start all tasks: `srun` is a program of the test's own."""
 
 from __future__ import annotations
 
