@@ -26,6 +26,7 @@ from transom_cli.health.probe.starving import Waiting
 
 FIRST = 1 << 16  # bytes of the first transfer; each following one is four times as long, up to what is asked
 ABORT = 2.0  # seconds that NCCL may take to give a group up
+FREE = 0.2  # seconds for gloo; an answer has a second to be late
 
 T = TypeVar("T")
 
@@ -126,14 +127,23 @@ class _Meeting:
         self.told = replace(self.told, step=DONE)
 
     def leave(self) -> None:
-        """Give the group up. NCCL may hang in this too, and then keeps a thread of this process, no more."""
-        if self._backend is not None and self._me.device.type == "cuda":
-            aborting = threading.Thread(target=self._backend.abort, daemon=True)
-            aborting.start()
-            aborting.join(ABORT)
+        """Give the group up. NCCL may hang in this, and gloo waits for the end of what it has begun, seconds after the
+        deadline: that keeps a thread of this process, and the answer no longer than `ABORT` or `FREE`."""
+        if self._backend is None:
+            return
+        held, cuda = [self._backend], self._me.device.type == "cuda"
         self._backend = None
         if isinstance(self._board, TheirBoard):
             self._board.close()
+
+        def give_up() -> None:
+            backend = held.pop()  # the last reference: it is freed here
+            if cuda:
+                backend.abort()
+
+        giving_up = threading.Thread(target=give_up, daemon=True)
+        giving_up.start()
+        giving_up.join(ABORT if cuda else FREE)
 
     def _step(self, name: str, do: Callable[[], T]) -> T:
         self.told = replace(self.told, step=name)

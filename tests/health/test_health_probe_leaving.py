@@ -1,0 +1,44 @@
+"""A group is given up without waiting for what its library still has to do: the answer is due at the deadline."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from transom_cli.health.probe import links  # noqa: E402 - it needs torch
+
+
+class Backend:
+    """Freed as gloo's is, which joins threads that are in the midst of something; `abort` as NCCL's may hang."""
+
+    def __init__(self, freed: threading.Event) -> None:
+        self._freed = freed
+
+    def __del__(self) -> None:
+        time.sleep(3.0)
+        self._freed.set()
+
+    def abort(self) -> None:
+        time.sleep(60.0)
+
+
+def meeting(device: str, freed: threading.Event) -> links._Meeting:
+    made = object.__new__(links._Meeting)
+    made._me = type("Me", (), {"device": torch.device(device)})()
+    made._backend = Backend(freed)
+    return made
+
+
+@pytest.mark.parametrize(("device", "most"), [("cpu", 1.0), ("cuda", 3.0)])
+def test_what_a_library_takes_to_end_does_not_hold_up_the_answer(device: str, most: float) -> None:
+    freed = threading.Event()
+    left = meeting(device, freed)
+    began = time.monotonic()
+    left.leave()
+    assert time.monotonic() - began < most
+    assert not freed.is_set() and (device == "cuda" or freed.wait(10.0)), "and it is freed in the end"
+    left.leave()
