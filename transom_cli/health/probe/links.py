@@ -129,12 +129,12 @@ class _Meeting:
     def leave(self) -> None:
         """Give the group up. NCCL may hang in this, and gloo waits for the end of what it has begun, seconds after the
         deadline: that keeps a thread of this process, and the answer no longer than `ABORT` or `FREE`."""
+        if isinstance(self._board, TheirBoard):
+            self._board.close()
         if self._backend is None:
             return
         held, cuda = [self._backend], self._me.device.type == "cuda"
         self._backend = None
-        if isinstance(self._board, TheirBoard):
-            self._board.close()
 
         def give_up() -> None:
             backend = held.pop()  # the last reference: it is freed here
