@@ -43,7 +43,7 @@ from transom_cli.sandbox.netns import Network
 
 ROOT = Path(__file__).resolve().parents[1]
 GPUS = 2
-TAG = "TRANSOM_MATRIX_NODE"  # in the environment of whatever runs on a node: which one, of which matrix
+TAG = "TRANSOM_SANDBOX_MATRIX_NODE"  # in the environment of whatever runs on a node: which one, of which matrix
 CGROUP = Path("/sys/fs/cgroup/cpu")
 SHARE = 0.1  # of a core, for a slow node
 APART = 30.0  # seconds between the two looks of a row that is watched, as the agent's are

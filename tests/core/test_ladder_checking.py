@@ -67,6 +67,17 @@ def test_a_second_preflight_in_a_row_that_lacks_nodes_holds_the_job() -> None:
     assert outcome(orders).again == "hold"
 
 
+def test_a_suspicion_that_holds_wherever_the_job_goes_does_not_keep_it_from_training() -> None:
+    doubts = tuple(fault(n, "SUSPECT", "write") for n in NODES)
+    state, _ = preflight(NODES)
+    assert outcome(feed(state, sh.Checked(3.0, "preflight", doubts))[1]).outcome.cause == "preflight"
+    state, _ = preflight(NODES, lacked=True)
+    _, orders = feed(state, sh.Checked(3.0, "preflight", doubts))
+    assert [(o.nodes, o.faults) for o in orders if isinstance(o, sh.Start)] == [(NODES, ())]
+    _, orders = feed(state, sh.Checked(3.0, "preflight", (*doubts, fault("n2"))))
+    assert outcome(orders).again == "hold", "a proof keeps its node out"
+
+
 def test_a_node_that_an_earlier_attempt_blamed_is_not_examined_but_may_have_to_do() -> None:
     state, orders = preflight(isolated=("n1",))
     assert orders == [sh.CheckNodes("preflight", ("n2", "n3", SPARE), "quick")]
@@ -181,7 +192,7 @@ def test_a_failure_of_a_device_has_the_suspect_and_its_neighbours_examined() -> 
     _, orders = feed(state, sh.Checked(40.0, "l1", (fault("n2", check="compute"),)))
     assert started(orders) == [("n1", "n3", SPARE)]
     assert feed(state, sh.Checked(40.0, "preflight", (fault("n2"),)))[1] == [], "an answer to another question"
-    assert feed(state, sh.Tick(15.0 + 60.0))[0].rung is Rung.TRAINING, "not waited for any longer"
+    assert feed(state, sh.Tick(14.0 + 330.0))[0].rung is Rung.TRAINING, "not waited for any longer"
 
 
 def test_any_other_first_failure_is_relaunched_without_an_examination() -> None:

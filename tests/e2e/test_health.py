@@ -126,6 +126,7 @@ def test_what_the_kernel_logs_of_a_gpu_ends_the_launch_at_once_and_the_spare_tak
     assert run.run_id in said
 
 
+@pytest.mark.long
 def test_another_owners_reason_stays_on_a_node_that_is_bad(owner: Person, hardware: Hardware, sandbox: Sandbox) -> None:
     run = owner.start("-N", "2", "--spares", "1", "--gpus-per-node", "2", "--tasks-per-node", "1",
                       "--set", "restart.leave_drained=false", "--", *COMMAND, "--steps", "150")  # fmt: skip

@@ -124,6 +124,15 @@ def test_of_two_only_a_baseline_makes_one_slow() -> None:
     assert verdicts(judge_speed(reading(look, look, look), LIMITS, usual), "compute_speed") == {"n0": P, "n1": S}
 
 
+def test_a_node_that_is_busy_with_something_else_is_odd_unless_all_are() -> None:
+    look = tuple(replace(one, starved=0.6 if one.node == "n2" else 0.1) for one in rates(n0=99.0, n1=100.0, n2=101.0))
+    found = next(f for f in judge_speed(reading(look), LIMITS) if f.node == "n2")
+    assert (found.verdict, found.remedy) == (M, Remedy.WATCH)
+    assert found.evidence == "it waited for a processor for 60% of the time, the median process for 10%"
+    busy = tuple(replace(one, starved=0.6) for one in look)
+    assert set(verdicts(judge_speed(reading(busy), LIMITS), "compute_speed").values()) == {P}
+
+
 def cell(pair: str, how: Went = Went.WELL, rate: float = 1e9) -> Cell:
     return Cell(pair[0], pair[1], 0, how, rate, 1e-4)
 

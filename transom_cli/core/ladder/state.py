@@ -24,7 +24,8 @@ class LadderPolicy:
     ask_again: seconds until ranks that could not be asked to save are asked again.
     ending, reading: seconds after which the end of a launch, or the reading of its logs, counts as failed.
     preflight: whether nodes are examined before the first launch. deep: whether suspects are, after a failure that
-    speaks against them. checking: seconds after which an examination is not waited for; it has its own deadlines.
+    speaks against them. checking, checking_deep: seconds after which an examination, which has deadlines of its own, is
+    not waited for.
     flushing: seconds for ranks that are told to end to make a checkpoint, before what is in memory is made durable
     without them; that is waited for `keeping` seconds when nothing else is left to do.
     """
@@ -43,6 +44,7 @@ class LadderPolicy:
     preflight: bool = False
     deep: bool = False
     checking: float = 60.0
+    checking_deep: float = 330.0
 
 
 class Rung(enum.Enum):

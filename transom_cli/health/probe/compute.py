@@ -1,7 +1,8 @@
 """Compute on one device, again and again: the bits of what comes out, whether they stay the same, and how fast.
 
 All kernels take turns for the whole window, so that each is timed over all of it: what else the machine does for a
-while then slows none of them alone.
+while then slows none of them alone. The time in which the process waited for a processor that others had is not
+counted: it tells of those others, while a device that is slow, stopped or throttled is so in the rest of the time.
 
 TRANSOM_PROBE_FLIP injects the fault that this looks for: "gemm" turns over one bit of each result of the kernels of
 that name (a device that computes wrongly, and always alike), "gemm:3" that of the third repetition only (one that does
@@ -20,10 +21,12 @@ from torch import Tensor
 
 from transom_cli.core.rootline import clean
 from transom_cli.health.probe import exact
-from transom_cli.health.probe.kernels import Kernel, kernels
+from transom_cli.health.probe.kernels import kernels
 from transom_cli.health.probe.shapes import Compute, Computed
+from transom_cli.health.probe.starving import Stopwatch
 
 FLIP = "TRANSOM_PROBE_FLIP"
+TURNS = "turns"  # of all kernels, a second: what stops the process now and then shows here, whichever it hits
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -52,7 +55,9 @@ def warm_up(device: torch.device) -> None:
     """Each kernel once: its inputs are made, and its library is loaded."""
     with torch.inference_mode():
         for kernel in kernels(device):
-            _timed(kernel, device)
+            kernel.run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _computed(ask: Compute, node: str, index: int, device: torch.device) -> Computed:
@@ -67,27 +72,26 @@ def _computed(ask: Compute, node: str, index: int, device: torch.device) -> Comp
     digests = tuple((name, _digest(name, result)) for name, result in first.items())
     spent: dict[str, float] = dict.fromkeys((kernel.name for kernel in turns), 0.0)
     differed: dict[str, int] = {}
-    repeats, end = 1, time.perf_counter() + ask.seconds
-    while time.perf_counter() < end or repeats < 2:
-        repeats += 1
-        for kernel in turns:
-            result, seconds = _timed(kernel, device)
-            spent[kernel.name] += seconds
-            if not kernel.hashed:
-                continue
-            flip.maybe(kernel.name, repeats, result)
-            if not torch.equal(_bits(result), _bits(first[kernel.name])):
-                differed[kernel.name] = differed.get(kernel.name, 0) + 1
-    rates = tuple((k.name, k.work * (repeats - 1) / spent[k.name]) for k in turns if k.work)
-    return Computed(node, index, ask.id, digests, rates, repeats, tuple(differed.items()))
-
-
-def _timed(kernel: Kernel, device: torch.device) -> tuple[Tensor, float]:
-    start = time.perf_counter()
-    result = kernel.run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return result, time.perf_counter() - start
+    with Stopwatch() as watch:
+        repeats, begun = 1, time.perf_counter()
+        while time.perf_counter() < begun + ask.seconds or repeats < 2:
+            repeats += 1
+            for kernel in turns:
+                watch.start()
+                result = kernel.run()
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                spent[kernel.name] += watch.seconds()
+                if not kernel.hashed:
+                    continue
+                flip.maybe(kernel.name, repeats, result)
+                if not torch.equal(_bits(result), _bits(first[kernel.name])):
+                    differed[kernel.name] = differed.get(kernel.name, 0) + 1
+        whole = watch.whole()
+        starved = watch.share() if device.type == "cpu" else 0.0  # a GPU computes while its process waits
+    rates = [(k.name, k.work * (repeats - 1) / spent[k.name]) for k in turns if k.work]
+    rates.append((TURNS, (repeats - 1) / whole))
+    return Computed(node, index, ask.id, digests, tuple(rates), repeats, tuple(differed.items()), starved)
 
 
 def _bits(result: Tensor) -> Tensor:

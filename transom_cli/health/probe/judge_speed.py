@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.probe.limits import ProbeLimits
@@ -40,6 +42,8 @@ def judge_speed(reading: ProbeReading, limits: ProbeLimits, baseline: Iterable[N
     first = [one for one in reading.looks[0] if (one.node, one.index) in kinds and one.rates]
     usual = norms(first, kinds, earlier)
     slow = _always_slow(reading, kinds, limits, earlier)
+    starved = statistics.median(one.starved for one in first) if first else 0.0
+    job = _Job(kinds, usual, rates_by_kernel(first, kinds), starved, limits)
     found = []
     for one in first:
         device = (one.node, one.index)
@@ -50,7 +54,7 @@ def judge_speed(reading: ProbeReading, limits: ProbeLimits, baseline: Iterable[N
             verdict, remedy = (Verdict.SUSPECT, Remedy.AVOID) if sure else (Verdict.MONITOR, Remedy.WATCH)
             found.append(Finding(SPEED, verdict, one.node, said, remedy, named))
         else:
-            found.append(_not_slow(one, named, kinds[device], usual, first, kinds, limits))
+            found.append(_not_slow(one, named, job))
     return tuple(found)
 
 
@@ -91,30 +95,37 @@ def _told_slow(reading: ProbeReading, device: Device, name: str, kinds: Mapping[
     return f"{name}: " + "; again ".join(looks)
 
 
-def _not_slow(
-    one: Computed,
-    named: str,
-    kind: str,
-    usual: Mapping[tuple[str, str], Norm],
-    first: Sequence[Computed],
-    kinds: Mapping[Device, str],
-    limits: ProbeLimits,
-) -> Finding:
+@dataclass(frozen=True)
+class _Job:
+    """What one device is compared with. starved: of the median device."""
+
+    kinds: Mapping[Device, str]
+    usual: Mapping[tuple[str, str], Norm]
+    rates: Mapping[tuple[str, str], Mapping[Device, float]]
+    starved: float
+    limits: ProbeLimits
+
+
+def _not_slow(one: Computed, named: str, job: _Job) -> Finding:
+    kind = job.kinds[one.node, one.index]
     told, odd = [], []
     for name, rate in one.rates:
-        norm = usual.get((kind, name))
+        norm = job.usual.get((kind, name))
         if norm is None:
-            best = max(rates_by_kernel(first, kinds)[kind, name].values())
-            below = rate < limits.probe_slow * best
-            said = f"{name} {amount(rate)}, the faster of two of its kind {amount(best)}" if below else ""
+            best = max(job.rates[kind, name].values())
+            below = rate < job.limits.probe_slow * best
+            said = f"{name} {amount(rate)}, the faster of two of its kind {amount(best)}"
         else:
-            below = speed(rate, norm, limits) is not Speed.USUAL
+            below = speed(rate, norm, job.limits) is not Speed.USUAL
             said = f"{name} {amount(rate)}, median of {norm.count} is {amount(norm.median)}"
         told.append(f"{name} {amount(rate)}")
         odd += [said] if below else []
+    if one.starved >= job.limits.probe_starved and job.starved < one.starved / 2:
+        said = f"it waited for a processor for {one.starved:.0%} of the time, the median process for {job.starved:.0%}"
+        odd.append(said)
     if odd:
         return Finding(SPEED, Verdict.MONITOR, one.node, "; ".join(odd), Remedy.WATCH, named)
-    rule = "" if all((kind, name) in usual for name, _ in one.rates) else f" (fewer than {FEWEST} to learn from)"
+    rule = "" if all((kind, name) in job.usual for name, _ in one.rates) else f" (fewer than {FEWEST} to learn from)"
     return Finding(SPEED, Verdict.PASS, one.node, ", ".join(told) + rule, device=named)
 
 

@@ -16,13 +16,12 @@ class ProbeLimits:
 
     probe_odd, probe_spread: slower than the median by this share and by so many robust deviations is odd (Megatron's
     straggler report: more than 10 % and a deviation; SuperBench learns its limits from the cluster too, and flags 5 %).
-    probe_again: odd, and slower than this share of it, is measured twice more, beside nodes that are well. probe_slow:
-    slower than this share of those, both times, is SUSPECT (DLRover: a straggler takes more than twice the median).
-    probe_rate: a link with less than this share of the median node's bandwidth is slow, if it is below it by
-    probe_spread deviations too (processes that share few cores come to 0.5 by chance). probe_delay: so is one with so
-    many times the median delay, if it is longer by probe_delay_floor, a busy host's time slice. probe_starved: unless
-    one of the two processes waited for a processor for this share of the time, which tells of its host and not of the
-    link; the computing tells that host.
+    probe_again: slower than this share of it, however noisy the others, is measured twice more, beside nodes that are
+    well. probe_slow: slower than this share of those, both times, is SUSPECT (DLRover: a straggler takes more than
+    twice the median). probe_rate: a link with less than this share of the median node's bandwidth is slow, if it is
+    below it by probe_spread deviations too. probe_delay: so is one with so many times the median delay, if it is longer
+    by probe_delay_floor, a busy host's time slice. probe_starved: a process that waited for a processor for this share
+    of the time says nothing of its link; a node on which it did, and on the others less than half as long, is odd.
 
     probe_hot: a node is at fault when at least this share of its links is, all as a sender or all as a receiver. With
     two or three partners: every one. probe_most: where more than this share of the nodes does not do, it is the probe,

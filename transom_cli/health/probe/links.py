@@ -1,4 +1,4 @@
-"""Meet the others of a group over its store, then add up with all of them, or send to and fro with the one.
+"""Meet the others of a group at its board, then add up with all of them, or send to and fro with the one.
 
 What went wrong is told with the step it happened in, and with the name of whoever did not come. Every wait ends with
 the ask's deadline; what a library does not let one bound, the process's own alarm does (`rank`).
@@ -19,8 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from transom_cli.core.rootline import clean
-from transom_cli.health.probe.peers import Member, Waiting, members_of, source_address
+from transom_cli.health.probe.board import Board, OwnBoard, TheirBoard
+from transom_cli.health.probe.peers import Member, members_of, source_address
 from transom_cli.health.probe.shapes import DONE, Group, Link, Linked, Sent
+from transom_cli.health.probe.starving import Waiting
 
 FIRST = 1 << 16  # bytes of the first transfer; each following one is four times as long, up to what is asked
 ABORT = 2.0  # seconds that NCCL may take to give a group up
@@ -43,13 +45,40 @@ class Absent(RuntimeError):
 
 @dataclass(frozen=True)
 class Me:
-    """store: the one that this process serves; port: where."""
+    """board: the one that this process keeps."""
 
     node: str
     index: int
     device: torch.device
-    store: dist.Store
-    port: int
+    board: OwnBoard
+
+
+class BoardStore(dist.Store):
+    """A board as torch wants a store. end: when, by the monotonic clock, nobody waits any longer."""
+
+    def __init__(self, board: Board, prefix: str, end: float) -> None:
+        super().__init__()
+        self._board, self._prefix, self._end = board, prefix, end
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._board.set(f"{self._prefix}/{key}", value.encode() if isinstance(value, str) else value)
+
+    def get(self, key: str) -> bytes:
+        return self._values([key])[0]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self._values(keys, timeout)
+
+    def check(self, keys: list[str]) -> bool:
+        return None not in self._board.get([f"{self._prefix}/{key}" for key in keys], 0.0)
+
+    def _values(self, keys: list[str], timeout: timedelta | None = None) -> list[bytes]:
+        left = max(self._end - time.monotonic(), 0.0)
+        wait = left if timeout is None else min(left, timeout.total_seconds())
+        values = self._board.get([f"{self._prefix}/{key}" for key in keys], wait)
+        if None in values:
+            raise Late(f"nobody wrote {', '.join(keys)} within {wait:.1f} s")
+        return [value for value in values if value is not None]
 
 
 def link(ask: Link, me: Me) -> Linked:
@@ -73,7 +102,7 @@ def link(ask: Link, me: Me) -> Linked:
 
 
 class _Meeting:
-    """One group, from its store to its end. `told` is the answer as far as it is known."""
+    """One group, from its board to its end. `told` is the answer as far as it is known."""
 
     def __init__(self, ask: Link, me: Me, group: Group, told: Linked) -> None:
         self.told = told
@@ -81,12 +110,16 @@ class _Meeting:
         self._members = members_of(group, me.index)
         self._rank = self._members.index((me.node, me.index))
         self._end = time.monotonic() + ask.deadline
+        rail = f"/{me.index}" if group.rails else ""
+        self._prefix = f"{ask.id}/{group.name}{rail}"
+        self._board: Board = me.board
+        self._seen_from: list[str] = []
         self._backend: Any = None
 
     def hold(self) -> None:
-        store = self._step("store", lambda: self._aside(self._store))
-        self._step("meeting", lambda: self._meet(store))
-        self._backend = self._step("connecting", lambda: self._aside(lambda: self._connect(store)))
+        self._board = self._step("finding the board", lambda: self._aside(self._open))
+        self._step("meeting", self._meet)
+        self._backend = self._step("connecting", lambda: self._aside(self._connect))
         if self._group.rails:
             self._pair(1 - self._rank)
         else:
@@ -96,6 +129,8 @@ class _Meeting:
     def leave(self) -> None:
         """Give the group up. NCCL may hang in this, and gloo waits for the end of what it has begun, seconds after the
         deadline: that keeps a thread of this process, and the answer no longer than `ABORT` or `FREE`."""
+        if isinstance(self._board, TheirBoard):
+            self._board.close()
         if self._backend is None:
             return
         held, cuda = [self._backend], self._me.device.type == "cuda"
@@ -140,27 +175,28 @@ class _Meeting:
             raise Late(f"not done within {self._ask.deadline:g} s")
         return timedelta(seconds=left)
 
-    def _store(self) -> dist.Store:
-        host, port = self._group.host, self._group.port
-        store: dist.Store = self._me.store
-        if (self._group.nodes[0], port) != (self._me.node, self._me.port):
-            store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=self._left() / 2)
-        rail = f"/{self._me.index}" if self._group.rails else ""
-        return dist.PrefixStore(f"{self._ask.id}/{self._group.name}{rail}", store)
+    def _open(self) -> Board:
+        if (self._group.nodes[0], self._group.port) == (self._me.node, self._me.board.port):
+            return self._me.board
+        return TheirBoard(self._group.host, self._group.port, self._left().total_seconds() / 2)
 
-    def _meet(self, store: dist.Store) -> None:
+    def _meet(self) -> None:
         """Half of the time at most, so that those who came can still tell who did not."""
-        keys = [_here(rank) for rank in range(len(self._members))]
-        store.set(keys[self._rank], source_address(self._group.host))
-        try:
-            store.wait(keys, self._left() / 2)
-        except dist.DistStoreError:
-            absent = tuple(m for m, key in zip(self._members, keys, strict=True) if not store.check([key]))
-            if absent:
-                raise Absent(absent) from None
+        self._board.set(self._here(self._rank), self._board.seen_from.encode())
+        keys = [self._here(rank) for rank in range(len(self._members))]
+        came = self._board.get(keys, self._left().total_seconds() / 2)
+        absent = tuple(member for member, value in zip(self._members, came, strict=True) if value is None)
+        if absent:
+            raise Absent(absent)
+        self._seen_from = [(value or b"").decode() for value in came]
 
-    def _connect(self, store: dist.Store) -> Any:
+    def _here(self, rank: int) -> str:
+        """Under which a member says that it has come, and from which address it sees the board's host."""
+        return f"{self._prefix}/here/{rank}"
+
+    def _connect(self) -> Any:
         size = len(self._members)
+        store = BoardStore(self._board, self._prefix, self._end)
         if self._me.device.type == "cuda":
             wanted = dist.ProcessGroupNCCL.Options()
             wanted._timeout = timedelta(seconds=self._ask.deadline + 60)  # ours come first; NCCL's ends the process
@@ -168,17 +204,17 @@ class _Meeting:
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         options._timeout = self._left()
-        options._devices = [gloo.create_device(hostname=self._own_address(store))]
+        options._devices = [gloo.create_device(hostname=self._own_address())]
         return gloo(store, self._rank, size, options)
 
-    def _own_address(self, store: dist.Store) -> str:
-        """From which the others are reached. To the store's own host its name may mean its loopback: it asks for the
-        way to the first member elsewhere."""
+    def _own_address(self) -> str:
+        """From which the others are reached. The board's own host may see itself by its loopback: it asks for the way
+        to the first member elsewhere."""
         first = self._group.nodes[0]
         if self._me.node != first:
-            return source_address(self._group.host)
+            return self._board.seen_from
         away = (rank for rank, (node, _) in enumerate(self._members) if node != first)
-        return source_address(store.get(_here(next(away, 0))).decode())
+        return source_address(self._seen_from[next(away, 0)])
 
     def _done(self, work: Any) -> None:
         """gloo waits by itself; NCCL's wait would be the stream's, so it is asked until it is done."""
@@ -267,8 +303,3 @@ class _Meeting:
 
     def _receive(self, peer: int, what: Tensor) -> None:
         self._done(self._backend.recv([what], peer, 0))
-
-
-def _here(rank: int) -> str:
-    """Under which a member says that it has come, and from which address it sees the store's host."""
-    return f"here/{rank}"

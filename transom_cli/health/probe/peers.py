@@ -1,11 +1,9 @@
-"""What a probe process knows of its groups and its host: who is in them, its own address, its share of processors."""
+"""Who is in a group with a probe process, and under which addresses it talks to them and they to it."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import time
-from pathlib import Path
 
 from transom_cli.health.probe.shapes import Group
 
@@ -18,45 +16,23 @@ def members_of(group: Group, index: int) -> tuple[Member, ...]:
     return tuple((node, device) for node in group.nodes for device in devices)
 
 
-def source_address(host: str) -> str:
-    """The address of ours from which the system would talk to `host`; nothing is sent. OSError without a route."""
-    family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+def source_address(address: str) -> str:
+    """The address of ours from which the system would talk to that one; nothing is sent. OSError without a route."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(target)
+        probe.connect((address, 9))
         return str(probe.getsockname()[0])
 
 
 def addresses() -> tuple[str, ...]:
-    """Under which others may reach this host, best first: that of its default route, its name's, this machine alone."""
+    """Under which others may reach this host, best first: that of its default route, or its name's; its loopback."""
     found = []
-    for host in ("192.0.2.1", "2001:db8::1"):  # for documentation: nobody's, so that the default route is asked
-        try:
-            found.append(source_address(host))
-        except OSError:
-            continue
-    try:
-        known = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-        found += [str(entry[4][0]) for entry in known]
-    except OSError:
-        pass
+    for address in ("192.0.2.1", "2001:db8::1"):  # for documentation: nobody's, so that the default route is asked
+        with contextlib.suppress(OSError):
+            found.append(source_address(address))
+    if not found:
+        with contextlib.suppress(OSError):
+            known = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+            found += [str(entry[4][0]) for entry in known]
     own = [address for address in dict.fromkeys(found) if not address.startswith("127.") and address != "::1"]
     return (*own, "127.0.0.1")
-
-
-class Waiting:
-    """How long the threads of this process could have run, and waited for a processor, since it was made."""
-
-    def __init__(self) -> None:
-        self._begun, self._waited = time.monotonic(), _waited()
-
-    def share(self) -> float:
-        """Of the time since; 0.0 where the kernel does not count. Several threads that wait at once add up."""
-        return (_waited() - self._waited) / max(time.monotonic() - self._begun, 1e-9)
-
-
-def _waited() -> float:
-    total = 0
-    for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended, or this kernel does not count
-            total += int((thread / "schedstat").read_text().split()[1])
-    return total / 1e9

@@ -25,7 +25,6 @@ from transom_cli.health.probe.peers import addresses
 from transom_cli.health.probe.shapes import BYE, Answer, Ask, Compute, Gone, Hello, answer_to_json, ask_from_json
 
 GRACE = 3.0  # seconds beyond an ask's deadline: what ends in time says so itself
-STORE = 30.0  # seconds that the store's own calls may take where no deadline is given
 
 Say = Callable[[Answer], None]
 
@@ -56,9 +55,19 @@ def main() -> None:
             say(ready)
         elif answer is not None:
             with _alarm(ask.deadline + GRACE):
-                said = answer(ask)
+                said = _answered(answer, ask)
             say(said)
+            if isinstance(said, Gone):
+                break
     os._exit(0)  # threads of gloo and NCCL are not waited for
+
+
+def _answered(answer: Callable[[Ask], Answer], ask: Ask) -> Answer:
+    """What a library raises that nobody expects of it ends the process, in its own words."""
+    try:
+        return answer(ask)
+    except Exception as error:
+        return Gone(clean(" ".join(f"{type(error).__name__}: {error}".split())))
 
 
 def _arguments() -> argparse.Namespace:
@@ -72,7 +81,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _prepare(arguments: argparse.Namespace) -> Callable[[], tuple[Hello, Callable[[Ask], Answer]]]:
-    """Import torch, which takes seconds, and open a store for others to meet at, on a port that is free.
+    """Import torch, which takes seconds, and keep a board for others to meet at, on a port that is free.
 
     What is returned makes the device ready, and runs each kernel once. It is called when hello is asked for: the node's
     devices have been looked at by then, and are not in use by us meanwhile; and libraries that come slowly from a cold
@@ -83,13 +92,10 @@ def _prepare(arguments: argparse.Namespace) -> Callable[[], tuple[Hello, Callabl
         CUBLAS_WORKSPACE_CONFIG=":4096:8",  # one answer for one question
         TORCH_NCCL_ASYNC_ERROR_HANDLING="0",  # NCCL's watchdog would end the process before it has told anything
         TORCH_NCCL_ENABLE_MONITORING="0",
-        TORCH_CPP_LOG_LEVEL="ERROR",  # a store that waits in vain would say so on stderr, and the answer says it anyway
     )
-    from datetime import timedelta
-
     import torch
-    import torch.distributed as dist
 
+    from transom_cli.health.probe.board import OwnBoard
     from transom_cli.health.probe.compute import compute, deterministic, warm_up
     from transom_cli.health.probe.links import Me, link
 
@@ -97,8 +103,7 @@ def _prepare(arguments: argparse.Namespace) -> Callable[[], tuple[Hello, Callabl
     device = torch.device(arguments.device)
     if device.type == "cuda":
         deterministic()
-    store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=STORE))
-    me = Me(arguments.node, arguments.index, device, store, store.port)
+    me = Me(arguments.node, arguments.index, device, OwnBoard())
 
     def answer(ask: Ask) -> Answer:
         return compute(ask, me.node, me.index, device) if isinstance(ask, Compute) else link(ask, me)
@@ -113,7 +118,7 @@ def _prepare(arguments: argparse.Namespace) -> Callable[[], tuple[Hello, Callabl
             device=arguments.device,
             of=arguments.of,
             kind=_kind(torch, device),
-            port=store.port,
+            port=me.board.port,
             addresses=addresses(),
             versions=_versions(torch),
         )

@@ -21,7 +21,7 @@ from transom_cli.core.codec import BadRecord, build, plain
 @dataclass(frozen=True)
 class Hello:
     """device: "cpu" or "cuda:0". of: how many probe processes its node runs. kind: devices of one kind compute the
-    same bits. port: where it serves a store, on all of its host's addresses. addresses: of the host, best first; the
+    same bits. port: of the board that it keeps, on all of its host's addresses. addresses: of the host, best first; the
     asker may know a better one. versions: of torch, CUDA, NCCL. error: why it can do nothing (no torch).
     """
 
@@ -47,8 +47,10 @@ class Compute:
 
 @dataclass(frozen=True)
 class Computed:
-    """digests: the result bits of each kernel, by name. rates: FLOP or bytes a second, by kernel. repeats: how often
-    each was computed; differed: kernels of which a repetition gave other bits than the first, and how many did.
+    """digests: the result bits of each kernel, by name. rates: FLOP or bytes a second, by kernel, and turns of all of
+    them, of the time in which it could run. repeats: how often each was computed; differed: kernels of which a
+    repetition gave other bits than the first, and how many did. starved: share of the time for which a CPU's process
+    could have run but got no processor.
     """
 
     node: str
@@ -58,6 +60,7 @@ class Computed:
     rates: tuple[tuple[str, float], ...] = ()
     repeats: int = 0
     differed: tuple[tuple[str, int], ...] = ()
+    starved: float = 0.0
     error: str = ""
 
 
@@ -65,7 +68,7 @@ class Computed:
 class Group:
     """rails: two nodes, in one group for each device number; else one group of all the nodes' devices.
 
-    devices: how many of each node take part. host, port: the store over which they meet, on the first of the nodes.
+    devices: how many of each node take part. host, port: the board at which they meet, on the first of the nodes.
     """
 
     name: str

@@ -51,7 +51,7 @@ def below(value: float, norm: Norm, share: float, limits: ProbeLimits) -> bool:
 
 
 def speed(value: float, norm: Norm, limits: ProbeLimits) -> Speed:
-    if below(value, norm, limits.probe_again, limits):
+    if value < limits.probe_again * norm.median:  # whatever the noise: it is looked at twice more
         return Speed.SLOW
     return Speed.ODD if below(value, norm, 1 - limits.probe_odd, limits) else Speed.USUAL
 

@@ -16,7 +16,7 @@ from transom_cli.health.probe.speeds import Device
 SLACK = 1.0  # seconds beyond an ask's deadline that an answer may be on its way
 LEAST = 1.5  # seconds that must be left for another phase to begin
 
-# Never the same twice for the same processes: under it they meet in stores that forget nothing.
+# Never the same twice for the same processes: under it they meet at boards that forget nothing.
 _NUMBERS = itertools.count(1)
 
 
