@@ -66,7 +66,7 @@ def _gpus() -> list[Fault]:
         Fault("gpu driver half updated", ("gpu_count",), SUSPECT, gpus=mismatch),
         Fault("gpu driver of another version", ("alike",), MONITOR,
               gpus=lambda state: stub.with_values(state, "system", driver="550.54.15")),
-        Fault("nvml hangs", ("gpu_lost",), SUSPECT, gpus=stub.with_hang),
+        Fault("nvml hangs", ("gpu_lost",), SUSPECT, gpus=stub.with_hang, waits=True),
     ]  # fmt: skip
 
 
@@ -138,9 +138,9 @@ def _files() -> list[Fault]:
         Fault("server turned read-only", ("write",), SUSPECT, needs=fuse,
               shell="touch /tmp/$TAG.ro\n" + _FUSE.format("$SCRATCH", "/tmp/$TAG.ro")),
         Fault("mount hangs", ("mount",), SUSPECT, needs=fuse,
-              shell=_FUSE.format("$SCRATCH", "/tmp/$TAG.none") + "kill -STOP $server\n"),
+              shell=_FUSE.format("$SCRATCH", "/tmp/$TAG.none") + "kill -STOP $server\n", waits=True),
         Fault("run directory hangs", ("run_dir",), SUSPECT, needs=fuse,
-              shell=_FUSE.format("$RUN", "/tmp/$TAG.none") + "kill -STOP $server\n"),
+              shell=_FUSE.format("$RUN", "/tmp/$TAG.none") + "kill -STOP $server\n", waits=True),
         Fault("folder not mounted", ("mount",), SUSPECT, shell="umount $SCRATCH && mount -t tmpfs -o size=8m up $UP\n"),
         Fault("run directory of another", ("run_dir",), SUSPECT,
               shell="mount -t tmpfs other $RUN\nprintf other > $RUN/token\n"),
@@ -185,8 +185,8 @@ def _host() -> list[Fault]:
         Fault("site check: warning", ("site",), MONITOR, site="echo the fan is loud; exit 1"),
         Fault("site check: critical", ("site",), FAIL, site="echo no fan; exit 2"),
         Fault("site check: unknown", ("site",), UNKNOWN, site="echo no sensor; exit 3"),
-        Fault("site check hangs", ("site",), UNKNOWN, site="sleep 600"),
-        Fault("examiner never comes", ("answer",), SUSPECT, never=True),
+        Fault("site check hangs", ("site",), UNKNOWN, site="sleep 600", waits=True),
+        Fault("examiner never comes", ("answer",), SUSPECT, never=True, waits=True),
         Fault("examiner killed at work", ("answer",), SUSPECT, when="here", do="kill", whom="examiner"),
     ]  # fmt: skip
 

@@ -21,6 +21,7 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,18 +85,39 @@ def tried(faults: Sequence[Fault], places: Sequence[str], why: str) -> tuple[lis
             progress(
                 f"healthy nodes: {took:.1f} s{', with the probe' if probe else ''}; told: {', '.join(told) or '-'}"
             )
-        for fault in faults:
-            why = untried(fault)
-            for place in places:
-                if why:
-                    rows.append(Row(fault.name, place, PLACES[place], untried=why))
-                    continue
-                report, took = nodes.examine(fault, PLACES[place])
-                rows.append(judged(fault, place, report.findings, took))
-            mine = rows[-len(places) :]
-            marks = " ".join("-" if row.untried else "ok" if row.well else "NO" for row in mine)
-            progress(f"{len(rows)}/{len(faults) * len(places)} {fault.name}: {marks}")
+        quick = [f for f in faults if not f.probe and not f.waits]
+        with ThreadPoolExecutor(1) as beside:
+            waiting = beside.submit(_waiting, [f for f in faults if f.waits], places)
+            rows += _all(nodes, quick, places)
+            rows += waiting.result()
+        rows += _all(nodes, [f for f in faults if f.probe], places)  # alone: they are about speed
+    order = {fault.name: n for n, fault in enumerate(faults)}
+    rows.sort(key=lambda row: order[row.fault])
     return rows, alarms, usual
+
+
+def _waiting(faults: Sequence[Fault], places: Sequence[str]) -> list[Row]:
+    """Beside others, on nodes of their own."""
+    if not faults:
+        return []
+    with Nodes() as nodes:
+        return _all(nodes, faults, places)
+
+
+def _all(nodes: Nodes, faults: Sequence[Fault], places: Sequence[str]) -> list[Row]:
+    rows = []
+    for fault in faults:
+        why = untried(fault)
+        for place in places:
+            if why:
+                rows.append(Row(fault.name, place, PLACES[place], untried=why))
+                continue
+            report, took = nodes.examine(fault, PLACES[place])
+            rows.append(judged(fault, place, report.findings, took))
+        mine = rows[-len(places) :]
+        marks = " ".join("-" if row.untried else "ok" if row.well else "NO" for row in mine)
+        progress(f"{fault.name}: {marks}")
+    return rows
 
 
 def document(rows: list[Row], alarms: list[str], usual: dict[str, float], well: Healthy | None) -> dict[str, Any]:

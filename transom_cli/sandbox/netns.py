@@ -6,12 +6,14 @@ Needs root, `ip` and `tc`; the switch is in a namespace of its own, so that noth
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
 from collections.abc import Sequence
 from types import TracebackType
 
+_NUMBERS = itertools.count()  # of this process's networks
 NOBODY = "02:00:00:00:00:fe"  # a hardware address that no node has
 
 
@@ -38,8 +40,9 @@ class Network:
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self.nodes = tuple(nodes)
-        self.switch = f"tsm{os.getpid()}-sw"
-        self.spaces = {node: f"tsm{os.getpid()}-{i}" for i, node in enumerate(nodes)}
+        name = f"tsm{os.getpid()}-{next(_NUMBERS)}"
+        self.switch = f"{name}-sw"
+        self.spaces = {node: f"{name}-{i}" for i, node in enumerate(nodes)}
         self.ports = {node: f"p{i}" for i, node in enumerate(nodes)}
         self.addresses = {node: f"10.77.{i // 250}.{i % 250 + 1}" for i, node in enumerate(nodes)}
         self.prefixes = {node: ("ip", "netns", "exec", space) for node, space in self.spaces.items()}
