@@ -104,7 +104,7 @@ def _xids() -> list[Fault]:
 
 
 _LINES = {
-    "machine check": ("[Hardware Error]: Machine check events logged", SUSPECT),
+    "machine check": ("[Hardware Error]: event severity: fatal", SUSPECT),
     "nvme down": ("nvme nvme0: controller is down; will reset: CSTS=0xffffffff", SUSPECT),
     "file system error": ("EXT4-fs error (device sda1): ext4_find_entry:1455: inode #2: reading lblock 0", SUSPECT),
     "pcie fatal error": ("pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received: 0000:01:00.0", SUSPECT),

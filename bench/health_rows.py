@@ -43,8 +43,8 @@ class Fault:
     node before it is examined, with $SCRATCH, $RUN, $NODE and $PYTHON. env: of its processes. clock: seconds off.
     site: what the site's own check does there. net: "cut", "lose P", "throttle RATE", "delay MS" of the link or the
     node. when: what of the examination it waits for, do: "kill" or "stop" or "slow", whom: "probe" or "examiner".
-    never: no examiner comes up. limits: thresholds of settings. waits: its seconds are a deadline's, and it may be tried
-    beside others.
+    never: no examiner comes up. limits: thresholds of settings. waits: its seconds are a deadline's, so that it may be
+    tried beside others.
     """
 
     name: str
