@@ -191,13 +191,21 @@ def _host() -> list[Fault]:
     ]  # fmt: skip
 
 
+# A node's processes see its control groups. Without this they do not, as in a container: `ip netns exec` covers /sys.
+_GROUPS = (
+    "mount -t tmpfs groups /sys/fs/cgroup && mkdir /sys/fs/cgroup/cpu\n"
+    "mount -t cgroup -o $(sed -En 's/^[0-9]+:((.*,)?cpu(,.*)?):.*/\\1/p' /proc/self/cgroup) cpu /sys/fs/cgroup/cpu\n"
+)
+
+
 def _probe() -> list[Fault]:
     links, slow = ("link_node", "link_answer", "link_speed"), ("link_speed",)
     ip = ("ip", "tc")
     tables = ("ip", "iptables")
     broken = 'mkdir -p /tmp/$TAG/torch && echo "raise ImportError(1)" > /tmp/$TAG/torch/__init__.py\n'
     return [
-        Fault("slow node (cgroup)", ("compute_speed",), SUSPECT, probe=True, when="hello", do="slow"),
+        Fault("slow node (cgroup)", ("compute_speed",), SUSPECT, probe=True, when="hello", do="slow", shell=_GROUPS),
+        Fault("slow node (cgroup, not seen)", ("compute_speed",), SUSPECT, probe=True, when="hello", do="slow"),
         Fault("node stops and goes (SIGSTOP)", ("compute_speed",), SUSPECT, probe=True, when="hello", do="throttle"),
         Fault("wrong sum, always", ("compute_exact",), FAIL, probe=True, env={"TRANSOM_PROBE_FLIP": "exact"}),
         Fault("wrong product, always", ("compute_digest",), FAIL, probe=True, env={"TRANSOM_PROBE_FLIP": "gemm"}),

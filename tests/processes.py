@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 
 def wait_for(claim: Callable[[], object], seconds: float = 20.0) -> None:
@@ -13,6 +15,16 @@ def wait_for(claim: Callable[[], object], seconds: float = 20.0) -> None:
             return
         time.sleep(0.01)
     raise AssertionError("it never came true")
+
+
+def stop(pid: int) -> None:
+    """SIGSTOP, and it has worked: a thread that runs on another core goes on for a moment after the signal was sent."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: all(_stopped(stat.read_text()) for stat in Path(f"/proc/{pid}/task").glob("*/stat")))
+
+
+def _stopped(stat: str) -> bool:
+    return stat.rpartition(")")[2].split()[0] == "T"
 
 
 def as_slurmd_starts() -> None:

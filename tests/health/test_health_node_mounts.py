@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import wait_for
+from processes import stop, wait_for
 
 from transom_cli.core import codec
 from transom_cli.health.about import About, Tier
@@ -86,7 +86,7 @@ def test_a_stopped_file_server_costs_one_deadline_however_many_folders(
         folder.mkdir()
     assert look(*folders)[f"mount:{where}"].verdict is Verdict.PASS, "the mount itself is asked too"
     monkeypatch.setattr(module, "PATIENCE", 1.0)
-    served.send_signal(signal.SIGSTOP)
+    stop(served.pid)
     before = time.monotonic()
     found = look(*folders, limits=MountsLimits(mount_hung=1.0))
     assert time.monotonic() - before < 15.0, "not a second for each of 21"
@@ -103,7 +103,7 @@ def test_a_server_that_is_away_for_long_costs_one_thread_not_one_a_look(
     served: subprocess.Popen[bytes], where: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.2)
-    served.send_signal(signal.SIGSTOP)
+    stop(served.pid)
     look(where, tier=Tier.WATCH)
     threads = threading.active_count()
     for _ in range(5):
@@ -120,7 +120,7 @@ def test_one_that_may_yet_answer_is_no_reason_to_leave(
     served: subprocess.Popen[bytes], where: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.2)
-    served.send_signal(signal.SIGSTOP)
+    stop(served.pid)
     assert look(where)[f"mount:{where}"].verdict is Verdict.MONITOR
 
 

@@ -133,6 +133,26 @@ def test_a_node_that_is_busy_with_something_else_is_odd_unless_all_are() -> None
     assert set(verdicts(judge_speed(reading(busy), LIMITS), "compute_speed").values()) == {P}
 
 
+def test_a_node_that_hardly_lets_compute_is_suspected_after_all_looks() -> None:
+    """A quota whose group cannot be seen from inside (a container), or somebody else on all its processors."""
+
+    def starving(*nodes: str, share: float = 0.9, usual: float = 0.4) -> tuple[Computed, ...]:
+        named = rates(**dict.fromkeys(nodes, 100.0))
+        return tuple(replace(one, starved=share if one.node == "n3" else usual) for one in named)
+
+    first, beside = starving("n0", "n1", "n2", "n3"), starving("n3", "n0", "n1")
+    assert again(reading(first), LIMITS) == ("n3", "n0", "n1")
+    assert verdicts(judge_speed(reading(first, beside), LIMITS), "compute_speed")["n3"] is M
+    sure = judge_speed(reading(first, beside, beside), LIMITS)
+    assert verdicts(sure, "compute_speed") == {"n0": P, "n1": P, "n2": P, "n3": S}
+    told = "it waited for a processor for 90% of the time where the others' median was 40%; again 90% of the time"
+    assert next(f.evidence for f in sure if f.node == "n3").startswith(told)
+    busy = starving("n3", "n0", "n1", usual=0.6)  # all had to wait then
+    assert verdicts(judge_speed(reading(first, busy), LIMITS), "compute_speed")["n3"] is M
+    assert again(reading(first, busy), LIMITS) == ()
+    assert again(reading(starving("n0", "n1", "n2", "n3", share=0.7, usual=0.1)), LIMITS) == ()
+
+
 def cell(pair: str, how: Went = Went.WELL, rate: float = 1e9) -> Cell:
     return Cell(pair[0], pair[1], 0, how, rate, 1e-4)
 

@@ -7,18 +7,19 @@ calls this decides what becomes of a bad node.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from transom_cli.core.codec import plain
-from transom_cli.health.about import About
+from transom_cli.health.about import About, Tier
 from transom_cli.health.checks import limits_of, unwanted
-from transom_cli.health.crew import Crew, Message
+from transom_cli.health.crew import Crew
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.judging import ANSWER as ANSWER_CHECK
 from transom_cli.health.judging import SILENT, Clock, Readings, fell_silent, judge
 from transom_cli.health.looking import STARTING
+from transom_cli.health.mixed import Probing, Talk
+from transom_cli.health.node.asked import Asked
 from transom_cli.health.node.run_dir import CHECK as RUN_DIR
 from transom_cli.health.node.run_dir import judge_seen, read_seen
 from transom_cli.health.probe.drive import ProbeResult, drive
@@ -31,6 +32,7 @@ LATER = 3.0  # so many times what the slowest other took, before one that does n
 PINGS = 3
 SEEN = 5.0  # seconds for what the nodes wrote to be seen here, through a network file system
 GONE = 0.5  # seconds without an answer, after which it is asked who has ended
+DEEP_PROBE = 60.0  # seconds that a deep look leaves to the probe, which takes some 40 of them with 64 nodes
 LATE = 2.0  # seconds more for what a node has read to come here
 
 
@@ -53,64 +55,12 @@ class Wishes:
     budget: float = 30.0
 
 
-@dataclass
-class _Talk:
-    """One crew, whose messages of several kinds come mixed: each is kept for whoever wants its kind."""
-
-    crew: Crew
-    now: Callable[[], float]
-    kept: dict[str, deque[Message]] = field(default_factory=dict)
-
-    def take(self, kinds: Sequence[str], until: float) -> Message | None:
-        while True:
-            message = self.kept_of(kinds)
-            if message is not None:
-                return message
-            left = until - self.now()
-            message = self.crew.receive(min(left, 1.0)) if left > 0 else None
-            if message is None:
-                if left <= 0 or self.over:
-                    return None
-                continue
-            self.kept.setdefault(str(message.get("re")), deque()).append({**message, "heard": self.now()})
-
-    def kept_of(self, kinds: Sequence[str]) -> Message | None:
-        return next((self.kept[kind].popleft() for kind in kinds if self.kept.get(kind)), None)
-
-    @property
-    def over(self) -> bool:
-        return bool(getattr(self.crew, "over", False))
-
-
-class _Probing:
-    """The crew as `probe.drive` sees it: its own messages alone."""
-
-    def __init__(self, talk: _Talk, nodes: tuple[str, ...]) -> None:
-        self._talk, self._nodes = talk, nodes
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        return self._nodes
-
-    def send(self, message: Message, to: Sequence[str] = ()) -> None:
-        self._talk.crew.send(message, to or self.nodes)
-
-    def receive(self, timeout: float) -> Message | None:
-        return self._talk.take(("probe",), self._talk.now() + timeout)
-
-    def gone(self) -> tuple[str, ...]:
-        return tuple(n for n in self._talk.crew.gone() if n in self._nodes)
-
-    def close(self) -> None:
-        """Its owner does that."""
-
-
 class Exam:
     """One examination of a crew's nodes, from beginning to end. `drive`: the probe's own head (`probe.drive`)."""
 
     def __init__(self, crew: Crew, wishes: Wishes, now: Callable[[], float] = time.monotonic) -> None:
         self._wishes, self._now = wishes, now
-        self._talk = _Talk(crew, now)
+        self._talk = Talk(crew, now)
         self._began = now()
         self._deadline = self._began + wishes.budget
         self._checks = tuple(
@@ -129,7 +79,7 @@ class Exam:
             self._talk.crew.send(start, here)  # torch takes seconds to come up: meanwhile the nodes are looked at
         self._ping(here)
         self._look(here)
-        missing = read_seen(self._wishes.about, self._wrote(here), min(SEEN, max(0.0, self._deadline - self._now())))
+        missing = self._not_seen(self._wrote(here))
         judged = judge(nodes, self._checks, self._readings, self._clocks, self._wishes.about, self._wishes.limits)
         came = set(here)
         able = tuple(n for n in here if not fell_silent(self._readings.get(n, {})))
@@ -172,10 +122,11 @@ class Exam:
 
     def _ping(self, here: tuple[str, ...]) -> None:
         """Each node's wall clock against ours: half of the way there and back is how wrong that may be."""
+        left = here
         for n in range(PINGS):
             sent, wall = self._now(), time.time()
-            self._talk.crew.send({"do": "ping", "n": n}, here)
-            owed = set(here)
+            self._talk.crew.send({"do": "ping", "n": n}, left)
+            owed = set(left)
             while owed:
                 message = self._talk.take(("ping",), min(self._deadline, sent + LATE))
                 if message is None:
@@ -187,6 +138,7 @@ class Exam:
                     if known is None or clock.error < known.error:
                         self._clocks[message["node"]] = clock
                     owed.discard(message["node"])
+            left = tuple(node for node in left if node not in owed)  # one that is mute costs one wait
 
     def _look(self, here: tuple[str, ...]) -> None:
         began = self._now()
@@ -194,7 +146,7 @@ class Exam:
         if not checks or not here:
             return
         self._talk.crew.send({"do": "look", "about": plain(self._wishes.about), "checks": checks}, here)
-        until = min(self._deadline, began + STARTING + max(c.seconds for c in self._checks) + LATE)
+        until = min(self._deadline - self._kept_back(), began + STARTING + max(c.seconds for c in self._checks) + LATE)
         owed = {(node, c.name) for node in here for c in self._checks}
         gone: set[str] = set()
         while any(node not in gone for node, _ in owed):
@@ -217,6 +169,11 @@ class Exam:
             said = {SILENT: waited} if node in silent else self._owed(check, waited, node in gone)
             self._readings.setdefault(node, {})[check] = said
         self._seconds["look"] = round(self._now() - began, 2)
+
+    def _kept_back(self) -> float:
+        """Seconds for the probe, where a check may take so long that it would leave none (DCGM's diagnostic)."""
+        deep = self._wishes.probe and self._wishes.about.tier is Tier.DEEP
+        return min(DEEP_PROBE, self._wishes.budget / 2) if deep else 0.0
 
     def _alive(self, mute: tuple[str, ...]) -> set[str]:
         """Those who have answered no check, but do answer: it is the checks that take so long."""
@@ -244,13 +201,19 @@ class Exam:
         read = {n: self._readings.get(n, {}).get(RUN_DIR, {}).get("reading") or {} for n in here}
         return tuple(n for n in here if read[n].get("same") and read[n].get("wrote"))
 
+    def _not_seen(self, wrote: tuple[str, ...]) -> tuple[str, ...]:
+        """All of them where the file system does not answer us: that speaks against nobody (`judge_seen`)."""
+        patience = min(SEEN, max(0.0, self._deadline - self._now()))
+        missing = Asked(lambda: read_seen(self._wishes.about, wrote, patience)).answer(patience + LATE)
+        return wrote if missing is None else missing
+
     def _probe(self, here: tuple[str, ...]) -> ProbeResult:
         """Within what time is left. It is given to whoever computes and sends, and to nobody else."""
         began = self._now()
         limits = limits_of(ProbeLimits, dict(self._wishes.limits))
         left = max(0.0, self._deadline - began)
         limits = replace(limits, probe_quick=min(limits.probe_quick, left), probe_deep=min(limits.probe_deep, left))
-        probing = _Probing(self._talk, here)
+        probing = Probing(self._talk, here)
         result = drive(probing, self._wishes.about, limits, addresses=dict(self._wishes.addresses), clock=self._now)
         self._seconds["probe"] = round(self._now() - began, 2)
         self._seconds.update({name: round(took, 2) for name, took in result.timings})

@@ -11,10 +11,12 @@ from transom_cli.health.crew_srun import SrunCrew
 from transom_cli.health.exam import Exam, Wishes
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.judging import ANSWER
+from transom_cli.health.node.asked import Asked
 from transom_cli.health.node.run_dir import forget
 from transom_cli.health.report import Report
 
 TRIES = 4  # steps; a node that two of them could not be started on is left out of the next
+FORGOTTEN = 5.0  # seconds for removing what was written; a file system that hangs holds nobody up
 LEAST = 5.0  # seconds that a further try is worth
 
 
@@ -41,7 +43,7 @@ def examine(crew: Crew, wishes: Wishes, now: Callable[[], float] = time.monotoni
         return Exam(crew, wishes, now).run()
     finally:
         crew.close()
-        forget(wishes.about, crew.nodes)
+        Asked(lambda: forget(wishes.about, crew.nodes)).answer(FORGOTTEN)
 
 
 def _why(crew: SrunCrew, node: str) -> str:

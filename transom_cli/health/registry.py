@@ -50,7 +50,7 @@ def _fabric_changes(
 CHECKS: tuple[NodeCheck, ...] = (
     NodeCheck(
         "gpu", "transom_cli.health.gpu.nvml:read_nvml", gpu.judge_nvml, NvmlReading, GpuLimits,
-        25.0, Tier.QUICK, gpu.FINDINGS, overdue_nvml, judge_nvml_changes,
+        20.0, Tier.QUICK, gpu.FINDINGS, overdue_nvml, judge_nvml_changes,
     ),
     NodeCheck(
         "kernel", "transom_cli.health.kernel:read_kernel", kernel_rules.judge_kernel_log, kernel_rules.KernelReading,

@@ -21,6 +21,8 @@ from transom_cli.health.summary import document, faults, in_a_line
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 
+WHOLE = 64  # nodes of which all findings are kept
+
 Examine = Callable[[int, tuple[str, ...], Wishes], Report]
 
 
@@ -86,4 +88,4 @@ class Examining:
 
     def _keep(self, key: str, report: Report) -> None:
         with contextlib.suppress(OSError):  # the outcome names what is bad in any case
-            publish_text(self._attempt.health / f"{key}.json", json.dumps(document(report), indent=1) + "\n")
+            publish_text(self._attempt.health / f"{key}.json", json.dumps(document(report, WHOLE), indent=1) + "\n")

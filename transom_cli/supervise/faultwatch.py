@@ -12,6 +12,7 @@ from transom_cli.core.events import NodeFault
 from transom_cli.core.ladder import Faulty, Heard
 from transom_cli.errors import printable
 
+AT_ONCE = 32  # agents that are asked: a shared file system that hangs lets all nodes tell of it together
 AGAIN = 5.0  # seconds before an agent that did not answer is asked again
 Ask = Callable[[str], Mapping[str, object]]  # the agent's answer with "faults", or an "error"
 
@@ -26,6 +27,8 @@ class FaultWatch:
     def look(self, tables: Mapping[str, NodeTable], now: float) -> None:
         """Returns at once; what is found comes into the inbox."""
         for node, table in tables.items():
+            if len(self._busy) >= AT_ONCE:
+                return
             told = table.alarms != self._seen.get(node, 0)
             if told and node not in self._busy and now >= self._due.get(node, 0.0):
                 self._busy.add(node)

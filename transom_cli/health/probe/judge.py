@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from transom_cli.health.about import About, Tier
-from transom_cli.health.finding import Finding, Verdict
+from transom_cli.health.finding import Finding, Verdict, not_applicable
 from transom_cli.health.probe import judge_answers as answers
 from transom_cli.health.probe import judge_bits as bits
 from transom_cli.health.probe import judge_links as links
@@ -27,6 +27,7 @@ CHECKS = (
 )
 """The names of all findings of the probe."""
 
+_OF_TWO_DEVICES = {answers.LINK, links.ALL}
 _OF_ONE_NODE = {*answers.CHECKS, bits.EXACT, bits.REPEAT, bits.DIGEST, speed.SPEED, links.ALL}
 
 
@@ -47,22 +48,23 @@ def judge_probe(
         )
     )
     told = {(one.node, one.check) for one in found}
-    rest = [
-        Finding(check, Verdict.UNKNOWN, node, _why(reading, node, check))
-        for node in reading.nodes
-        for check in CHECKS
-        if (node, check) not in told
-    ]
+    rest = [_untold(reading, node, check) for node in reading.nodes for check in CHECKS if (node, check) not in told]
     return sober((*found, *rest), len(reading.nodes), limits.probe_most)
 
 
-def _why(reading: ProbeReading, node: str, check: str) -> str:
+def _untold(reading: ProbeReading, node: str, check: str) -> Finding:
+    well = {hello.index for hello in reading.hellos if not hello.error}
+    alone = check not in _OF_ONE_NODE or (check in _OF_TWO_DEVICES and len(well) == 1)
+    if len(reading.nodes) < 2 and alone:
+        return not_applicable(check, node, "there is no other to send to")
+    return Finding(check, Verdict.UNKNOWN, node, _why(reading, node))
+
+
+def _why(reading: ProbeReading, node: str) -> str:
     silent = next((one for one in reading.silent if one.node == node), None)
     if silent is not None:
         return f"not tried: its probe was silent ({silent.phase})"
     error = next((hello.error for hello in reading.hellos if hello.node == node and hello.error), "")
     if error:
         return f"not tried: {error}"
-    if len(reading.nodes) < 2 and check not in _OF_ONE_NODE:
-        return "not tried: there is no other node"
     return f"not tried: {reading.untried or 'nobody was left to try it with'}"

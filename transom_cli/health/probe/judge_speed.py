@@ -13,6 +13,7 @@ from transom_cli.health.probe.shapes import Computed
 from transom_cli.health.probe.speeds import FEWEST, Device, Speed, middle, norms, rates_by_kernel, slow_devices, speed
 
 SPEED = "compute_speed"
+PROCESSOR = "processor"  # beside the kernels' names: its process was kept from computing
 LOOKS = 3  # the first, of all, and two more, of those that were slow in it and of some beside them
 
 
@@ -50,7 +51,8 @@ def judge_speed(reading: ProbeReading, limits: ProbeLimits, baseline: Iterable[N
         named = hellos[device].device
         if device in slow:
             sure = len(reading.looks) >= LOOKS
-            said = _told_slow(reading, device, slow[device][0], kinds)
+            name = slow[device][0]
+            said = _told_starved(reading, device) if name == PROCESSOR else _told_slow(reading, device, name, kinds)
             verdict, remedy = (Verdict.SUSPECT, Remedy.AVOID) if sure else (Verdict.MONITOR, Remedy.WATCH)
             found.append(Finding(SPEED, verdict, one.node, said, remedy, named))
         else:
@@ -61,18 +63,27 @@ def judge_speed(reading: ProbeReading, limits: ProbeLimits, baseline: Iterable[N
 def _always_slow(
     reading: ProbeReading, kinds: Mapping[Device, str], limits: ProbeLimits, baseline: Sequence[Norm]
 ) -> dict[Device, tuple[str, ...]]:
-    """The kernels in which a device was slow in the first look, and below `probe_slow` of those beside it since."""
+    """The kernels in which a device was slow in the first look, and below `probe_slow` of those beside it since.
+
+    PROCESSOR, last, for one whose process hardly came to compute in any of them, while those beside it did.
+    """
     if not reading.looks:
         return {}
     first = [one for one in reading.looks[0] if (one.node, one.index) in kinds]
     usual = norms(first, kinds, baseline)
     slow = slow_devices(first, kinds, usual, limits)
+    for device in _starved(first, frozenset(), limits):
+        slow[device] = (*slow.get(device, ()), PROCESSOR)
     for look in reading.looks[1:]:
         rates = rates_by_kernel(look, kinds)
         suspects = frozenset(slow)
+        starved = _starved(look, suspects, limits)
         for device, names in list(slow.items()):
             still = []
             for name in names:
+                if name == PROCESSOR:
+                    still += [name] if device in starved else []
+                    continue
                 these = rates.get((kinds[device], name), {})
                 beside = [rate for other, rate in these.items() if other not in suspects]
                 norm = usual[kinds[device], name]
@@ -81,6 +92,27 @@ def _always_slow(
                     still.append(name)
             slow[device] = tuple(still)
     return {device: names for device, names in slow.items() if names}
+
+
+def _starved(look: Iterable[Computed], suspects: frozenset[Device], limits: ProbeLimits) -> frozenset[Device]:
+    """Whose process waited for a processor nearly all the time, while those who are no suspects did not."""
+    measured = [one for one in look if one.rates]
+    beside = [one.starved for one in measured if (one.node, one.index) not in suspects]
+    if not beside:
+        return frozenset()
+    usual = statistics.median(beside)
+    hungry = (one for one in measured if one.starved >= limits.probe_no_processor and usual < one.starved / 2)
+    return frozenset((one.node, one.index) for one in hungry)
+
+
+def _told_starved(reading: ProbeReading, device: Device) -> str:
+    looks = []
+    for look in reading.looks:
+        mine = [one.starved for one in look if (one.node, one.index) == device]
+        others = [one.starved for one in look if (one.node, one.index) != device and one.rates]
+        if mine and others:
+            looks.append(f"{mine[0]:.0%} of the time where the others' median was {statistics.median(others):.0%}")
+    return "it waited for a processor for " + "; again ".join(looks)
 
 
 def _told_slow(reading: ProbeReading, device: Device, name: str, kinds: Mapping[Device, str]) -> str:

@@ -21,7 +21,8 @@ class ProbeLimits:
     twice the median). probe_rate: a link with less than this share of the median node's bandwidth is slow, if it is
     below it by probe_spread deviations too. probe_delay: so is one with so many times the median delay, if it is longer
     by probe_delay_floor, a busy host's time slice. probe_starved: a process that waited for a processor for this share
-    of the time says nothing of its link; a node on which it did, and on the others less than half as long, is odd.
+    of the time says nothing of its link; a node on which it did, and on the others less than half as long, is odd. With
+    probe_no_processor of the time, in all looks, it is SUSPECT: a training there would get as little.
 
     probe_hot: a node is at fault when at least this share of its links is, all as a sender or all as a receiver. With
     two or three partners: every one. probe_most: where more than this share of the nodes does not do, it is the probe,
@@ -42,6 +43,7 @@ class ProbeLimits:
     probe_delay: float = 10.0
     probe_delay_floor: float = 0.005
     probe_starved: float = 0.3
+    probe_no_processor: float = 0.75
     probe_hot: float = 0.75
     probe_most: float = 0.5
 
