@@ -36,6 +36,7 @@ PURE = (
     "ckpt.names",
     "ckpt.stopwatch",
     "ckpt.failures",
+    "diagnose.clue",
     "health.about",
     "health.crew",
     "health.edges",
