@@ -37,6 +37,14 @@ PURE = (
     "ckpt.stopwatch",
     "ckpt.failures",
     "diagnose.clue",
+    "diagnose.logs.blame",
+    "diagnose.logs.cause",
+    "diagnose.logs.document",
+    "diagnose.logs.errorfile",
+    "diagnose.logs.grammar",
+    "diagnose.logs.hit",
+    "diagnose.logs.rule",
+    "diagnose.logs.rulebook",
     "health.about",
     "health.crew",
     "health.edges",
@@ -84,6 +92,8 @@ PURE_STANDARD = {
 PURE_OTHERS = {
     "ckpt.memory.account": {"datetime"},  # a time as the manifest has it
     "ckpt.manifest": {"xxhash"},
+    "diagnose.logs.grammar": {"datetime"},  # a printed time as seconds
+    "diagnose.logs.rulebook": {"re2"},
     "slurm.parse": {"ClusterShell", "datetime"},  # node lists as text; the length between two printed times
     "submit.render": {"jinja2", "sys"},  # which interpreter this is
 }

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from transom_cli.diagnose.clue import Category, Culprit
-from transom_cli.diagnose.logs.hang import who_lags
-from transom_cli.diagnose.logs.hits import Hit
+from transom_cli.diagnose.logs.blame import completed, who_lags
+from transom_cli.diagnose.logs.hit import Hit
 from transom_cli.diagnose.logs.rule import Level
 
 Survived = Callable[[Hit], bool]
@@ -35,8 +35,11 @@ class Incident:
         return self.root.rule.category or Category.UNKNOWN
 
 
-def incidents(hits: Iterable[Hit], survived: Survived = lambda hit: False) -> tuple[Incident, ...]:
-    """The deciding one first; () for healthy logs. survived: whether the training went on after a hit."""
+def incidents(
+    hits: Iterable[Hit], survived: Survived = lambda hit: False, ranks: frozenset[int] = frozenset()
+) -> tuple[Incident, ...]:
+    """The deciding one first; () for healthy logs. survived: whether the training went on after a hit. ranks: all that
+    there are, as far as the logs show it."""
     left = sorted(_often_enough(hits), key=_order)
     if len({hit.file for hit in left}) > 1:  # whose clocks nobody compares: who waits has not begun it
         left.sort(key=lambda hit: hit.rule.category is Category.NCCL_HANG)
@@ -47,7 +50,7 @@ def incidents(hits: Iterable[Hit], survived: Survived = lambda hit: False) -> tu
             break
         place = left.index(root)
         others = tuple(h for n, h in enumerate(left) if h is not root and _explains(root, h, later=n > place))
-        found.append(_incident(root, others, left))
+        found.append(_incident(root, others, ranks))
         left = [h for h in left if h is not root and h not in others and h.rule.level >= Level.CAUSE]
     return tuple(found)
 
@@ -100,12 +103,14 @@ def _explains(root: Hit, other: Hit, later: bool) -> bool:
     return later or other.rule.category in root.rule.explains
 
 
-def _incident(root: Hit, others: tuple[Hit, ...], all_hits: Sequence[Hit]) -> Incident:
-    culprits, why = (root.culprit,), ()
+def _incident(root: Hit, others: tuple[Hit, ...], ranks: frozenset[int]) -> Incident:
+    culprits: tuple[Culprit, ...] = (root.culprit,)
+    why: tuple[str, ...] = ()
     if root.rule.category is Category.NCCL_HANG:
-        lagging = who_lags([root, *others])
+        lagging = who_lags([root, *others], ranks)
         if lagging is not None:
             culprits, why = lagging
+    culprits = completed(culprits, (root, *others), root)
     same = [h for h in others if h.rule.name == root.rule.name and h.record.rank != root.record.rank]
     told = tuple(dict.fromkeys(c for c in culprits if c != Culprit()))
     signs = any(h.rule.level <= Level.ENDING for h in others)

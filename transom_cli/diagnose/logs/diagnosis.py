@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from transom_cli.diagnose.logs import errorfile, grammar
 from transom_cli.diagnose.logs.cause import Incident, incidents
-from transom_cli.diagnose.logs.hits import Hit, hits_of
+from transom_cli.diagnose.logs.hit import Hit
+from transom_cli.diagnose.logs.hits import collected, hit_of, hits_of
+from transom_cli.diagnose.logs.reading import Found
 from transom_cli.diagnose.logs.rulebook import Rulebook
 from transom_cli.diagnose.logs.survival import went_on
 
 MOST = 200_000  # files of a folder
+_LARGEST = 4 << 20  # bytes of an error file
 _PROBE = 4096  # bytes that are looked at to tell a log from something else
 _OTHER = (
     ".pt",
@@ -47,13 +51,27 @@ def diagnose_logs(paths: Iterable[Path], book: Rulebook) -> Diagnosed:
     for path in logs_in(paths):
         name = str(path)
         try:
-            hits += hits_of(path, book, name)
+            hits += _error_file(path, book, name) or hits_of(path, book, name)
         except (OSError, EOFError) as error:
             unread.append((name, getattr(error, "strerror", None) or str(error)))
         else:
             read[name] = path
-    found = incidents(hits, lambda hit: went_on(hit, read[hit.file]))
+    ranks = {rank for rank, _ in map(grammar.of_file, read) if rank is not None}
+    ranks |= {hit.record.rank for hit in hits if hit.record.rank is not None}
+    found = incidents(hits, lambda hit: went_on(hit, read[hit.file]), frozenset(ranks))
     return Diagnosed(found, tuple(read), tuple(unread))
+
+
+def _error_file(path: Path, book: Rulebook, name: str) -> tuple[Hit, ...]:
+    """What torchelastic has written of a rank's end; () for any other file."""
+    if path.suffix != ".json" or path.stat().st_size > _LARGEST:
+        return ()
+    told = errorfile.parse(path.read_text(encoding="utf-8", errors="replace"))
+    if told is None:
+        return ()
+    line = told.message.encode().replace(b"\n", b" ")
+    hits = collected(iter(filter(None, [hit_of(Found(line, 1, 0), book)])), name)
+    return tuple(replace(hit, record=replace(hit.record, at=told.at)) for hit in hits)
 
 
 def logs_in(paths: Iterable[Path]) -> Iterator[Path]:

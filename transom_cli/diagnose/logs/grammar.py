@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 LOOKED_AT = 4096  # characters of a line
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?"
 _SOURCE = r"[\w./+-]{1,120}\.(?:cpp|cc|cu|h|hpp|py|c):\d{1,6}"
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -28,7 +28,8 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 _LABELS = tuple(
     re.compile(pattern)
     for pattern in (
-        r"\[[Rr]ank ?(?P<rank>\d{1,7})\]:?",
+        r"\[rank(?P<rank>\d{1,7})\]:?",
+        r"\[[Rr]ank (?P<rank>\d{1,7})\]:?",
         r"[Rr]ank ?(?P<rank>\d{1,7}):(?=\s|\[)",
         r"\[PG (?:ID|GUID)[^\]]{0,160}?Rank (?P<rank>\d{1,7})\]",
         r"\[\d{1,5},(?P<rank>\d{1,7})\]<std(?:out|err)>: ?",

@@ -3,46 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from transom_cli.diagnose.clue import Culprit
 from transom_cli.diagnose.logs import grammar
-from transom_cli.diagnose.logs.grammar import Record
+from transom_cli.diagnose.logs.hit import Hit
 from transom_cli.diagnose.logs.reading import Found, find, opened
-from transom_cli.diagnose.logs.rule import Blames, Level, Rule
+from transom_cli.diagnose.logs.rule import Level, Rule
 from transom_cli.diagnose.logs.rulebook import Match, Rulebook
 
 FIRST = 8  # lines that are kept of one rule and one rank; of more, they are counted
 MOST = 4000  # of one file
 CHAINED = "chained"  # the rule of Python's words between two exceptions of one chain
+BOX_HOST = "elastic-box-host"  # in torchrun's box of failures the line above the rank's
 BELOW = 400  # lines below a wrapper's words in which the exception itself is looked for
-
-
-@dataclass(frozen=True)
-class Hit:
-    """file, lineno (from 1), offset (bytes): where it stands. more: lines of the same that were only counted."""
-
-    rule: Rule
-    record: Record
-    where: dict[str, str] = field(default_factory=dict)
-    file: str = ""
-    lineno: int = 0
-    offset: int = 0
-    more: int = 0
-
-    @property
-    def culprit(self) -> Culprit:
-        """Nobody's where the rule says so, or nothing names one."""
-        told, record = self.where, self.record
-        if self.rule.blames is Blames.NOBODY:
-            return Culprit()
-        node, rank = told.get("node") or told.get("peer", ""), told.get("rank", "")
-        if self.rule.blames is Blames.NAMED:
-            return Culprit(node, int(rank) if rank.isdigit() else None, told.get("device", ""))
-        device = told.get("device", "") or record.device
-        return Culprit(node or record.node, int(rank) if rank.isdigit() else record.rank, device)
 
 
 def hits_of(path: Path, book: Rulebook, name: str = "") -> tuple[Hit, ...]:
@@ -75,6 +50,7 @@ def collected(hits: Iterator[Hit], name: str) -> list[Hit]:
     counts: dict[tuple[str, int | None], list[int]] = {}
     wrapper: Hit | None = None
     chain: Hit | None = None
+    host: Hit | None = None
     for hit in hits:
         record = hit.record
         if (record.rank is None and rank is not None) or (not record.node and node):
@@ -88,6 +64,11 @@ def collected(hits: Iterator[Hit], name: str) -> list[Hit]:
                 wrapper = None
                 continue
             wrapper = None
+        if hit.rule.name == BOX_HOST:
+            host = hit
+            continue
+        if host is not None and hit.lineno == host.lineno + 1:
+            hit = replace(hit, where={**host.where, **hit.where})
         if hit.rule.name == CHAINED:
             chain = kept[-1] if kept and kept[-1].record.rank == hit.record.rank else None
             continue

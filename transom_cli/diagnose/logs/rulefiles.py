@@ -37,7 +37,7 @@ OURS = Path(__file__).resolve().parent.parent / "rules"
 SHORTEST = 3  # characters of a text: shorter ones are in every other line
 _KNOWN = {field.name for field in fields(Rule)} - {"source"}
 _LISTS = {"any", "match", "unless", "explains", "examples", "look_alikes"}
-_NUMBERS = {"weight": int, "times": int, "confidence": float}
+_NUMBERS: dict[str, type[int] | type[float]] = {"weight": int, "times": int, "confidence": float}
 _SWITCHES = {"below", "lasts"}
 _CHOICES: dict[str, type[Enum]] = {"scope": Scope, "action": Action, "blames": Blames}
 
@@ -76,9 +76,11 @@ def parse(text: str, source: str) -> tuple[list[Rule], list[str]]:
         for key in document
         if key not in ("rule", "defaults")
     ]
-    defaults = document.get("defaults", {})
+    defaults, tables = document.get("defaults", {}), document.get("rule", [])
+    if not isinstance(defaults, dict) or not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
+        return [], [*wrong, f"{source}: rules stand in [[rule]] tables, what they have in common in one of [defaults]"]
     rules = []
-    for number, table in enumerate(document.get("rule", []), 1):
+    for number, table in enumerate(tables, 1):
         values = {**defaults, **table}
         name = values.get("name")
         where = f"{source}: rule {name if isinstance(name, str) and name else number}"
@@ -128,7 +130,7 @@ def _rule(values: Mapping[str, Any], where: str) -> tuple[Rule | None, list[str]
             wrong.append(f"{where}: {key} is to be a list of texts")
     for key, kind in _NUMBERS.items():
         value = values.get(key, 1)
-        if isinstance(value, (int, kind)) and not isinstance(value, bool) and value >= 0:
+        if isinstance(value, (int, kind)) and not isinstance(value, bool) and value >= 0:  # an int does for a float
             made.update({key: kind(value)} if key in values else {})
         else:
             wrong.append(f"{where}: {key} is to be a number")

@@ -7,7 +7,7 @@ from pathlib import Path
 import re2
 
 from transom_cli.diagnose.clue import Category
-from transom_cli.diagnose.logs.hits import Hit
+from transom_cli.diagnose.logs.hit import Hit
 from transom_cli.diagnose.logs.reading import opened
 
 LOOKED_AT = 1 << 20  # bytes behind the line
