@@ -17,21 +17,56 @@ from transom_cli.diagnose.logs.survival import went_on
 MOST = 200_000  # files of a folder
 _LARGEST = 4 << 20  # bytes of an error file
 _PROBE = 4096  # bytes that are looked at to tell a log from something else
-_OTHER = (
+_BINARY = (
     ".pt",
     ".pth",
+    ".ckpt",
     ".bin",
     ".safetensors",
     ".distcp",
     ".npy",
     ".npz",
+    ".arrow",
+    ".parquet",
+    ".pkl",
     ".so",
+)
+_PACKED = (
     ".tar",
+    ".tgz",
     ".zip",
+    ".xz",
+    ".zst",
+    ".bz2",
+    ".whl",
     ".png",
     ".jpg",
     ".pdf",
+    ".mp4",
+    ".db",
+    ".sqlite",
+    ".pyc",
 )
+_SOURCE = (
+    ".py",
+    ".pyi",
+    ".ipynb",
+    ".c",
+    ".cc",
+    ".cpp",
+    ".cu",
+    ".h",
+    ".hpp",
+    ".rs",
+    ".go",
+    ".js",
+    ".sh",
+    ".sbatch",
+    ".slurm",
+)
+_SETTINGS = (".toml", ".yaml", ".yml", ".ini", ".cfg", ".conf", ".md", ".rst", ".html", ".css", ".xml", ".csv", ".tsv")
+_NO_LOG = frozenset((*_BINARY, *_PACKED, *_SOURCE, *_SETTINGS, ".jsonl", ".beats", ".lock", ".pid"))
+"""Not looked at in a folder, though when they are named: what says "ValueError" in a program is no failure of it."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +86,7 @@ def diagnose_logs(paths: Iterable[Path], book: Rulebook) -> Diagnosed:
     for path in logs_in(paths):
         name = str(path)
         try:
-            hits += _error_file(path, book, name) or hits_of(path, book, name)
+            hits += _error_file(path, book, name) if path.suffix == ".json" else hits_of(path, book, name)
         except (OSError, EOFError) as error:
             unread.append((name, getattr(error, "strerror", None) or str(error)))
         else:
@@ -63,8 +98,8 @@ def diagnose_logs(paths: Iterable[Path], book: Rulebook) -> Diagnosed:
 
 
 def _error_file(path: Path, book: Rulebook, name: str) -> tuple[Hit, ...]:
-    """What torchelastic has written of a rank's end; () for any other file."""
-    if path.suffix != ".json" or path.stat().st_size > _LARGEST:
+    """What torchelastic has written of a rank's end; () for any other JSON."""
+    if path.stat().st_size > _LARGEST:
         return ()
     told = errorfile.parse(path.read_text(encoding="utf-8", errors="replace"))
     if told is None:
@@ -84,7 +119,7 @@ def logs_in(paths: Iterable[Path]) -> Iterator[Path]:
         for number, one in enumerate(inside):
             if number >= MOST:
                 return
-            if one.suffix not in _OTHER and _is_text(one):
+            if one.suffix.lower() not in _NO_LOG and _is_text(one):
                 yield one
 
 
