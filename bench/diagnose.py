@@ -46,7 +46,7 @@ def healthy(megabytes: float, seed: int, rank: int = 0) -> bytes:
         kind = step % 8
         if kind < 4:
             line = (
-                f"[2026-01-05 12:{step // 60 % 60:02d}:{step % 60:02d},{step % 1000:03d}] [INFO] [rank {rank}] iteration"
+                f"[2026-01-05 12:{step // 60 % 60:02d}:{step % 60:02d},{step % 1000:03d}] [INFO] [rank {rank}] iter"
                 f" {step:8d}/ 500000 | consumed samples: {step * 512} | elapsed time per iteration (ms): "
                 f"{900 + rng.random() * 9:.1f} | learning rate: 3.000E-04 | lm loss: {loss:.6E} | grad norm: "
                 f"{rng.random():.3f} | number of skipped iterations: 0 | number of nan iterations: 0 |\n"

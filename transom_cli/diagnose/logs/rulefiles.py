@@ -53,7 +53,9 @@ def load(folders: Iterable[Path] = (), *, ours: bool = True) -> tuple[Rule, ...]
         wrong += [f"{path}: two rules are called {name}" for name in sorted({n for n in names if names.count(n) > 1})]
         rules.update({rule.name: rule for rule in found})
     if wrong:
-        raise UsageError("A rule file cannot be used:\n  " + "\n  ".join(wrong), "mend it; `transom rules check FILE`")
+        raise UsageError(
+            "A rule file cannot be used", "\n".join(wrong), "Mend it; `transom rules check FILE` tries it."
+        )
     return tuple(rules.values())
 
 
@@ -61,7 +63,7 @@ def files_of(place: Path) -> list[Path]:
     if place.is_dir():
         return sorted(place.glob("*.toml"))
     if not place.exists():
-        raise UsageError(f"There are no rules in {place}: it does not exist", "name a TOML file, or a folder of them")
+        raise UsageError(f"There are no rules in {place}: it does not exist", hint="Name a TOML file, or a folder.")
     return [place]
 
 
