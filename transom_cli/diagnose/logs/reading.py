@@ -57,10 +57,10 @@ def find(file: BinaryIO, book: Rulebook) -> Iterator[Found]:
 def _in_block(block: bytes, end: int, lineno: int, offset: int, book: Rulebook) -> Iterator[Found]:
     at = counted = 0
     while at < end:
-        told = book.mark.search(block, at, end)
+        told = book.first(block, at, end)
         if told is None:
             return
-        first, last = told.span()
+        first, last = told
         start, stop = _bounds(block, first, last, end)
         at = max(stop, last)
         raw = block[start:stop]

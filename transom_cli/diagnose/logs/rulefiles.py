@@ -20,10 +20,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import re2
-
 from transom_cli.diagnose.clue import Action, Category
-from transom_cli.diagnose.logs import grammar
+from transom_cli.diagnose.logs import engines, grammar
 from transom_cli.diagnose.logs.rule import Blames, Level, Rule, Scope
 from transom_cli.diagnose.logs.rulebook import Rulebook
 from transom_cli.errors import UsageError
@@ -173,9 +171,7 @@ def _mistakes(made: Mapping[str, Any], where: str) -> list[str]:
     ]
     for expression in (*made.get("match", ()), *made.get("unless", ())):
         try:
-            re2.compile(expression)
-        except re2.error as error:
-            said = error.args[0] if error.args else error
-            said = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
-            wrong.append(f"{where}: RE2 does not take {expression!r}: {said}")
+            engines.expression(expression)
+        except engines.Mistake as error:
+            wrong.append(f"{where}: RE2 does not take {expression!r}: {error}")
     return wrong

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-
-import re2
 
 from transom_cli.diagnose.clue import Category
 from transom_cli.diagnose.logs.hit import Hit
@@ -13,11 +12,11 @@ from transom_cli.diagnose.logs.reading import opened
 LOOKED_AT = 1 << 20  # bytes behind the line
 ENOUGH = 5  # further lines of progress: other ranks' bars go on for a moment
 _NUMBER = r"[-+]?\d"
-_PROGRESS = re2.compile(
+_PROGRESS = re.compile(
     rf"(?i)(?:\d(?:it/s|s/it)|\b(?:step|iter|iteration|epoch|batch)s?\b\W{{0,4}}{_NUMBER}|\bloss\b\W{{0,6}}{_NUMBER})".encode()
 )
-_FINITE = re2.compile(rf"(?i)\b\w*(?:loss|ppl|bpb|perplexity)\w*\b\W{{0,6}}{_NUMBER}".encode())
-_NOT_FINITE = re2.compile(rb"(?i)\b(?:nan|inf)\b")
+_FINITE = re.compile(rf"(?i)\b\w*(?:loss|ppl|bpb|perplexity)\w*\b\W{{0,6}}{_NUMBER}".encode())
+_NOT_FINITE = re.compile(rb"(?i)\b(?:nan|inf)\b")
 
 
 def went_on(hit: Hit, path: Path) -> bool:
