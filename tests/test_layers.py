@@ -84,6 +84,7 @@ PURE_STANDARD = {
 PURE_OTHERS = {
     "ckpt.memory.account": {"datetime"},  # a time as the manifest has it
     "ckpt.manifest": {"xxhash"},
+    "core.policy": {"re2"},  # a user's expressions, in linear time
     "slurm.parse": {"ClusterShell", "datetime"},  # node lists as text; the length between two printed times
     "submit.render": {"jinja2", "sys"},  # which interpreter this is
 }
