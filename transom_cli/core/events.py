@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transom_cli.core.policy import UNDECIDED, Decided, Taken
+from transom_cli.core.decided import UNDECIDED, Decided, Taken
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from transom_cli.core.category import category_of
+from transom_cli.core.decided import Decided, Taken
 from transom_cli.core.diagnose import TOLD_BY_CODE, first_bad
 from transom_cli.core.fingerprint import fingerprint
-from transom_cli.core.policy import STOP, Decided, Facts, Taken, decide_by
+from transom_cli.core.policy import STOP, Facts, decide_by
 from transom_cli.core.state import Diagnosis, Incident, State
 
 _BY_LINE = ("rank_failed", "rank_killed", "job_failed", "user_error")  # causes that the log of a rank explains

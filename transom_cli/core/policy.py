@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from transom_cli.core.decided import Taken
+
 RELAUNCH, SWAP, ISOLATE, STOP, IGNORE = ACTIONS = ("relaunch", "swap", "isolate", "stop", "ignore")
 JOB, NODE = SCOPES = ("job", "node")
 _UNKNOWN = "unknown"
@@ -65,29 +67,6 @@ class Facts:
     before_first_step: bool = False
     first_attempt: bool = False
     against_node: bool = False
-
-
-@dataclass(frozen=True)
-class Decided:
-    """What a rule made of a failure. rule: "" where none decided. words: which rule and why, for a person."""
-
-    rule: str = ""
-    action: str = ""
-    category: str = ""
-    fingerprint: str = ""
-    words: str = ""
-
-
-UNDECIDED = Decided()
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What was decided of an earlier failure of the run, and when (seconds, by the clock of whoever asks)."""
-
-    at: float
-    decided: Decided
-    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

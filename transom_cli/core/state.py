@@ -6,8 +6,9 @@ import enum
 from dataclasses import dataclass, field
 
 from transom_cli.core.actions import Action
+from transom_cli.core.decided import UNDECIDED, Decided, Taken
 from transom_cli.core.events import NodeFault, OutcomeSeen
-from transom_cli.core.policy import IGNORE, RELAUNCH, SWAP, UNDECIDED, Decided, Rule, Taken
+from transom_cli.core.policy import IGNORE, RELAUNCH, SWAP, Rule
 from transom_cli.layout import attempt_name
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transom_cli.core.decided import UNDECIDED, Decided, Taken
 from transom_cli.core.events import NodeFault, OutcomeSeen, RankExit
-from transom_cli.core.policy import UNDECIDED, Decided, Taken
 
 THIS_LAUNCHER = "this launcher"  # a survivor's node that is none: our own fault, for which no node is to be blamed
 

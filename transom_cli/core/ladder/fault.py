@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from transom_cli.core.decided import UNDECIDED
 from transom_cli.core.diagnose import first_bad
 from transom_cli.core.events import NodeFault
 from transom_cli.core.ladder.events import CheckNodes, End, Ended, Order, Read, ReadLogs, Start, Tell
 from transom_cli.core.ladder.judging import judged_by, told_of
 from transom_cli.core.ladder.outcome import close, leave, saved_words
 from transom_cli.core.ladder.state import LadderState, Leaving, Rung
-from transom_cli.core.policy import SWAP, UNDECIDED
+from transom_cli.core.policy import SWAP
 from transom_cli.core.state import Diagnosis, Incident, Mark, Stage
 
 Step = tuple[LadderState, tuple[Order, ...]]

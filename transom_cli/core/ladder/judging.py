@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from transom_cli.core.decided import Taken
 from transom_cli.core.diagnose import diagnose
 from transom_cli.core.events import NodeFault
 from transom_cli.core.judging import judged
 from transom_cli.core.ladder.events import Ended, Order, Tell
 from transom_cli.core.ladder.state import LadderState
-from transom_cli.core.policy import IGNORE, Taken
+from transom_cli.core.policy import IGNORE
 from transom_cli.core.state import Diagnosis, Incident, Policy, State
 
 
