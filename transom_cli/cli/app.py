@@ -18,6 +18,7 @@ from transom_cli.cli.check import check
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.cli.launch import agent, launch, operate
 from transom_cli.cli.nodes import nodes
+from transom_cli.cli.policy import policy
 from transom_cli.cli.run import attach, run
 from transom_cli.cli.sandbox import sandbox_app
 from transom_cli.cli.status import explain, list_, status, stop
@@ -62,6 +63,7 @@ app.command(name="list")(list_)
 app.command()(stop)
 app.command()(nodes)
 app.command()(check)
+app.command()(policy)
 app.add_typer(ckpt_app, name="ckpt")
 app.add_typer(sandbox_app, name="sandbox")
 app.command(hidden=True)(launch)
