@@ -13,7 +13,7 @@ RULES = """
 [[policy.rules]]
 name = "oom"
 category = "cuda_oom"
-pattern = "\\u001b[31mmemory"
+pattern = "\\u001bmemory"
 action = "relaunch"
 budget = 2
 within = "6h"
