@@ -94,6 +94,7 @@ PURE_OTHERS = {
     "ckpt.manifest": {"xxhash"},
     "diagnose.logs.grammar": {"datetime"},  # a printed time as seconds
     "diagnose.logs.rulebook": {"re2"},
+    "core.policy": {"re2"},  # a user's expressions, in linear time
     "slurm.parse": {"ClusterShell", "datetime"},  # node lists as text; the length between two printed times
     "submit.render": {"jinja2", "sys"},  # which interpreter this is
 }

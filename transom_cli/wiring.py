@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from transom_cli.core.policy import Rule
 from transom_cli.core.quiet_shapes import QuietLimits
 from transom_cli.core.state import Policy
 from transom_cli.errors import TransomError
@@ -62,7 +63,13 @@ def policy_of(settings: Settings) -> Policy:
         cap_fraction=settings.isolate.max_fraction,
         cap_window=settings.isolate.window,
         expiry=settings.isolate.expiry,
+        rules=rules_of(settings),
     )
+
+
+def rules_of(settings: Settings) -> tuple[Rule, ...]:
+    """The policy's table, the same for operator and launcher."""
+    return tuple(table.rule() for table in settings.policy.rules)
 
 
 def health_options(settings: Settings) -> HealthOptions:

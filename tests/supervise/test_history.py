@@ -11,6 +11,7 @@ import pytest
 
 from transom_cli.core import events as ev
 from transom_cli.core.codec import plain
+from transom_cli.core.decided import Decided, Taken
 from transom_cli.core.state import Exclusion, Policy, State
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise import history
@@ -65,6 +66,27 @@ def test_an_attempt_whose_host_died_counts_by_what_stands_after_it(run: RunDir) 
     run.attempt(7, 1).path.mkdir()
     assert history.without_progress([history.read_outcome(a, 0.0) for a in history.earlier(run, now(run))], 10) == 1
     assert history.without_progress([history.read_outcome(a, 0.0) for a in history.earlier(run, now(run, 8))], 14) == 0
+
+
+def test_what_the_policy_decided_before_is_remembered_with_its_age(run: RunDir) -> None:
+    """Launchers' clocks have nothing to do with each other: the ages are by the file server's."""
+    for restart, ago in ((0, 1000.0), (1, 100.0)):
+        taken = Taken(-30.0, Decided("oom", "relaunch", "cuda_oom", "cuda_oom/1"), ("n1",))
+        attempt = ended(run, 7, restart, taken=(taken,))
+        os.utime(attempt.outcome, (1e9 - ago, 1e9 - ago))
+    here = now(run)
+    os.utime(here.launcher_journal, (1e9, 1e9))
+    found = begun(run, here).taken
+    assert [t.at for t in found] == [-1030.0, -130.0]
+    assert {t.decided.rule for t in found} == {"oom"} and found[0].nodes == ("n1",)
+
+
+def test_an_outcome_of_an_older_version_tells_of_no_decisions(run: RunDir) -> None:
+    attempt = ended(run, 7, 0)
+    told = json.loads(attempt.outcome.read_text())
+    del told["taken"]
+    attempt.outcome.write_text(json.dumps(told))
+    assert begun(run, now(run)).taken == ()
 
 
 def test_without_checkpoints_of_ours_attempts_count_by_their_steps(run: RunDir) -> None:

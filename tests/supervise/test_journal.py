@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from transom_cli.core import events as ev
+from transom_cli.core.policy import Rule
 from transom_cli.core.state import Policy, State
 from transom_cli.supervise.journal import Journal, JournalError, fold, step_and_remember, write_header
 
@@ -25,6 +26,20 @@ def path(tmp_path: Path) -> Path:
 def test_the_header_holds_the_policy(path: Path) -> None:
     state = fold(path).state
     assert (state.policy.max_without_progress, state.num_nodes) == (7, 3)
+
+
+def test_the_header_holds_the_table_of_rules(tmp_path: Path) -> None:
+    rules = (Rule("oom", "relaunch", category=("cuda_oom",), budget=2, within=60.0, then="stop", source="run.toml"),)
+    write_header(tmp_path / "j", Policy(rules=rules), 3)
+    assert fold(tmp_path / "j").state.policy.rules == rules
+
+
+def test_a_journal_without_a_table_is_read_as_it_was_written(path: Path) -> None:
+    header, *rest = path.read_text().splitlines()
+    old = json.loads(header)
+    del old["policy"]["rules"]
+    path.write_text("\n".join([json.dumps(old), *rest]) + "\n")
+    assert fold(path).state.policy == Policy(max_without_progress=7)
 
 
 def test_a_journal_is_begun_once(path: Path) -> None:

@@ -27,7 +27,7 @@ def launch(
     from transom_cli.supervise.allocation import require_run_dir
     from transom_cli.supervise.launcher import main
     from transom_cli.supervise.launchplan import LaunchOptions
-    from transom_cli.wiring import checkpoints_of, health_options, quiet_limits, read_settings
+    from transom_cli.wiring import checkpoints_of, health_options, quiet_limits, read_settings, rules_of
 
     if kind not in ("srun", "torchrun"):
         raise UsageError(f"`--kind {kind}` is unknown", hint="Use `srun` or `torchrun`.")
@@ -53,6 +53,7 @@ def launch(
         expiry=settings.isolate.expiry,
         warn_before=settings.job.warn_before,
         health=health_options(settings),
+        rules=rules_of(settings),
     )
     raise typer.Exit(main(options))
 

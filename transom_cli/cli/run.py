@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from transom_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from transom_cli.config.model import Settings
 
 Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
 
@@ -39,7 +42,9 @@ def run(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; see docs/settings.md.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script that would be submitted.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the script that would be submitted, and the policy.")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Submit, start the operator, and return.")] = False,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Operate in this process (tmux, systemd, cron).")
@@ -77,6 +82,7 @@ def run(
 
         planned = plan_run(prepared.settings.root, prepared.settings.name, datetime.now(timezone.utc))
         _show(prepared.script(planned.path), prepared.plan(planned.path).options)
+        _show_policy(prepared.settings)
         return
     from transom_cli.wiring import slurm_client
 
@@ -121,6 +127,15 @@ def assignment(text: str) -> tuple[str, str]:
     if not equals or not key:
         raise UsageError(f"`--set {text}` is not KEY=VALUE", hint="For example `--set restart.backoff=10`.")
     return key.strip(), value
+
+
+def _show_policy(settings: Settings) -> None:
+    """Beside the script, which stdout has alone."""
+    from transom_cli.ui.policy import policy_lines
+    from transom_cli.wiring import rules_of
+
+    print("note: policy of this run, the first rule that fits decides (docs/policy.md)", file=sys.stderr)
+    print("\n".join(f"  {line}" for line in policy_lines(rules_of(settings))), file=sys.stderr)
 
 
 def _show(script: str, options: tuple[str, ...]) -> None:

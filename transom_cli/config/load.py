@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from transom_cli.config.describe import ENV_PREFIX, Setting, settings_of
 from transom_cli.config.model import Settings
+from transom_cli.config.policy import DEFAULT, DEFAULT_TABLE, RuleTable, sourced, stacked
 from transom_cli.config.problems import Problem, refuse, unknown_key
 from transom_cli.config.text import from_text
 from transom_cli.config.variables import is_setting
@@ -31,6 +32,7 @@ _ALL = tuple(settings_of())
 _BY_PATH = {setting.path: setting for setting in _ALL}
 _SECTIONS = {setting.path[:depth] for setting in _ALL for depth in range(len(setting.path))}
 _BY_VARIABLE = {setting.variable: setting for setting in _ALL}
+_RULES = ("policy", "rules")
 _PATHS = {setting.path for setting in _ALL if setting.kind == "path"} | {("launch", "python")}
 
 Flat = dict[tuple[str, ...], Any]
@@ -60,7 +62,7 @@ def load(
     """
     environ = environ or {}
     problems: list[Problem] = []
-    merged: Flat = {}
+    merged: Flat = {_RULES: default_rules()}
     for path, must_exist in ((site, False), (user or user_file(environ), False), (run_file, True)):
         if path is not None:
             _merge(merged, _file_layer(path, must_exist, problems))
@@ -69,6 +71,12 @@ def load(
     if problems:
         raise refuse(problems, _ALL)
     return _whole(merged)
+
+
+def default_rules() -> list[dict[str, Any]]:
+    """The table of this package, below all layers."""
+    rules: list[dict[str, Any]] = sourced(tomllib.loads(DEFAULT_TABLE.read_text(encoding="utf-8"))["rules"], DEFAULT)
+    return rules
 
 
 def thaw(text: str, source: str) -> Settings:
@@ -167,6 +175,8 @@ def _checked(flat: Flat, layer: str, base: Path | None, problems: list[Problem],
     concerns several keys (a floor above its ceiling) is left to the whole: its parts may come from different layers.
     """
     flat = {path: _absolute(path, value, base) for path, value in flat.items()}
+    if _RULES in flat:
+        flat[_RULES] = sourced(flat[_RULES], layer)
     for path in [path for path, value in flat.items() if not _is_text(value)]:
         problems.append(Problem(layer, ".".join(path), f"{flat.pop(path)!r} is not UTF-8 text"))
     for location, what in _complaints(_nested(flat), strict=strict):
@@ -213,19 +223,25 @@ def _complaints(nested: dict[str, Any], *, strict: bool) -> list[tuple[tuple[str
 def _sentence(item: Any) -> str:
     if item["type"] == "value_error":
         return str(item["ctx"]["error"])
+    if item["type"] == "extra_forbidden":
+        return f"no such key; there are {', '.join(RuleTable.model_fields)}"
     message: str = item["msg"][0].lower() + item["msg"][1:]
     return message.replace("input should", "should") + f", not {item['input']!r}"
 
 
 def _key(setting: Setting, location: tuple[str, ...]) -> str:
+    """With the place in a list, and the key of a table in it: policy.rules[2].category[0]."""
     rest = location[len(setting.path) :]
-    return setting.key + "".join(f"[{part}]" for part in rest if part.isdigit())
+    in_a_list = next((i for i, part in enumerate(rest) if part.isdigit()), len(rest))
+    return setting.key + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in rest[in_a_list:])
 
 
 def _merge(below: Flat, above: Flat) -> None:
     for path, value in above.items():
         if isinstance(value, dict) and isinstance(below.get(path), dict):
             value = {**below[path], **value}
+        if path == _RULES:
+            value = stacked(value, below.get(path))
         below[path] = value
 
 

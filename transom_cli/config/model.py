@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from transom_cli.config.policy import Rules
 from transom_cli.config.values import (
     CheckNames,
     Flags,
@@ -231,6 +232,15 @@ class Checkpoint(Section):
     directory: OptionalPath = Field(default=None, description="directory of the checkpoints; unset: <run>/checkpoints")
 
 
+class PolicySection(Section):
+    """What is done about a failure: `[[policy.rules]]`, explained in docs/policy.md."""
+
+    rules: Rules = Field(
+        default=(),
+        description="what is done about a failure; the rules of all layers count, a stronger layer's first",
+    )
+
+
 class Settings(Section):
     """All of it. Sections are tables in TOML files; the first three keys stand above them."""
 
@@ -245,6 +255,7 @@ class Settings(Section):
     detect: Detect = Field(default_factory=Detect)
     restart: Restart = Field(default_factory=Restart)
     isolate: Isolate = Field(default_factory=Isolate)
+    policy: PolicySection = Field(default_factory=PolicySection)
     health: Health = Field(default_factory=Health)
     slurm: SlurmCalls = Field(default_factory=SlurmCalls)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)

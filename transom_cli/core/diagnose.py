@@ -18,6 +18,14 @@ DO_NOT_RESTART = 93  # a trainer's own word, as in NVIDIA's resiliency tools
 NO_CHECKPOINT = 15
 RUN_DIR_UNSEEN = 14
 UNKNOWN = 22
+CAUSES = (
+    *("node_lost", "node_silent", "node_fail", "node_fault", "boot_fail", "launch_failure", "preflight"),
+    *("rank_killed", "rank_failed", "job_failed", "hang", "user_error", "host_oom", "unknown_end"),
+    *("do_not_restart", "no_checkpoint", "run_dir_unseen"),
+    *("time_limit", "preempted", "maintenance", "isolated_nodes", "left"),
+)
+"""Every cause that a diagnosis can name."""
+TOLD_BY_CODE = ("do_not_restart", "no_checkpoint", "run_dir_unseen")  # exit codes of ours, whichever rank has them
 TOLD = 3  # faults that a diagnosis names, of more
 
 _ENDINGS = {

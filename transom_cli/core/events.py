@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transom_cli.core.decided import UNDECIDED, Decided, Taken
+
 
 @dataclass(frozen=True)
 class RankExit:
@@ -153,6 +155,7 @@ class HealSeen(Event):
     """The launcher handles a fault inside the allocation.
 
     what: seen, evidence, examined, diagnosed, swapped (`nodes` carry no rank any more) or recovered.
+    decided: what the launcher's policy made of it, which is the operator's too.
     """
 
     attempt: str
@@ -162,6 +165,7 @@ class HealSeen(Event):
     cause: str = ""
     nodes: tuple[str, ...] = ()
     faults: tuple[NodeFault, ...] = ()  # of nodes that checks speak against
+    decided: Decided = UNDECIDED
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,7 @@ class OutcomeSeen(Event):
     cause: "hang" when the launcher ended ranks that no longer stepped; then suspects names the nodes that stood out.
     durable: the newest checkpoint's step as the launcher knew it, or -1. step: the newest step of this attempt, or -1.
     blamed: nodes of the allocation that should carry no rank of the next attempt, for all that the launcher knows.
+    taken: what its policy decided in this attempt; the times are seconds before this outcome, below zero.
     """
 
     attempt: str
@@ -186,6 +191,7 @@ class OutcomeSeen(Event):
     blamed: tuple[str, ...] = ()
     step: int = -1
     faults: tuple[NodeFault, ...] = ()  # what checks found against nodes: before the first launch, or beside one
+    taken: tuple[Taken, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def told(state: State, e: HealSeen) -> State:
     elif number != incident.healing or any((m.what, m.words) == (what, words) for m in incident.marks):
         return state
     if what == "diagnosed" and incident.stage is Stage.HEALING:
-        diagnosis = Diagnosis(e.cause, words, e.nodes, sure=False, isolate="none", restart=True)
+        diagnosis = Diagnosis(e.cause, words, e.nodes, sure=False, isolate="none", restart=True, decided=e.decided)
         incident = replace(incident, diagnosis=diagnosis)
     return replace(state, incident=inc.found(inc.mark(incident, at, what, words), at, e.faults))
 

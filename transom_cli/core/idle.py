@@ -13,6 +13,7 @@ from transom_cli.core import incident as inc
 from transom_cli.core import isolating
 from transom_cli.core.actions import Isolate, Probe
 from transom_cli.core.incident import Step, order
+from transom_cli.core.policy import SWAP
 from transom_cli.core.state import Exclusion, Look, State, faults_of
 
 PREFIX = "idle/"
@@ -29,13 +30,16 @@ def suspect(state: State, node: str) -> Step:
 
 
 def given_up(state: State, e: ev.HealSeen) -> Step:
-    """The launcher has put spares in their place: on suspicion they are kept away for a while, dead ones for good."""
+    """The launcher has put spares in their place: on suspicion they are kept away for a while, dead ones for good.
+
+    Where the policy asks for a swap and no more, the probes decide.
+    """
     step: Step = (state, ())
     checked = {f.node for f in e.faults}
     for node in (n for n in e.nodes if n in state.nodes):
         known = any(x.node == node for x in step[0].idle_looks)
         step = inc.both(step, suspect(step[0], node))
-        if known or node in checked or e.cause in _PROBES_DECIDE:
+        if known or node in checked or e.cause in _PROBES_DECIDE or e.decided.action == SWAP:
             continue
         step = inc.both(step, _isolate(step[0], e.at, node, f"{e.cause}: {e.words}", sure=False))
     return inc.both(step, found(step[0], e.at, e.faults))

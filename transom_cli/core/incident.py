@@ -12,6 +12,8 @@ from transom_cli.core import isolating
 from transom_cli.core.actions import Action, Cancel, Examine, Patch, Probe, Restart
 from transom_cli.core.diagnose import PREFLIGHT, diagnose, first_bad
 from transom_cli.core.events import NodeFault
+from transom_cli.core.judging import judged
+from transom_cli.core.policy import IGNORE
 from transom_cli.core.state import Exclusion, Incident, Look, Mark, Phase, Stage, State
 
 Step = tuple[State, tuple[Action, ...]]
@@ -157,7 +159,7 @@ def advance(state: State, at: float) -> Step:
 
 
 def _judge(state: State, incident: Incident, at: float) -> Step:
-    diagnosis = diagnose(incident, state)
+    diagnosis = judged(diagnose(incident, state), incident, state, at)
     if diagnosis is None and incident.healing:
         incident = mark(replace(incident, stage=Stage.HEALING), at, "nothing", "every node that was asked answers")
         return replace(state, incident=incident), ()
@@ -166,7 +168,11 @@ def _judge(state: State, incident: Incident, at: float) -> Step:
         return close(state, at, "nothing"), ()
     if diagnosis != incident.diagnosis:
         incident = mark(replace(incident, diagnosis=diagnosis), at, "diagnosed", diagnosis.words)
+        if diagnosis.decided.rule and diagnosis.restart:  # of a stop the diagnosis itself tells
+            incident = mark(incident, at, "decided", diagnosis.decided.words)
     state = replace(state, incident=incident)
+    if diagnosis.decided.action == IGNORE and _lives(incident):
+        return close(state, at, "ignored"), ()
     if not diagnosis.restart:
         return stop(state, at, diagnosis.words, diagnosis.exit_code)
     state = replace(state, phase=Phase.RECOVERING, since=at)
@@ -179,6 +185,11 @@ def _judge(state: State, incident: Incident, at: float) -> Step:
     asked = order(state, *choice.orders(state, diagnosis, incident.id))
     state = isolating.count(asked[0], at, len(choice.new))
     return both((state, asked[1]), advance(state, at))
+
+
+def _lives(incident: Incident) -> bool:
+    """Whether the training may well go on: nothing of it has ended, and its launcher is not at it."""
+    return not (incident.outcome or incident.ended or incident.dead or incident.healing)
 
 
 def isolated(state: State, at: float, node: str, how: str, detail: str) -> Step:

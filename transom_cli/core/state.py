@@ -6,7 +6,9 @@ import enum
 from dataclasses import dataclass, field
 
 from transom_cli.core.actions import Action
+from transom_cli.core.decided import UNDECIDED, Decided, Taken
 from transom_cli.core.events import NodeFault, OutcomeSeen
+from transom_cli.core.policy import IGNORE, RELAUNCH, SWAP, Rule
 from transom_cli.layout import attempt_name
 
 
@@ -55,6 +57,7 @@ class Policy:
     cap_fraction: float = 0.10
     cap_window: float = 3600.0
     expiry: float = 3600.0
+    rules: tuple[Rule, ...] = ()  # the first that fits decides; none: what the evidence speaks for
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class Diagnosis:
     restart: bool
     exit_code: int = 1  # of the run, when it is not restarted
     faults: tuple[NodeFault, ...] = ()  # what checks found against nodes among those to blame
+    decided: Decided = UNDECIDED  # which rule of the policy made of it what
 
     def faults_of(self, node: str) -> tuple[NodeFault, ...]:
         return faults_of(self.faults, node)
@@ -82,6 +86,10 @@ class Diagnosis:
         return own[0].proven if own else self.sure
 
     def isolates(self, node: str) -> str:
+        """drain, exclude or none: what the evidence allows, where the policy does not ask for less."""
+        return "none" if self.decided.action in (RELAUNCH, SWAP, IGNORE) else self.by_evidence(node)
+
+    def by_evidence(self, node: str) -> str:
         """drain, exclude or none."""
         own = self.faults_of(node)
         return ("drain" if own[0].proven else "exclude") if own else self.isolate
@@ -204,6 +212,7 @@ class State:
     stop_asked: bool = False
     incident: Incident | None = None
     incidents: tuple[Incident, ...] = ()  # closed ones, oldest first
+    taken: tuple[Taken, ...] = ()  # what was decided of others, in the attempts before a launcher's own
     exclusions: tuple[Exclusion, ...] = ()
     isolations: tuple[float, ...] = ()  # when nodes were isolated, within the cap's window
     lifts: tuple[str, ...] = ()  # requests to lift exclusions that were heard

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from transom_cli.core.diagnose import PREFLIGHT
@@ -35,6 +36,9 @@ def begun(run: RunDir, attempt: AttemptDir, checkpoints: Path, expiry: float) ->
         stuck=without_progress(outcomes, durable),
         isolated=tuple(sorted(isolated)),
         insist=alone,
+        taken=tuple(
+            replace(t, at=t.at - _age(a, attempt)) for a, o in zip(before, outcomes, strict=True) if o for t in o.taken
+        ),
         lacked=bool(outcomes) and outcomes[-1] is not None and outcomes[-1].cause in ("isolated_nodes", PREFLIGHT),
     )
 

@@ -82,6 +82,7 @@ class Launcher:
             deep=options.health.deep,
             checking=_budget(options.health) + PATIENCE,
             checking_deep=options.health.deep_budget + PATIENCE,
+            rules=options.rules,
         )
         wanted = min(options.nodes or len(nodes), len(nodes))
         where = (self._allocation.job_id, self._allocation.restart, nodes)

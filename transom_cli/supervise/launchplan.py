@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from transom_cli.core.policy import Rule
 from transom_cli.core.quiet import QuietLimits
 from transom_cli.health.options import HealthOptions
 from transom_cli.layout import AttemptDir, RunDir
@@ -51,6 +52,7 @@ class LaunchOptions:
     resubmit: bool = False  # without an operator too: as a new job
     expiry: float = 3600.0  # seconds that the blame of an earlier attempt stands
     health: HealthOptions = field(default_factory=HealthOptions)
+    rules: tuple[Rule, ...] = ()  # the policy's table
     warn_before: int = 0  # seconds before the time limit at which Slurm warns; 0: never
 
     @property

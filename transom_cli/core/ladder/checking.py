@@ -13,6 +13,7 @@ from transom_cli.core.diagnose import NODE_FAULT, PREFLIGHT
 from transom_cli.core.events import NodeFault
 from transom_cli.core.ladder.events import Begun, Checked, CheckNodes, Faulty, Order, Start, Tell
 from transom_cli.core.ladder.fault import after_check, fail, without_old_doubts
+from transom_cli.core.ladder.judging import let_pass
 from transom_cli.core.ladder.outcome import lack_nodes, leave
 from transom_cli.core.ladder.state import LadderState, Memory, Rung
 
@@ -24,6 +25,7 @@ def begun(state: LadderState, e: Begun) -> Step:
         return state, ()
     state = replace(state, since=e.at, durable=e.durable, began_durable=e.durable, progress=e.durable, begun=e)
     state = replace(state, began_step=e.step, stuck=e.stuck)
+    state = replace(state, taken=tuple(replace(t, at=e.at + t.at) for t in e.taken))
     if not state.policy.preflight:
         return _first_launch(state, e.at)
     nodes = tuple(n for n in state.allocated if n not in e.isolated) or state.allocated
@@ -72,7 +74,8 @@ def faulty(state: LadderState, e: Faulty) -> Step:
     mine = tuple(f for f in new if f.node in state.nodes)
     proven = tuple(f for f in mine if f.proven)
     if proven and state.rung is Rung.TRAINING and state.failing_since is None and not state.told:
-        then = fail(state, e.at, in_words(proven))
+        words = in_words(proven)
+        then = let_pass(state, e.at, words, faults=proven) or fail(state, e.at, words)
         return then[0], orders + then[1]
     doubts = (Tell("", "finding", in_words(mine), NODE_FAULT, (), mine),) if mine else ()
     return state, orders + doubts

@@ -38,6 +38,7 @@ from transom_cli.core.ladder.events import (
     Told,
     Warned,
 )
+from transom_cli.core.ladder.judging import let_pass
 from transom_cli.core.ladder.outcome import close, leave
 from transom_cli.core.ladder.state import LadderState, Rung
 from transom_cli.core.state import Stage
@@ -151,6 +152,9 @@ def _quiet(state: LadderState, e: Quiet) -> Step:
     who = f", ranks {', '.join(map(str, e.culprits))} stand out" if e.culprits else ""
     words = f"no step for {e.quiet_for:.1f} s (limit {e.limit:.1f} s) after step {e.step}{who}"
     nodes = tuple(n for n in dict.fromkeys(e.nodes) if n in state.nodes)
+    passed = let_pass(state, e.at, words, quiet=True, quiet_nodes=nodes)
+    if passed is not None:
+        return passed
     return fault.fail(state, e.at, words, quiet=True, quiet_nodes=nodes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transom_cli.core.decided import UNDECIDED, Decided, Taken
 from transom_cli.core.events import NodeFault, OutcomeSeen, RankExit
 
 THIS_LAUNCHER = "this launcher"  # a survivor's node that is none: our own fault, for which no node is to be blamed
@@ -24,6 +25,7 @@ class Begun(Heard):
     isolated: nodes that are to carry no rank; with `insist` (nobody else keeps them out) not even where there are too
     few others. lacked: the attempt before this one was left for that very reason.
     memory: agents run, so that the nodes may come to hold snapshots.
+    taken: what the policy decided in those attempts; the times are seconds before this one, below zero.
     """
 
     durable: int = -1
@@ -33,6 +35,7 @@ class Begun(Heard):
     insist: bool = False
     lacked: bool = False
     memory: bool = False
+    taken: tuple[Taken, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -268,6 +271,7 @@ class Tell:
     cause: str = ""
     nodes: tuple[str, ...] = ()
     faults: tuple[NodeFault, ...] = ()
+    decided: Decided = UNDECIDED
 
 
 @dataclass(frozen=True)

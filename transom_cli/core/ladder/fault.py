@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.diagnose import diagnose, first_bad
+from transom_cli.core.decided import UNDECIDED
+from transom_cli.core.diagnose import first_bad
 from transom_cli.core.events import NodeFault
 from transom_cli.core.ladder.events import CheckNodes, End, Ended, Order, Read, ReadLogs, Start, Tell
+from transom_cli.core.ladder.judging import judged_by, told_of
 from transom_cli.core.ladder.outcome import close, leave, saved_words
 from transom_cli.core.ladder.state import LadderState, Leaving, Rung
-from transom_cli.core.state import Diagnosis, Incident, Mark, Stage, State
+from transom_cli.core.policy import SWAP
+from transom_cli.core.state import Diagnosis, Incident, Mark, Stage
 
 Step = tuple[LadderState, tuple[Order, ...]]
 _OURS = (9, 15)  # signals by which the rest of a launch is ended
@@ -61,10 +64,9 @@ def read(state: LadderState, e: Read) -> Step:
     if e.line:
         orders = (Tell(incident.id, "examined", f"{e.where}: {e.line}"),)
     incident = replace(incident, log_category=e.category, log_line=e.line, faults=_faults(state))
-    diagnosis = _unheard(diagnose(incident, _as_the_operator_sees_it(state)), after, state)
+    diagnosis = judged_by(state, incident, after, e.at)
     state = replace(state, incident=replace(incident, diagnosis=diagnosis))
-    told = Tell(incident.id, "diagnosed", diagnosis.words, diagnosis.cause, diagnosis.nodes) if diagnosis else None
-    orders = (*orders, told) if told else orders
+    orders = (*orders, *told_of(incident.id, diagnosis)) if diagnosis is not None else orders
     nodes = _to_be_checked(state, diagnosis)
     if nodes:
         return replace(state, rung=Rung.CHECKING, since=e.at), (*orders, CheckNodes(incident.id, nodes, "deep"))
@@ -77,10 +79,10 @@ def after_check(state: LadderState, at: float) -> Step:
     incident, after = state.incident, state.after
     assert incident is not None and after is not None
     incident = replace(incident, faults=_faults(state))
-    diagnosis = _unheard(diagnose(incident, _as_the_operator_sees_it(state)), after, state)
+    diagnosis = judged_by(state, incident, after, at)
     told: tuple[Order, ...] = ()
     if diagnosis is not None and diagnosis != incident.diagnosis:
-        told = (Tell(incident.id, "diagnosed", diagnosis.words, diagnosis.cause, diagnosis.nodes, state.faults),)
+        told = told_of(incident.id, diagnosis, state.faults)
     state = replace(state, incident=replace(incident, diagnosis=diagnosis))
     then = _next(state, at, diagnosis, after)
     return then[0], told + then[1]
@@ -130,27 +132,6 @@ def _to_be_checked(state: LadderState, diagnosis: Diagnosis | None) -> tuple[str
     return state.in_order((*suspects, *others[: max(2, len(suspects))]))
 
 
-def _unheard(diagnosis: Diagnosis | None, after: Ended, state: LadderState) -> Diagnosis | None:
-    """A node that gives no answer is the likelier cause than the rank that was first to lose its peer."""
-    silent = tuple(n for n in after.unheard if n in state.nodes)
-    if diagnosis is None or not diagnosis.restart or not silent:
-        return diagnosis
-    words = f"no answer from {', '.join(silent)}; {diagnosis.words}"
-    found = replace(diagnosis, cause="node_silent", words=words, sure=False, isolate="exclude")
-    return replace(found, nodes=tuple(dict.fromkeys((*silent, *(f.node for f in diagnosis.faults)))))
-
-
-def _as_the_operator_sees_it(state: LadderState) -> State:
-    return State(
-        nodes=state.allocated,
-        launched=True,
-        step=state.step,
-        max_step=max(state.max_step, state.began_step),
-        durable=state.durable,
-        incidents=state.incidents,
-    )
-
-
 def _next(state: LadderState, at: float, diagnosis: Diagnosis | None, after: Ended) -> Step:
     if state.told:
         return leave(state, at, "stopped", f"told to stop by {state.told}; {saved_words(state)}")
@@ -166,6 +147,11 @@ def _next(state: LadderState, at: float, diagnosis: Diagnosis | None, after: End
         return leave(state, at, "failed", why)  # no node of the launch's: this launcher itself cannot end it
     if suspects:
         return _swap(state, at, diagnosis, suspects, why)
+    if diagnosis.decided.action == SWAP:
+        asked = tuple(n for n in diagnosis.nodes if n in state.nodes)
+        usable = tuple(n for n in state.ready if n not in state.draining)
+        if asked and len(usable) >= len(asked):  # else as if it were a relaunch
+            return swap(state, at, asked, usable[: len(asked)], diagnosis.cause)
     if state.launch > 0 and not (state.appeared or state.exits):
         return leave(state, at, "failed", words)  # a second try would find the same
     spent = _spent(state, diagnosis.cause)
@@ -205,7 +191,9 @@ def swap(state: LadderState, at: float, out: tuple[str, ...], into: tuple[str, .
     )
     nodes = state.in_order((*(n for n in state.nodes if n not in out), *into))
     faults = tuple(f for f in state.faults if f.node in out)
-    told = Tell(name, "swapped", words, cause, out, faults)
+    diagnosis = state.incident.diagnosis if state.incident is not None else None
+    decided = diagnosis.decided if diagnosis is not None and diagnosis.cause == cause else UNDECIDED
+    told = Tell(name, "swapped", words, cause, out, faults, decided)
     then = _relaunch(state, at, cause, nodes)
     return then[0], (told, *then[1])
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from transom_cli.core.diagnose import NODE_FAULT, first_bad
 from transom_cli.core.events import OutcomeSeen
+from transom_cli.core.judging import taken_in
 from transom_cli.core.ladder.events import Keep, Leave, Order
 from transom_cli.core.ladder.state import LadderState, Leaving, Memory, Rung
 from transom_cli.core.state import Stage
@@ -45,6 +46,8 @@ def leave(
     if again == "hold":
         outcome = replace(outcome, why=f"{why}; {state.stuck + 1} attempts in a row without progress")
     state = replace(close(state, at, "stopped" if status == "stopped" else "handed up"), rung=Rung.LEFT)
+    taken = (*taken_in(state.incidents), *state.ignored)
+    outcome = replace(outcome, taken=tuple(replace(t, at=t.at - at) for t in taken))
     return state, (Leave(outcome, _code(state, status, exits), again),)
 
 

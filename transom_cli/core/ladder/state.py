@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from transom_cli.core.decided import Taken
 from transom_cli.core.events import NodeFault, RankExit
 from transom_cli.core.ladder.events import Begun, Ended
+from transom_cli.core.policy import Rule
 from transom_cli.core.state import Incident
 from transom_cli.layout import attempt_name
 
@@ -28,6 +30,7 @@ class LadderPolicy:
     not waited for.
     flushing: seconds for ranks that are told to end to make a checkpoint, before what is in memory is made durable
     without them; that is waited for `keeping` seconds when nothing else is left to do.
+    rules: as in `core.state.Policy`, which is the operator's.
     """
 
     relaunches: int = 3
@@ -45,6 +48,7 @@ class LadderPolicy:
     deep: bool = False
     checking: float = 60.0
     checking_deep: float = 330.0
+    rules: tuple[Rule, ...] = ()
 
 
 class Rung(enum.Enum):
@@ -122,6 +126,8 @@ class LadderState:
     spent: tuple[tuple[str, int], ...] = ()  # relaunches without progress, by cause
     incident: Incident | None = None
     incidents: tuple[Incident, ...] = ()
+    taken: tuple[Taken, ...] = ()  # what the policy decided in the attempts before, at times of this launcher's clock
+    ignored: tuple[Taken, ...] = ()  # what it let pass in this one, since it is to be ignored
     after: Ended | None = None  # how the launch in question was ended
     memory: Memory = Memory.NONE
     kept: str = ""  # what came of it

@@ -1,0 +1,122 @@
+"""The rules of a policy in the settings' layers: their order, their checks, and that a run keeps what it began with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from transom_cli.config.load import freeze, load, thaw
+from transom_cli.core.policy import Rule
+from transom_cli.diagnose.clue import Category
+from transom_cli.errors import UsageError
+from transom_cli.wiring import policy_of, rules_of
+
+OOM = """
+[[policy.rules]]
+name = "oom"
+category = "cuda_oom"
+pattern = 'out of \\w+ory'
+action = "relaunch"
+budget = 2
+within = "6h"
+then = "stop"
+"""
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def names(rules: tuple[Rule, ...]) -> list[str]:
+    return [rule.name for rule in rules]
+
+
+def default_names(tmp_path: Path) -> list[str]:
+    return names(rules_of(load(None, site=None, user=tmp_path / "none")))
+
+
+def test_a_stronger_layers_rules_come_first_and_the_default_table_last(tmp_path: Path) -> None:
+    site = write(tmp_path / "site.toml", '[[policy.rules]]\nname = "site"\nsignal = 9\naction = "swap"\n')
+    run = write(tmp_path / "run.toml", OOM)
+    environ = {"TRANSOM_POLICY__RULES": '[{name = "env", action = "relaunch"}]'}
+    rules = rules_of(load(run, {}, environ, site=site, user=tmp_path / "none"))
+    assert names(rules) == ["env", "oom", "site", *default_names(tmp_path)]
+    assert [r.source for r in rules[:4]] == ["TRANSOM_POLICY__RULES", str(run), str(site), "default"]
+    assert rules[1] == Rule(
+        "oom",
+        "relaunch",
+        ("cuda_oom",),
+        pattern=r"out of \w+ory",
+        budget=2,
+        within=21600.0,
+        then="stop",
+        source=str(run),
+    )
+
+
+def test_a_rule_of_the_same_name_takes_the_weaker_ones_place(tmp_path: Path) -> None:
+    run = write(tmp_path / "run.toml", '[[policy.rules]]\nname = "node-to-blame"\naction = "relaunch"\n')
+    rules = rules_of(load(run, site=None, user=tmp_path / "none"))
+    assert names(rules) == ["node-to-blame", *(n for n in default_names(tmp_path) if n != "node-to-blame")]
+    assert rules[0].action == "relaunch"
+
+
+def test_a_run_keeps_the_table_that_it_began_with(tmp_path: Path) -> None:
+    settings = load(write(tmp_path / "run.toml", OOM), site=None, user=tmp_path / "none")
+    kept = thaw(freeze(settings), "run.toml")
+    assert kept == settings and rules_of(kept) == rules_of(settings) == policy_of(settings).rules
+    assert thaw("", "run.toml").policy.rules == (), "one that was begun before there were tables has none"
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    text = """
+[[policy.rules]]
+name = "one"
+category = ["gpu", "cuda_oom"]
+cause = "oops"
+patern = "x"
+action = "restart"
+[[policy.rules]]
+name = "two"
+pattern = '(?=look)'
+slurm_state = "RUNNING"
+within = "6 hours"
+exit_code = 256
+action = "stop"
+[[policy.rules]]
+name = "three"
+action = "stop"
+[[policy.rules]]
+name = "four"
+action = "swap"
+then = "stop"
+"""
+    run = write(tmp_path / "run.toml", text)
+    with pytest.raises(UsageError) as refused:
+        load(run, site=None, user=tmp_path / "none")
+    lines = refused.value.why.splitlines()
+    told = {line.removeprefix(f"{run}: ").partition(": ")[0]: line for line in lines}
+    keys = (
+        "[0].category[0] [0].cause[0] [0].patern [0].action [1].pattern [1].slurm_state[0] [1].within [1].exit_code[0]"
+    )
+    assert set(told) >= {f"policy.rules{key}" for key in keys.split()} | {"policy.rules[2]", "policy.rules[3]"}
+    assert all(c.value in told["policy.rules[0].category[0]"] for c in Category), "with the valid ones"
+    assert "no such key; there are name, category" in told["policy.rules[0].patern"]
+    assert "no look-around" in told["policy.rules[1].pattern"]
+    assert "a stop needs evidence" in told["policy.rules[2]"]
+    assert "no `budget`" in told["policy.rules[3]"]
+
+
+def test_two_rules_of_a_file_have_two_names(tmp_path: Path) -> None:
+    run = write(tmp_path / "run.toml", OOM + OOM)
+    with pytest.raises(UsageError, match="1 setting is wrong") as refused:
+        load(run, site=None, user=tmp_path / "none")
+    assert "two rules are called 'oom'" in refused.value.why
+
+
+@pytest.mark.parametrize(("text", "seconds"), [('"90s"', 90.0), ('"1.5h"', 5400.0), ('"2d"', 172800.0), ("60", 60.0)])
+def test_lengths_of_time(tmp_path: Path, text: str, seconds: float) -> None:
+    run = write(tmp_path / "run.toml", OOM.replace('"6h"', text))
+    assert load(run, site=None, user=tmp_path / "none").policy.rules[0].within == seconds

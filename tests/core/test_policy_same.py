@@ -1,0 +1,162 @@
+"""With the default table the cores do what they do without any; with any table they keep their promises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core_alphabet import Answer, answer
+from core_ladder import NODES, SPARE, fresh
+from core_policy import DEFAULT, tables
+from core_transcript import play as play_transcript
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_ladder_promises import stories as ladder_stories
+from test_properties import begun, faults, moments, play, policies
+
+from transom_cli.core import actions as act
+from transom_cli.core import events as ev
+from transom_cli.core import ladder as sh
+from transom_cli.core.decide import decide
+from transom_cli.core.decided import UNDECIDED
+from transom_cli.core.policy import Rule
+from transom_cli.core.state import Diagnosis, Incident, Policy, State
+
+FEW = settings(max_examples=150, deadline=None)
+TRANSCRIPTS = sorted((Path(__file__).parent / "incidents").glob("*.txt"))
+
+
+def without_rule(diagnosis: Diagnosis | None) -> Diagnosis | None:
+    if diagnosis is None:
+        return None
+    words = diagnosis.words.partition("; stopped by rule ")[0]
+    return replace(diagnosis, decided=UNDECIDED, words=words)
+
+
+def plain_incident(incident: Incident | None) -> Incident | None:
+    if incident is None:
+        return None
+    marks = tuple(replace(m, words=m.words.partition("; stopped by rule ")[0]) for m in incident.marks)
+    told = tuple(m for m in marks if m.what != "decided")
+    return replace(incident, diagnosis=without_rule(incident.diagnosis), marks=told)
+
+
+def plain(state: State) -> State:
+    """The state without the table, and without what tells of it."""
+    return replace(
+        state,
+        policy=replace(state.policy, rules=()),
+        incident=plain_incident(state.incident),
+        incidents=tuple(plain_incident(i) for i in state.incidents),  # type: ignore[misc]
+        verdict=state.verdict.partition("; stopped by rule ")[0],
+    )
+
+
+@FEW
+@given(policies, st.one_of(moments, faults))
+def test_the_default_table_is_what_the_operator_does(
+    policy: Policy, story: list[tuple[float, ev.Event | Answer]]
+) -> None:
+    bare, table = begun(policy).state, begun(replace(policy, rules=DEFAULT)).state
+    now = 1.0
+    for pause, moment in story:
+        now += pause
+        if isinstance(moment, Answer):
+            if not bare.pending:
+                continue
+            moment = answer(bare.pending[moment.which % len(bare.pending)], moment.how, now, bare.restarts)
+        event = replace(moment, at=now)
+        (bare, actions), (table, same) = decide(bare, event), decide(table, event)
+        assert actions == same
+        assert bare == plain(table)
+
+
+def plain_order(order: Any) -> Any:
+    if isinstance(order, sh.Tell):
+        words = order.words.partition("; stopped by rule ")[0]
+        return replace(order, decided=UNDECIDED, words=words)
+    if isinstance(order, sh.Leave):
+        why, kept = order.outcome.why, "; step 9 was made durable from memory"
+        before, rule, _ = why.partition("; stopped by rule ")
+        why = before + (kept if rule and why.endswith(kept) else "")
+        return replace(order, outcome=replace(order.outcome, taken=(), why=why))
+    return order
+
+
+@FEW
+@given(st.integers(0, 2), ladder_stories)
+def test_the_default_table_is_what_the_launcher_does(relaunches: int, story: list[tuple[float, sh.Heard]]) -> None:
+    bare = fresh((*NODES, SPARE), relaunches=relaunches)
+    table = replace(bare, policy=replace(bare.policy, rules=DEFAULT))
+    now = 0.0
+    for pause, heard in story:
+        now += pause
+        heard = replace(heard, at=now)
+        (bare, orders), (table, same) = sh.decide(bare, heard), sh.decide(table, heard)
+        told = [plain_order(o) for o in same if not (isinstance(o, sh.Tell) and o.what == "decided")]
+        assert [plain_order(o) for o in orders] == told
+        assert (bare.rung, bare.nodes, bare.spent, bare.given_up) == (
+            table.rung,
+            table.nodes,
+            table.spent,
+            table.given_up,
+        )
+
+
+@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda p: p.stem)
+def test_the_default_table_tells_the_same_stories(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the line that says which rule decided, and in a stop's words."""
+    monkeypatch.setattr("core_transcript.Policy", with_default_table)
+    told = play_transcript(path.read_text()).splitlines()
+    lines = [line.partition("; stopped by rule ")[0] for line in told if " decided: " not in line]
+    ours = [line for line in path.read_text().splitlines() if line.startswith("    ")]
+    assert [line for line in lines if line.startswith("    ")] == ours
+
+
+class with_default_table(Policy):
+    def __init__(self, **given: object) -> None:
+        super().__init__(**{"rules": DEFAULT, **given})  # type: ignore[arg-type]
+
+
+@FEW
+@given(policies, tables, st.one_of(moments, faults))
+def test_no_table_breaks_a_promise_of_the_operator(
+    policy: Policy, rules: tuple[Rule, ...], story: list[tuple[float, ev.Event | Answer]]
+) -> None:
+    """The ledger counts: no drain on a suspicion, nothing beyond the cap, no loop without progress."""
+    play(begun(replace(policy, rules=rules)), story)
+
+
+@FEW
+@given(tables, ladder_stories)
+def test_no_table_isolates_more_than_the_evidence_allows(
+    rules: tuple[Rule, ...], story: list[tuple[float, sh.Heard]]
+) -> None:
+    """The launcher hands up nodes to blame: those of the evidence, or fewer; those it gave up itself; no others."""
+    state = fresh((*NODES, SPARE))
+    state = replace(state, policy=replace(state.policy, rules=rules))
+    now = 0.0
+    for pause, heard in story:
+        now += pause
+        state, orders = sh.decide(state, replace(heard, at=now))
+        diagnosis = state.incident.diagnosis if state.incident else None
+        if diagnosis is not None:
+            ladder = ("none", "exclude", "drain")
+            for node in diagnosis.nodes:
+                assert ladder.index(diagnosis.isolates(node)) <= ladder.index(diagnosis.by_evidence(node))
+        for order in orders:
+            assert not (isinstance(order, sh.Start) and set(order.nodes) & set(state.given_up))
+
+
+def test_actions_that_are_compared_are_not_empty() -> None:
+    """The stories above lead somewhere."""
+    ledger = begun(Policy(rules=DEFAULT))
+    ended = ev.OutcomeSeen(30.0, "7.0", "failed", "why", (ev.RankExit(1, "n2", 1, None, 5.0),), durable=4)
+    first = ledger.feed(ended)
+    assert [type(a) for a in first] == [act.Examine]
+    (restart,) = ledger.feed(ev.Examined(31.0, first[0].key, "unknown", "boom", "rank-1.log"))
+    assert isinstance(restart, act.Restart)
+    assert ledger.state.incident is not None and ledger.state.incident.diagnosis is not None
+    assert ledger.state.incident.diagnosis.decided.rule == "anything-else"

@@ -1,0 +1,91 @@
+"""The category of a diagnosis, in the words that logs, rules and policies share (`diagnose.clue.Category`). Pure.
+
+A run's own evidence names a cause (how it ended) and a line of a log; here both become one category. "" is a cause that
+is no failure: an attempt that was left on purpose.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from transom_cli.diagnose.clue import Category
+
+_OF_CAUSE = {
+    "node_lost": Category.SLURM_NODE_FAIL,
+    "node_silent": Category.SLURM_NODE_FAIL,
+    "node_fail": Category.SLURM_NODE_FAIL,
+    "boot_fail": Category.SLURM_NODE_FAIL,
+    "time_limit": Category.SLURM_TIME_LIMIT,
+    "preempted": Category.SLURM_PREEMPTED,
+    "launch_failure": Category.SLURM_LAUNCH,
+    "host_oom": Category.HOST_OOM,
+    "hang": Category.NCCL_HANG,
+    "no_checkpoint": Category.CHECKPOINT_CORRUPT,
+    "run_dir_unseen": Category.STORAGE_IO,
+    "do_not_restart": Category.USER_CODE,
+}
+_NAMES = frozenset(c.value for c in Category) - {Category.UNKNOWN.value}
+_ON_PURPOSE = ("left", "maintenance", "isolated_nodes", "told")
+_OF_LOG = {"user": Category.USER_CODE, "usage": Category.USER_CODE, "peer": Category.NETWORK_FABRIC}
+_OF_CHECK = (  # by the first letters of a check's name; the first that fits
+    ("gpu_nvlink", Category.NVLINK_FABRIC),
+    ("gpu_fabric", Category.NVLINK_FABRIC),
+    ("gpu_", Category.GPU_HARDWARE),
+    ("compute_", Category.GPU_HARDWARE),
+    ("ib_", Category.NETWORK_FABRIC),
+    ("link", Category.NETWORK_FABRIC),
+    ("room", Category.STORAGE_FULL),
+    ("mount", Category.STORAGE_IO),
+    ("run_dir", Category.STORAGE_IO),
+    ("write", Category.STORAGE_IO),
+    ("memlock", Category.RESOURCE_LIMITS),
+    ("nofile", Category.RESOURCE_LIMITS),
+    ("nproc", Category.RESOURCE_LIMITS),
+)
+_FULL = re.compile(r"No space left|quota exceeded", re.IGNORECASE)
+_CUDA_OOM = re.compile(r"CUDA|HIP|GPU|torch\.(?:cuda\.)?OutOfMemoryError", re.IGNORECASE)
+_KERNEL = re.compile(r"illegal (?:memory access|instruction|address)|misaligned address|Xid\D+(?:13|31|43)\b")
+_ASSERT = re.compile(r"device-side assert")
+_IMPORT = re.compile(r"^(?:ModuleNotFoundError|ImportError)\b")
+
+
+def category_of(cause: str, log_category: str, line: str, *, signalled: bool, checks: Collection[str] = ()) -> str:
+    """cause: as in `core.state.Diagnosis`. log_category, line: of the rank that died first, as in `events.Examined`;
+    a name of `Category` there is taken as it is. checks: names of those that speak against nodes.
+
+    A process that was killed by a signal without a word of its own has crashed: nothing tells that it was out of
+    memory.
+    """
+    if cause in _ON_PURPOSE:
+        return ""
+    if cause in ("node_fault", "preflight"):
+        return _of_checks(checks).value
+    if cause in _OF_CAUSE:
+        return _OF_CAUSE[cause].value
+    if log_category in _NAMES:
+        return log_category
+    found = _of_line(log_category, line)
+    if found is Category.UNKNOWN and signalled:
+        return Category.PROCESS_CRASH.value
+    return found.value
+
+
+def _of_line(log_category: str, line: str) -> Category:
+    if log_category == "oom":
+        return Category.CUDA_OOM if _CUDA_OOM.search(line) else Category.HOST_OOM
+    if log_category == "storage":
+        return Category.STORAGE_FULL if _FULL.search(line) else Category.STORAGE_IO
+    if log_category == "device":
+        if _ASSERT.search(line):
+            return Category.USER_CODE
+        return Category.CUDA_KERNEL_FAULT if _KERNEL.search(line) else Category.GPU_HARDWARE
+    if log_category == "user" and _IMPORT.match(line):
+        return Category.DEPENDENCY_IMPORT
+    return _OF_LOG.get(log_category, Category.UNKNOWN)
+
+
+def _of_checks(checks: Collection[str]) -> Category:
+    """Of the first check, in the order of that table. What is about the host alone (its memory, say) has none."""
+    found = (c for first, c in _OF_CHECK if any(name.startswith(first) for name in checks))
+    return next(found, Category.UNKNOWN)

@@ -1,0 +1,161 @@
+"""What is done about a failure: a table of rules that a user can read and change. Pure.
+
+The same table decides for the launcher and for the operator. The first rule that fits and has budget left decides; none
+fits: what the evidence itself speaks for. A rule can ask for less than the evidence allows, never for more: `isolate`
+keeps away the nodes that the evidence is against, and drains the proven ones, within the cap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from transom_cli.core.decided import Taken
+
+RELAUNCH, SWAP, ISOLATE, STOP, IGNORE = ACTIONS = ("relaunch", "swap", "isolate", "stop", "ignore")
+JOB, NODE = SCOPES = ("job", "node")
+_UNKNOWN = "unknown"
+_LINE = 200  # characters of a root line that are told
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What it asks of a failure is a conjunction; what is empty asks nothing.
+
+    category: any of these (`diagnose.clue.Category`). cause: any of `core.diagnose.CAUSES`. pattern: an RE2 expression
+    that the root line contains. exit_code, signal: of the rank that died first, or of the job. slurm_state: in which
+    the job ended. before_first_step: no rank of the run has ever made one. first_attempt: the job's first start.
+    against_node: the evidence allows to isolate one.
+
+    budget: how often the action may be taken for one fingerprint within `within` seconds (None: in the whole run).
+    Then `then` is done, or without it the next rule that fits. scope: whether that is counted in the job, or on the
+    same node. source: the file that it comes from.
+    """
+
+    name: str
+    action: str
+    category: tuple[str, ...] = ()
+    cause: tuple[str, ...] = ()
+    pattern: str = ""
+    exit_code: tuple[int, ...] = ()
+    signal: tuple[int, ...] = ()
+    slurm_state: tuple[str, ...] = ()
+    before_first_step: bool | None = None
+    first_attempt: bool | None = None
+    against_node: bool | None = None
+    scope: str = JOB
+    budget: int | None = None
+    within: float | None = None
+    then: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What rules can ask of a failure. category: "" where it is none, but an attempt that was left on purpose."""
+
+    category: str
+    cause: str
+    line: str = ""
+    fingerprint: str = ""
+    nodes: tuple[str, ...] = ()  # to blame
+    exit_codes: tuple[int, ...] = ()
+    signals: tuple[int, ...] = ()
+    slurm_state: str = ""
+    before_first_step: bool = False
+    first_attempt: bool = False
+    against_node: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """evidence: for a person, which rule and why: rule, its file, root line and how often."""
+
+    action: str
+    rule: str
+    evidence: str
+
+
+def decide_by(rules: Iterable[Rule], facts: Facts, history: Iterable[Taken], at: float) -> Verdict | None:
+    """None: no rule fits. A first failure that nothing is known of is never a reason to stop: it restarts."""
+    same = tuple(t for t in history if t.decided.fingerprint == facts.fingerprint)
+    for rule in rules:
+        if not fits(rule, facts):
+            continue
+        times = sum(1 for t in same if _counts(rule, facts, t, at))
+        within_budget = rule.budget is None or times < rule.budget
+        if not within_budget and not rule.then:
+            continue
+        action = rule.action if within_budget else rule.then
+        if action == STOP and not same and not _is_evident(rule, facts):
+            words = f"rule `{rule.name}`{_of(rule)} would stop, but a first unknown failure restarts"
+            return Verdict(RELAUNCH, rule.name, words)
+        return Verdict(action, rule.name, _words(rule, facts, action, times))
+    return None
+
+
+def fits(rule: Rule, facts: Facts) -> bool:
+    return (
+        (not rule.category or facts.category in rule.category)
+        and (not rule.cause or facts.cause in rule.cause)
+        and (not rule.exit_code or any(code in rule.exit_code for code in facts.exit_codes))
+        and (not rule.signal or any(number in rule.signal for number in facts.signals))
+        and (not rule.slurm_state or facts.slurm_state in rule.slurm_state)
+        and rule.before_first_step in (None, facts.before_first_step)
+        and rule.first_attempt in (None, facts.first_attempt)
+        and rule.against_node in (None, facts.against_node)
+        and (not rule.pattern or compiled(rule.pattern).search(facts.line) is not None)
+    )
+
+
+@lru_cache(maxsize=256)
+def compiled(pattern: str) -> Any:
+    """By RE2, which is done with any line in time that grows with its length: a log may hold anything.
+
+    Raises re2.error where it is no expression of RE2's (which has no look-around and no back-references).
+    """
+    import re2
+
+    options = re2.Options()
+    options.log_errors = False
+    return re2.compile(pattern, options)
+
+
+def _counts(rule: Rule, facts: Facts, taken: Taken, at: float) -> bool:
+    recent = rule.within is None or taken.at > at - rule.within
+    here = rule.scope == JOB or bool(set(taken.nodes) & set(facts.nodes))
+    return taken.decided.rule == rule.name and recent and here
+
+
+def _is_evident(rule: Rule, facts: Facts) -> bool:
+    """Whether more is known of the failure than that there was one."""
+    asked = rule.pattern or rule.exit_code or rule.signal or rule.slurm_state or rule.cause
+    return bool(asked) or facts.category != _UNKNOWN
+
+
+def _words(rule: Rule, facts: Facts, action: str, times: int) -> str:
+    often = f", for the {times + 1}. time{_span(rule)}" if rule.budget is not None else ""
+    if action != STOP:
+        return f"{action}, by rule `{rule.name}`{_of(rule)}{often}"
+    line = f': "{facts.line[:_LINE]}"' if facts.line else ""
+    return f"stopped by rule `{rule.name}`{_of(rule)}: {facts.category or facts.cause}{line}{often}"
+
+
+def _of(rule: Rule) -> str:
+    return f" ({rule.source})" if rule.source else ""
+
+
+def _span(rule: Rule) -> str:
+    if rule.within is None:
+        return " in this run"
+    return f" within {in_words(rule.within)}{' on the same node' if rule.scope == NODE else ''}"
+
+
+def in_words(seconds: float) -> str:
+    """21600 is "6h"; what is no whole number of a unit stays in the smaller one."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length and seconds % length == 0:
+            return f"{seconds / length:g}{unit}"
+    return f"{seconds:g}s"
