@@ -100,22 +100,27 @@ def test_the_log_of_a_rank_that_failed(node: Node) -> None:
     node.rank(5, FAILING).wait()
     wait_for(lambda: node.found("log:"))
     (found,) = node.found("log:")
-    assert (found["kind"], found["words"], found["rank"], found["launch"]) == ("log:user", "ValueError: mine", 5, 0)
+    assert (found["kind"], found["words"], found["rank"], found["launch"]) == (
+        "log:user_code",
+        "ValueError: mine",
+        5,
+        0,
+    )
     wait_for(lambda: len(decode((node.attempt.nodes / f"{NODE}.beats").read_bytes()).ranks) == 2)
-    told = node.ask("logs", launch=0, rank=None)
-    assert told == {
-        "names": ["rank-4.log", "rank-5.log"], "category": "user", "line": "ValueError: mine", "where": "rank-5.log",
-    }  # fmt: skip
-    assert node.ask("logs", launch=7, rank=4) == {"names": []}, "not of this launch"
+    told = node.ask("logs", launch=0)
+    assert told["names"] == ["rank-4.log", "rank-5.log"]
+    assert told["last"] == {"rank-4.log": "step 1", "rank-5.log": "ValueError: mine"}
+    assert [(hit["rule"], hit["file"]) for hit in told["hits"]] == [("python-exception", "rank-5.log")]
+    assert node.ask("logs", launch=7) == {"names": [], "hits": [], "last": {}}, "not of this launch"
     with pytest.raises(Failed, match="not a number that makes sense"):
-        node.ask("logs", launch=0, rank="../../etc/passwd")
+        node.ask("logs", launch="../../etc/passwd")
 
 
 def test_under_torchrun_the_nodes_own_log(node: Node) -> None:
     node.agent()
     node.rank(2, "raise ValueError('mine')", "node-2.log", "--torchrun").wait()
-    told = node.ask("logs", launch=0, rank=2)
-    assert (told["names"], told["line"]) == (["node-2.log"], "ValueError: mine")
+    told = node.ask("logs", launch=0)
+    assert (told["names"], told["last"]) == (["node-2.log"], {"node-2.log": "ValueError: mine"})
 
 
 def test_an_agent_that_hangs_makes_place_for_the_next(node: Node) -> None:

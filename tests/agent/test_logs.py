@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from transom_cli.agent.logs import LOOK, Follower, names, read_cause
+from transom_cli.agent.logs import LOOK, Follower, names, read_cause, rulebook
 from transom_cli.beats import places
 from transom_cli.beats.table import RankBeat
+from transom_cli.diagnose.logs import exchange
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 31, in <module>\n'
 PEER = TRACE + "RuntimeError: Connection closed by peer\n"
@@ -14,7 +16,7 @@ OWN = TRACE + "ValueError: mine\n"
 
 
 def lines(follower: Follower) -> list[str]:
-    return [edge.told.line for edge in follower.look()]
+    return [hit.record.line for hit in follower.look()]
 
 
 def row(rank: int, launch: int = 0) -> RankBeat:
@@ -74,15 +76,41 @@ def test_which_logs_are_this_nodes(tmp_path: Path) -> None:
     assert names(str(tmp_path), 1, rows) == ["rank-6.log"], "of another launch"
 
 
-def test_an_own_error_counts_before_a_victims_and_the_rank_that_died_first_before_both(tmp_path: Path) -> None:
-    logs = ["rank-9.log", "rank-10.log", "rank-11.log", "rank-12.log"]
-    for name, text in zip(logs, (PEER, OWN, TRACE + "KeyError: 'x'\n", ""), strict=True):
+def test_what_logs_answer_can_be_put_together_elsewhere(tmp_path: Path) -> None:
+    logs = ["rank-9.log", "rank-10.log", "rank-11.log"]
+    for name, text in zip(logs, (PEER, OWN, ""), strict=True):
         (tmp_path / name).write_text(text)
-    assert read_cause(tmp_path, logs, 9) == {
-        "names": logs, "category": "user", "line": "ValueError: mine", "where": "rank-10.log",
-    }  # fmt: skip
-    assert read_cause(tmp_path, logs, 11)["line"] == "KeyError: 'x'"
-    assert read_cause(tmp_path, logs[:1], None)["category"] == "peer"
-    assert read_cause(tmp_path, logs[3:], 12) == {"names": logs[3:]}, (
-        "a log that says nothing has been read all the same"
+    told = json.loads(json.dumps(read_cause(tmp_path, logs)))
+    assert (told["names"], told["last"]) == (
+        logs,
+        {"rank-9.log": PEER.split("\n")[-2], "rank-10.log": "ValueError: mine"},
     )
+    hits = exchange.heard(told["hits"], rulebook().by_name)
+    assert [(h.rule.name, h.record.rank, h.file) for h in hits] == [
+        ("python-exception", 10, "rank-10.log"), ("connection-lost", 9, "rank-9.log"),
+    ]  # fmt: skip
+
+
+def test_a_traceback_that_comes_in_pieces_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.log"
+    follower = Follower(path)
+    with path.open("a") as log:
+        log.write("ValueError: a message, not raised\n")
+        log.flush()
+        assert lines(follower) == []
+        for piece in TRACE.splitlines(keepends=True):
+            log.write(piece)
+            log.flush()
+            assert lines(follower) == []
+        log.write("KeyError: 'lr'\n")
+        log.flush()
+        assert lines(follower) == ["KeyError: 'lr'"]
+    follower.close()
+
+
+def test_what_the_training_survived_is_not_told(tmp_path: Path) -> None:
+    steps = "".join(f"step {n} loss 1.{n}\n" for n in range(20))
+    (tmp_path / "rank-0.log").write_text(OWN + steps)
+    (tmp_path / "rank-1.log").write_text(steps + OWN)
+    told = read_cause(tmp_path, ["rank-0.log", "rank-1.log"])
+    assert [hit["file"] for hit in told["hits"]] == ["rank-1.log"]

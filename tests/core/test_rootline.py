@@ -1,16 +1,17 @@
-"""The patterns that meet logs: what they take for an exception, and that no line keeps them busy for ever."""
+"""The patterns that meet logs: no line keeps them busy for ever."""
 
 from __future__ import annotations
 
-import re
+import io
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from transom_cli.core import rootline, srunwords, stacks
-from transom_cli.core.logedges import LogState, watch
-from transom_cli.core.rootline import clean, exception_in, root_line
+from transom_cli.core import srunwords, stacks
+from transom_cli.core.rootline import clean
+from transom_cli.diagnose.logs import engines, grammar
+from transom_cli.diagnose.logs.hits import hits_in
+from transom_cli.diagnose.logs.rulebook import Rulebook
+from transom_cli.diagnose.logs.rulefiles import load
 from transom_cli.health import kernel, reach
 
 HEAD = "Traceback (most recent call last):"
@@ -25,24 +26,25 @@ PIECES = [
 ]  # fmt: skip
 
 
-def as_it_was(line: str) -> str | None:
-    """What was said of lines that it could get through; this takes exponential time for others."""
-    labels = r"^(?:\[?[\w ]*\d+\]?:\s*)*"
-    found = re.match(labels + r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b.*)", line)
-    return found[1] if found else None
+@pytest.fixture(
+    params=[True, False] if engines.FAST else [False], ids=lambda fast: "re2" if fast else "re", scope="module"
+)
+def book(request: pytest.FixtureRequest) -> Rulebook:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "FAST", request.param)
+        return Rulebook(load())
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("piece", PIECES, ids=lambda p: repr(p[:20]))
-def test_no_line_keeps_the_reader_busy(piece: str) -> None:
+def test_no_line_keeps_the_reader_busy(piece: str, book: Rulebook) -> None:
     """Growing: what takes exponential time never gets beyond the first few."""
     for size in (64, 512, 4096, 32768):
         line = piece * (size // len(piece)) + "x"
-        root_line(line)
-        root_line(f"{HEAD}\n{line}\n")
-        watch(LogState(tracing=9, usage=9), [line])
-        for reader in (exception_in, rootline.usage_error_in, rootline.fault_in):  # also of a line that nobody has cut
-            reader(line)
+        record = grammar.record(grammar.cleaned(line.encode()))
+        for n in range(len(book.rules)):  # also those whose texts are not in it
+            book._where(n, record.text)
+        list(hits_in(io.BytesIO(f"{HEAD}\n{line}\n".encode()), book))
         stacks.parse(line)
         srunwords.task_exits(line, 0.0)
         reach.is_node_silence(line)
@@ -50,51 +52,10 @@ def test_no_line_keeps_the_reader_busy(piece: str) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("piece", ["usage: x", "1: x", "a.", "\x1b[0;"])
-def test_nor_do_many_lines(piece: str) -> None:
+@pytest.mark.parametrize("piece", ["usage: x", "1: x", "a.", "\x1b[0;", "Error: "])
+def test_nor_do_many_lines(piece: str, book: Rulebook) -> None:
     text = (piece + "\n") * (TAIL // len(piece))
-    root_line(text)
-    root_line(f"{HEAD}\n{text}")
-    watch(LogState(), [HEAD, *text.split("\n")])
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("ValueError: bad", "ValueError: bad"),
-        ("torch.OutOfMemoryError: CUDA out of memory", "torch.OutOfMemoryError: CUDA out of memory"),
-        ("[rank3]: KeyError: 'lr'", "KeyError: 'lr'"),
-        ("3: [rank3]: ValueError: bad", "ValueError: bad"),
-        ("[0]: [1]:KeyboardInterrupt", "KeyboardInterrupt"),
-        ("worker 12: SystemExit: 3", "SystemExit: 3"),
-        ("node1 0: 1: a.b_c.MyException", "a.b_c.MyException"),
-        ("[rank3]: step 7", None),
-        ("rank: ValueError: no number", None),
-        ("expert load 0: 4120 1: ValueError", "ValueError"),
-        ("see ValueError", None),
-        ("valueError: small", None),
-    ],
-)
-def test_the_last_line_of_a_traceback(line: str, found: str | None) -> None:
-    told = exception_in(line)
-    assert (told.line if told else None) == found == as_it_was(line)
-
-
-WORDS = ["[", "]", ":", " ", "1", "22", "rank", "ValueError", "x", "a.b.", "A", "Error", "KeyError: y", "_", ".", "é"]
-
-
-@given(st.lists(st.sampled_from(WORDS), max_size=9).map("".join))
-def test_the_same_is_found_as_before(text: str) -> None:
-    line = clean(text)
-    told = exception_in(line)
-    assert (told.line if told else None) == as_it_was(line)
-
-
-def test_the_first_error_below_the_last_usage() -> None:
-    usage = "usage: train.py [-h]"
-    assert root_line(f"{usage}\na: error: 1\na: error: 2\n{usage}\n\nb: error: 3\nc: error: 4\n").line == "b: error: 3"
-    assert root_line(f"a: error: above\n{usage}\nstep 3\n").category == "unknown"
-    assert root_line("usage: \nlast").line == "last"
+    list(hits_in(io.BytesIO(f"{HEAD}\n{text}".encode()), book))
 
 
 def test_a_line_is_looked_at_from_its_beginning_only() -> None:

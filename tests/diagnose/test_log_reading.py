@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.diagnose.logs import reading
+from transom_cli.diagnose.logs import engines, grammar, reading
 from transom_cli.diagnose.logs.hits import hits_of
 from transom_cli.diagnose.logs.reading import find
 from transom_cli.diagnose.logs.rulebook import Rulebook
@@ -63,3 +63,24 @@ def test_a_line_of_which_only_the_numbers_differ_is_looked_at_once() -> None:
     assert sum(1 for _ in find(io.BytesIO(lines), book)) == 0
     xid = b"NVRM: Xid (PCI:0000:65:00): 999, pid=1\nNVRM: Xid (PCI:0000:65:00): 79, pid=1\n"
     assert [hit.rule.name for hit in hits_in(io.BytesIO(xid), book)] == ["xid-hardware"], "numbers tell there"
+
+
+@given(st.lists(PIECES, max_size=40).map(b"".join), st.integers(0, 30))
+def test_both_engines_find_the_same(data: bytes, at: int) -> None:
+    texts = ["NEEDLE", "needle", "NEED", "hay", "LE\x00"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "_WINDOW", 7)
+        plain, other = engines.Plain(texts), engines.texts(texts)
+        one, two = plain.first(data, at, len(data)), other.first(data, at, len(data))
+        assert (one and one[0]) == (two and two[0])
+        assert sorted(plain.which(data)) == sorted(other.which(data))
+
+
+def test_all_rules_tell_the_same_without_re2(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = load()
+    with_re2 = Rulebook(rules)
+    monkeypatch.setattr(engines, "FAST", False)
+    without = Rulebook(rules)
+    for line in (line for rule in rules for line in (*rule.examples, *rule.look_alikes)):
+        told = grammar.record(grammar.cleaned(line.encode()))
+        assert with_re2.matches(told) == without.matches(told)

@@ -45,7 +45,7 @@ def test_four_on_one_processor_wait_for_most_of_the_time() -> None:
     for waiting, watch, own, whole in [told(process) for process in [spinning() for _ in range(4)]]:
         assert 0.5 < waiting <= 1.0
         assert 0.5 < watch <= 1.0
-        assert own <= whole < 0.5
+        assert own - 0.01 <= whole < 0.5, "what is read one after the other may differ by a tick"
 
 
 def test_one_that_sleeps_waits_for_nobody() -> None:

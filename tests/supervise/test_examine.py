@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from transom_cli.agent.logs import TAIL, tail_of
-from transom_cli.core.rootline import clean, root_line
+from transom_cli.agent.logs import TAIL, read_cause, tail_of
+from transom_cli.core.rootline import clean
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise import examine as examine_module
 from transom_cli.supervise.examine import candidates, examine
@@ -16,35 +17,39 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 31, in <mod
 PEER = TRACE + "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77, remote process exited\n"
 
 SAMPLES = [
-    ("user", TRACE + "ModuleNotFoundError: No module named 'tokeniser'\n", "ModuleNotFoundError: No module named"),
-    ("user", "[rank3]: " + TRACE.replace("\n", "\n[rank3]: ") + "KeyError: 'lr'\n", "KeyError: 'lr'"),
-    ("user", "3: " + TRACE.replace("\n", "\n3: ") + "3: ValueError: bad batch\n", "ValueError: bad batch"),
-    ("peer", PEER, "torch.distributed.DistBackendError: NCCL error"),
     (
-        "peer",
+        "dependency_import",
+        TRACE + "ModuleNotFoundError: No module named 'tokeniser'\n",
+        "ModuleNotFoundError: No module",
+    ),
+    ("user_code", "[rank3]: " + TRACE.replace("\n", "\n[rank3]: ") + "KeyError: 'lr'\n", "KeyError: 'lr'"),
+    ("user_code", "3: " + TRACE.replace("\n", "\n3: ") + "ValueError: bad batch\n", "ValueError: bad batch"),
+    ("network_fabric", PEER, "torch.distributed.DistBackendError: NCCL error"),
+    (
+        "network_fabric",
         TRACE + "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]\n",
         "RuntimeError: [../third_party/gloo",
     ),
-    ("oom", TRACE + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n", "torch.OutOfMemory"),
-    ("storage", TRACE + "OSError: [Errno 28] No space left on device: 'x'\n", "OSError: [Errno 28]"),
-    ("device", TRACE + "RuntimeError: CUDA error: uncorrectable ECC error encountered\n", "RuntimeError: CUDA error"),
-    ("usage", "usage: train.py [-h] [--lr LR]\n\ntrain.py: error: unrecognized arguments: --lrr\n", "train.py: error:"),
+    ("cuda_oom", TRACE + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n", "torch.OutOfMemory"),
+    ("storage_full", TRACE + "OSError: [Errno 28] No space left on device: 'x'\n", "OSError: [Errno 28]"),
+    (
+        "gpu_hardware",
+        TRACE + "RuntimeError: CUDA error: uncorrectable ECC error encountered\n",
+        "RuntimeError: CUDA error",
+    ),
+    ("user_code", "usage: train.py [--lr LR]\n\ntrain.py: error: unrecognized arguments: --lrr\n", "train.py: error:"),
     ("unknown", "step 5 loss 3.1\nstep 6 loss 3.0\n", "step 6 loss 3.0"),
-    ("unknown", "ValueError: printed, not raised\nstep 7\n", "step 7"),
     ("unknown", "\n\n", ""),
 ]
 
 
 @pytest.mark.parametrize(("category", "text", "line"), SAMPLES)
-def test_samples(category: str, text: str, line: str) -> None:
-    found = root_line(text)
-    assert found.category == category
-    assert found.line.startswith(line)
-
-
-def test_the_outermost_exception_counts() -> None:
-    chain = TRACE + "KeyError: 'a'\n\nThe above exception was the direct cause of the following exception:\n\n"
-    assert root_line(chain + PEER).category == "peer"
+def test_samples(category: str, text: str, line: str, place: tuple[RunDir, AttemptDir]) -> None:
+    run, attempt = place
+    write(attempt, 0, text)
+    told = examine("k", run, attempt, 0, 5.0)
+    assert told.category == category
+    assert told.line.startswith(line)
 
 
 def test_a_line_may_meet_a_terminal() -> None:
@@ -77,7 +82,7 @@ def test_the_rank_that_died_first_is_read_first(place: tuple[RunDir, AttemptDir]
     told = examine("i1/examine", run, attempt, 3, 5.0)
     assert (told.key, told.category, told.line, told.where) == (
         "i1/examine",
-        "user",
+        "user_code",
         "ValueError: of rank 3",
         "rank-3.log",
     )
@@ -89,13 +94,13 @@ def test_a_victim_is_passed_over_for_the_culprit(place: tuple[RunDir, AttemptDir
     write(attempt, 1, "step 5\n")
     write(attempt, 2, TRACE + "ValueError: mine\n")
     told = examine("k", run, attempt, 0, 5.0)
-    assert (told.category, told.where) == ("user", "rank-2.log")
+    assert (told.category, told.where) == ("user_code", "rank-2.log")
 
 
 def test_with_victims_alone_a_victim_tells(place: tuple[RunDir, AttemptDir]) -> None:
     run, attempt = place
     write(attempt, 0, PEER)
-    assert examine("k", run, attempt, None, 5.0).category == "peer"
+    assert examine("k", run, attempt, None, 5.0).category == "network_fabric"
 
 
 def test_the_newest_launch_by_number(place: tuple[RunDir, AttemptDir]) -> None:
@@ -122,33 +127,42 @@ def test_no_log_at_all(place: tuple[RunDir, AttemptDir]) -> None:
 
 def test_only_the_end_of_a_large_log_is_read(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.log"
-    path.write_bytes(b"\xff" * (2 * TAIL) + b"the end")
-    assert tail_of(path).endswith("the end")
-    assert len(tail_of(path)) == TAIL
-    assert tail_of(tmp_path / "none") == ""
+    path.write_bytes(b"\xff" * (2 * TAIL) + b"\nthe end")
+    assert tail_of(path) == (b"the end", 2 * TAIL + 1)
+    path.write_bytes(b"a\nb\n")
+    assert tail_of(path) == (b"a\nb\n", 0)
+    assert tail_of(tmp_path / "none") == (b"", 0)
 
 
 def test_what_the_agents_have_read_is_not_read_again(place: tuple[RunDir, AttemptDir]) -> None:
     run, attempt = place
     for rank in range(4):
         write(attempt, rank, TRACE + f"ValueError: of rank {rank}, as the file says\n")
-    first = {
-        "names": ["rank-1.log", "rank-2.log"],
-        "category": "user",
-        "line": "ValueError: told",
-        "where": "rank-1.log",
-    }
-    victim = {"names": ["rank-0.log"], "category": "peer", "line": "RuntimeError: gloo", "where": "rank-0.log"}
-    told = examine("k", run, attempt, 2, 5.0, [victim, first])
-    assert (told.line, told.where) == ("ValueError: told", "rank-1.log"), "an own error, and the lowest by name"
-    told = examine("k", run, attempt, 3, 5.0, [victim, first])
+    first, victim = Path(attempt.path / "first"), Path(attempt.path / "victim")
+    for folder, name, text in ((first, "rank-1.log", TRACE + "ValueError: told\n"), (victim, "rank-0.log", PEER)):
+        folder.mkdir()
+        (folder / name).write_text(text)
+    (first / "rank-2.log").write_text("step 3\n")
+    asked = [read_cause(victim, ["rank-0.log"]), read_cause(first, ["rank-1.log", "rank-2.log"])]
+    asked = [json.loads(json.dumps(answer)) for answer in asked]  # as it comes over the line
+    told = examine("k", run, attempt, 1, 5.0, asked)
+    assert (told.line, told.where) == ("ValueError: told", "rank-1.log"), "an own error, of the rank that died first"
+    told = examine("k", run, attempt, 3, 5.0, asked)
     assert told.line == "ValueError: of rank 3, as the file says", "the first to die, and its node does not answer"
 
 
 def test_answers_that_are_none_are_left_out(place: tuple[RunDir, AttemptDir]) -> None:
     run, attempt = place
     write(attempt, 0, TRACE + "ValueError: of the file\n")
-    nonsense = [{"names": "rank-0.log"}, {"names": [3, None], "category": 5, "line": "x", "where": "y"}, {}]
+    nonsense = [
+        {"names": "rank-0.log"},
+        {"names": [3, None], "hits": [{"rule": "x"}, 3], "last": ["y"]},
+        {"hits": 7},
+        {},
+    ]
     assert examine("k", run, attempt, 0, 5.0, nonsense).line == "ValueError: of the file"
-    loud = {"names": ["rank-0.log"], "category": "user", "line": "ValueError: \x1b[31mred", "where": "rank-0.log"}
+    (attempt.path / "rank-0.log").write_text(TRACE + "ValueError: mine\n")
+    loud = json.loads(json.dumps(read_cause(attempt.path, ["rank-0.log"])))
+    loud["hits"][0]["record"]["text"] = "ValueError: \x1b[31mred"
+    loud["hits"].append({**loud["hits"][0], "rule": "of a newer release"})
     assert examine("k", run, attempt, 0, 5.0, [loud]).line == "ValueError: red"

@@ -38,8 +38,7 @@ class Answers:
         if name == "faults":
             return {"faults": self._eyes.alarms.faults()}
         if name == "logs":
-            rank = None if arguments.get("rank") is None else int(_number(arguments, "rank"))
-            return self._eyes.cause(int(_number(arguments, "launch")), rank)
+            return self._eyes.cause(int(_number(arguments, "launch")))
         if name == "evidence":
             return self._evidence(arguments)
         if name == "flush":

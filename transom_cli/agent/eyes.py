@@ -16,7 +16,8 @@ from transom_cli.agent.alarms import Alarms
 from transom_cli.agent.findings import HOST, LOG, Findings
 from transom_cli.agent.logs import NodeLogs
 from transom_cli.beats.table import RankBeat
-from transom_cli.core.rootline import RootLine
+from transom_cli.diagnose.clue import Action
+from transom_cli.diagnose.logs.hit import Hit
 from transom_cli.health import edges, host
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.health.host import HostReader, HostReading
@@ -25,8 +26,8 @@ from transom_cli.layout import AttemptDir
 HEALTH = 10.0  # seconds between two readings of the host
 LOGS = 1.0  # seconds between two looks at the logs
 LEAVE = 2.0  # seconds for the last look
+SURE = 0.8  # a rule's own confidence
 NEWS = 1000  # findings about the host that wait to be written, while the run directory does not answer
-_HARDWARE = ("ECC", "Xid")  # a CUDA error without these may as well be the program's own
 
 
 class News:
@@ -115,9 +116,9 @@ class Eyes:
         """What an agent before this one has told, for whoever watches beside the host."""
         return self._findings.told
 
-    def cause(self, launch: int, rank: int | None) -> dict[str, object]:
+    def cause(self, launch: int) -> dict[str, object]:
         """What the logs of the launch's ranks on this node tell (see `logs.read_cause`)."""
-        return self._logs.cause(launch, rank, self._rows())
+        return self._logs.cause(launch, self._rows())
 
     def _feel(self) -> None:
         told: Mapping[str, edges.Told] = self._findings.told
@@ -153,10 +154,11 @@ class Eyes:
             except OSError:
                 self._news.put_back(found)
                 raise
-        for of, rank, told in self._logs.look(rows):
-            self._findings.tell(LOG + told.category, _verdict(told), told.line, rank, of)
+        for of, hit in self._logs.look(rows):
+            category = hit.rule.category.value if hit.rule.category else ""
+            self._findings.tell(LOG + category, _verdict(hit), hit.record.line, hit.record.rank, of)
 
 
-def _verdict(told: RootLine) -> Verdict:
-    hardware = told.category == "device" and any(word in told.line for word in _HARDWARE)
-    return Verdict.SUSPECT if hardware else Verdict.MONITOR
+def _verdict(hit: Hit) -> Verdict:
+    """What one line says of its node, surely enough for a rule to keep a job off it, is a suspicion."""
+    return Verdict.SUSPECT if hit.rule.action is Action.ISOLATE and hit.rule.confidence >= SURE else Verdict.MONITOR

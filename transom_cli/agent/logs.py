@@ -6,16 +6,22 @@ thousand nodes does not read a thousand logs over the network from one host.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from transom_cli.beats import places
 from transom_cli.beats.table import RankBeat
-from transom_cli.core import logedges
-from transom_cli.core.logedges import Edge, LogState
-from transom_cli.core.rootline import RootLine, first_cause, root_line
+from transom_cli.core.rootline import clean
+from transom_cli.diagnose.logs import exchange
+from transom_cli.diagnose.logs.collector import Collector, collected
+from transom_cli.diagnose.logs.hit import Hit
+from transom_cli.diagnose.logs.hits import hits_in
+from transom_cli.diagnose.logs.rulebook import Rulebook
+from transom_cli.diagnose.logs.survival import went_on
 from transom_cli.layout import AttemptDir
 
 TAIL = 256 * 1024  # bytes of a log's end that are read for its first cause
@@ -25,14 +31,38 @@ _LINE = 16 * 1024  # a line that goes on for longer, without an end, is given up
 _RANK = re.compile(r"rank-(\d{1,9})\.log")
 
 
-def tail_of(path: Path) -> str:
+@lru_cache(maxsize=1)
+def rulebook() -> Rulebook:
+    """Our own rules. Without a TOML reader (Python 3.10 alone, in somebody's container) there are none."""
+    try:
+        from transom_cli.diagnose.logs.rulefiles import load
+    except ImportError:
+        return Rulebook(())
+    return Rulebook(load())
+
+
+def tail_of(path: Path) -> tuple[bytes, int]:
+    """The log's end, from a line's beginning, and where in the log that is; nothing of one that cannot be read."""
     try:
         with path.open("rb") as f:
-            f.seek(0, 2)
-            f.seek(max(0, f.tell() - TAIL))
-            return f.read().decode("utf-8", "replace")
+            start = max(0, f.seek(0, 2) - TAIL)
+            f.seek(start)
+            data = f.read(TAIL)
     except OSError:
-        return ""
+        return b"", 0
+    skipped = data.find(b"\n") + 1 if start else 0
+    return data[skipped:], start + skipped
+
+
+def last_line(data: bytes) -> str:
+    lines = (clean(line.decode("utf-8", "replace")) for line in reversed(data[-TAIL:].split(b"\n")))
+    return next((line for line in lines if line), "")
+
+
+def hits_of_tail(path: Path, data: bytes, start: int) -> list[Hit]:
+    """What the rules know in it, without what the training survived. A line's number in the whole log is not known."""
+    hits = collected(hits_in(io.BytesIO(data), rulebook()), path.name, start)
+    return [hit for hit in hits if not (hit.rule.lasts and exchange.worth(hit) and went_on(hit, path))]
 
 
 def names(beats_dir: str, launch: int, rows: Sequence[RankBeat]) -> list[str]:
@@ -43,18 +73,16 @@ def names(beats_dir: str, launch: int, rows: Sequence[RankBeat]) -> list[str]:
     return [f"rank-{row.rank}.log" for row in rows if row.launch == launch]
 
 
-def read_cause(folder: Path, log_names: Sequence[str], rank: int | None) -> dict[str, object]:
-    """What `logs` answers: the names that were read, and of them category, line and where (see `first_cause`)."""
-    said = []
+def read_cause(folder: Path, log_names: Sequence[str]) -> dict[str, object]:
+    """What `logs` answers: the names that were read, what they tell (`exchange.told`), and the last line of each."""
+    hits: list[Hit] = []
+    last: dict[str, str] = {}
     for name in log_names:
-        text = tail_of(folder / name)
-        if text.strip():
-            said.append((root_line(text), name))
-    told = first_cause(said, rank)
-    answer: dict[str, object] = {"names": list(log_names)}
-    if told is not None:
-        answer.update(category=told[0].category, line=told[0].line, where=told[1])
-    return answer
+        data, start = tail_of(folder / name)
+        if data.strip():
+            hits += hits_of_tail(folder / name, data, start)
+            last[name] = last_line(data)
+    return {"names": list(log_names), "hits": exchange.told(hits), "last": last}
 
 
 class Follower:
@@ -65,10 +93,11 @@ class Follower:
         self._fd = -1
         self._at = 0
         self._rest = b""
-        self._state = LogState()
+        self._lines = 0
+        self._collector = Collector(path.name)
 
-    def look(self) -> tuple[Edge, ...]:
-        """What the lines tell that have come since the last look. At most `LOOK` bytes are read."""
+    def look(self) -> tuple[Hit, ...]:
+        """The causes in the lines that have come since the last look. At most `LOOK` bytes are read."""
         try:
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -77,20 +106,21 @@ class Follower:
                 return ()
             if size < self._at or size - self._at > LOOK:  # cut, or grown faster than we read: the newest
                 self._at, self._rest = max(0, size - LOOK), b""
+                self._lines, self._collector = 0, Collector(self._path.name)
             data = os.pread(self._fd, LOOK, self._at)
         except OSError:
             return ()  # not there yet, or a file system that does not answer: the next look tries again
         self._at += len(data)
         return self._take(data)
 
-    def _take(self, data: bytes) -> tuple[Edge, ...]:
+    def _take(self, data: bytes) -> tuple[Hit, ...]:
         lines, end, rest = (self._rest + data).rpartition(b"\n")
         self._rest = rest if len(rest) <= _LINE else b""
-        if not end or (self._state.idle and not any(mark in lines for mark in logedges.MARKS)):
+        if not end:
             return ()
-        text = lines.decode("utf-8", "replace").split("\n")
-        self._state, found = logedges.watch(self._state, text)
-        return found
+        self._collector.take(hits_in(io.BytesIO(lines + end), rulebook()), self._lines)
+        self._lines += lines.count(b"\n") + 1
+        return tuple(filter(exchange.worth, self._collector.drain()))
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -106,8 +136,8 @@ class NodeLogs:
         self._launch = -1
         self._followed: dict[str, Follower] = {}
 
-    def look(self, rows: Sequence[RankBeat]) -> list[tuple[int, int | None, RootLine]]:
-        """What is new, as (launch, rank, what was found). rank: None where neither log nor line names one."""
+    def look(self, rows: Sequence[RankBeat]) -> list[tuple[int, Hit]]:
+        """What is new, by launch. The rank is that of the log, or of the line's own label."""
         launch = max((row.launch for row in rows), default=-1)
         if launch != self._launch:
             self.close()
@@ -116,19 +146,13 @@ class NodeLogs:
         for name in names(self._beats_dir, launch, rows):
             if name not in self._followed:
                 self._followed[name] = Follower(self._attempt.logs(launch) / name)
-            for edge in self._followed[name].look():
-                found.append((launch, edge.rank if edge.rank is not None else _rank(name), edge.told))
+            found += [(launch, hit) for hit in self._followed[name].look()]
         return found
 
-    def cause(self, launch: int, rank: int | None, rows: Sequence[RankBeat]) -> dict[str, object]:
-        return read_cause(self._attempt.logs(launch), names(self._beats_dir, launch, rows), rank)
+    def cause(self, launch: int, rows: Sequence[RankBeat]) -> dict[str, object]:
+        return read_cause(self._attempt.logs(launch), names(self._beats_dir, launch, rows))
 
     def close(self) -> None:
         for follower in self._followed.values():
             follower.close()
         self._followed = {}
-
-
-def _rank(name: str) -> int | None:
-    found = _RANK.match(name)
-    return int(found[1]) if found else None

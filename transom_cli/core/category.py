@@ -11,6 +11,15 @@ from collections.abc import Collection
 
 from transom_cli.diagnose.clue import Category
 
+OWN_ERRORS = frozenset(("user_code", "dependency_import", "user", "usage"))
+"""The program's, which a restart would only repeat. Here and below the last names are those of older journals."""
+OWN_WORDS = OWN_ERRORS | {
+    *("storage_full", "storage_io", "checkpoint_corrupt", "data_loader", "numeric_divergence", "external_service"),
+    *("rendezvous_port", "resource_limits", "storage"),
+}
+"""They say nothing of the node on which they were printed."""
+DEVICE = frozenset(("gpu_hardware", "nvlink_fabric", "driver_mismatch", "cuda_kernel_fault", "device"))
+
 _OF_CAUSE = {
     "node_lost": Category.SLURM_NODE_FAIL,
     "node_silent": Category.SLURM_NODE_FAIL,

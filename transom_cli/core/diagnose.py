@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from transom_cli.core.category import OWN_ERRORS, OWN_WORDS
 from transom_cli.core.events import NodeFault, RankExit
 from transom_cli.core.state import Diagnosis, Incident, State
 
@@ -134,7 +135,7 @@ def _user_error(incident: Incident, state: State, first: RankExit | None) -> Dia
         return None
     code = first.code if first else incident.exit_code
     usage = code == 2
-    if not usage and not (incident.log_category in ("user", "usage") and code):
+    if not usage and not (incident.log_category in OWN_ERRORS and code):
         return None
     who = first.words if first else f"the job ended with exit code {code}"
     line = incident.log_line or "a usage error (exit code 2)"
@@ -183,7 +184,7 @@ def _rank_ended(incident: Incident, state: State, first: RankExit | None) -> Dia
         return Diagnosis("job_failed", words + line, (), sure=False, isolate="none", restart=True)
     cause = "rank_killed" if first.signal is not None else "rank_failed"
     line = f": {incident.log_line}" if incident.log_line and first.signal is None else ""
-    own_words = incident.log_category in ("user", "usage", "storage")  # the program's, which say nothing of the node
+    own_words = incident.log_category in OWN_WORDS
     again = 0 if own_words or len(state.nodes) == 1 else _blamed_before(state, first.node)
     return Diagnosis(
         cause,

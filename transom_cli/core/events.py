@@ -247,7 +247,7 @@ class CheckpointSeen(Event):
 
 @dataclass(frozen=True)
 class Examined(Event):
-    """What the logs of an attempt say: category is user, peer, usage, oom, device, storage or unknown."""
+    """What the logs of an attempt say: category is of `diagnose.clue.Category`, in older journals a coarser word."""
 
     key: str
     category: str

@@ -150,10 +150,10 @@ class Agents:
             answers = pool.map(lambda node: self._ask_once(node, "memory", seconds, about, 0.0), nodes)
             return dict(zip(nodes, answers, strict=True))
 
-    def logs(self, launch: int, rank: int | None, nodes: tuple[str, ...]) -> list[Answer]:
+    def logs(self, launch: int, nodes: tuple[str, ...]) -> list[Answer]:
         """What the logs of the launch tell, by each node that answers (see `agent.logs.read_cause`)."""
         with ThreadPoolExecutor(min(len(nodes), AT_ONCE), thread_name_prefix="agents") as pool:
-            about: Answer = {"launch": launch, "rank": rank}
+            about: Answer = {"launch": launch}
             answers = list(pool.map(lambda node: self._ask_once(node, "logs", LOGS, about, 0.0), nodes))
         return [answer for answer in answers if answer.get("ok")]
 

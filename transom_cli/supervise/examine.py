@@ -6,9 +6,12 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from transom_cli.agent.logs import tail_of
+from transom_cli.agent.logs import hits_of_tail, last_line, rulebook, tail_of
 from transom_cli.core.events import Examined
-from transom_cli.core.rootline import RootLine, clean, first_cause, log_order, root_line
+from transom_cli.core.rootline import clean, log_order
+from transom_cli.diagnose.logs import exchange
+from transom_cli.diagnose.logs.cause import incidents
+from transom_cli.diagnose.logs.hit import Hit
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 
 SETTLE = 2.0  # seconds for a log on a network file system to show its end
@@ -35,37 +38,48 @@ def candidates(
 def examine(
     key: str, run: RunDir, attempt: AttemptDir, rank: int | None, now: float, asked: Sequence[Mapping[str, object]] = ()
 ) -> Examined:
-    """What `rootline.first_cause` makes of them.
+    """What the rules make of them (`diagnose.logs.cause`), or the last line of the rank that died first.
 
     The batch script's output counts only when no rank has said anything: it may end with an earlier attempt's error.
     asked: what the nodes' own agents have read (see `agent.logs.read_cause`); only the other logs are read here.
     """
     deadline = time.monotonic() + SETTLE
-    heard, read = _heard(asked)
+    heard, last, read = _heard(asked)
     while True:
-        said = list(heard)
+        hits, said = list(heard), dict(last)
         *ranks, batch = candidates(run, attempt, rank, read)
         for path in (*ranks, batch):
-            text = tail_of(path) if path is not batch or not said else ""
-            if text.strip():
-                said.append((root_line(text), path.name))
-        told = first_cause(said, rank)
-        if told is not None:
-            found, where = told
-            return Examined(now, key, found.category, found.line, where)
+            data, start = tail_of(path) if path is not batch or not said else (b"", 0)
+            if data.strip():
+                hits += hits_of_tail(path, data, start)
+                said[path.name] = last_line(data)
+        if said:
+            return _told(now, key, hits, said, rank)
         if time.monotonic() >= deadline:
             return Examined(now, key, "unknown", "", "no log")
         time.sleep(0.1)
 
 
-def _heard(asked: Sequence[Mapping[str, object]]) -> tuple[list[tuple[RootLine, str]], set[str]]:
-    """What the agents' answers tell, and the logs that were read for it; an answer that is none is left out."""
-    said, read = [], set()
+def _told(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str], rank: int | None) -> Examined:
+    found = incidents(hits, died=rank)
+    if found:
+        root = found[0].root
+        return Examined(now, key, found[0].category.value, clean(root.record.text), root.file)
+    name = min(said, key=lambda name: log_order(name, rank))
+    return Examined(now, key, "unknown", said[name], name)
+
+
+def _heard(asked: Sequence[Mapping[str, object]]) -> tuple[list[Hit], dict[str, str], set[str]]:
+    """What the agents' answers tell: hits, the logs' last lines, and the logs that were read for it. An answer that is
+    none is left out."""
+    hits: list[Hit] = []
+    last: dict[str, str] = {}
+    read: set[str] = set()
     for answer in asked:
-        names, told = answer.get("names"), [answer.get(name) for name in ("category", "line", "where")]
+        names, lines = answer.get("names"), answer.get("last")
         if isinstance(names, list):
             read |= {name for name in names if isinstance(name, str)}
-        category, line, where = (x if isinstance(x, str) else "" for x in told)
-        if category and where:
-            said.append((RootLine(category, clean(line)), clean(where)))
-    return said, read
+        if isinstance(lines, dict):
+            last.update({clean(str(name)): clean(str(line)) for name, line in lines.items()})
+        hits += exchange.heard(answer.get("hits"), rulebook().by_name)
+    return hits, last, read

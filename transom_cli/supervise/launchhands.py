@@ -167,7 +167,7 @@ class LaunchHands:
         nodes = self._nodes
 
         def work() -> Heard:
-            asked = self._agents.logs(order.launch, order.rank, nodes)
+            asked = self._agents.logs(order.launch, nodes)
             found = examine("", self._options.run, self._attempt, order.rank, 0.0, asked)
             return Read(0.0, order.launch, found.category, found.line, found.where)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from transom_cli.core.category import DEVICE
 from transom_cli.core.decided import UNDECIDED
 from transom_cli.core.diagnose import first_bad
 from transom_cli.core.events import NodeFault
@@ -119,7 +120,7 @@ def _to_be_checked(state: LadderState, diagnosis: Diagnosis | None) -> tuple[str
     if diagnosis is None or not diagnosis.restart or not state.policy.deep or state.told:
         return ()
     incident = state.incident
-    device = incident is not None and incident.log_category == "device"
+    device = incident is not None and incident.log_category in DEVICE
     again = any(diagnosis.isolates(n) != "none" for n in diagnosis.nodes) and diagnosis.cause in (
         "rank_killed",
         "rank_failed",

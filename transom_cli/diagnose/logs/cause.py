@@ -36,13 +36,16 @@ class Incident:
 
 
 def incidents(
-    hits: Iterable[Hit], survived: Survived = lambda hit: False, ranks: frozenset[int] = frozenset()
+    hits: Iterable[Hit],
+    survived: Survived = lambda hit: False,
+    ranks: frozenset[int] = frozenset(),
+    died: int | None = None,
 ) -> tuple[Incident, ...]:
     """The deciding one first; () for healthy logs. survived: whether the training went on after a hit. ranks: all that
-    there are, as far as the logs show it."""
+    there are, as far as the logs show it. died: the rank that died first, where that is known."""
     left = sorted(_often_enough(hits), key=_order)
     if len({hit.file for hit in left}) > 1:  # whose clocks nobody compares: who waits has not begun it
-        left.sort(key=lambda hit: hit.rule.category is Category.NCCL_HANG)
+        left.sort(key=lambda hit: (hit.rule.category is Category.NCCL_HANG, died not in (None, hit.record.rank)))
     found: list[Incident] = []
     while left:
         root = _root(left, survived)
@@ -51,7 +54,7 @@ def incidents(
         place = left.index(root)
         others = tuple(h for n, h in enumerate(left) if h is not root and _explains(root, h, later=n > place))
         found.append(_incident(root, others, ranks))
-        left = [h for h in left if h is not root and h not in others and h.rule.level >= Level.CAUSE]
+        left = [h for h in left if h is not root and h not in others and h.level >= Level.CAUSE]
     return tuple(found)
 
 
@@ -82,23 +85,23 @@ def _root(hits: Sequence[Hit], survived: Survived) -> Hit | None:
         return asked[key]
 
     fatal = [hit for hit in hits if over(hit)]
-    authority = [h for h in fatal if h.rule.level is Level.AUTHORITY]
+    authority = [h for h in fatal if h.level is Level.AUTHORITY]
     if authority:
         return max(authority, key=lambda h: h.rule.weight)
-    first = next((h for h in fatal if h.rule.level in (Level.CAUSE, Level.ENDING)), None)
+    first = next((h for h in fatal if h.level in (Level.CAUSE, Level.ENDING)), None)
     if first is not None:
-        return first if first.rule.level is Level.CAUSE else _ending(fatal, first)
-    return max((h for h in fatal if h.rule.level is Level.SIGN), key=lambda h: h.rule.weight, default=None)
+        return first if first.level is Level.CAUSE else _ending(fatal, first)
+    return max((h for h in fatal if h.level is Level.SIGN), key=lambda h: h.rule.weight, default=None)
 
 
 def _ending(fatal: Sequence[Hit], first: Hit) -> Hit:
     """Of several words for one end the one that says most: "DUE TO TIME LIMIT" rather than a bare "CANCELLED"."""
-    return max((h for h in fatal if h.rule.level is Level.ENDING), key=lambda h: (h.rule.weight, h is first))
+    return max((h for h in fatal if h.level is Level.ENDING), key=lambda h: (h.rule.weight, h is first))
 
 
 def _explains(root: Hit, other: Hit, later: bool) -> bool:
     """What is weaker, what comes later, and what the rule says; not an earlier cause of another kind."""
-    if other.rule.level < Level.CAUSE or other.rule.category is root.rule.category:
+    if other.level < Level.CAUSE or other.rule.category is root.rule.category:
         return True
     return later or other.rule.category in root.rule.explains
 
@@ -113,7 +116,7 @@ def _incident(root: Hit, others: tuple[Hit, ...], ranks: frozenset[int]) -> Inci
     culprits = completed(culprits, (root, *others), root)
     same = [h for h in others if h.rule.name == root.rule.name and h.record.rank != root.record.rank]
     told = tuple(dict.fromkeys(c for c in culprits if c != Culprit()))
-    signs = any(h.rule.level <= Level.ENDING for h in others)
+    signs = any(h.level <= Level.ENDING for h in others)
     sure = min(0.99, root.rule.confidence + (0.05 if signs or same else 0.0))
     return Incident(root, others, told, round(sure, 2), why)
 

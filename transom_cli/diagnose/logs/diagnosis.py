@@ -8,8 +8,9 @@ from pathlib import Path
 
 from transom_cli.diagnose.logs import errorfile, grammar
 from transom_cli.diagnose.logs.cause import Incident, incidents
+from transom_cli.diagnose.logs.collector import collected
 from transom_cli.diagnose.logs.hit import Hit
-from transom_cli.diagnose.logs.hits import collected, hit_of, hits_of
+from transom_cli.diagnose.logs.hits import hit_of, hits_of
 from transom_cli.diagnose.logs.reading import Found
 from transom_cli.diagnose.logs.rulebook import Rulebook
 from transom_cli.diagnose.logs.survival import went_on

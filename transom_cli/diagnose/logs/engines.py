@@ -47,6 +47,9 @@ class Mistake(ValueError):
     """Of an expression, in its compiler's words."""
 
 
+_WINDOW = 4096  # bytes in which texts are looked for one after the other: a rare one must not be sought far and wide
+
+
 class _Fast:
     def __init__(self, of: Sequence[str]) -> None:
         options = re2.Options()
@@ -72,22 +75,32 @@ class Plain:
     """Looks for one text after the other: of a hundred kilobytes that takes some milliseconds."""
 
     def __init__(self, of: Sequence[str]) -> None:
-        self._exact = [(n, text.encode()) for n, text in enumerate(of) if text != text.lower()]
-        self._any_case = [(n, text.encode()) for n, text in enumerate(of) if text == text.lower()]
+        self._texts = [(text == text.lower(), text.encode()) for text in of]
+        self._last = self._texts[0] if of else (False, b"\0")  # most often the next one too: it leaves less to search
+        self._of = self._lower = b""
 
     def first(self, data: bytes, at: int, end: int) -> tuple[int, int] | None:
-        part = data[at:end]
+        if self._of is not data:  # asked again and again for the next one in the same data
+            self._of, self._lower = data, data.lower()
+        for window in range(at, end, _WINDOW):
+            found = self._in_window(data, window, min(end, window + _WINDOW), end)
+            if found:
+                return found
+        return None
+
+    def _in_window(self, data: bytes, at: int, until: int, end: int) -> tuple[int, int] | None:
+        """The first that begins before `until`."""
         found: tuple[int, int] | None = None
-        for where, these in ((part, self._exact), (part.lower(), self._any_case)):
-            for _, text in these:
-                start = where.find(text, 0, found[0] if found else len(where))
-                found = (start, start + len(text)) if start >= 0 else found
-        return (at + found[0], at + found[1]) if found else None
+        for any_case, text in (self._last, *self._texts):
+            where = self._lower if any_case else data
+            start = where.find(text, at, min(end, (found[0] if found else until) + len(text) - 1))
+            if start >= 0:
+                found, self._last = (start, start + len(text)), (any_case, text)
+        return found
 
     def which(self, line: bytes) -> Sequence[int]:
         lower = line.lower()
-        exact = [n for n, text in self._exact if text in line]
-        return [*exact, *(n for n, text in self._any_case if text in lower)]
+        return [n for n, (any_case, text) in enumerate(self._texts) if text in (lower if any_case else line)]
 
 
 def _pattern(text: str) -> str:

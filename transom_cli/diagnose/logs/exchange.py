@@ -18,7 +18,7 @@ _LONGEST = 600  # characters of a line
 
 def told(hits: Iterable[Hit]) -> list[dict[str, Any]]:
     """At most `MOST`, the nearest to a cause first."""
-    ordered = sorted(hits, key=lambda h: (-h.rule.level, h.record.at or 0.0, h.offset))
+    ordered = sorted(hits, key=lambda h: (-h.level, h.record.at or 0.0, h.offset))
     return [_told(hit) for hit in ordered[:MOST]]
 
 
@@ -30,25 +30,27 @@ def heard(said: object, rules: Mapping[str, Rule]) -> tuple[Hit, ...]:
 
 def worth(hit: Hit) -> bool:
     """Whether it is to be told while the job still runs: what victims print is not."""
-    return hit.rule.level >= Level.CAUSE
+    return hit.level >= Level.CAUSE
 
 
 def _told(hit: Hit) -> dict[str, Any]:
     record = asdict(hit.record)
     record.update(line=record["line"][:_LONGEST], text=record["text"][:_LONGEST])
     plain: dict[str, Any] = {"rule": hit.rule.name, "record": record, "where": dict(hit.where)}
-    return {**plain, "file": hit.file, "lineno": hit.lineno, "offset": hit.offset, "more": hit.more}
+    return {**plain, "file": hit.file, "lineno": hit.lineno, "offset": hit.offset, "more": hit.more,
+            "printed": hit.printed}  # fmt: skip
 
 
 def _heard(said: Mapping[str, Any], rules: Mapping[str, Rule]) -> Hit | None:
     rule, where = rules.get(str(said.get("rule"))), said.get("where")
     try:
-        record = build(Record, said.get("record"))
-        numbers = [int(said[name]) for name in ("lineno", "offset", "more")]
+        record = build(Record, said["record"])
+        lineno, offset, more = (int(said[name]) for name in ("lineno", "offset", "more"))
     except (BadRecord, KeyError, TypeError, ValueError):
         return None
     if rule is None or not isinstance(where, Mapping):
         return None
     record = Record(**{**vars(record), "line": clean(record.line), "text": clean(record.text)})
     groups = {str(name): clean(str(value)) for name, value in where.items()}
-    return Hit(rule, record, groups, clean(str(said.get("file", ""))), *numbers)
+    file = clean(str(said.get("file", "")))
+    return Hit(rule, record, groups, file, lineno, offset, more, said.get("printed") is True)

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 from transom_cli.diagnose.clue import Culprit
 from transom_cli.diagnose.logs.grammar import Record
-from transom_cli.diagnose.logs.rule import Blames, Rule
+from transom_cli.diagnose.logs.rule import Blames, Level, Rule
 
 
 @dataclass(frozen=True)
 class Hit:
-    """file, lineno (from 1), offset (bytes): where it stands. more: lines of the same that were only counted."""
+    """file, lineno (from 1), offset (bytes): where it stands. more: lines of the same that were only counted.
+    printed: an exception's line that stands below no traceback."""
 
     rule: Rule
     record: Record
@@ -20,6 +21,11 @@ class Hit:
     lineno: int = 0
     offset: int = 0
     more: int = 0
+    printed: bool = False
+
+    @property
+    def level(self) -> Level:
+        return min(self.rule.level, Level.SIGN) if self.printed else self.rule.level
 
     @property
     def culprit(self) -> Culprit:

@@ -50,7 +50,8 @@ class Rule:
 
     explains: categories that are its consequence, also where they were printed earlier. below: its cause is told by the
     next exception below it. lasts: a healthy run may print it and go on; it counts when nothing shows that it went on.
-    times: lines of it that it takes. source: the file that the rule came from.
+    times: lines of it that it takes. traced: an exception's last line: without a traceback above it is only a message,
+    and tells no more than a victim's words. source: the file that the rule came from.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Rule:
     below: bool = False
     lasts: bool = True
     times: int = 1
+    traced: bool = False
     note: str = ""
     examples: tuple[str, ...] = ()
     look_alikes: tuple[str, ...] = ()
