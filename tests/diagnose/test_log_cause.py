@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.diagnose.clue import Category, Culprit
+from transom_cli.diagnose.clue import Category, Clue, Culprit
 from transom_cli.diagnose.logs.diagnosis import Diagnosed, diagnose_logs
-from transom_cli.diagnose.logs.document import clue, document
 from transom_cli.diagnose.logs.rulebook import Rulebook
 from transom_cli.diagnose.logs.rulefiles import load
+from transom_cli.diagnose.logs.telling import told as of_logs
+from transom_cli.diagnose.told import document, together
 
 BOOK = Rulebook(load())
 RESET = "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.5]:39271"
@@ -36,7 +37,7 @@ def of(tmp_path: Path, *logs: str, names: tuple[str, ...] = ()) -> Diagnosed:
 def test_a_healthy_log_has_no_incident(tmp_path: Path) -> None:
     told = of(tmp_path, f"start\n{BARS}\nUserWarning: RuntimeError may come\ndone\n")
     assert told.incidents == () and len(told.files) == 1
-    assert document(told.incidents, 1)["incidents"] == []
+    assert document((), 1)["incidents"] == []
 
 
 def test_the_quiet_cause_goes_before_loud_victims(tmp_path: Path) -> None:
@@ -45,10 +46,7 @@ def test_the_quiet_cause_goes_before_loud_victims(tmp_path: Path) -> None:
     (first,) = told.incidents
     assert (first.category, first.root.file, first.root.lineno) == (Category.CUDA_OOM, str(tmp_path / "rank-3.log"), 3)
     assert first.culprits == (Culprit(rank=3),)
-    assert any(
-        line.startswith("connection-lost: 6 lines of 3 ranks")
-        for line in document(told.incidents, 4)["incidents"][0]["consequences"]
-    )
+    assert any(line.startswith("connection-lost: 6 lines of 3 ranks") for line in of_logs(first).consequences)
 
 
 def test_slurm_knows_the_node_whatever_was_printed_before(tmp_path: Path) -> None:
@@ -146,11 +144,21 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     assert told.files == () and told.unread[0][0] == str(tmp_path / "a.gz")
 
 
-def test_a_clue_for_who_puts_sources_together(tmp_path: Path) -> None:
-    (first,) = of(tmp_path, f"{OOM}\n").incidents
-    told = clue(first)
-    assert (told.source, told.category, told.culprits) == ("logs", Category.CUDA_OOM, (Culprit(rank=0),))
-    assert told.root is not None and told.root.lineno == 1
+def test_what_dumps_tell_is_put_to_what_logs_tell(tmp_path: Path) -> None:
+    (hang,) = of(tmp_path, *(f"{BARS}\n{WATCHDOG.format(rank, 9)}\n" for rank in range(3))).incidents
+    stuck = Clue("stacks", Category.NCCL_HANG, 0.8, ("rank 2 reads data, 3 wait in all_reduce",), (Culprit("n2", 2),))
+    (first,) = together([of_logs(hang)], [stuck])
+    assert (first.category, first.culprits) == (Category.NCCL_HANG, (Culprit("n2", 2),))
+    assert first.confidence >= 0.8 and "stacks: rank 2 reads data, 3 wait in all_reduce" in first.evidence
+    (alone,) = together([], [stuck])
+    assert (alone.category, alone.root, document([alone], 0)["incidents"][0]["root_line"]) == (
+        stuck.category,
+        None,
+        None,
+    )
+    oom = of_logs(diagnose_logs([(tmp_path / "x.log", (tmp_path / "x.log").write_text(OOM))[0]], BOOK).incidents[0])
+    (first,) = together([oom], [stuck])
+    assert first.category is Category.CUDA_OOM and first.culprits == oom.culprits
 
 
 REAL = {

@@ -13,22 +13,23 @@ def run_diagnose(paths: tuple[Path, ...], rules: tuple[Path, ...], *, as_json: b
     """Whether there is an incident. UsageError where nothing could be read at all."""
     from transom_cli.diagnose.logs import rulefiles
     from transom_cli.diagnose.logs.diagnosis import diagnose_logs
-    from transom_cli.diagnose.logs.document import document
     from transom_cli.diagnose.logs.rulebook import Rulebook
+    from transom_cli.diagnose.logs.telling import told as of_logs
+    from transom_cli.diagnose.told import document, together
     from transom_cli.ui.diagnose import lines
 
     told = diagnose_logs(paths, Rulebook(rulefiles.load(rules)))
     if not told.files:
         why = "; ".join(f"{name}: {reason}" for name, reason in told.unread) or "no text files are in there"
         raise UsageError("No log could be read", why, "Name log files, or a folder of them.")
-    found = document(told.incidents, len(told.files), told.unread)
+    found = document(together([of_logs(one) for one in told.incidents], ()), len(told.files), told.unread)
     if as_json:
         print(json.dumps(found, indent=1))
     else:
         print("\n".join(printable(line) for line in lines(found)))
     for name, reason in () if as_json else told.unread:
         print(f"not read: {printable(name)}: {reason}", file=sys.stderr)
-    return bool(told.incidents)
+    return bool(found["incidents"])
 
 
 def run_list(places: tuple[Path, ...], *, as_json: bool) -> None:

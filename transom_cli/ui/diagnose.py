@@ -16,7 +16,7 @@ _ACTIONS = {
 
 
 def lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Of a document as `diagnose.logs.document` makes it."""
+    """Of a document as `diagnose.told` makes it."""
     incidents = document["incidents"]
     count = document["files"]
     read = "1 file" if count == 1 else f"{count} files"
@@ -34,12 +34,16 @@ def lines(document: Mapping[str, Any]) -> Iterator[str]:
 def _incident(told: Mapping[str, Any]) -> Iterator[str]:
     yield f"{told['category']}: {_ACTIONS[told['action']]}  (confidence {told['confidence']:.0%})"
     yield ""
-    yield f"  {told['root_file']}:{told['root_lineno']}"
-    yield from _wrapped(told["root_line"])
-    yield ""
+    if told["root_line"] is not None:
+        yield f"  {told['root_file']}:{told['root_lineno']}"
+        yield from _wrapped(told["root_line"])
+        yield ""
     who = [_who(culprit) for culprit in told["culprits"]]
     yield f"  blame         {', '.join(who) if who else 'not determinable'}"
-    for name, what in (("because", told["evidence"][1:]), ("consequences", told["consequences"])):
+    for name, what in (
+        ("because", told["evidence"][told["root_line"] is not None :]),
+        ("consequences", told["consequences"]),
+    ):
         for number, text in enumerate(what):
             yield f"  {name if not number else '':13} {text}"
 
