@@ -144,9 +144,7 @@ class Matrix:
             wait_for(mark.exists, 90.0, f"{kind}: the step before it", every_s=0.05)
             node = sorted(n.name for n in self._bench.sandbox.nodes())[rank]
             self._outside(kind, job, node)
-        wait_for(
-            lambda: slurm.job(job).state not in _GOING, 120.0, f"the end of {kind or 'a healthy run'}", every_s=0.2
-        )
+        wait_for(lambda: self._over(job, kind), 120.0, f"the end of {kind or 'a healthy run'}", every_s=0.2)
         if kind == "requeued":
             slurm.cancel(job)
         if kind == "node_down":

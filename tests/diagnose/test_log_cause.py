@@ -92,6 +92,29 @@ def test_the_exception_in_a_loaders_worker_is_the_root(tmp_path: Path) -> None:
     assert (first.category, first.root.lineno) == (Category.DATA_LOADER, 5)
 
 
+def test_the_code_in_a_traceback_is_no_message(tmp_path: Path) -> None:
+    code = '  File "t.py", line 3, in f\n    raise_if("CUDA out of memory")\n    ~~~~^^^\n'
+    (first,) = of(tmp_path, f"{TRACE}{code}KeyError: 'lr'\n").incidents
+    assert (first.category, first.root.lineno) == (Category.USER_CODE, 5)
+
+
+def test_who_ends_without_a_word_has_ended_the_others(tmp_path: Path) -> None:
+    exits = "".join(
+        f"srun: error: n{rank}: task {rank}: Exited with exit code {3 - 2 * bool(rank)}\n" for rank in range(3)
+    )
+    told = of(
+        tmp_path, "rank gives up\n", RESET, RESET, exits, names=("rank-0.log", "rank-1.log", "rank-2.log", "job.out")
+    )
+    (first,) = told.incidents
+    assert (first.category, first.culprits) == (Category.UNKNOWN, (Culprit("n0", 0),))
+
+
+def test_a_step_that_is_cancelled_for_a_dead_task(tmp_path: Path) -> None:
+    text = "srun: error: n1: task 1: Killed\n" + CANCELLED.format("STEP 7.0", "")
+    (first,) = of(tmp_path, text).incidents
+    assert (first.category, first.culprits) == (Category.HOST_OOM, (Culprit("n1", 1),))
+
+
 @pytest.mark.parametrize(("numbers", "culprits"), [
     ({0: 20, 1: 20, 2: 17, 3: 20}, (Culprit(rank=2),)),
     ({0: 20, 1: 20, 2: 20, 3: None}, (Culprit(rank=3),)),

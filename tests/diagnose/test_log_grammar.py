@@ -26,7 +26,7 @@ LINES = {
     "2025-08-25 14:56:20,376 [INFO] [launch.py:319:x] Killing": ("Killing", None, ""),
     "[2025-08-25 14:56:20,376] [ERROR] x": ("x", None, ""),
     "slurmstepd-gpu4: error: *** JOB 7": ("slurmstepd-gpu4: error: *** JOB 7", None, "gpu4"),
-    "srun: error: gpu1: task 3: Killed": ("srun: error: gpu1: task 3: Killed", None, ""),
+    "srun: error: gpu1: task 3: Killed": ("srun: error: gpu1: task 3: Killed", 3, "gpu1"),
     "plain text: 3": ("plain text: 3", None, ""),
 }  # fmt: skip
 

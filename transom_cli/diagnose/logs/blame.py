@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from transom_cli.diagnose.clue import Culprit
+from transom_cli.diagnose.clue import Category, Culprit
 from transom_cli.diagnose.logs.hit import Hit
 from transom_cli.diagnose.logs.rule import Blames
 
+CRIES = (Category.NETWORK_FABRIC, Category.NCCL_HANG)  # what victims print
 FEW = 0.25  # share of the ranks that may be silent to be told as the culprits
 BOX = "elastic-box"  # the rule of torchrun's box of failures, whose last one it takes for the first that failed
 
@@ -31,9 +32,10 @@ def who_lags(hits: Sequence[Hit], ranks: frozenset[int] = frozenset()) -> Blamed
         if len(behind) <= max(1, len(enqueued) // 2):
             said = f"it has launched {least} collectives, others up to {max(enqueued.values())}"
             return tuple(Culprit(rank=rank) for rank in behind), (said,)
-    silent = sorted(ranks - set(enqueued))
-    if enqueued and 0 < len(silent) <= max(1, int(FEW * len(ranks))):
-        said = f"{len(enqueued)} ranks wait in a collective, it does not"
+    crying = {hit.record.rank for hit in hits if hit.rule.category in CRIES and hit.record.rank is not None}
+    silent = sorted(ranks - crying)
+    if crying and 0 < len(silent) <= max(1, int(FEW * len(ranks))):
+        said = f"{len(crying)} ranks wait in a collective, or lost their connections then, it says nothing"
         return tuple(Culprit(rank=rank) for rank in silent), (said,)
     if len(enqueued) > 1:
         return (), (f"all {len(enqueued)} ranks that tell have launched the same collectives",)

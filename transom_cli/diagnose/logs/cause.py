@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from transom_cli.diagnose.clue import Category, Culprit
-from transom_cli.diagnose.logs.blame import completed, who_lags
+from transom_cli.diagnose.logs.blame import CRIES, completed, who_lags
 from transom_cli.diagnose.logs.hit import Hit
 from transom_cli.diagnose.logs.rule import Level
 
 Survived = Callable[[Hit], bool]
+_ENDS = ("task-exited", "bare-killed", "worker-killed", "abort", "segfault")  # rules of how a rank's process ended
 _SHOWN = 12  # kinds of consequences
 
 
@@ -44,8 +45,8 @@ def incidents(
     """The deciding one first; () for healthy logs. survived: whether the training went on after a hit. ranks: all that
     there are, as far as the logs show it. died: the rank that died first, where that is known."""
     left = sorted(_often_enough(hits), key=_order)
-    if len({hit.file for hit in left}) > 1:  # whose clocks nobody compares: who waits has not begun it
-        left.sort(key=lambda hit: (hit.rule.category is Category.NCCL_HANG, died not in (None, hit.record.rank)))
+    if len({hit.file for hit in left}) > 1:
+        left.sort(key=lambda hit: (_late(hit), died not in (None, hit.record.rank)))
     found: list[Incident] = []
     while left:
         root = _root(left, survived)
@@ -71,6 +72,12 @@ def _order(hit: Hit) -> tuple[float, int, str]:
     return (hit.record.at or 0.0, hit.offset, hit.file)
 
 
+def _late(hit: Hit) -> bool:
+    """Of a log beside others, with whose clocks nobody compares it: who waits has not begun it, and what Slurm or a
+    person ended may have gone wrong before."""
+    return hit.rule.category is Category.NCCL_HANG or hit.level is Level.ENDING
+
+
 def _root(hits: Sequence[Hit], survived: Survived) -> Hit | None:
     """Each kind of line is asked once whether the training went on after it: at its last one."""
     asked: dict[tuple[str, str], bool] = {}
@@ -91,7 +98,18 @@ def _root(hits: Sequence[Hit], survived: Survived) -> Hit | None:
     first = next((h for h in fatal if h.level in (Level.CAUSE, Level.ENDING)), None)
     if first is not None:
         return first if first.level is Level.CAUSE else _ending(fatal, first)
-    return max((h for h in fatal if h.level is Level.SIGN), key=lambda h: h.rule.weight, default=None)
+    signs = [h for h in fatal if h.level is Level.SIGN]
+    return _without_a_word(signs) or max(signs, key=lambda h: h.rule.weight, default=None)
+
+
+def _without_a_word(signs: Sequence[Hit]) -> Hit | None:
+    """The end of a rank that did not cry as the others did, whose connections it closed by ending. None: there is none,
+    or it cannot be told."""
+    crying = {h.record.rank for h in signs if h.rule.category in CRIES} - {None}
+    ended = [h for h in signs if h.rule.name in _ENDS and h.culprit.rank is not None]
+    quiet = [h for h in ended if h.culprit.rank not in crying]
+    told = {h.culprit.rank for h in quiet}
+    return max(quiet, key=lambda h: h.rule.weight) if crying and len(told) == 1 else None
 
 
 def _ending(fatal: Sequence[Hit], first: Hit) -> Hit:

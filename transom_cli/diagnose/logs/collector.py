@@ -19,6 +19,7 @@ MOST = 4000  # of one file
 TRACEBACK = "traceback"  # the rule of a traceback's head
 CHAINED = "chained"  # the rule of Python's words between two exceptions of one chain
 BOX_HOST = "elastic-box-host"  # in torchrun's box of failures the line above the rank's
+CODE = 4  # blanks before the lines of code in a traceback
 BELOW = 400  # lines below a head, or a wrapper's words, in which the exception itself is looked for
 
 
@@ -41,6 +42,7 @@ class Collector:
         self._chain: Hit | None = None
         self._host: Hit | None = None
         self._traced: dict[int | None, int] = {}  # by rank, the line of the last traceback's head
+        self._inside: set[int | None] = set()  # ranks whose traceback's end has not come
 
     def take(self, hits: Iterable[Hit], lines: int = 0) -> None:
         """The next ones; their line numbers begin after `lines`."""
@@ -71,7 +73,12 @@ class Collector:
             return None
         if hit.rule.name == TRACEBACK:
             self._traced[hit.record.rank] = hit.lineno
+            self._inside.add(hit.record.rank)
             return None
+        if hit.record.rank in self._inside:
+            if hit.record.indent >= CODE and hit.lineno - self._traced[hit.record.rank] < BELOW:
+                return None  # the program's own text, as a traceback shows it
+            self._inside.discard(hit.record.rank)
         if hit.rule.name == CHAINED:
             last = self._kept[-1] if self._kept else None
             self._chain = last if last is not None and last.record.rank == hit.record.rank else None

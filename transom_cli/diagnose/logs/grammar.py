@@ -51,6 +51,7 @@ _LABELS = tuple(
 )  # fmt: skip
 _TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ")  # srun --label; only where nothing stands before it
 _SLURMD = re.compile(r"slurmstepd-(?P<node>" + _HOST + r"): ")
+_SRUN = re.compile(r"srun: error: (?P<node>" + _HOST + r"): tasks? (?P<rank>\d{1,7}): ")  # of one task alone
 _FILE_RANK = re.compile(r"(?:^|[/_.-])(?:rank|task|proc)[-_=.]?(\d{1,7})(?=\D|$)", re.IGNORECASE)
 _FILE_NODE = re.compile(r"(?:^|[/_.-])(?:host|node)[-_=]([A-Za-z][\w-]{0,62})(?=[/.]|$)")
 
@@ -61,6 +62,7 @@ class Record:
 
     local: a rank's number on its node, where only that is named. at: seconds of the wall clock; a time without a zone
     is taken as UTC, which does for comparing lines of one job. level: E, W, I, F, or a name in full.
+    indent: blanks before the text.
     """
 
     line: str
@@ -71,6 +73,7 @@ class Record:
     device: str = ""
     level: str = ""
     at: float | None = None
+    indent: int = 0
 
 
 def cleaned(raw: bytes) -> str:
@@ -100,17 +103,19 @@ def record(line: str) -> Record:
         else:
             break
     text = line[at:].lstrip(" :") if at else line.strip()
-    slurmd = _SLURMD.match(text)
+    slurm = _SLURMD.match(text) or _SRUN.match(text)
+    found.update(slurm.groupdict() if slurm else {})
     rank, local = found.get("rank"), found.get("local")
     return Record(
         line=line,
         text=text,
         rank=int(rank) if rank is not None else None,
         local=int(local) if local is not None else None,
-        node=slurmd["node"] if slurmd else found.get("node", ""),
+        node=found.get("node", ""),
         device=found.get("device", ""),
         level=found.get("label", ""),
         at=_time(found),
+        indent=at - len(line[:at].rstrip(" ")),
     )
 
 
