@@ -10,7 +10,7 @@ import zlib
 from collections import deque
 from dataclasses import dataclass, field
 
-END = 200  # lines of each file
+END = 400  # lines of each file
 NEAR = 120.0  # seconds before the last line of all, where lines have a time
 FIRST = 4000  # lines of all files together
 SAMPLE = 40000
