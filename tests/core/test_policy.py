@@ -167,6 +167,14 @@ def test_the_default_table(found: Incident, about: dict[str, object], rule: str,
         assert told.words.startswith(f"{bare.words}; stopped by rule `{rule}` (default)")
 
 
+def test_a_users_rule_may_start_again_what_would_be_a_stop() -> None:
+    exits = (RankExit(0, "n1", 1, None, 4.0), RankExit(1, "n2", 93, None, 5.0))
+    found = incident(outcome=OutcomeSeen(1.0, "7.0", "failed", "why", exits))
+    assert not verdict(found, *DEFAULT).restart
+    told = verdict(found, Rule("try", RELAUNCH, exit_code=(93,), budget=1), *DEFAULT)
+    assert told.restart and told.decided.rule == "try" and told.cause == "do_not_restart"
+
+
 def test_less_than_the_evidence_allows_can_be_asked_and_more_not() -> None:
     proven, mere = died(1, faults=FAULT), died(1)
     for less in (RELAUNCH, SWAP, IGNORE):

@@ -52,7 +52,7 @@ def expression(line: str) -> str:
     literal = [i for i, word in enumerate(told) if _is_literal(word)]
     if not literal:
         return ""
-    parts = []
+    parts: list[str] = []
     for i in range(literal[0], literal[-1] + 1):
         gap = line[found[i - 1].end() : found[i].start()] if parts else ""
         parts.append(_gap(gap) + _part(found[i][0], told[i]))
