@@ -20,7 +20,9 @@ HEALTHY = [
     *(f"gpu{i:03d}:{i}:{i} [{i % 8}] NCCL INFO Channel {i}/0 : 0[0] -> 1[1] via P2P/IPC" for i in range(60)),
     "WARNING 0 errors found while reading the index",
 ]
-word = st.text(string.ascii_lowercase, min_size=1, max_size=6)
+word = st.one_of(
+    st.text(string.ascii_lowercase, min_size=1, max_size=6), st.sampled_from(("a", "b", "error", "failed"))
+)
 lines = st.lists(st.lists(st.one_of(word, st.integers(0, 10**6).map(str)), max_size=8).map(" ".join), max_size=30)
 
 
@@ -92,6 +94,17 @@ def test_any_number_of_kinds_keeps_within_bounds() -> None:
     assert before is None or before.words[0] == "same"
 
 
+def test_what_was_forgotten_is_learned_anew() -> None:
+    miner = Miner()
+    miner.add("rare word")
+    for i in range(2 * LEAF):
+        miner.add("rare " + chr(0x4E00 + i))
+        miner.add("rare " + chr(0x4E00 + i))
+    assert miner.find("rare word") is None
+    miner.add("rare word")
+    assert miner.find("rare word") is not None
+
+
 def test_the_frequent_template_outlives_the_rare_ones() -> None:
     miner = Miner()
     for i in range(3 * LEAF):
@@ -121,6 +134,7 @@ def test_a_sample_is_bounded_and_spread_over_the_run() -> None:
     later = [int(x) for x in tape.healthy()[10:]]
     assert 40 <= len(later) <= 100 and later == sorted(later)
     assert all(any(lo <= x < lo + 5000 for x in later) for lo in range(0, 20_000, 5000))
+    assert len({x % 16 for x in later}) > 8, "a log that repeats itself is not seen at one point of its turn alone"
 
 
 def test_what_is_long_before_the_last_line_of_all_is_not_near() -> None:

@@ -77,7 +77,7 @@ def test_of_equals_the_earliest_is_told_first_and_its_first_line_is_the_earliest
 
 def test_what_one_rank_says_tells_more_than_what_all_say() -> None:
     everyone = [(rank, "gathering of pieces begins") for rank in range(4)]
-    found = unrecognised(TEMPLATES, near(*everyone, (1, "zeta went round again")))
+    found = unrecognised(TEMPLATES, near(*everyone, (1, "zeta went round again"), (1, "zeta went round again")))
     assert [new.first.text for new in found] == ["zeta went round again", "gathering of pieces begins"]
 
 
