@@ -106,7 +106,7 @@ def test_every_failure_has_an_answer(rules: tuple[Rule, ...], category: str, cau
     if verdict is None:
         return
     (rule,) = [r for r in rules if r.name == verdict.rule]
-    assert rule.name in verdict.evidence
+    assert rule.name == verdict.rule and rule.name in verdict.evidence
     if verdict.action == STOP and category == "unknown" and not before:
         assert rule.cause or rule.exit_code or rule.signal or rule.slurm_state or rule.pattern
 

@@ -16,6 +16,7 @@ from transom_cli.core.decided import Taken
 
 RELAUNCH, SWAP, ISOLATE, STOP, IGNORE = ACTIONS = ("relaunch", "swap", "isolate", "stop", "ignore")
 JOB, NODE = SCOPES = ("job", "node")
+DEFAULT = "default"  # the source of a rule of the default table: what it decides is told of a stop alone
 _UNKNOWN = "unknown"
 _LINE = 200  # characters of a root line that are told
 
@@ -71,7 +72,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Verdict:
-    """evidence: for a person, which rule and why: rule, its file, root line and how often."""
+    """evidence: for a person, which rule and why: rule, its file, root line and how often. "" where that is no news."""
 
     action: str
     rule: str
@@ -138,7 +139,7 @@ def _is_evident(rule: Rule, facts: Facts) -> bool:
 def _words(rule: Rule, facts: Facts, action: str, times: int) -> str:
     often = f", for the {times + 1}. time{_span(rule)}" if rule.budget is not None else ""
     if action != STOP:
-        return f"{action}, by rule `{rule.name}`{_of(rule)}{often}"
+        return "" if rule.source == DEFAULT else f"{action}, by rule `{rule.name}`{_of(rule)}{often}"
     line = f': "{facts.line[:_LINE]}"' if facts.line else ""
     return f"stopped by rule `{rule.name}`{_of(rule)}: {facts.category or facts.cause}{line}{often}"
 
