@@ -96,6 +96,10 @@ def test_a_first_unknown_restarts_and_a_second_one_may_stop() -> None:
     assert action(rule, facts=unknown, history=seen) == STOP
     assert action(rule, facts=replace(unknown, category="user_code")) == STOP
     assert action(replace(rule, exit_code=(3,)), facts=replace(unknown, exit_codes=(3,))) == STOP, "that is evidence"
+    assert action(replace(rule, cause=("job_failed",)), facts=unknown) == RELAUNCH, "that is none"
+    assert action(replace(rule, cause=("unknown_end",)), facts=replace(unknown, cause="unknown_end")) == STOP
+    undecided = [Taken(1.0, Decided("", "", "unknown", "unknown/1"))]
+    assert action(rule, facts=unknown, history=undecided) == STOP, "it is not the first"
 
 
 @given(tables, st.sampled_from([c.value for c in Category]), st.sampled_from(CAUSES), st.integers(0, 3))
@@ -108,7 +112,8 @@ def test_every_failure_has_an_answer(rules: tuple[Rule, ...], category: str, cau
     (rule,) = [r for r in rules if r.name == verdict.rule]
     assert rule.name == verdict.rule and rule.name in verdict.evidence
     if verdict.action == STOP and category == "unknown" and not before:
-        assert rule.cause or rule.exit_code or rule.signal or rule.slurm_state or rule.pattern
+        asked = rule.exit_code or rule.signal or rule.slurm_state or rule.pattern
+        assert asked or (rule.cause and cause not in ("rank_failed", "job_failed"))
 
 
 # --- what becomes of a diagnosis ---

@@ -74,9 +74,9 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, state: State) -> Facts:
 
 
 def taken_in(incidents: Iterable[Incident]) -> tuple[Taken, ...]:
-    """What was decided of incidents that are over, for the budgets of rules."""
+    """What was decided of incidents that are over, for the budgets of rules; also where no rule decided."""
     told = ((i.began, i.diagnosis) for i in incidents)
-    return tuple(Taken(at, d.decided, d.nodes) for at, d in told if d is not None and d.decided.rule)
+    return tuple(Taken(at, d.decided, d.nodes) for at, d in told if d is not None and d.decided.fingerprint)
 
 
 def _how(diagnosis: Diagnosis, signal: int | None, codes: tuple[int, ...]) -> str:

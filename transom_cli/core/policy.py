@@ -18,6 +18,7 @@ RELAUNCH, SWAP, ISOLATE, STOP, IGNORE = ACTIONS = ("relaunch", "swap", "isolate"
 JOB, NODE = SCOPES = ("job", "node")
 DEFAULT = "default"  # the source of a rule of the default table: what it decides is told of a stop alone
 _UNKNOWN = "unknown"
+_ENDED_SOMEHOW = ("rank_failed", "job_failed")  # causes that say no more than that
 _LINE = 200  # characters of a root line that are told
 
 
@@ -132,7 +133,8 @@ def _counts(rule: Rule, facts: Facts, taken: Taken, at: float) -> bool:
 
 def _is_evident(rule: Rule, facts: Facts) -> bool:
     """Whether more is known of the failure than that there was one."""
-    asked = rule.pattern or rule.exit_code or rule.signal or rule.slurm_state or rule.cause
+    cause = rule.cause and facts.cause not in _ENDED_SOMEHOW
+    asked = rule.pattern or rule.exit_code or rule.signal or rule.slurm_state or cause
     return bool(asked) or facts.category != _UNKNOWN
 
 
