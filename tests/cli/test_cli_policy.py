@@ -49,5 +49,7 @@ def test_a_run_shows_what_it_was_started_with(run: RunDir) -> None:
     assert kept.returncode == 0, kept.stderr
     names = [rule["name"] for rule in json.loads(kept.stdout)["rules"]]
     assert "anything-else" in names and "later" not in names
+    (run.path / "run.toml").write_text("")
+    assert "no rules" in transom("policy", run.path).stdout, "as of a run of an older version"
     both = transom("policy", run.path, "-f", "x.toml")
     assert both.returncode == 2 and "-f" in both.stderr

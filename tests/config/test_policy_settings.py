@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from transom_cli.config.load import freeze, load, thaw
+from transom_cli.config.model import PolicySection, Settings
+from transom_cli.config.policy import RuleTable
 from transom_cli.core.policy import Rule
 from transom_cli.diagnose.clue import Category
 from transom_cli.errors import UsageError
@@ -64,10 +68,37 @@ def test_a_rule_of_the_same_name_takes_the_weaker_ones_place(tmp_path: Path) -> 
 
 
 def test_a_run_keeps_the_table_that_it_began_with(tmp_path: Path) -> None:
-    settings = load(write(tmp_path / "run.toml", OOM), site=None, user=tmp_path / "none")
-    kept = thaw(freeze(settings), "run.toml")
-    assert kept == settings and rules_of(kept) == rules_of(settings) == policy_of(settings).rules
+    asked = load(write(tmp_path / "run.toml", OOM), site=None, user=tmp_path / "none")
+    kept = thaw(freeze(asked), "run.toml")
+    assert kept == asked and rules_of(kept) == rules_of(asked) == policy_of(asked).rules
     assert thaw("", "run.toml").policy.rules == (), "one that was begun before there were tables has none"
+
+
+tables = st.lists(
+    st.builds(
+        lambda **given: RuleTable.model_validate(given),
+        name=st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True),
+        action=st.sampled_from(("relaunch", "swap", "isolate", "ignore")),
+        category=st.lists(st.sampled_from([c.value for c in Category]), max_size=3),
+        pattern=st.sampled_from(("", r"it's \d+ \"quoted\" '''x''' \\ \t", "日本")),
+        exit_code=st.lists(st.integers(1, 255), max_size=2),
+        before_first_step=st.sampled_from((None, True, False)),
+        scope=st.sampled_from(("job", "node")),
+        budget=st.integers(1, 9),
+        within=st.sampled_from((None, 0.5, 60.0, "6h", 1e9)),
+        then=st.sampled_from((None, "stop", "swap")),
+        source=st.text(st.characters(codec="utf-8"), min_size=1, max_size=9),
+    ),
+    max_size=4,
+    unique_by=lambda table: table.name,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tables)
+def test_any_table_is_kept_as_it_is(rules: list[RuleTable]) -> None:
+    given_as = Settings(policy=PolicySection(rules=tuple(rules)))
+    assert rules_of(thaw(freeze(given_as), "run.toml")) == rules_of(given_as)
 
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:

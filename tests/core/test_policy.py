@@ -96,6 +96,10 @@ def test_a_first_unknown_restarts_and_a_second_one_may_stop() -> None:
     assert action(rule, facts=unknown, history=seen) == STOP
     assert action(rule, facts=replace(unknown, category="user_code")) == STOP
     assert action(replace(rule, exit_code=(3,)), facts=replace(unknown, exit_codes=(3,))) == STOP, "that is evidence"
+    assert action(replace(rule, cause=("job_failed",)), facts=unknown) == RELAUNCH, "that is none"
+    assert action(replace(rule, cause=("unknown_end",)), facts=replace(unknown, cause="unknown_end")) == STOP
+    undecided = [Taken(1.0, Decided("", "", "unknown", "unknown/1"))]
+    assert action(rule, facts=unknown, history=undecided) == STOP, "it is not the first"
 
 
 @given(tables, st.sampled_from([c.value for c in Category]), st.sampled_from(CAUSES), st.integers(0, 3))
@@ -106,9 +110,10 @@ def test_every_failure_has_an_answer(rules: tuple[Rule, ...], category: str, cau
     if verdict is None:
         return
     (rule,) = [r for r in rules if r.name == verdict.rule]
-    assert rule.name in verdict.evidence
+    assert rule.name == verdict.rule and rule.name in verdict.evidence
     if verdict.action == STOP and category == "unknown" and not before:
-        assert rule.cause or rule.exit_code or rule.signal or rule.slurm_state or rule.pattern
+        asked = rule.exit_code or rule.signal or rule.slurm_state or rule.pattern
+        assert asked or (rule.cause and cause not in ("rank_failed", "job_failed"))
 
 
 # --- what becomes of a diagnosis ---
@@ -165,6 +170,14 @@ def test_the_default_table(found: Incident, about: dict[str, object], rule: str,
     assert [told.isolates(n) for n in told.nodes] == [bare.isolates(n) for n in bare.nodes]
     if stops:
         assert told.words.startswith(f"{bare.words}; stopped by rule `{rule}` (default)")
+
+
+def test_a_users_rule_may_start_again_what_would_be_a_stop() -> None:
+    exits = (RankExit(0, "n1", 1, None, 4.0), RankExit(1, "n2", 93, None, 5.0))
+    found = incident(outcome=OutcomeSeen(1.0, "7.0", "failed", "why", exits))
+    assert not verdict(found, *DEFAULT).restart
+    told = verdict(found, Rule("try", RELAUNCH, exit_code=(93,), budget=1), *DEFAULT)
+    assert told.restart and told.decided.rule == "try" and told.cause == "do_not_restart"
 
 
 def test_less_than_the_evidence_allows_can_be_asked_and_more_not() -> None:

@@ -173,6 +173,32 @@ def test_what_the_launcher_relaunched_counts_for_the_operator_too() -> None:
     assert "stopped by rule `oom` (run.toml)" in run.verdict and "for the 3. time" in run.verdict
 
 
+def test_what_no_rule_decided_is_remembered_too() -> None:
+    """A table without a last word: the first unknown failure was restarted by the evidence alone."""
+    strict = Rule("strict", "stop", category=("unknown",), before_first_step=False)
+    early = replace(training(), step=-1, max_step=-1, durable=-1, progress=-1)
+    state = killed(ruled(early, strict), 10.0, (None, 1, None))
+    assert state.rung is Rung.TRAINING and state.incident is not None and state.incident.diagnosis is not None
+    assert (state.incident.diagnosis.decided.rule, state.incident.diagnosis.decided.category) == ("", "unknown")
+    state, _ = feed(state, sh.Stepped(20.0, 1, 9))
+    state = killed(state, 30.0, (None, 1, None))
+    assert state.rung is Rung.LEFT and state.incidents[-1].diagnosis.decided.rule == "strict"  # type: ignore[union-attr]
+
+
+def test_what_a_launcher_has_stopped_for_no_operator_starts_again() -> None:
+    """The launcher counted relaunches of which this operator, begun later, was never told."""
+    state = ruled(training(), TWICE)
+    for when in (10.0, 30.0, 50.0):
+        state, orders = out_of_memory(state, when)
+    handed = replace(outcome(orders).outcome, at=60.0)
+    for line, stops in ((OOM.format(99), True), ("torch.OutOfMemoryError: HIP out of memory", False)):
+        run, (examine, *_) = told(operated(TWICE), handed)
+        run, _ = answered(run, 61.0, "PASS")
+        run, ordered = told(run, ev.Examined(62.0, examine.key, "oom", line, "rank-1.log"))
+        assert [type(o) for o in ordered] == [act.Cancel if stops else act.Restart]
+        assert ("for the 3. time" in run.verdict) is stops
+
+
 def test_a_swap_that_was_asked_for_excludes_nobody_who_answers() -> None:
     away, suspicion = Rule("away", "swap"), Rule("isolate", "isolate")
     for rule, kept_away in ((away, False), (suspicion, True)):

@@ -17,6 +17,7 @@ import pytest
 from transom_cli import wiring
 from transom_cli.ckpt import fence
 from transom_cli.core.ladder import Ended
+from transom_cli.core.policy import Rule
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.supervise import launcher as module
@@ -107,6 +108,21 @@ def test_a_rank_that_fails_is_relaunched_in_the_same_attempt(tmp_path: Path, cod
     assert launcher(tmp_path).run() == 0
     assert [r["launch"] for r in journal(tmp_path) if r["type"] == "launch"] == [0, 1]
     assert [r["what"] for r in journal(tmp_path) if r["type"] == "heal"] == ["seen", "diagnosed"]
+
+
+def test_the_policy_decides_and_journal_and_outcome_tell_by_which_rule(tmp_path: Path, codes: list[int]) -> None:
+    codes += [7, 7, 0]
+    made = launcher(tmp_path)
+    rule = Rule("seven", "relaunch", exit_code=(7,), budget=1, then="stop", source="run.toml")
+    made._options = replace(made._options, rules=(rule,))
+    assert made.run() == 7
+    assert [r["launch"] for r in journal(tmp_path) if r["type"] == "launch"] == [0, 1]
+    heals = [r for r in journal(tmp_path) if r["type"] == "heal"]
+    assert [r["what"] for r in heals] == ["seen", "diagnosed", "decided", "seen", "diagnosed"]
+    assert [r["decided"]["action"] for r in heals if r["what"] == "diagnosed"] == ["relaunch", "stop"]  # type: ignore[index]
+    told = outcome(tmp_path)
+    assert "stopped by rule `seven` (run.toml)" in str(told["why"]) and "for the 2. time" in str(told["why"])
+    assert [t["decided"]["rule"] for t in told["taken"]] == ["seven", "seven"]  # type: ignore[attr-defined]
 
 
 def test_what_the_agents_keep_of_a_launch_that_died_is_told(

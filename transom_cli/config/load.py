@@ -17,10 +17,11 @@ from pydantic import ValidationError
 
 from transom_cli.config.describe import ENV_PREFIX, Setting, settings_of
 from transom_cli.config.model import Settings
-from transom_cli.config.policy import DEFAULT, DEFAULT_TABLE, RuleTable, sourced, stacked
+from transom_cli.config.policy import DEFAULT_TABLE, RuleTable, sourced, stacked
 from transom_cli.config.problems import Problem, refuse, unknown_key
 from transom_cli.config.text import from_text
 from transom_cli.config.variables import is_setting
+from transom_cli.core.policy import DEFAULT
 
 try:
     import tomllib

@@ -18,7 +18,6 @@ from transom_cli.diagnose.clue import Category
 from transom_cli.slurm.port import JobState
 
 DEFAULT_TABLE = Path(__file__).resolve().parent.parent / "policy.toml"
-DEFAULT = "default"  # as the source of its rules
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])", re.ASCII)
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _ENDED = tuple(state.value for state in JobState if state.ended)

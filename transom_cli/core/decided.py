@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Decided:
-    """What a rule made of a failure. rule: "" where none decided. words: which rule and why, for a person."""
+    """What a rule made of a failure.
+
+    rule: "" where none decided. words: which rule and why, for a person; "" where that is no news.
+    """
 
     rule: str = ""
     action: str = ""

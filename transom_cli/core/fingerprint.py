@@ -22,11 +22,14 @@ _MASK = re.compile(
   | (?P<keep>\b(?:errno|error(?:\scode)?|code|signal|status|xid)\b(?:\s?[=:\#(]\s?|\s)\d+\b(?![.:]\d))
   | (?P<path>(?<![\w.~/])(?:[a-z][a-z0-9]{1,9}:/)?(?:~|\.{1,2})?(?:/[\w.@%+=~,\#-]+)+/?)
   | (?P<time>(?<!\w)\d{4}-\d\d-\d\d[T\s]\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?!\w))
+  | (?P<day>\b(?:(?:mon|tue|wed|thu|fri|sat|sun)\s)?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)\s{1,2}\d{1,2}\b
+      (?:\s\d{4}\b)?(?:\s\d\d:\d\d(?::\d\d)?)?(?:\s\d{4}\b)?)
+  | (?P<bar>\d+%\|[^|]{0,200}\|)
   | (?P<ipv6>(?<![\w:])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}(?![\w:]))
   | (?P<address>0x[0-9a-f]+)
   | (?P<uuid>(?<!\w)[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}(?!\w))
-  | (?P<hex>(?<!\w)(?:(?=[a-f]{0,40}\d)[0-9a-f]{8,}|[a-f]{12,})(?!\w))
-  | (?P<number>(?:(?<![\w)\]])[+-])?\d+(?:\.\d+)?(?:e[+-]?\d+)?)
+  | (?P<hex>(?<!\w)(?:(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8,}|[a-f]{12,})(?!\w))
+  | (?P<number>(?:(?<![\w)\]])[+-])?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?:\s?(?:[kmgt]i?b|bytes)\b)?)
     """,
     re.VERBOSE | re.IGNORECASE,
 )

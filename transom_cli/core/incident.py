@@ -168,7 +168,7 @@ def _judge(state: State, incident: Incident, at: float) -> Step:
         return close(state, at, "nothing"), ()
     if diagnosis != incident.diagnosis:
         incident = mark(replace(incident, diagnosis=diagnosis), at, "diagnosed", diagnosis.words)
-        if diagnosis.decided.rule and diagnosis.restart:  # of a stop the diagnosis itself tells
+        if diagnosis.decided.words and diagnosis.restart:  # of a stop the diagnosis itself tells
             incident = mark(incident, at, "decided", diagnosis.decided.words)
     state = replace(state, incident=incident)
     if diagnosis.decided.action == IGNORE and _lives(incident):

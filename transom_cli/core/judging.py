@@ -9,7 +9,7 @@ from transom_cli.core.category import category_of
 from transom_cli.core.decided import Decided, Taken
 from transom_cli.core.diagnose import TOLD_BY_CODE, first_bad
 from transom_cli.core.fingerprint import fingerprint
-from transom_cli.core.policy import STOP, Facts, decide_by
+from transom_cli.core.policy import STOP, Facts, Verdict, decide_by
 from transom_cli.core.state import Diagnosis, Incident, State
 
 _BY_LINE = ("rank_failed", "rank_killed", "job_failed", "user_error")  # causes that the log of a rank explains
@@ -23,13 +23,21 @@ def judged(diagnosis: Diagnosis | None, incident: Incident, state: State, at: fl
     if diagnosis is None or not state.policy.rules:
         return diagnosis
     facts = facts_of(diagnosis, incident, state)
-    verdict = decide_by(state.policy.rules, facts, (*state.taken, *taken_in(state.incidents)), at)
+    history = (*state.taken, *taken_in(state.incidents))
+    verdict = _stopped_by_launcher(incident, facts) or decide_by(state.policy.rules, facts, history, at)
     if verdict is None:
         return replace(diagnosis, decided=Decided("", "", facts.category, facts.fingerprint))
     decided = Decided(verdict.rule, verdict.action, facts.category, facts.fingerprint, verdict.evidence)
     stops = verdict.action == STOP
     words = f"{diagnosis.words}; {verdict.evidence}" if stops else diagnosis.words
     return replace(diagnosis, words=words, restart=not stops, decided=decided)
+
+
+def _stopped_by_launcher(incident: Incident, facts: Facts) -> Verdict | None:
+    """It may have counted attempts that no operator has seen. A stop of its own for the same failure stands."""
+    taken = incident.outcome.taken if incident.outcome is not None else ()
+    stops = (t.decided for t in taken if t.decided.action == STOP and t.decided.fingerprint == facts.fingerprint)
+    return next((Verdict(STOP, d.rule, d.words) for d in stops), None)
 
 
 def facts_of(diagnosis: Diagnosis, incident: Incident, state: State) -> Facts:
@@ -66,9 +74,9 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, state: State) -> Facts:
 
 
 def taken_in(incidents: Iterable[Incident]) -> tuple[Taken, ...]:
-    """What was decided of incidents that are over, for the budgets of rules."""
+    """What was decided of incidents that are over, for the budgets of rules; also where no rule decided."""
     told = ((i.began, i.diagnosis) for i in incidents)
-    return tuple(Taken(at, d.decided, d.nodes) for at, d in told if d is not None and d.decided.rule)
+    return tuple(Taken(at, d.decided, d.nodes) for at, d in told if d is not None and d.decided.fingerprint)
 
 
 def _how(diagnosis: Diagnosis, signal: int | None, codes: tuple[int, ...]) -> str:

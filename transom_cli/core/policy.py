@@ -16,7 +16,9 @@ from transom_cli.core.decided import Taken
 
 RELAUNCH, SWAP, ISOLATE, STOP, IGNORE = ACTIONS = ("relaunch", "swap", "isolate", "stop", "ignore")
 JOB, NODE = SCOPES = ("job", "node")
+DEFAULT = "default"  # the source of a rule of the default table: what it decides is told of a stop alone
 _UNKNOWN = "unknown"
+_ENDED_SOMEHOW = ("rank_failed", "job_failed")  # causes that say no more than that
 _LINE = 200  # characters of a root line that are told
 
 
@@ -71,7 +73,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Verdict:
-    """evidence: for a person, which rule and why: rule, its file, root line and how often."""
+    """evidence: for a person, which rule and why: rule, its file, root line and how often. "" where that is no news."""
 
     action: str
     rule: str
@@ -131,14 +133,15 @@ def _counts(rule: Rule, facts: Facts, taken: Taken, at: float) -> bool:
 
 def _is_evident(rule: Rule, facts: Facts) -> bool:
     """Whether more is known of the failure than that there was one."""
-    asked = rule.pattern or rule.exit_code or rule.signal or rule.slurm_state or rule.cause
+    cause = rule.cause and facts.cause not in _ENDED_SOMEHOW
+    asked = rule.pattern or rule.exit_code or rule.signal or rule.slurm_state or cause
     return bool(asked) or facts.category != _UNKNOWN
 
 
 def _words(rule: Rule, facts: Facts, action: str, times: int) -> str:
     often = f", for the {times + 1}. time{_span(rule)}" if rule.budget is not None else ""
     if action != STOP:
-        return f"{action}, by rule `{rule.name}`{_of(rule)}{often}"
+        return "" if rule.source == DEFAULT else f"{action}, by rule `{rule.name}`{_of(rule)}{often}"
     line = f': "{facts.line[:_LINE]}"' if facts.line else ""
     return f"stopped by rule `{rule.name}`{_of(rule)}: {facts.category or facts.cause}{line}{often}"
 

@@ -10,11 +10,13 @@ from transom_cli.core.policy import NODE, Rule, in_words
 from transom_cli.core.rootline import clean
 
 _HEAD = ("rule", "when", "action", "from")
-_ELSE = "nothing of this fits: restarted, and nodes isolated, as the evidence allows"
+_ELSE = "restarted, or stopped on evidence that it would fail again; nodes are isolated as the evidence allows"
 
 
 def policy_lines(rules: Sequence[Rule]) -> list[str]:
     """A table with a line a rule. What users wrote into it is safe for a terminal."""
+    if not rules:
+        return [f"no rules: what fails is {_ELSE}"]
     told = [_HEAD, *((r.name, when(r), what(r), r.source) for r in rules)]
     rows = [tuple(clean(cell) for cell in row) for row in told]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]

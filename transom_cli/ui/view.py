@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from transom_cli.beats.table import NodeTable
+from transom_cli.core.decided import UNDECIDED
 from transom_cli.core.state import Incident, State
 
 
@@ -17,6 +18,10 @@ class IncidentView:
     result: str  # open, recovered, stopped, ...
     lasted: float | None  # seconds to the first new step, or to its end
     marks: tuple[tuple[float, str, str], ...]  # at, what, words
+    category: str = ""  # of the diagnosis, as in `diagnose.clue.Category`
+    rule: str = ""  # of the policy, that decided
+    action: str = ""
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,10 @@ def incident_view(incident: Incident) -> IncidentView:
     words = incident.diagnosis.words if incident.diagnosis else (incident.marks[0].words if incident.marks else "")
     lasted = incident.ended_at - incident.began if incident.ended_at is not None else None
     marks = tuple((m.at, m.what, m.words) for m in incident.marks)
-    return IncidentView(incident.id, incident.began, words, incident.result or incident.stage.value, lasted, marks)
+    result = incident.result or incident.stage.value
+    told = incident.diagnosis.decided if incident.diagnosis else UNDECIDED
+    by = (told.category, told.rule, told.action, told.fingerprint)
+    return IncidentView(incident.id, incident.began, words, result, lasted, marks, *by)
 
 
 def view_of(run_id: str, state: State, tables: Mapping[str, NodeTable], now: float, *, operator: bool) -> RunView:

@@ -24,7 +24,7 @@ def told_of(name: str, diagnosis: Diagnosis, faults: tuple[NodeFault, ...] = ())
     """Its lines in the incident's story. Of a stop the diagnosis itself tells."""
     decided = diagnosis.decided
     told = Tell(name, "diagnosed", diagnosis.words, diagnosis.cause, diagnosis.nodes, faults, decided)
-    if not decided.rule or not diagnosis.restart:
+    if not decided.words or not diagnosis.restart:
         return (told,)
     return told, Tell(name, "decided", decided.words, diagnosis.cause, decided=decided)
 
