@@ -37,6 +37,16 @@ PURE = (
     "ckpt.stopwatch",
     "ckpt.failures",
     "diagnose.clue",
+    "diagnose.hangs",
+    "diagnose.hangs.clusters",
+    "diagnose.hangs.dumps",
+    "diagnose.hangs.flight",
+    "diagnose.hangs.matching",
+    "diagnose.hangs.places",
+    "diagnose.hangs.syndromes",
+    "diagnose.hangs.unpickle",
+    "diagnose.hangs.waits",
+    "diagnose.hangs.words",
     "health.about",
     "health.crew",
     "health.edges",
@@ -84,6 +94,7 @@ PURE_STANDARD = {
 PURE_OTHERS = {
     "ckpt.memory.account": {"datetime"},  # a time as the manifest has it
     "ckpt.manifest": {"xxhash"},
+    "diagnose.hangs.unpickle": {"io", "pickle"},  # values alone, see its docstring
     "slurm.parse": {"ClusterShell", "datetime"},  # node lists as text; the length between two printed times
     "submit.render": {"jinja2", "sys"},  # which interpreter this is
 }
