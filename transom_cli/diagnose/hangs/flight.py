@@ -32,7 +32,8 @@ _WORLD = "default_pg"
 @dataclass(frozen=True)
 class Op:
     """One call. inputs, outputs: the shapes; types: of inputs and of outputs. started: None where it is not recorded.
-    created: seconds. place: the training's own call, where frames are recorded."""
+    created: seconds. record: grows with this rank's calls, in
+    all groups. place: the training's own call, where frames are recorded."""
 
     seq: int
     name: str
@@ -43,6 +44,7 @@ class Op:
     done: bool
     started: bool | None
     created: float | None
+    record: int
     place: str = ""
 
     def __str__(self) -> str:
@@ -164,7 +166,8 @@ def _count(entries: list[dict[str, Any]], rounds: Mapping[int, list[Op]]) -> Cou
         return Count(enqueued, enqueued)
     first = min(open_ones)
     begun = [op.started for op in rounds[first] if not op.done]
-    return Count(enqueued, first - 1, None if None in begun else all(begun))
+    order = min(op.record for op in rounds[first])
+    return Count(enqueued, first - 1, None if None in begun else all(begun), order)
 
 
 def _done(entry: Mapping[str, Any], closed: bool) -> bool:
@@ -194,6 +197,7 @@ def _op(entry: Mapping[str, Any], closed: bool, timed: bool) -> Op:
         done=done,
         started=started,
         created=created / 1e9 if isinstance(created, int) and created > 0 else None,
+        record=entry["record_id"] if isinstance(entry.get("record_id"), int) else 0,
         place="" if done else _own_call(entry.get("frames")),
     )
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from transom_cli.diagnose.clue import Category, Clue, Culprit
 from transom_cli.diagnose.hangs.clusters import Stand, apart, category, cluster
-from transom_cli.diagnose.hangs.matching import Matched, What
+from transom_cli.diagnose.hangs.findings import What
+from transom_cli.diagnose.hangs.matching import Matched
 from transom_cli.diagnose.hangs.places import NOWHERE, WAITING, Kind
 from transom_cli.diagnose.hangs.waits import Group
 from transom_cli.diagnose.hangs.words import do, told
@@ -37,7 +38,7 @@ _CALLS = {
     **dict.fromkeys(
         (What.TYPE, What.SIZE, What.DTYPE, What.ORDER), (Syndrome.NON_COMMUNICATION_HANG, Category.USER_CODE, 0.85)
     ),
-    What.RING: (Syndrome.NON_COMMUNICATION_HANG, Category.USER_CODE, 0.6),
+    What.RING: (Syndrome.NON_COMMUNICATION_HANG, Category.USER_CODE, 0.65),
     What.NO_DUMP: (Syndrome.NON_COMMUNICATION_HANG, Category.NCCL_HANG, 0.55),
     What.LATE_START: (Syndrome.NON_COMMUNICATION_HANG, Category.NCCL_HANG, 0.6),
     What.LATE: (Syndrome.NON_COMMUNICATION_SLOW, Category.NCCL_HANG, 0.5),

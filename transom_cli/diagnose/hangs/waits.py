@@ -1,13 +1,18 @@
-"""Who waits for whom, from how far each rank is in each group; and who is at the end of the waiting. Pure.
+"""Who waits for whom, from how far each rank is in each group; and where the waiting ends. Pure.
 
-A rank waits in its first collective that is not over. It waits for each member of that group which has not called that
-collective yet. Such a member may itself wait in another group (pipeline stages wait for the stage of a rank that
-stands in its data loader): to blame is who is waited for and waits for nobody.
+A rank waits in the first of its calls that is not over: its head. It waits for each member of that group which
+
+- has not called that yet (calls on the processor come in an order), or
+- has called it, but waits in an earlier call of its own (a GPU does them in that order, too).
+
+Such a member may wait in turn: pipeline stages wait for the stage of a rank that stands in its data loader. To blame is
+who is waited for and waits in nothing. Where there is no such rank, the waiting ends in calls that all members have as
+their head, and the communication holds them; or it goes round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -16,12 +21,14 @@ class Count:
     """How far one rank is in one group, in collectives since the group was made.
 
     enqueued: called so far. completed: over, with all before them. started: whether the first that is not over has
-    begun on the device; None where that is not recorded. A rank of which nothing is known has no Count at all.
+    begun on the device; None where that is not recorded. order: a number that grows with the rank's calls in all
+    groups, of the first that is not over. A rank of which nothing is known has no Count at all.
     """
 
     enqueued: int
     completed: int
     started: bool | None = None
+    order: int = 0
 
     @property
     def waits(self) -> bool:
@@ -36,37 +43,72 @@ class Group:
     members: tuple[int, ...]
     counts: Mapping[int, Count]
 
-    def behind(self, rank: int) -> frozenset[int]:
-        """Whom `rank` waits for here."""
-        mine = self.counts.get(rank)
-        if mine is None or not mine.waits:
-            return frozenset()
-        return frozenset(other for other, count in self.counts.items() if count.enqueued <= mine.completed)
+    def absent(self, seq: int) -> frozenset[int]:
+        """Who has not made the call of that number."""
+        return frozenset(rank for rank, count in self.counts.items() if count.enqueued < seq)
+
+
+Head = tuple[int, int]  # the group's index, and the number of the call in it
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """edges: by rank, whom it waits for. roots: who is waited for and waits for nobody. ring: ranks that wait for each
-    other, where that is all there is (groups used in another order)."""
+    """heads: by rank, where it waits. edges: by rank, for whom. roots: who is waited for and waits in nothing.
+    held: who waits for nobody, in a call that all have as their head. ring: ranks that wait for each other."""
 
+    heads: Mapping[int, Head]
     edges: Mapping[int, frozenset[int]]
     roots: tuple[int, ...]
+    held: tuple[int, ...]
     ring: tuple[int, ...]
 
 
 def waiting(groups: Iterable[Group], more: Mapping[int, Collection[int]] | None = None) -> Waiting:
-    """more: further waits, by rank (sends and receives)."""
-    edges: dict[int, set[int]] = {rank: set(others) for rank, others in (more or {}).items() if others}
-    for group in groups:
-        # by front: ranks of one front wait for the same ones, and a group may have thousands
-        fronts: dict[int, frozenset[int]] = {}
+    """more: by rank, further ranks that it waits for (sends and receives)."""
+    groups = tuple(groups)
+    heads: dict[int, Head] = {}
+    for index, group in enumerate(groups):
         for rank, count in group.counts.items():
-            if count.waits:
-                if count.completed not in fronts:
-                    fronts[count.completed] = group.behind(rank)
-                if fronts[count.completed]:
-                    edges.setdefault(rank, set()).update(fronts[count.completed])
-    waited_for = set().union(*edges.values()) if edges else set()
-    roots = tuple(sorted(waited_for - edges.keys()))
-    ring = tuple(sorted(waited_for & edges.keys())) if waited_for and not roots else ()
-    return Waiting({rank: frozenset(others) for rank, others in sorted(edges.items())}, roots, ring)
+            if count.waits and (rank not in heads or count.order < groups[heads[rank][0]].counts[rank].order):
+                heads[rank] = index, count.completed + 1
+    at_head = {head: _for_whom(groups, head, heads) for head in set(heads.values())}
+    edges = {rank: at_head[head] for rank, head in heads.items()}
+    for rank, others in (more or {}).items():
+        edges[rank] = frozenset((*edges.get(rank, ()), *others))
+    waited_for = frozenset().union(*edges.values())
+    return Waiting(
+        heads,
+        dict(sorted(edges.items())),
+        roots=tuple(sorted(waited_for - edges.keys())),
+        held=tuple(sorted(rank for rank, others in edges.items() if not others)),
+        ring=_ring(edges),
+    )
+
+
+def _for_whom(groups: tuple[Group, ...], head: Head, heads: Mapping[int, Head]) -> frozenset[int]:
+    index, seq = head
+    counts = groups[index].counts
+    behind = {rank for rank, c in counts.items() if c.completed < seq <= c.enqueued and heads[rank] != head}
+    return groups[index].absent(seq) | behind
+
+
+def _ring(edges: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
+    """The ranks of the cycles that nothing leads out of. Ranks with the same edges are taken together: there are few."""
+    alike: dict[frozenset[int], list[int]] = {}
+    for rank, others in edges.items():
+        alike.setdefault(others, []).append(rank)
+    node_of = {rank: others for others, ranks in alike.items() for rank in ranks}
+    nexts: dict[Hashable, set[frozenset[int]]] = {o: {node_of[r] for r in o if r in node_of} for o in alike}
+    reach: dict[frozenset[int], set[frozenset[int]]] = {}
+    for start in alike:
+        seen: set[frozenset[int]] = set()
+        todo = list(nexts[start])
+        while todo:
+            node = todo.pop()
+            if node not in seen:
+                seen.add(node)
+                todo += nexts[node]
+        reach[start] = seen
+    closed = [n for n, seen in reach.items() if seen and all(n in reach[other] for other in seen)]
+    ends = {rank for rank in frozenset().union(*edges.values()) if rank not in edges}
+    return tuple(sorted(rank for n in closed if not n & ends for rank in alike[n]))
