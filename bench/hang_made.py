@@ -1,16 +1,17 @@
 """Hangs, composed: a small simulation of ranks that call collectives, and the dumps that they would leave behind.
 
-A training of tensor- and data-parallel groups runs one program of collectives. One rank (or several of a node) gets stuck,
-leaves a call out, or calls something else; the others go on until they wait. How far each gets is simulated: with calls
-that block (gloo), or with a GPU's queue that the processor runs ahead of until it waits for the GPU (NCCL). The dumps are
-in the documented formats of py-spy, faulthandler and torch's flight recorder; real ones are in tests/diagnose.
+A training of tensor- and data-parallel groups runs one program of collectives. One rank (or several of a node) gets
+stuck, leaves a call out, or calls something else; the others go on until they wait. How far each gets is simulated:
+with calls that block (gloo), or with a GPU's queue that the processor runs ahead of until it waits for the GPU (NCCL).
+The dumps are in the documented formats of py-spy, faulthandler and torch's flight recorder; real ones are in
+tests/diagnose.
 """
 
 from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,10 +50,16 @@ class Hang:
     culprits: tuple[int, ...]
     blocking: bool
     rng: random.Random
+    tool: str  # native: py-spy with native frames, where it could; python: without; faulthandler
 
 
 def hang(fault: str, world: int, seed: int) -> Hang:
-    rng = random.Random(f"{fault}/{world}/{seed}")
+    """Always the same for the same seed. A call that is left out need not be missed: then another is."""
+    tries = (_hang(fault, world, random.Random(f"{fault}/{world}/{seed}/{again}")) for again in range(100))
+    return next(made for made in tries if made.culprits == () or any(rank.over < rank.called for rank in made.ranks))
+
+
+def _hang(fault: str, world: int, rng: random.Random) -> Hang:
     groups = _groups(world, rng.choice((2, 4, PER_NODE)))
     ranks = [RankMade(list(_program(rank, groups))) for rank in range(world)]
     length = len(ranks[0].program)
@@ -77,7 +84,15 @@ def hang(fault: str, world: int, seed: int) -> Hang:
             program[at] = rng.choice(
                 (Call(old.group, old.op, (*old.shape, 3)), Call(old.group, "broadcast", old.shape, old.sync))
             )
-    made = Hang(fault, ranks, groups, culprits, rng.random() < 0.4, rng)
+    made = Hang(
+        fault,
+        ranks,
+        groups,
+        culprits,
+        rng.random() < 0.4,
+        rng,
+        rng.choice(("native", "native", "python", "faulthandler")),
+    )
     _run(made, at if fault == "communication" else None)
     return made
 
@@ -169,7 +184,8 @@ PLACES: dict[str, tuple[list[str], ...]] = {
         ["get_batch (data.py:77)"],
     ),
     "checkpoint write": (
-        ["write (libc.so.6)", "_write_item (torch/distributed/checkpoint/filesystem.py:300)", "save_checkpoint (train.py:88)"],
+        ["write (libc.so.6)", "_write_item (torch/distributed/checkpoint/filesystem.py:300)",
+         "save_checkpoint (train.py:88)"],
         ["__exit__ (torch/serialization.py:780)", "save (torch/serialization.py:944)", "save (model.py:19)"],
         ["fsync (libc.so.6)", "save_checkpoint (io.py:54)"],
     ),
@@ -189,7 +205,7 @@ PLACES: dict[str, tuple[list[str], ...]] = {
 def stack(made: Hang, number: int) -> str:
     """As py-spy or faulthandler would write it: at a random depth of the same call, with other threads around."""
     rng, rank = made.rng, made.ranks[number]
-    native = made.rng.random() < 0.8
+    native = made.tool == "native" and rng.random() < 0.9
     if made.fault == "all in the loader" or (
         number in made.culprits and made.fault in STUCK and rank.called == rank.stop
     ):
@@ -200,12 +216,13 @@ def stack(made: Hang, number: int) -> str:
         if made.blocking:
             calls = [f"{last.op} ({TORCH}:{rng.randint(2000, 4000)})", "wrapper (torch/distributed/c10d_logger.py:83)"]
         else:
-            calls = ["cuStreamSynchronize (libcuda.so.535.104)", "_local_scalar_dense_cuda (libtorch_cuda.so)"] * native
-            calls = [*calls[: rng.randint(0, 2) or 2], "clip (train.py:150)"]
+            calls = ["cuStreamSynchronize (libcuda.so.535.104)", "_local_scalar_dense_cuda (libtorch_cuda.so)"]
+            calls = [*calls[rng.randint(0, 1) :], "clip (train.py:150)"]
     else:
         calls = PLACES["own code"][0]
     frames = [line.replace("{n}", str(rng.randint(100, 140))) for line in [*calls, *MAIN]]
-    return _faulthandler(frames, rng) if rng.random() < 0.2 else _pyspy(frames, rng)
+    frames = [line for line in frames if native or ".so" not in line]
+    return _faulthandler(frames, rng) if made.tool == "faulthandler" else _pyspy(frames, rng)
 
 
 def _pyspy(frames: Sequence[str], rng: random.Random) -> str:
@@ -236,7 +253,7 @@ def _faulthandler(frames: Sequence[str], rng: random.Random) -> str:
 
 def flight(made: Hang, number: int) -> bytes:
     """torch's dump as NCCL's watchdog writes it; the ring has lost what came before."""
-    rng, rank = made.rng, made.ranks[number]
+    rank = made.ranks[number]
     base, timed = 1000 + 10 * len(made.ranks), made.rng.random() < 0.5
     begun = 1_700_000_000_000_000_000 + number * 1_000_000
     entries = []
@@ -246,7 +263,8 @@ def flight(made: Hang, number: int) -> bytes:
         state = "completed" if done else "started" if head and timed else "scheduled"
         created = begun + at * 10_000_000
         entries.append({
-            "record_id": base + at, "pg_id": sorted(made.groups).index(group), "process_group": (group, f"{group}_desc"),
+            "record_id": base + at, "pg_id": sorted(made.groups).index(group),
+            "process_group": (group, f"{group}_desc"),
             "collective_seq_id": base + seq, "p2p_seq_id": 0, "op_id": base + at, "profiling_name": f"nccl:{call.op}",
             "time_created_ns": created, "input_sizes": [list(call.shape)], "output_sizes": [list(call.shape)],
             "input_dtypes": ["Float"], "output_dtypes": ["Float"], "state": state, "retired": done, "is_p2p": False,
@@ -262,13 +280,11 @@ def flight(made: Hang, number: int) -> bytes:
     return pickle.dumps({"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}, protocol=2)
 
 
-def write(made: Hang, folder: Path, *, stacks: bool = True, flights: bool = True, lost: float = 0.0) -> None:
-    """As the agents keep it. lost: the share of ranks of which nothing was kept."""
-    folder.mkdir(parents=True, exist_ok=True)
-    kept: Callable[[], bool] = lambda: made.rng.random() >= lost  # noqa: E731
+def write(made: Hang, folder: Path, *, lost: float = 0.0) -> None:
+    """As the agents keep it. lost: the share of dumps that are missing."""
     for number in range(len(made.ranks)):
-        if stacks and kept():
+        if made.rng.random() >= lost:
             (folder / f"rank-{number}.stack.txt").write_text(stack(made, number))
-        if flights and kept():
-            (folder / f"rank-{number}.flight").mkdir(exist_ok=True)
+        if made.rng.random() >= lost:
+            (folder / f"rank-{number}.flight").mkdir()
             (folder / f"rank-{number}.flight" / f"flight-0-{number}").write_bytes(flight(made, number))

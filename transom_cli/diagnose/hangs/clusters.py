@@ -58,10 +58,20 @@ class Apart:
 
 
 def cluster(stands: Iterable[Stand]) -> tuple[Cluster, ...]:
-    """The largest first. A rank without a stack is at an unknown place."""
+    """The largest first. A rank without a stack is at an unknown place.
+
+    A stack without native frames joins those of the same Python calls that have them: the library's call which they
+    tell of is not to be seen in it.
+    """
+    stands = tuple(stands)
+    seen = Counter((s.place.path, s.place.kind) for s in stands if s.place.native)
+    usual: dict[tuple[str, ...], Kind] = {}
+    for (path, kind), _ in seen.most_common():
+        usual.setdefault(path, kind)
     found: dict[tuple[Kind, tuple[str, ...]], list[Stand]] = {}
     for stand in stands:
-        found.setdefault((stand.place.kind, stand.place.path), []).append(stand)
+        kind = stand.place.kind if stand.place.native else usual.get(stand.place.path, stand.place.kind)
+        found.setdefault((kind, stand.place.path), []).append(stand)
     clusters = [
         Cluster(
             kind,
@@ -97,10 +107,14 @@ def apart(clusters: Sequence[Cluster]) -> Apart:
         )
     if len(known) == 1:
         return Apart((), known[0].kind, 0.3, f"all stand at the same place, in {known[0].kind.value}")
+    if all(c.kind in WAITING for c in known):
+        if len(known) == 2 and len(known[1].ranks) == 1 and total > 2:  # it may have left one out, or be its victim
+            return _few(known[1:], total, 0.4, "the others wait in another collective")
+        return Apart(
+            (), known[0].kind, 0.3, "all wait, in several collectives: stacks do not tell who came to which too late"
+        )
     if len(known[0].ranks) >= MANY * total:
-        where = "another collective" if known[0].kind in WAITING else "another place"
-        return _few(known[1:], total, 0.5, f"the others stand at {where}" if where != "another collective" else
-                    "the others wait in another collective")  # fmt: skip
+        return _few(known[1:], total, 0.5, "the others stand at another place")
     return Apart((), known[0].kind, 0.2, "no group is so much larger than the others that it tells who is waited for")
 
 

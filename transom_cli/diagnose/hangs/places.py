@@ -96,11 +96,13 @@ _WRAPPERS = re.compile(
 @dataclass(frozen=True)
 class Place:
     """kind; path: the training's own calls, outermost first, and the library function that the last of them called,
-    each `function (file)`; words: the innermost calls with their lines, for a person."""
+    each `function (file)`; words: the innermost calls with their lines, for a person; native: whether the stack has
+    frames of libraries, which tell more than the Python that called them."""
 
     kind: Kind
     path: tuple[str, ...]
     words: str
+    native: bool = False
 
 
 NOWHERE = Place(Kind.UNKNOWN, (), "")
@@ -111,7 +113,8 @@ def place(thread: Thread | None) -> Place:
     if thread is None or not thread.frames:
         return NOWHERE
     frames = tuple(replace(frame, file=short(frame.file)[0]) if frame.python else frame for frame in thread.frames)
-    return Place(_kind(thread.frames), _path(thread.frames), top(replace(thread, frames=frames)))
+    native = any(not frame.python for frame in frames)
+    return Place(_kind(thread.frames), _path(thread.frames), top(replace(thread, frames=frames)), native)
 
 
 def short(file: str) -> tuple[str, bool]:

@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transom_cli.beats.table import BadTable, decode
@@ -27,6 +27,7 @@ from transom_cli.errors import printable
 HEAD = 8192  # bytes that tell what a file is
 TEXT = 8 << 20  # bytes of a stack's dump
 FILES = 100_000  # of a folder
+NOTES = 8  # of what could not be used, told
 _RANKED = re.compile(r"rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d{1,7})(?!.*\d)")
 _PROC = re.compile(r"rank-(\d{1,7})\.proc\.json$")
@@ -65,22 +66,25 @@ def read_hang(folder: Path) -> tuple[Clue, ...]:
     others); beside flight recorder dumps a second one tells what the stacks say by themselves. Never raises for what
     stands in a file.
     """
-    evidence = gather(folder)
+    return clues(gather(folder))
+
+
+def clues(evidence: Evidence) -> tuple[Clue, ...]:
+    """As `read_hang`, of what was gathered."""
     matched = matching.match(list(evidence.flights.values())) if evidence.flights else None
     verdict = syndromes.classify(evidence.ranks, matched)
-    clues = []
+    found = []
     if verdict is not None:
         source = "collectives" if matched is not None else "stacks"
-        clues.append(syndromes.as_clue(verdict, evidence.nodes, source))
+        found.append(syndromes.as_clue(verdict, evidence.nodes, source))
     if matched is not None and (by_stacks := clusters.clue([rank.stand for rank in evidence.ranks])) is not None:
-        clues.append(by_stacks)
-    notes = evidence.notes + (list(matched.notes) if matched is not None else [])
-    if notes and clues:
-        first = clues[0]
-        clues[0] = Clue(first.source, first.category, first.confidence, (*first.evidence, *notes[:8]), first.culprits)
+        found.append(by_stacks)
+    notes = tuple((evidence.notes + (list(matched.notes) if matched is not None else []))[:NOTES])
+    if notes and found:
+        found[0] = replace(found[0], evidence=(*found[0].evidence, *notes))
     elif notes:
-        clues.append(Clue("collectives", Category.UNKNOWN, 0.0, tuple(notes[:8])))
-    return tuple(clues)
+        found.append(Clue("collectives", Category.UNKNOWN, 0.0, notes))
+    return tuple(found)
 
 
 def gather(folder: Path) -> Evidence:

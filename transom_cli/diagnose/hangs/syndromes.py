@@ -15,7 +15,7 @@ from transom_cli.diagnose.clue import Category, Clue, Culprit
 from transom_cli.diagnose.hangs.clusters import Stand, apart, category, cluster
 from transom_cli.diagnose.hangs.findings import What
 from transom_cli.diagnose.hangs.matching import Matched
-from transom_cli.diagnose.hangs.places import NOWHERE, WAITING, Kind
+from transom_cli.diagnose.hangs.places import NOWHERE, PERHAPS, WAITING, Kind
 from transom_cli.diagnose.hangs.waits import Group
 from transom_cli.diagnose.hangs.words import do, told
 
@@ -57,13 +57,15 @@ class Rank:
 
 @dataclass(frozen=True)
 class Verdict:
-    """ranks: to blame, the likeliest first; () not determinable. told: sentences, the telling one first."""
+    """ranks: to blame, the likeliest first; () not determinable. told: sentences, the telling one first. held: the
+    ranks that a communication hang holds."""
 
     syndrome: Syndrome
     category: Category
     sure: float
     ranks: tuple[int, ...]
     told: tuple[str, ...]
+    held: tuple[int, ...] = ()
 
 
 def classify(ranks: Sequence[Rank], matched: Matched | None = None, before: Sequence[Group] = ()) -> Verdict | None:
@@ -95,9 +97,13 @@ def progressed(before: Sequence[Group], now: Sequence[Group]) -> bool:
 
 
 def as_clue(verdict: Verdict, nodes: Mapping[int, str], source: str) -> Clue:
-    """nodes: by rank, "" or missing where unknown."""
+    """nodes: by rank, "" or missing where unknown. A communication that is held within one of several nodes speaks
+    against that node, whichever rank it is."""
     culprits = tuple(Culprit(nodes.get(rank, ""), rank) for rank in verdict.ranks)
     first, *rest = verdict.told
+    holds = {nodes.get(rank, "") for rank in verdict.held}
+    if len(holds) == 1 and "" not in holds and len(set(nodes.values())) > 1:
+        culprits = culprits or (Culprit(node=holds.pop()),)
     where = sorted({culprit.node for culprit in culprits if culprit.node})
     on = f" (on {', '.join(where[:8])})" if where else ""
     return Clue(source, verdict.category, verdict.sure, (f"{verdict.syndrome.value}: {first}{on}", *rest), culprits)
@@ -140,11 +146,13 @@ def _by_calls(ranks: Sequence[Rank], matched: Matched | None) -> Verdict | None:
     first, said = findings[0], tuple(f.words for f in findings[:SHOWN])
     if first.what in (What.MISSING, What.PEER):
         return _absent(ranks, matched)
+    held: tuple[int, ...] = ()
     if first.what is What.STUCK:
+        held = tuple(rank for f in findings if f.what is What.STUCK for rank in f.others)
         said = (*said, "which link or card it is, is not determinable from here")
     less = 0.15 if matched.missing and first.what is not What.NO_DUMP else 0.0
     syndrome, category, sure = _CALLS[first.what]
-    return Verdict(syndrome, category, sure - less, first.ranks, said)
+    return Verdict(syndrome, category, sure - less, first.ranks, said, held)
 
 
 def _absent(ranks: Sequence[Rank], matched: Matched) -> Verdict:
@@ -181,5 +189,6 @@ def _by_stacks(ranks: Sequence[Rank]) -> Verdict | None:
         return Verdict(Syndrome.NON_COMMUNICATION_HANG, Category.STORAGE_IO, 0.5, asleep, (words, *said))
     if found.kind is Kind.UNKNOWN:
         return None
-    syndrome = Syndrome.COMMUNICATION_HANG if found.kind in WAITING else Syndrome.NON_COMMUNICATION_HANG
+    waits = found.kind in WAITING or found.kind in PERHAPS
+    syndrome = Syndrome.COMMUNICATION_HANG if waits else Syndrome.NON_COMMUNICATION_HANG
     return Verdict(syndrome, category(found.kind), found.sure, (), said)

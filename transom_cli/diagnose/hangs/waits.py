@@ -93,7 +93,7 @@ def _for_whom(groups: tuple[Group, ...], head: Head, heads: Mapping[int, Head]) 
 
 
 def _ring(edges: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
-    """The ranks of the cycles that nothing leads out of. Ranks with the same edges are taken together: there are few."""
+    """The ranks of the cycles that nothing leads out of. Ranks with the same edges are taken together."""
     alike: dict[frozenset[int], list[int]] = {}
     for rank, others in edges.items():
         alike.setdefault(others, []).append(rank)
