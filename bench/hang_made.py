@@ -259,25 +259,48 @@ def flight(made: Hang, number: int) -> bytes:
     entries = []
     for at, (group, seq) in enumerate(rank.ids):
         call, done = rank.program[at], at < rank.over
-        head = at == rank.over
-        state = "completed" if done else "started" if head and timed else "scheduled"
-        created = begun + at * 10_000_000
-        entries.append({
-            "record_id": base + at, "pg_id": sorted(made.groups).index(group),
-            "process_group": (group, f"{group}_desc"),
-            "collective_seq_id": base + seq, "p2p_seq_id": 0, "op_id": base + at, "profiling_name": f"nccl:{call.op}",
-            "time_created_ns": created, "input_sizes": [list(call.shape)], "output_sizes": [list(call.shape)],
-            "input_dtypes": ["Float"], "output_dtypes": ["Float"], "state": state, "retired": done, "is_p2p": False,
-            "time_discovered_started_ns": created + 1000 if timed and state != "scheduled" else None,
-            "time_discovered_completed_ns": created + 2000 if done else None, "timeout_ms": 600000,
-            "frames": [{"name": "train", "filename": "/home/u/job/train.py", "line": 120}],
-        })  # fmt: skip
+        state = "completed" if done else "started" if timed and at == rank.over else "scheduled"
+        made_at = begun + at * 10_000_000
+        entries.append(
+            entry(group, base + seq, call.op, call.shape, state, record=base + at, created=made_at, timed=timed)
+        )
+    groups = {name: members for name, members in made.groups.items() if number in members}
+    return dump(entries, groups)
+
+
+def entry(
+    group: str,
+    seq: int,
+    op: str,
+    shape: Sequence[int] = (4,),
+    state: str = "completed",
+    *,
+    record: int = 0,
+    created: int = 1_700_000_000_000_000_000,
+    timed: bool = False,
+    out: Sequence[int] | None = None,
+    dtype: str = "Float",
+    p2p: bool = False,
+) -> dict[str, object]:
+    """One call, as version 2.10 has it. out: the output's shape, default the input's."""
+    done = state == "completed"
+    return {
+        "record_id": record, "pg_id": 0, "process_group": (group, f"{group}_desc"), "collective_seq_id": seq,
+        "p2p_seq_id": int(p2p), "op_id": record, "profiling_name": f"nccl:{op}", "time_created_ns": created,
+        "input_sizes": [list(shape)], "output_sizes": [list(shape if out is None else out)], "input_dtypes": [dtype],
+        "output_dtypes": [dtype], "state": state, "retired": done, "is_p2p": p2p,
+        "time_discovered_started_ns": created + 1000 if timed and state != "scheduled" else None,
+        "time_discovered_completed_ns": created + 2000 if done else None, "timeout_ms": 600000,
+        "frames": [{"name": "train", "filename": "/home/u/job/train.py", "line": 120}],
+    }  # fmt: skip
+
+
+def dump(entries: Sequence[object], groups: dict[str, tuple[int, ...]], version: str = "2.10") -> bytes:
     config = {
-        name: {"name": name, "desc": f"{name}_desc", "ranks": str(list(members))}
-        for name, members in made.groups.items()
-        if number in members
+        name: {"name": name, "desc": f"{name}_desc", "ranks": str(list(members))} for name, members in groups.items()
     }
-    return pickle.dumps({"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}, protocol=2)
+    values = {"version": version, "pg_config": config, "pg_status": {}, "entries": list(entries)}
+    return pickle.dumps(values, protocol=2)
 
 
 def write(made: Hang, folder: Path, *, lost: float = 0.0) -> None:

@@ -19,6 +19,7 @@ from transom_cli.diagnose.hangs.words import do, told
 
 LATE = 1.0  # seconds: more than the clocks of one cluster are apart
 STEADY = 0.8  # of its greatest delay; a rank that is always so late has another clock, or is slow: not to be told apart
+A_NODE = 8  # ranks
 LOOKED_AT = 50  # rounds of a group, the newest
 
 
@@ -145,7 +146,9 @@ def _stuck(
         still = tuple(rank for rank in waiters if group.counts[rank].started is False)
         begun = tuple(rank for rank in waiters if group.counts[rank].started)
         if silent:
-            blamed = silent if len(silent) <= len(group.members) / 2 else ()
+            # dumps that are missing here and there were lost; those of one process or node are of who is gone
+            alone = silent == missing and len(silent) <= min(A_NODE, len(group.members) / 2)
+            blamed = silent if alone else ()
             words = f"{do(waiters, 'wait', 'waits')} in {about}; there is no dump of {told(silent)}"
             found.append(Finding(What.NO_DUMP, group.name, seq, op, blamed, waiters, words))
         elif still and len(still) < len(begun):

@@ -147,12 +147,18 @@ def _by_calls(ranks: Sequence[Rank], matched: Matched | None) -> Verdict | None:
     if first.what in (What.MISSING, What.PEER):
         return _absent(ranks, matched)
     held: tuple[int, ...] = ()
+    waiting = {r.stand.rank for r in ranks if r.stand.place.kind in WAITING or r.stand.place.kind in PERHAPS}
     if first.what is What.STUCK:
         held = tuple(rank for f in findings if f.what is What.STUCK for rank in f.others)
         said = (*said, "which link or card it is, is not determinable from here")
+    blamed = first.ranks
+    if first.what is What.NO_DUMP:  # who has no dump but waits like the others, by its stack, is none
+        blamed = tuple(rank for rank in blamed if rank not in waiting)
     less = 0.15 if matched.missing and first.what is not What.NO_DUMP else 0.0
     syndrome, category, sure = _CALLS[first.what]
-    return Verdict(syndrome, category, sure - less, first.ranks, said, held)
+    if first.ranks and not blamed:
+        less += 0.15
+    return Verdict(syndrome, category, sure - less, blamed, said, held)
 
 
 def _absent(ranks: Sequence[Rank], matched: Matched) -> Verdict:
