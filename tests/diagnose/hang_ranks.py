@@ -4,7 +4,7 @@
 
 torch is imported once; the ranks of all scenarios are forked from here. Each hangs for real; a helper thread of each
 writes, at the same moment, `FOLDER/<scenario>/rank-<n>.stack.txt` (faulthandler) and `rank-<n>.flight/flight-0-<n>`
-(torch's own dump), and for the scenario `json` torch's JSON dump instead of the pickle.
+(torch's own dump; of an odd rank in JSON, which has no frames).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-os.environ["TORCH_FR_BUFFER_SIZE"] = "64"
+os.environ["TORCH_FR_BUFFER_SIZE"] = "16"
 os.environ["TORCH_INCLUDE_STACK_TRACE"] = "1"
 os.environ["USE_LIBUV"] = "0"
 
@@ -26,24 +26,31 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 WORLD, ODD = 4, 2  # the rank that does otherwise
-STEPS = 90  # more than the recorder holds
-SETTLE = 1.5  # seconds from the meeting to the dump
+STEPS = 20  # more than the recorder holds
+SETTLE = 0.5  # seconds from "what I do next does not end" to the dump
 
 
 def stuck_in_lock() -> None:
     lock = threading.Lock()
     lock.acquire()
+    ready()
     lock.acquire()
 
 
-def skips(group: dist.ProcessGroup | None) -> None:
+def ready() -> None:
+    """What this rank does next does not end."""
+    Path(os.environ["READY"]).touch()
+
+
+def skips() -> None:
     """The rank that never enters the collective waits elsewhere."""
     if dist.get_rank() == ODD:
         stuck_in_lock()
-    dist.all_reduce(torch.ones(4), group=group)
+    ready()
+    dist.all_reduce(torch.ones(4))
 
 
-def subgroups(world: dist.ProcessGroup | None) -> None:
+def subgroups() -> None:
     """Two groups of two and the world: one rank is stuck, its partner waits for it, and the others for both."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     mine = pairs[dist.get_rank() // 2]
@@ -51,52 +58,39 @@ def subgroups(world: dist.ProcessGroup | None) -> None:
         dist.all_reduce(torch.ones(2), group=mine)
     if dist.get_rank() == ODD:
         stuck_in_lock()
+    if dist.get_rank() // 2 == ODD // 2:
+        ready()
     dist.all_reduce(torch.ones(2), group=mine)
+    ready()
     dist.all_reduce(torch.ones(4))
 
 
-def other_size(group: dist.ProcessGroup | None) -> None:
-    dist.all_reduce(torch.ones(4000 if dist.get_rank() == ODD else 4))
-    dist.all_reduce(torch.ones(4))
-
-
-def other_type(group: dist.ProcessGroup | None) -> None:
+def other_type() -> None:
     tensor = torch.ones(4)
+    ready()
     dist.broadcast(tensor, 1) if dist.get_rank() == ODD else dist.all_reduce(tensor)
     dist.barrier()
     dist.all_reduce(tensor)
 
 
-def other_order(group: dist.ProcessGroup | None) -> None:
-    first, second = torch.ones(8), torch.ones(16)
-    for tensor in (second, first) if dist.get_rank() == ODD else (first, second):
-        dist.all_reduce(tensor)
-    if dist.get_rank() == ODD:
-        time.sleep(60.0)
-    dist.all_reduce(first)
-
-
-def late(group: dist.ProcessGroup | None) -> None:
-    """Nobody hangs: one rank came a second late to one collective."""
-    if dist.get_rank() == ODD:
-        time.sleep(1.2)
-    dist.all_reduce(torch.ones(4))
-    time.sleep(60.0)
-
-
 SCENARIOS = {
     "skips": skips,
-    "json": skips,
     "subgroups": subgroups,
-    "other_size": other_size,
     "other_type": other_type,
-    "other_order": other_order,
-    "late": late,
 }
 
 
+def wait_for(folder: Path, names: str) -> None:
+    """All ranks' files of that name."""
+    until = time.monotonic() + 60.0
+    while len(list(folder.glob(names))) < WORLD:
+        if time.monotonic() > until:
+            os._exit(3)
+        time.sleep(0.02)
+
+
 def rank_of(scenario: str, rank: int, folder: Path) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD), READY=str(folder / f"ready-{rank}"))
     dist.init_process_group(
         "gloo", f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=datetime.timedelta(seconds=60)
     )
@@ -105,19 +99,21 @@ def rank_of(scenario: str, rank: int, folder: Path) -> None:
     dist.barrier()
 
     def leave() -> None:
-        time.sleep(SETTLE + (1.0 if scenario == "late" else 0.0))
+        wait_for(folder, "ready-*")
+        time.sleep(SETTLE)
         dumps = folder / f"rank-{rank}.flight"
         dumps.mkdir()
-        recorded = c10d._dump_fr_trace_json() if scenario == "json" else c10d._dump_fr_trace()
+        recorded = c10d._dump_fr_trace_json() if rank % 2 else c10d._dump_fr_trace()
         (dumps / f"flight-0-{rank}").write_bytes(recorded)
         with (folder / f"rank-{rank}.stack.txt").open("w") as file:
             faulthandler.dump_traceback(file)
-        time.sleep(0.7)  # a rank that leaves would free the others from their collective before they have dumped
+        (folder / f"dumped-{rank}").touch()
+        wait_for(folder, "dumped-*")  # a rank that leaves frees the others from their collective
         os._exit(0)
 
     threading.Thread(target=leave, name="leave", daemon=True).start()
     try:
-        SCENARIOS[scenario](None)
+        SCENARIOS[scenario]()
         time.sleep(60.0)
     except BaseException as error:
         print(scenario, rank, repr(error), file=sys.stderr, flush=True)

@@ -50,7 +50,7 @@ def _sign(op: Op) -> tuple[object, ...]:
     name = op.name.lower()
     if name == _COALESCED:
         return (name,)
-    uneven = name.startswith(_UNEVEN)
+    uneven = name.startswith(_UNEVEN) or name.endswith("_v")
     sizes_in = None if uneven or name.startswith("scatter") else op.inputs
     sizes_out = None if uneven or name.startswith("gather") else op.outputs
     types_in = frozenset(op.input_types) if op.inputs and not name.startswith(("scatter", "broadcast")) else None

@@ -133,7 +133,9 @@ def _stronger(calls: Verdict | None, stacks: Verdict | None) -> Verdict | None:
     if calls.syndrome is Syndrome.COMMUNICATION_HANG:  # whoever has called it is not waited for, wherever it stands
         return replace(calls, told=(*calls.told, f"by their stacks: {stacks.told[0]}"))
     if calls.ranks and set(calls.ranks) == set(stacks.ranks):
-        return replace(calls, sure=max(calls.sure, stacks.sure, min(calls.sure + 0.05, 0.95)))
+        sure = max(calls.sure, stacks.sure, min(calls.sure + 0.05, 0.95))
+        cause = stacks.category if calls.category is Category.NCCL_HANG else calls.category
+        return replace(calls, sure=sure, category=cause, told=(*calls.told, stacks.told[0]))
     if stacks.ranks and stacks.sure > calls.sure:
         return replace(stacks, told=(*stacks.told, *calls.told))
     return calls

@@ -111,4 +111,5 @@ def _ring(edges: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
         reach[start] = seen
     closed = [n for n, seen in reach.items() if seen and all(n in reach[other] for other in seen)]
     ends = {rank for rank in frozenset().union(*edges.values()) if rank not in edges}
-    return tuple(sorted(rank for n in closed if not n & ends for rank in alike[n]))
+    ring = {rank for node in closed if not node & ends for rank in alike[node]}
+    return tuple(sorted(ring & frozenset().union(*(edges[rank] for rank in ring))))  # not who only waits for it
