@@ -91,17 +91,18 @@ def read(rank: int, raw: Mapping[str, Any]) -> Flight:
     """Of `unpickle.load`'s dictionary. Never raises: what cannot be used is said in the notes."""
     version = clean(str(raw.get("version")))[:20]
     notes = [f"rank {rank}: {trouble}"] if (trouble := _about(version)) else []
-    entries = [e for e in raw.get("entries") or () if isinstance(e, dict)]
-    usable = [e for e in entries if _group(e) and isinstance(e.get("collective_seq_id"), int)]
-    if len(usable) < len(raw.get("entries") or ()):
-        notes.append(f"rank {rank}: {len(raw['entries']) - len(usable)} entries of a form that is not known")
+    entries = raw.get("entries") or []
+    newest = entries[-NEWEST:]
+    usable = [e for e in newest if isinstance(e, dict) and isinstance(e.get("collective_seq_id"), int) and _group(e)[0]]
+    if len(usable) < len(newest):
+        notes.append(f"rank {rank}: {len(newest) - len(usable)} entries of a form that is not known")
     known = _known(raw.get("pg_config"))
     by_group: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for entry in usable[-NEWEST:]:
+    for entry in usable:
         by_group.setdefault(_group(entry), []).append(entry)
     views = tuple(_view(rank, group, known, found) for group, found in by_group.items())
-    first = usable[0].get("record_id") if usable else 0
-    overwritten = len(usable) > NEWEST or not isinstance(first, int) or first > 0
+    first = entries[0].get("record_id") if entries and isinstance(entries[0], dict) else 0
+    overwritten = len(entries) > NEWEST or not isinstance(first, int) or first > 0
     return Flight(rank, version, views, known, overwritten, tuple(notes))
 
 

@@ -86,7 +86,7 @@ def _json(data: bytes) -> Any:
 
 def _unpickled(data: bytes) -> Any:
     check(data)
-    return _Plain(io.BytesIO(data)).load()
+    return _Plain(io.BufferedReader(io.BytesIO(data), len(data))).load()  # without peek() it reads byte by byte
 
 
 def check(data: bytes) -> None:
