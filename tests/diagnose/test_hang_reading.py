@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from transom_cli.beats.table import NodeTable, RankBeat, encode
 from transom_cli.diagnose.clue import Category
+from transom_cli.diagnose.hangs.places import Kind
 from transom_cli.diagnose.hangs.reading import gather, is_dump, read_hang
 from transom_cli.layout import AttemptDir
 
@@ -37,12 +38,14 @@ def test_evidence_of_an_attempt(tmp_path: Path) -> None:
     hang_made.write(made, folder)
     for rank in range(8):
         (folder / f"rank-{rank}.proc.json").write_text(json.dumps({"schema": 1, "rank": rank, "state": "S"}))
-    (folder / "launcher-n0.stack.txt").write_text(STACK.format(LOADS))
+    (folder / "launcher-n1.stack.txt").write_text(STACK.format(LOADS))
     attempt.nodes.mkdir()
     for node in range(2):
         beats = [RankBeat(rank, 0, 5, 9, 0.0, None, "step", 7, "S") for rank in range(4 * node, 4 * node + 4)]
         (attempt.nodes / f"n{node}.beats").write_bytes(encode(NodeTable(f"n{node}", "12.0", 3, tuple(beats))))
     (attempt.nodes / "n9.beats").write_bytes(b"no table")
+    assert sorted(gather(folder).stacks) == list(range(8)) and made.culprits != (1,)
+    assert gather(folder).stacks[1].place.kind is not Kind.LOADER, "torchrun is no rank"
     first, second = read_hang(folder)
     assert (first.source, second.source, first.category) == ("collectives", "stacks", Category.DATA_LOADER)
     culprit = first.culprits[0]

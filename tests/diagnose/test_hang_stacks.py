@@ -164,7 +164,6 @@ def test_the_clue_names_ranks_nodes_and_places() -> None:
         "rank 7 stands in the data loader, the others wait",
         "ranks 0-6 stand in a collective: in COLLECTIVE",
         "rank 7 stands in the data loader: in LOADER",
-        "rank 8 stands in an unknown place",
         "no stack of rank 8",
     )
     assert clusters.clue([Stand(0, "", NOWHERE)]) is None and clusters.clue([]) is None

@@ -14,6 +14,7 @@ from transom_cli.diagnose.clue import Category, Clue, Culprit
 from transom_cli.diagnose.hangs.places import PERHAPS, WAITING, Kind, Place
 from transom_cli.diagnose.hangs.words import do, told
 
+SHOWN = 4  # clusters told
 MANY = 2 / 3  # of the ranks stand at one place: then it is where one waits, whatever it is
 _SURE = {
     Kind.LOADER: (Category.DATA_LOADER, 0.85),
@@ -135,6 +136,11 @@ def _few(suspects: Sequence[Cluster], total: int, sure: float, others: str) -> A
     return Apart(ranks, kind, sure, words)
 
 
+def told_apart(clusters: Sequence[Cluster]) -> tuple[str, ...]:
+    """The largest clusters, a sentence each."""
+    return tuple(str(c) for c in clusters if c.kind is not Kind.UNKNOWN)[:SHOWN]
+
+
 def category(kind: Kind) -> Category:
     """What a rank that others wait for suffers of, by where it stands."""
     return _SURE.get(kind, (Category.NCCL_HANG, 0.0))[0]
@@ -147,7 +153,7 @@ def clue(stands: Sequence[Stand]) -> Clue | None:
         return None
     found = apart(clusters)
     nodes = {stand.rank: stand.node for stand in stands}
-    evidence = [found.words, *(str(c) for c in clusters[:4])]
+    evidence = [found.words, *told_apart(clusters)]
     evidence += [f"rank {stand.rank}: {stand.died}" for stand in stands if stand.died][:4]
     blind = [stand.rank for stand in stands if stand.place.kind is Kind.UNKNOWN]
     if blind:

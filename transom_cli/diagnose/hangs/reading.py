@@ -132,7 +132,9 @@ def _take_state(evidence: Evidence, rank: int, path: Path) -> None:
 
 
 def _rank(path: Path) -> int | None:
-    """In the name, else in the folder's, as of `rank-5.flight/`."""
+    """In the name, else in the folder's, as of `rank-5.flight/`. None for torchrun's, which is no rank."""
+    if path.name.startswith("launcher-"):
+        return None
     for name in (path.name, path.parent.name):
         if found := _RANKED.search(name):
             return int(found[1])

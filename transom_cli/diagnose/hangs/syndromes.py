@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from transom_cli.diagnose.clue import Category, Clue, Culprit
-from transom_cli.diagnose.hangs.clusters import Stand, apart, category, cluster
+from transom_cli.diagnose.hangs.clusters import Stand, apart, category, cluster, told_apart
 from transom_cli.diagnose.hangs.findings import What
 from transom_cli.diagnose.hangs.matching import Matched
 from transom_cli.diagnose.hangs.places import NOWHERE, PERHAPS, WAITING, Kind
@@ -188,7 +188,7 @@ def _absent(ranks: Sequence[Rank], matched: Matched) -> Verdict:
 def _by_stacks(ranks: Sequence[Rank]) -> Verdict | None:
     clusters = cluster([r.stand for r in ranks])
     found = apart(clusters)
-    said = (found.words, *(str(c) for c in clusters[:4]))
+    said = (found.words, *told_apart(clusters))
     if found.ranks:
         return Verdict(Syndrome.NON_COMMUNICATION_HANG, category(found.kind), found.sure, found.ranks, said)
     asleep = tuple(r.stand.rank for r in ranks if r.process == ASLEEP)
