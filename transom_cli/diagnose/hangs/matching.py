@@ -19,7 +19,7 @@ from transom_cli.diagnose.hangs.words import do, told
 
 LATE = 1.0  # seconds: more than the clocks of one cluster are apart
 STEADY = 0.8  # of its greatest delay; a rank that is always so late has another clock, or is slow: not to be told apart
-A_NODE = 8  # ranks
+A_NODE = 8  # ranks, numbered one after the other
 LOOKED_AT = 50  # rounds of a group, the newest
 
 
@@ -147,7 +147,7 @@ def _stuck(
         begun = tuple(rank for rank in waiters if group.counts[rank].started)
         if silent:
             # dumps that are missing here and there were lost; those of one process or node are of who is gone
-            alone = silent == missing and len(silent) <= min(A_NODE, len(group.members) / 2)
+            alone = silent == missing and silent[-1] - silent[0] < A_NODE and 2 * len(silent) <= len(group.members)
             blamed = silent if alone else ()
             words = f"{do(waiters, 'wait', 'waits')} in {about}; there is no dump of {told(silent)}"
             found.append(Finding(What.NO_DUMP, group.name, seq, op, blamed, waiters, words))
