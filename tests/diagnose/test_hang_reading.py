@@ -44,6 +44,7 @@ def test_evidence_of_an_attempt(tmp_path: Path) -> None:
         beats = [RankBeat(rank, 0, 5, 9, 0.0, None, "step", 7, "S") for rank in range(4 * node, 4 * node + 4)]
         (attempt.nodes / f"n{node}.beats").write_bytes(encode(NodeTable(f"n{node}", "12.0", 3, tuple(beats))))
     (attempt.nodes / "n9.beats").write_bytes(b"no table")
+    assert len(gather(folder).flights) == 8 and gather(folder, flights=False).flights == {}
     assert sorted(gather(folder).stacks) == list(range(8)) and made.culprits != (1,)
     assert gather(folder).stacks[1].place.kind is not Kind.LOADER, "torchrun is no rank"
     first, second = read_hang(folder)

@@ -31,8 +31,20 @@ def test_nothing_is_said_where_nothing_is_known(tmp_path: Path) -> None:
 
 def test_a_folder_that_does_not_answer_holds_up_no_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
-    monkeypatch.setattr(hangwords, "read_hang", lambda _: go_on.wait(60.0) and ())
+    monkeypatch.setattr(hangwords, "gather", lambda *_, **__: go_on.wait(60.0) and ())
     assert hang_words(tmp_path, 0.05) == (f"evidence not judged within 0 s: see {tmp_path}",)
+    go_on.set()
+
+
+def test_flight_recorders_that_take_too_long_leave_the_stacks_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank, state in enumerate("SST"):
+        (tmp_path / f"rank-{rank}.proc.json").write_text(f'{{"state": "{state}"}}')
+    go_on = threading.Event()
+    monkeypatch.setattr(hangwords, "read_hang", lambda _: go_on.wait(60.0) and ())
+    first, second = hang_words(tmp_path, 1.0)
+    assert first.startswith("non-communication hang: rank 2 is stopped") and second.startswith("evidence not judged")
     go_on.set()
 
 

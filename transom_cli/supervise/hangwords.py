@@ -9,10 +9,10 @@ import threading
 from pathlib import Path
 
 from transom_cli.diagnose.clue import Clue
-from transom_cli.diagnose.hangs.reading import read_hang
+from transom_cli.diagnose.hangs.reading import clues, gather, read_hang
 from transom_cli.errors import printable
 
-SECONDS = 5.0  # for the reading: a thousand stacks, a hundred full recorders
+SECONDS = 5.0  # for the reading: thousands of stacks, a hundred full recorders
 SURE = 0.5  # below, it is a guess that would only mislead
 
 
@@ -22,6 +22,7 @@ def hang_words(folder: Path, seconds: float = SECONDS) -> tuple[str, ...]:
 
     def work() -> None:
         try:
+            found.append(words(clues(gather(folder, flights=False))))
             found.append(words(read_hang(folder)))
         except Exception as error:  # ours: it must not keep the next launch from starting
             found.append((f"evidence not judged: {printable(repr(error))}",))
@@ -29,7 +30,8 @@ def hang_words(folder: Path, seconds: float = SECONDS) -> tuple[str, ...]:
     thread = threading.Thread(target=work, name="hang", daemon=True)
     thread.start()
     thread.join(seconds)
-    return found[0] if found else (f"evidence not judged within {seconds:.0f} s: see {folder}",)
+    late = (f"evidence not judged within {seconds:.0f} s: see {folder}",)
+    return found[-1] if not thread.is_alive() else (*found[-1], *late) if found else late
 
 
 def words(clues: tuple[Clue, ...]) -> tuple[str, ...]:

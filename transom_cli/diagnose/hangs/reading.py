@@ -10,6 +10,7 @@ where files lie in a folder a node. Files that are nothing of the kind are passe
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import re
@@ -31,6 +32,13 @@ NOTES = 8  # of what could not be used, told
 _RANKED = re.compile(r"rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d{1,7})(?!.*\d)")
 _PROC = re.compile(r"rank-(\d{1,7})\.proc\.json$")
+
+
+class Holds(enum.Enum):
+    """What a file holds, by its head."""
+
+    STACK = "stack"
+    FLIGHT = "flight recorder"
 
 
 @dataclass
@@ -55,8 +63,7 @@ class Evidence:
 
 def is_dump(path: Path) -> bool:
     """Whether a file is a stack's or a flight recorder's dump, by its head. False for what cannot be read."""
-    head = _bytes(path, HEAD)
-    return head is not None and (unpickle.is_dump(head) or dumps.is_stack(head.decode(errors="replace")))
+    return _kind(path) is not None
 
 
 def read_hang(folder: Path) -> tuple[Clue, ...]:
@@ -87,8 +94,11 @@ def clues(evidence: Evidence) -> tuple[Clue, ...]:
     return tuple(found)
 
 
-def gather(folder: Path) -> Evidence:
-    """Read whatever is a dump in a folder and below it. Of several dumps of one rank the newest file counts."""
+def gather(folder: Path, *, flights: bool = True) -> Evidence:
+    """Read whatever is a dump in a folder and below it. Of several dumps of one rank the newest file counts.
+
+    flights: False leaves out flight recorders, which take a hundred times as long as stacks.
+    """
     evidence = Evidence()
     paths = [folder] if folder.is_file() else sorted(_files(folder), key=_mtime)
     evidence.nodes.update(_nodes(folder))
@@ -98,19 +108,29 @@ def gather(folder: Path) -> Evidence:
             _take_state(evidence, int(found[1]), path)
             continue
         rank = _rank(path)
-        if rank is None or not is_dump(path):
+        kind = _kind(path) if rank is not None else None
+        if rank is None or kind is None or (kind is Holds.FLIGHT and not flights):
             continue
         if rank not in evidence.nodes and by_folder.get(path):
             evidence.nodes[rank] = by_folder[path]
-        _take(evidence, rank, path)
+        _take(evidence, rank, path, kind)
     return evidence
 
 
-def _take(evidence: Evidence, rank: int, path: Path) -> None:
+def _kind(path: Path) -> Holds | None:
+    head = _bytes(path, HEAD)
+    if head is None:
+        return None
+    if unpickle.is_dump(head):
+        return Holds.FLIGHT
+    return Holds.STACK if dumps.is_stack(head.decode(errors="replace")) else None
+
+
+def _take(evidence: Evidence, rank: int, path: Path, kind: Holds) -> None:
     data = _bytes(path, unpickle.LIMIT + 1)
     if data is None:
         evidence.notes.append(f"rank {rank}: {printable(path.name)} cannot be read")
-    elif unpickle.is_dump(data[:HEAD]):
+    elif kind is Holds.FLIGHT:
         try:
             evidence.flights[rank] = read(rank, unpickle.load(data))
         except unpickle.BadDump as error:
