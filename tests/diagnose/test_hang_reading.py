@@ -76,6 +76,21 @@ def test_torchs_own_names(tmp_path: Path) -> None:
     assert found.source == "collectives" and found.culprits[0].rank in made.culprits
 
 
+@pytest.mark.parametrize(
+    ("hang", "category", "words"),
+    [
+        ("loader", Category.DATA_LOADER, "rank 1 stands in the data loader, the others wait"),
+        ("ckpt", Category.STORAGE_IO, "rank 1 stands in a checkpoint, the others wait"),
+        ("lock", Category.NCCL_HANG, "rank 1 stands in the training's own code, the others wait"),
+    ],
+)
+def test_recorded_stacks(hang: str, category: Category, words: str) -> None:
+    """Of three ranks of DistributedDataParallel over gloo, by py-spy: with native frames, the last ones without."""
+    (found,) = read_hang(Path(__file__).parent / "data" / f"ddp-{hang}")
+    assert [c.rank for c in found.culprits] == [1] and found.category is category and found.confidence >= 0.65
+    assert found.evidence[0] == f"non-communication hang: {words}"
+
+
 def test_one_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "rank-3.stack.txt"
     path.write_text(STACK.format(LOADS))

@@ -110,6 +110,22 @@ def test_places(kind: Kind, frames: list[str]) -> None:
     assert stack(*frames).kind is kind
 
 
+def test_the_frame_that_tells_is_shown() -> None:
+    waits = stack(
+        "0x7f58370a3f16 (libc.so.6)",
+        "c10d::ProcessGroupGloo::AsyncWork::wait (libtorch_cpu.so)",
+        "_engine_run_backward (torch/autograd/graph.py:979)",
+        "step (train.py:9)",
+    )
+    assert waits.words == (
+        "c10d::ProcessGroupGloo::AsyncWork::wait (libtorch_cpu.so) < _engine_run_backward (torch/autograd/graph.py:979)"
+        " < step (train.py:9)"
+    )
+    assert (
+        stack("0x7f58370a3f16 (libc.so.6)", "step (train.py:9)").words == "step (train.py:9) < <module> (train.py:146)"
+    )
+
+
 def stand(rank: int, kind: Kind, *path: str, native: bool = True) -> Stand:
     return Stand(rank, f"n{rank // 2}", Place(kind, path or (kind.name,), f"in {kind.name}", native))
 

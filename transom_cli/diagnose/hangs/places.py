@@ -113,8 +113,9 @@ def place(thread: Thread | None) -> Place:
     if thread is None or not thread.frames:
         return NOWHERE
     frames = tuple(replace(frame, file=short(frame.file)[0]) if frame.python else frame for frame in thread.frames)
-    native = any(not frame.python for frame in frames)
-    return Place(_kind(thread.frames), _path(thread.frames), top(replace(thread, frames=frames)), native)
+    kind, telling = _kind(thread.frames)
+    words = top(replace(thread, frames=_shown(frames, telling)))
+    return Place(kind, _path(thread.frames), words, native=any(not frame.python for frame in frames))
 
 
 def short(file: str) -> tuple[str, bool]:
@@ -134,18 +135,27 @@ def short(file: str) -> tuple[str, bool]:
     return file.rpartition("/")[2], False
 
 
-def _kind(frames: tuple[Frame, ...]) -> Kind:
-    weak = Kind.OWN
+def _kind(frames: tuple[Frame, ...]) -> tuple[Kind, Frame | None]:
+    """The kind, and the frame that told it."""
+    weak: tuple[Kind, Frame | None] = Kind.OWN, None
     for frame in frames:
         for kind, function, file in _TELLING:
             if function.match(_bare(frame)) and file.search(frame.file):
-                return kind
-        if weak is Kind.OWN:
+                return kind, frame
+        if weak[1] is None:
             named = (k for k, function, file in _WEAK if function.match(_bare(frame)) and file.search(frame.file))
-            weak = next(named, weak)
-    if weak is Kind.OWN and any(frame.function.endswith("_engine_run_backward") for frame in frames):
-        return Kind.BACKWARD
+            weak = next(((kind, frame) for kind in named), weak)
+    if weak[1] is None and any(frame.function.endswith("_engine_run_backward") for frame in frames):
+        return Kind.BACKWARD, None
     return weak
+
+
+def _shown(frames: tuple[Frame, ...], telling: Frame | None) -> tuple[Frame, ...]:
+    """The Python calls, and before them the native one that tells; an address alone tells nothing."""
+    if telling is None or telling.python:
+        telling = frames[0] if not frames[0].python and not frames[0].function.startswith("0x") else None
+    calls = tuple(frame for frame in frames if frame.python)
+    return (telling, *calls) if telling is not None else calls or frames
 
 
 def _bare(frame: Frame) -> str:
