@@ -103,6 +103,20 @@ def test_of_two_neither_is_wrong_unless_sister_groups_tell() -> None:
     assert first(match([*alone, *sisters])) == (What.TYPE, (1,), 3)
 
 
+def test_of_several_mismatches_one_that_names_somebody_comes_first() -> None:
+    """A pair in which neither is known to be wrong may be a consequence."""
+
+    def made(number: int) -> Flight:
+        odd = number == 2
+        entries = [call(1), call(2, shape=(8,) if odd else (4,), state=OPEN)]
+        if number in (0, 2):
+            entries.append(hang_made.entry("pair", 1, "broadcast" if odd else "reduce", state=OPEN, record=3))
+        return rank_of(number, entries, {"w": WORLD, "pair": (0, 2)} if number in (0, 2) else {"w": WORLD})
+
+    found = match([made(number) for number in WORLD])
+    assert [(f.what, f.ranks) for f in found.findings] == [(What.SIZE, (2,)), (What.TYPE, ())]
+
+
 def test_what_differed_and_ended_all_the_same_is_no_cause() -> None:
     """Uneven shapes that the library put up with; the hang is elsewhere."""
     found = job([call(1, shape=(8,)), call(2)], [call(1), call(2), call(3, state=OPEN)])

@@ -26,6 +26,9 @@ class What(str, enum.Enum):
     LATE = "called late"
 
 
+MISMATCHES = (What.TYPE, What.SIZE, What.DTYPE, What.ORDER)
+
+
 @dataclass(frozen=True)
 class Finding:
     """ranks: those to blame, () where that is not determinable. others: who calls it, or waits. seq: 0 for none."""

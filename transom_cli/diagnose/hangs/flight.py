@@ -24,7 +24,7 @@ from transom_cli.diagnose.hangs.waits import Count
 
 NEWEST = 500  # entries of a dump that are looked at: a hang is at the end
 RANKS = 1 << 20
-OLDEST, NEWEST_VERSION = (2, 4), (2, 10)
+VERSIONS = (2, 4), (2, 10)  # from, to
 _PEER = re.compile(r"(send|recv) (\d{1,7})(?:->|<-)(\d{1,7})$")
 _WORLD = "default_pg"
 
@@ -110,7 +110,7 @@ def _about(version: str) -> str:
     numbers = tuple(int(part) for part in version.split(".") if part.isdecimal() and len(part) < 6)
     if len(numbers) != 2:
         return f"a dump without a version that is known ({version!r})"
-    if not OLDEST <= numbers <= NEWEST_VERSION:
+    if not VERSIONS[0] <= numbers <= VERSIONS[1]:
         return f"a dump of version {version}; 2.4 to 2.10 are known"
     return ""
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from transom_cli.diagnose.hangs.findings import Finding, Room, What, counted, rooms
+from transom_cli.diagnose.hangs.findings import MISMATCHES, Finding, Room, What, counted, rooms
 from transom_cli.diagnose.hangs.flight import Flight
 from transom_cli.diagnose.hangs.mismatches import mismatch
 from transom_cli.diagnose.hangs.waits import Group, Waiting, waiting
@@ -55,7 +55,7 @@ def match(flights: Sequence[Flight]) -> Matched:
     if missing:
         notes.append(f"no dump of {told(missing)}")
     order = list(What)
-    found.sort(key=lambda f: (order.index(f.what), not f.ranks))
+    found.sort(key=lambda f: (f.what not in MISMATCHES and order.index(f.what), not f.ranks, order.index(f.what)))
     return Matched(tuple(found), groups, waits, missing, tuple(notes))
 
 

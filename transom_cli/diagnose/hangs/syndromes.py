@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from transom_cli.diagnose.clue import Category, Clue, Culprit
 from transom_cli.diagnose.hangs.clusters import Stand, apart, category, cluster, told_apart
-from transom_cli.diagnose.hangs.findings import What
+from transom_cli.diagnose.hangs.findings import MISMATCHES, What
 from transom_cli.diagnose.hangs.matching import Matched
 from transom_cli.diagnose.hangs.places import NOWHERE, PERHAPS, WAITING, Kind
 from transom_cli.diagnose.hangs.waits import Group
@@ -35,9 +35,7 @@ _SLOW = {
     Syndrome.NON_COMMUNICATION_HANG: Syndrome.NON_COMMUNICATION_SLOW,
 }
 _CALLS = {
-    **dict.fromkeys(
-        (What.TYPE, What.SIZE, What.DTYPE, What.ORDER), (Syndrome.NON_COMMUNICATION_HANG, Category.USER_CODE, 0.85)
-    ),
+    **dict.fromkeys(MISMATCHES, (Syndrome.NON_COMMUNICATION_HANG, Category.USER_CODE, 0.85)),
     What.RING: (Syndrome.NON_COMMUNICATION_HANG, Category.USER_CODE, 0.65),
     What.NO_DUMP: (Syndrome.NON_COMMUNICATION_HANG, Category.NCCL_HANG, 0.55),
     What.LATE_START: (Syndrome.NON_COMMUNICATION_HANG, Category.NCCL_HANG, 0.6),
