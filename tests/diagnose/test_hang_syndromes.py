@@ -86,6 +86,19 @@ def test_classes(
     assert verdict(classify(made, matched)) == expected
 
 
+def test_who_waits_by_its_stack_is_a_victim_of_who_does_not() -> None:
+    """gloo records no receives: 2 and 3 have not come to the barrier, and 3 only waits for 2."""
+    made = ranks(Kind.LOADER)
+    made[3] = Rank(Stand(3, "n1", Place(Kind.PEER, ("PEER",), "recv (x.py:1)", native=True)), "S")
+    behind = [hang_made.entry("w", 1, "all_reduce")]
+    waits = [*behind, hang_made.entry("w", 2, "barrier", state="scheduled")]
+    dumps = [hang_made.dump(waits if number < 2 else behind, {"w": WORLD}) for number in WORLD]
+    matched = match([flight.read(number, unpickle.load(dump)) for number, dump in enumerate(dumps)])
+    assert matched.waits.roots == (2, 3)
+    assert verdict(classify(made, matched)) == (OWN, Category.DATA_LOADER, (2,))
+    assert verdict(classify((), matched))[2] == (2, 3)
+
+
 def test_agreement_makes_sure() -> None:
     both, calls = classify(ranks(Kind.LOADER), flights(3, 4, 3)), classify((), flights(3, 4, 3))
     assert both is not None and calls is not None and both.sure > calls.sure

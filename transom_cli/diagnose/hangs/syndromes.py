@@ -165,13 +165,14 @@ def _absent(ranks: Sequence[Rank], matched: Matched) -> Verdict:
     """Who has not called what others wait in; their stacks tell why."""
     roots = matched.waits.roots
     places = {r.stand.rank: r.stand.place for r in ranks}
-    # one who waits in a collective by its stack may be in one that its recorder does not show: it counts less
-    ordered = tuple(sorted(roots, key=lambda rank: places.get(rank, NOWHERE).kind in WAITING))
-    kinds = [kind for rank in ordered if (kind := places.get(rank, NOWHERE).kind) is not Kind.UNKNOWN]
+    # who waits by its stack is in a call that the recorder does not show (gloo's receives): a victim, if others are not
+    busy = tuple(rank for rank in roots if places.get(rank, NOWHERE).kind not in WAITING)
+    roots = busy or roots
+    kinds = [kind for rank in roots if (kind := places.get(rank, NOWHERE).kind) is not Kind.UNKNOWN]
     said = [f.words for f in matched.findings if f.ranks][:SHOWN]
     said += [
         f"rank {rank} stands in {places[rank].kind.value}: {places[rank].words}"
-        for rank in ordered[:SHOWN]
+        for rank in roots[:SHOWN]
         if places.get(rank, NOWHERE).kind is not Kind.UNKNOWN
     ]
     why = category(kinds[0]) if kinds else Category.NCCL_HANG
@@ -180,7 +181,7 @@ def _absent(ranks: Sequence[Rank], matched: Matched) -> Verdict:
     if 2 * len(roots) > max(len(everyone), 2):
         said.insert(0, f"{do(roots, 'are', 'is')} waited for: too many for a fault of one of them")
         return Verdict(Syndrome.NON_COMMUNICATION_HANG, why, 0.5, (), tuple(said))
-    return Verdict(Syndrome.NON_COMMUNICATION_HANG, why, sure, ordered, tuple(said))
+    return Verdict(Syndrome.NON_COMMUNICATION_HANG, why, sure, roots, tuple(said))
 
 
 def _by_stacks(ranks: Sequence[Rank]) -> Verdict | None:
