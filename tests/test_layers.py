@@ -55,6 +55,18 @@ PURE = (
     "diagnose.unknown.tape",
     "diagnose.unknown.templates",
     "diagnose.unknown.tokens",
+    "diagnose.hangs",
+    "diagnose.hangs.clusters",
+    "diagnose.hangs.dumps",
+    "diagnose.hangs.findings",
+    "diagnose.hangs.flight",
+    "diagnose.hangs.matching",
+    "diagnose.hangs.mismatches",
+    "diagnose.hangs.places",
+    "diagnose.hangs.syndromes",
+    "diagnose.hangs.unpickle",
+    "diagnose.hangs.waits",
+    "diagnose.hangs.words",
     "health.about",
     "health.crew",
     "health.edges",
@@ -105,6 +117,7 @@ PURE_OTHERS = {
     "diagnose.logs.grammar": {"datetime"},  # a printed time as seconds
     "diagnose.logs.engines": {"re2", "typing"},
     "core.policy": {"re2"},  # a user's expressions, in linear time
+    "diagnose.hangs.unpickle": {"io", "pickle"},  # values alone, see its docstring
     "slurm.parse": {"ClusterShell", "datetime"},  # node lists as text; the length between two printed times
     "submit.render": {"jinja2", "sys"},  # which interpreter this is
 }

@@ -113,6 +113,25 @@ def test_evidence_that_fails_is_told_and_the_launch_is_ended(world: World, monke
     assert sorted(asked) == [(node, "end") for node in NODES]
 
 
+def test_who_the_others_wait_for_is_told_before_what_each_did(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hands, agents, inbox = world
+    answers(monkeypatch, [])
+    folder = RunDir(tmp_path).attempt(7, 0).evidence("l1")
+
+    def evidence(*_: object) -> tuple[str, ...]:
+        folder.mkdir(parents=True)
+        for rank, state in enumerate("TSSS"):
+            (folder / f"rank-{rank}.proc.json").write_text(f'{{"state": "{state}"}}')
+        return ("rank 0 on n1, state T",)
+
+    monkeypatch.setattr(agents, "evidence", evidence)
+    hands.end(End(0, "l1", evidence=True))
+    first, second = ended(inbox).evidence
+    assert first.startswith("non-communication hang: rank 0 is stopped (state T") and second == "rank 0 on n1, state T"
+
+
 def test_exit_records_that_cannot_be_read_do_not_make_a_launch_live_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ from transom_cli.supervise.agents import GRACE, Agents
 from transom_cli.supervise.examine import examine
 from transom_cli.supervise.flushing import agree
 from transom_cli.supervise.follow import newest_checkpoint
+from transom_cli.supervise.hangwords import hang_words
 from transom_cli.supervise.launcherlog import say
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 from transom_cli.supervise.leftovers import Leftovers
@@ -137,7 +138,9 @@ class LaunchHands:
         def work() -> Heard:
             lines = self._evidence(launch, order.incident, nodes) if order.evidence else ()
             ended = self._agents.end(launch, nodes, grace, order.incident)
-            ended = replace(ended, evidence=(*lines, *ended.evidence))
+            if evidence := (*lines, *ended.evidence):  # what it tells first: not all of it need be told
+                told = hang_words(self._attempt.evidence(order.incident)) if order.incident else ()
+                ended = replace(ended, evidence=(*told, *evidence))
             self.leftovers.left(launch, ended, nodes)
             if step is None:
                 return ended

@@ -1,0 +1,53 @@
+"""What a hang's evidence tells the launcher: a line or two, in time, whatever stands in the files."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from transom_cli.diagnose.clue import Category, Clue
+from transom_cli.supervise import hangwords
+from transom_cli.supervise.hangwords import hang_words, words
+
+STACK = 'Thread 1 (idle): "MainThread"\n    {}\n    step (train.py:9)\n'
+
+
+def test_who_the_others_wait_for(tmp_path: Path) -> None:
+    for rank in range(4):
+        where = "__next__ (torch/utils/data/dataloader.py:708)"
+        other = "all_reduce (torch/distributed/distributed_c10d.py:9)"
+        (tmp_path / f"rank-{rank}.stack.txt").write_text(STACK.format(where if rank == 2 else other))
+    first, second = hang_words(tmp_path)
+    assert first == "non-communication hang: rank 2 stands in the data loader, the others wait (confidence 0.85)"
+    assert second.startswith("ranks 0, 1, 3 stand in a collective: all_reduce (")
+
+
+def test_nothing_is_said_where_nothing_is_known(tmp_path: Path) -> None:
+    assert hang_words(tmp_path) == hang_words(tmp_path / "none") == words(()) == ()
+    assert words((Clue("stacks", Category.NCCL_HANG, 0.3, ("a guess",)),)) == ()
+
+
+def test_a_folder_that_does_not_answer_holds_up_no_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(hangwords, "gather", lambda *_, **__: go_on.wait(60.0) and ())
+    assert hang_words(tmp_path, 0.05) == (f"evidence not judged within 0 s: see {tmp_path}",)
+    go_on.set()
+
+
+def test_flight_recorders_that_take_too_long_leave_the_stacks_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank, state in enumerate("SST"):
+        (tmp_path / f"rank-{rank}.proc.json").write_text(f'{{"state": "{state}"}}')
+    go_on = threading.Event()
+    monkeypatch.setattr(hangwords, "read_hang", lambda _: go_on.wait(60.0) and ())
+    first, second = hang_words(tmp_path, 1.0)
+    assert first.startswith("non-communication hang: rank 2 is stopped") and second.startswith("evidence not judged")
+    go_on.set()
+
+
+def test_a_fault_of_ours_holds_up_no_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hangwords, "read_hang", lambda _: 1 / 0)
+    assert hang_words(tmp_path) == ("evidence not judged: ZeroDivisionError('division by zero')",)
