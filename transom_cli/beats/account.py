@@ -15,10 +15,12 @@ from _thread import get_ident  # not threading, which takes longer than all of t
 from time import monotonic_ns
 from zlib import crc32
 
+from transom_cli.beats import phases
 from transom_cli.beats import record as rec
 
 TYPE_CHECKING = False  # as typing has it, without its import
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, Protocol
 
     class Device(Protocol):
@@ -31,9 +33,7 @@ if TYPE_CHECKING:
             """(phase, ns) of what is known by now; never waits."""
 
 
-PHASES = ("other", "data", "forward", "backward", "optimizer", "checkpoint", "restore", "wait")
-"""Known names. "other": what is in no phase. "wait": for other ranks, in collectives."""
-OTHER, WAIT = 0, PHASES.index("wait")
+OTHER, WAIT = phases.KNOWN.index(phases.OTHER), phases.KNOWN.index(phases.WAIT)
 MOST = 16  # phases with names of their own included
 NAME = 16  # bytes of a name
 EVERY_NS = 250_000_000
@@ -67,15 +67,25 @@ class Reading:
         self.ns: dict[str, int] = {}
 
 
+class _Lost:
+    """A device that answers no more."""
+
+    def change(self, phase: int) -> None:
+        pass
+
+    def done(self) -> list[tuple[int, int]]:
+        return []
+
+
 class Account:
     """The writer. Only the thread that made it is timed: what another one does costs the step nothing by itself."""
 
     def __init__(self, buffer: Any, began: int) -> None:
         self._buffer = buffer
         self._thread = get_ident()
-        self._names = list(PHASES)
-        self._index = {name: i for i, name in enumerate(PHASES)}
-        self._ns = [0] * len(PHASES)
+        self._names = list(phases.KNOWN)
+        self._index = {name: i for i, name in enumerate(phases.KNOWN)}
+        self._ns = [0] * len(phases.KNOWN)
         self._now = OTHER
         self._open: list[int] = []  # the phases around the present one
         self._began = self._mark = began
@@ -105,14 +115,14 @@ class Account:
             self._ns[former] += now - self._mark
             self._mark = now
         else:
-            self._device.change(former)
+            self._on_device(self._device.change, former)
         self._now = phase
         return former
 
-    def lost(self, step: int, loss: float | None, grad_norm: float | None, scale: float | None) -> None:
-        """What was told at this step of how the training goes."""
-        self._loss_step = step
-        self._losses = rec.loss_kept(loss), rec.loss_kept(grad_norm), rec.loss_kept(scale)
+    def lost(self, step: int, loss: float, grad_norm: float | None, scale: float | None) -> None:
+        """What was told at this step of how the training goes, as a record keeps a loss; None: not told."""
+        norm, scale = (rec.NO_LOSS if x is None else x for x in (grad_norm, scale))
+        self._loss_step, self._losses = step, (loss, norm, scale)
 
     def beat(self, step: int, now: int) -> None:
         if now < self._due or get_ident() != self._thread:
@@ -120,7 +130,7 @@ class Account:
         self._due = now + EVERY_NS
         self.change(self._now)
         if self._device is not None:
-            for phase, ns in self._device.done():
+            for phase, ns in self._on_device(self._device.done) or ():
                 self._ns[phase] += ns
         self._seq = seq = self._seq + 1
         moving = self._pack(seq, step, self._began, now, self._loss_step, *self._losses, *self._ns)
@@ -139,6 +149,13 @@ class Account:
         """In a forked child."""
         self._buffer, self._device = bytearray(SIZE), None
 
+    def _on_device(self, ask: Callable[..., Any], *arguments: int) -> Any:
+        """A device that is lost ends no training: from then on the sums stand still."""
+        try:
+            return ask(*arguments)
+        except Exception:
+            self._device = _Lost()
+
     def _add(self, name: str) -> int:
         """Names beyond the limit are one with what is in no phase; names that begin alike are one."""
         short = name.encode()[:NAME].decode(errors="ignore")
@@ -151,7 +168,8 @@ class Account:
             self._ns.append(0)
             self._index[short] = index
             self._lay_out()
-        self._index[name] = index
+        if len(self._index) < 8 * MOST:  # long names that begin alike may be many
+            self._index[name] = index
         return index
 
     def _lay_out(self) -> None:
@@ -170,7 +188,7 @@ def _read(slot: bytes) -> Reading | None:
     if len(slot) < SLOT:
         return None
     magic, count, device = _HEAD.unpack_from(slot)
-    if magic != _MAGIC or not len(PHASES) <= count <= MOST:
+    if magic != _MAGIC or not len(phases.KNOWN) <= count <= MOST:
         return None
     sums = struct.Struct(f"<{count}Q")
     end = _HEAD.size + count * NAME + _MOVING.size + sums.size

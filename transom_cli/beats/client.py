@@ -1,4 +1,4 @@
-"""The trainer's side of beats: `beat()` and `beat.phase()`. Standard library only; nothing here ever raises into a trainer.
+"""The trainer's side of beats: `beat()` and `beat.phase()`. Standard library only; nothing here raises into a trainer.
 
 Where the record goes is found at the first beat:
 
@@ -53,7 +53,7 @@ class Sink:
 
 
 class Writer(Sink):
-    """Writes one rank's record into a buffer (a mapping of the beat file, or plain memory), and its account if given."""
+    """Writes one rank's record into a buffer (a mapping of the beat file, or plain memory), and its account if any."""
 
     def __init__(self, buffer: Any, record: rec.Record, account: Account | None = None) -> None:
         self._buffer = buffer

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SCHEMA = 1
-WAIT, OTHER = "wait", "other"
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 

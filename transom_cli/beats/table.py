@@ -33,7 +33,7 @@ class RankBeat:
     step: int  # last step reported; -1: none yet
     count: int  # number of beats so far
     age: float  # seconds since the last step change (or the rank's start), node's monotonic clock, as of the table
-    loss: float | None  # the last one told, NaN if it is that; None: none was told. On an accelerator it may be of an earlier step, see beats.client
+    loss: float | None  # the last one told, None: none; it may be of an earlier step, see beats.client
     phase: str  # "start" | "step" | "checkpoint" | "restore" | "done"
     pid: int
     proc: str  # /proc state letter of the trainer: R S D T Z; "X" gone; "?" unknown
@@ -72,8 +72,7 @@ def encode(table: NodeTable) -> bytes:
 
 
 def decode(data: bytes) -> NodeTable:
-    """Raises BadTable for anything that `encode` has not made.
-    """
+    """Raises BadTable for anything that `encode` has not made."""
     if len(data) < _HEAD.size + _CRC.size:
         raise BadTable(f"{len(data)} bytes: shorter than an empty beat table")
     body, check = data[: -_CRC.size], data[-_CRC.size :]
