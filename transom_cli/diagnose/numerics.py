@@ -219,9 +219,9 @@ def _scale(state: NumericsState, step: int, scale: float | None) -> tuple[Numeri
     if scale is None:
         return state, None
     if scale > SCALE or state.top <= SCALE:  # a scale that is always 1 is one that is not used
-        return replace(state, low=0, low_since=step, top=max(state.top, scale)), None
-    state = replace(state, low=state.low + 1)
-    good = min(state.low_since, state.loss.last)
+        return replace(state, low=0, top=max(state.top, scale)), None
+    state = replace(state, low=state.low + 1, low_since=state.low_since if state.low else step)
+    good = min(state.low_since - 1, state.loss.last)
     return state, Found(Trouble.SCALE, step, state.low_since, good, scale) if state.low >= SCALE_STAND else None
 
 

@@ -14,7 +14,7 @@ def lines(heat: HeatMap, most: int = MOST) -> list[str]:
     """A row a rank, a column a phase, milliseconds of a step; those that stand out first where there are too many."""
     shown = chosen(heat, most)
     least = _waits_least(heat)
-    table = [["rank", "node", *map(printable, heat.phases), "step"]]
+    table = [["rank", "node", *(printable(p) + " " for p in heat.phases), "step "]]
     for row in shown:
         cells = [_ms(row.of(p)) + _mark(heat, row, p, least) for p in heat.phases]
         table.append([str(row.rank), printable(row.node), *cells, _ms(row.step) + " "])
@@ -24,7 +24,7 @@ def lines(heat: HeatMap, most: int = MOST) -> list[str]:
     for line in table:
         left = [cell.ljust(width) for cell, width in zip(line[:2], widths, strict=False)]
         right = [cell.rjust(width) for cell, width in zip(line[2:], widths[2:], strict=True)]
-        text.append("  ".join([*left, *right]).rstrip())
+        text.append("  ".join([*left, " ".join(right)]).rstrip())
     if len(shown) < len(heat.rows):
         text.append(f"and {len(heat.rows) - len(shown)} ranks more")
     return [*text, LEGEND] if heat.marks or least is not None else text
