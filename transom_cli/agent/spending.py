@@ -25,10 +25,10 @@ class Spending:
         """`rows`: the ranks of the present launch. What has not changed is not written again."""
         if now < self._due:
             return
-        self._due = now + EVERY
         ranks = tuple(spent for row in rows if (spent := self._read(row)) is not None)
-        if ranks == self._told:
+        if ranks == self._told:  # nobody has told anything yet, say: the first word is not to wait
             return
+        self._due = now + EVERY
         try:
             replace_text(self._path, encode(NodeSpent(self._node, self._attempt.name, ranks)))
             self._told = ranks

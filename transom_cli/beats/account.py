@@ -121,8 +121,8 @@ class Account:
 
     def lost(self, step: int, loss: float, grad_norm: float | None, scale: float | None) -> None:
         """What was told at this step of how the training goes, as a record keeps a loss; None: not told."""
-        norm, scale = (rec.NO_LOSS if x is None else x for x in (grad_norm, scale))
-        self._loss_step, self._losses = step, (loss, norm, scale)
+        norm = rec.NO_LOSS if grad_norm is None else grad_norm
+        self._loss_step, self._losses = step, (loss, norm, rec.NO_LOSS if scale is None else scale)
 
     def beat(self, step: int, now: int) -> None:
         if now < self._due or get_ident() != self._thread:

@@ -77,7 +77,9 @@ class Writer(Sink):
             if told is not None:  # else it was not fetched this time
                 r.loss = told
                 if self.account is not None:
-                    self.account.lost(r.step, told, self._number(grad_norm, now), self._number(loss_scale, now))
+                    norm = None if grad_norm is None else self._number(grad_norm, now)
+                    scale = None if loss_scale is None else self._number(loss_scale, now)
+                    self.account.lost(r.step, told, norm, scale)
         r.count += 1
         if r.phase == rec.START and not self._phases:
             r.phase = rec.STEP
@@ -121,8 +123,6 @@ class Writer(Sink):
 
         What is told at one beat (the same `now`) is fetched together or not at all.
         """
-        if value is None:
-            return None
         here = getattr(value, "is_cpu", None)  # torch; other libraries have a device that is called "cpu" or none
         if not (getattr(value, "device", "cpu") == "cpu" if here is None else here):
             if now < self._fetch_due and now != self._fetched:
