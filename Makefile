@@ -4,7 +4,7 @@ PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-long check lint types demo clean
-.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect health-matrix
+.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect bench-slowness health-matrix
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ bench-ckpt: setup .ckpt-peers ## checkpoints: stall, durable, load, memory, afte
 
 bench-protect: setup ## what protecting snapshots on other nodes costs the training's network, by protect_rate (2 minutes)
 	$(PY) bench/ckpt_protect.py
+
+bench-slowness: setup ## slowness and numerics: false alarms and delays on made-up trainings (a few minutes)
+	$(PY) bench/slowness.py
 
 # Needs root (namespaces, mounts); rows that need a program more (tc, iptables, fusermount3) say so where it is missing.
 # FAULTS="disk,link cut" tries those alone; HEALTHY=0 leaves the healthy preflights out, FAULTS=- the faults.

@@ -52,6 +52,15 @@ def test_what_goes_away_is_told_too_and_the_next_of_its_length_no_more() -> None
     assert [type(e) for e in longer] == [cp.Slower]
 
 
+def test_after_a_restart_what_still_stands_is_told_again_and_what_does_not_is_not() -> None:
+    series, events = play(noisy(1, 400) + noisy(2, 100, 1.5))
+    assert len(events) == 1
+    _, still = play(noisy(3, 100, 1.5), cp.restarted(series), 450)
+    assert [type(e) for e in still] == [cp.Slower] and still[0].before == events[0].before
+    again, gone = play(noisy(4, 300), cp.restarted(series), 450)
+    assert gone == [] and again.slow is None
+
+
 def test_slower_still_is_told_again() -> None:
     _, events = play(noisy(1, 400) + noisy(2, 400, 1.5) + noisy(3, 200, 3.0))
     assert [type(e) for e in events] == [cp.Slower, cp.Slower]

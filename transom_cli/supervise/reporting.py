@@ -67,12 +67,16 @@ class Reporter:
     def look(self, readings: Mapping[str, NodeSpent]) -> None:
         self._slow, slow = watch.watch(self._slow, readings)
         for edge in slow:
-            told = edge if isinstance(edge, watch.Told) else edge.told
-            found = causes.heated(told.slowness, self._hot(told.slowness))
-            self._tell(told.slowness.key, found.kind.value, edge.step, found.clue, over=edge is not told)
+            if isinstance(edge, watch.Told):
+                found = causes.heated(edge.slowness, self._hot(edge.slowness))
+                self._begins(edge.slowness.key, found.kind.value, edge.step, found.clue)
+            else:
+                self._ends(edge.told.slowness.key, edge.step)
         for one in self._losses(readings):
-            bad = one if isinstance(one, numerics.Found) else one.found
-            self._tell(bad.trouble.value, bad.trouble.value, one.step, bad.clue, over=one is not bad)
+            if isinstance(one, numerics.Found):
+                self._begins(one.trouble.value, one.trouble.value, one.step, one.clue)
+            else:
+                self._ends(one.found.trouble.value, one.step)
         self._show()
 
     def _losses(self, readings: Mapping[str, NodeSpent]) -> tuple[numerics.Found | numerics.Over, ...]:
@@ -86,15 +90,20 @@ class Reporter:
         self._loss, found = numerics.watch(self._loss, lead.loss_step, lead.loss, lead.grad_norm, lead.loss_scale)
         return found
 
-    def _tell(self, key: str, what: str, step: int, clue: Clue, *, over: bool) -> None:
+    def _begins(self, key: str, what: str, step: int, clue: Clue) -> None:
         text = printable("; ".join(clue.evidence))
-        report = {"what": what, "step": step, "words": text, "clue": plain(clue)}
-        self._standing.pop(key, None)
+        self._ends(key, step, silently=True)  # it is told anew, with what it has become
+        self._standing[key] = {"what": what, "step": step, "words": text, "clue": plain(clue)}
+        self._clues[key] = clue
+        self._journal("report", over=False, **self._standing[key])
+        say(f"transom: step {step}: {text}")
+
+    def _ends(self, key: str, step: int, *, silently: bool = False) -> None:
+        report = self._standing.pop(key, None)
         self._clues.pop(key, None)
-        if not over:
-            self._standing[key], self._clues[key] = report, clue
-        self._journal("report", over=over, **report)
-        say(f"transom: step {step}: {'over: ' if over else ''}{text}")
+        if report is not None and not silently:
+            self._journal("report", over=True, **{**report, "step": step})
+            say(f"transom: step {step}: over: {report['words']}")
 
     def _show(self) -> None:
         """reports.json, when there is something new in it."""

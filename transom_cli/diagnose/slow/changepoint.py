@@ -119,9 +119,14 @@ class Series:
 
 
 def restarted(series: Series) -> Series:
-    """The training goes on in another launch: its first steps are left out, what was learned of it is kept."""
-    levels = tuple(replace(level, waiting=()) for level in series.levels)
-    return replace(series, settling=SETTLE, levels=levels, step=-1)
+    """The training goes on in another launch: its first steps are left out, what was learned of it is kept.
+
+    A slowness may have ended with the launch before: if it has not, it is told again.
+    """
+    series = replace(series, settling=SETTLE, step=-1)
+    if series.slow is not None:
+        return replace(series, slow=replace(series.slow, blocks=0, told=False), levels=_FRESH)
+    return replace(series, levels=tuple(replace(level, waiting=()) for level in series.levels))
 
 
 def watch(series: Series, step: int, seconds: float, limits: Limits) -> tuple[Series, tuple[Slower | AsBefore, ...]]:
@@ -159,12 +164,12 @@ def _judge(series: Series, full: int, limits: Limits) -> tuple[Series, tuple[Slo
         slow = replace(slow, blocks=slow.blocks + 1)
     found = next((f for level in series.levels[:full] if (f := _test(level.blocks, series.step, limits))), None)
     if found is not None and slow is None:
-        slow = Slow(found, blocks=max(1, sum(b.step >= found.since for b in series.levels[0].blocks)))
+        slow = Slow(found, blocks=sum(b.step >= found.since for b in series.levels[0].blocks))
         series = replace(series, stashed=_until(series.levels, found.since), levels=_since(series.levels, found.since))
     elif found is not None and slow is not None and slow.told:  # slower still
         events.append(found)
         series = replace(series, levels=_since(series.levels, found.since))
-    if slow is not None and not slow.told and slow.blocks >= AGAIN * series.patience:
+    if slow is not None and not slow.told and slow.blocks >= max(min(NEWEST), AGAIN * series.patience):
         slow = replace(slow, told=True)
         events.append(replace(slow.found, step=series.step))
     return replace(series, slow=slow), tuple(events)

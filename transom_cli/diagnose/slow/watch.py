@@ -157,7 +157,7 @@ def _keep(state: SlowState, at: float) -> tuple[SlowState, list[Told | Over]]:
     if times < IN_A_ROW:
         return state, []
     state, news = _over(state, newest.step, lambda told: told.by == "map" and told.slowness.key != key)
-    if found is None or any(told.slowness.ranks == found.ranks for told in state.standing):
+    if found is None or any(set(told.slowness.ranks) == set(found.ranks) for told in state.standing):
         return state, news
     state, begun = _tell(state, Told(newest.step, found, "map"))
     return state, [*news, *begun]
