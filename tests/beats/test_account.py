@@ -95,6 +95,11 @@ def test_what_is_told_of_the_loss(clock: Clock) -> None:
     found = read(buffer)
     assert found.loss is not None and math.isnan(found.loss)
     assert (found.loss_step, found.grad_norm, found.scale) == (2, 1.5, None)
+    account.lost(3, 0.5, None, 8.0)
+    clock.pass_(300)
+    account.beat(3, clock.now)
+    found = read(buffer)
+    assert (found.loss, found.loss_step, found.grad_norm, found.scale) == (0.5, 3, 1.5, 8.0), "the norm still stands"
 
 
 def test_a_limit_of_names(clock: Clock) -> None:

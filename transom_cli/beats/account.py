@@ -52,7 +52,7 @@ SIZE = AT + 2 * SLOT
 class Reading:
     """`ns`: sums by name. `at`: when the account was written; `began`: another value is another account, from zero.
 
-    `loss`, `grad_norm`, `scale`: of step `loss_step`, None where none was told. `device`: the sums are of an
+    `loss`: of step `loss_step`; `grad_norm`, `scale`: of that or an earlier one. None where none was told. `device`: the sums are of an
     accelerator's time; then they may be a few steps behind `step`.
     """
 
@@ -120,9 +120,13 @@ class Account:
         return former
 
     def lost(self, step: int, loss: float, grad_norm: float | None, scale: float | None) -> None:
-        """What was told at this step of how the training goes, as a record keeps a loss; None: not told."""
-        norm = rec.NO_LOSS if grad_norm is None else grad_norm
-        self._loss_step, self._losses = step, (loss, norm, rec.NO_LOSS if scale is None else scale)
+        """What was told at this step of how the training goes, as a record keeps a loss.
+
+        None: not told, or not fetched from the device this time; the one before stands.
+        """
+        _, norm, before = self._losses
+        norm = norm if grad_norm is None else grad_norm
+        self._loss_step, self._losses = step, (loss, norm, before if scale is None else scale)
 
     def beat(self, step: int, now: int) -> None:
         if now < self._due or get_ident() != self._thread:

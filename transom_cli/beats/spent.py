@@ -26,8 +26,8 @@ class BadSpent(ValueError):
 class RankSpent:
     """`at`: seconds of the node's monotonic clock, when `step` was the last one done. `began`: tells accounts apart.
 
-    seconds: by phase, since `began`; "other" is outside of all. loss and the rest are of step `loss_step`; None: not
-    told. device: the seconds are an accelerator's, and may be a few steps behind.
+    seconds: by phase, since `began`; "other" is outside of all. loss: of step `loss_step`; grad_norm and loss_scale: of
+    that or an earlier one; None: not told. device: the seconds are an accelerator's, and may be a few steps behind.
     """
 
     rank: int

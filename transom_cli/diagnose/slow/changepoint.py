@@ -32,7 +32,7 @@ BEFORE = 64  # blocks they are compared with
 SETTLE = 10  # samples after the start of a launch that are not looked at
 AGAIN = 1.5  # times as long as one that went away by itself: then a slowness is told again
 LEARNED = 64  # blocks of the first level: what lasts longer is told each time
-_TESTS = sum(len(NEWEST) / GROUP ** (level + 1) for level in range(LEVELS))  # for each sample
+_TESTS: float = sum(len(NEWEST) / GROUP ** (level + 1) for level in range(LEVELS))  # for each sample
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Limits:
     @property
     def chance(self) -> float:
         """Of one test, under which it alarms."""
-        return 1.0 / (self.rate * _TESTS * self.series)
+        return 1 / (self.rate * _TESTS * self.series)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median_low
 
 from transom_cli.beats.spent import RankSpent
 from transom_cli.diagnose.slow.heatmap import HeatMap, between, fold
@@ -16,14 +17,14 @@ Ranks = Mapping[int, tuple[str, RankSpent]]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """step: the last that every rank had done."""
+    """step: the last that most ranks had done: of one that tells nothing any more it would stand still."""
 
     step: int
     ranks: Ranks
 
     @classmethod
     def of(cls, ranks: Ranks) -> Snapshot:
-        return cls(min(spent.step for _, spent in ranks.values()), dict(ranks))
+        return cls(median_low(spent.step for _, spent in ranks.values()), dict(ranks))
 
 
 def remember(history: tuple[Snapshot, ...], snapshot: Snapshot) -> tuple[Snapshot, ...]:

@@ -89,8 +89,8 @@ def watch(state: SlowState, readings: Mapping[str, NodeSpent]) -> tuple[SlowStat
 def _newest_launch(state: SlowState, readings: Mapping[str, NodeSpent]) -> tuple[SlowState, tuple[Over, ...]]:
     """What a rank spent before a restart is compared with nothing after it; the run's step time is."""
     told = [(node.attempt, rank.launch) for node in readings.values() for rank in node.ranks]
-    launch = max([x for x in told if x[0] == told[-1][0]], default=state.launch) if told else state.launch
-    if launch == state.launch or (launch[0] == state.launch[0] and launch[1] < state.launch[1]):
+    launch = max(told, key=lambda one: one[1], default=state.launch)
+    if launch[0] == state.launch[0] and launch[1] <= state.launch[1]:
         return state, ()
     over = tuple(Over(state.run.step, one) for one in state.standing)
     return SlowState(launch, changepoint.restarted(state.run)), over
