@@ -52,8 +52,8 @@ SIZE = AT + 2 * SLOT
 class Reading:
     """`ns`: sums by name. `at`: when the account was written; `began`: another value is another account, from zero.
 
-    `loss`: of step `loss_step`; `grad_norm`, `scale`: of that or an earlier one. None where none was told. `device`: the sums are of an
-    accelerator's time; then they may be a few steps behind `step`.
+    `loss`: of step `loss_step`; `grad_norm`, `scale`: of that or an earlier one. None where none was told.
+    `device`: the sums are of an accelerator's time; then they may be a few steps behind `step`.
     """
 
     __slots__ = ("at", "began", "device", "grad_norm", "loss", "loss_step", "ns", "scale", "seq", "step")
