@@ -69,6 +69,8 @@ def watch_ddp(model: Any) -> bool:
 
     DDP hands its gradients over while backward goes on, and waits for what is left when it is done. A hook on the
     parameter that is ready first marks that moment by callbacks before and after DDP's own; gradients stay untouched.
+    The engine runs callbacks in the order in which they were queued, those that are queued meanwhile included, on the
+    streams of the caller (torch/csrc/autograd/engine.cpp, exec_post_processing).
     """
     account = client.account()
     parameters = [p for p in model.parameters() if p.requires_grad]
