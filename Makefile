@@ -6,6 +6,7 @@ PY := .venv/bin/python
 .PHONY: help setup test test-long check lint types demo clean
 .PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect health-matrix diagnosis-matrix
 .PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect bench-hangs health-matrix
+.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect bench-slowness health-matrix
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +78,8 @@ bench-protect: setup ## what protecting snapshots on other nodes costs the train
 
 bench-hangs: setup ## who is named when ranks hang: composed hangs of 8, 64 and 512 ranks (2 minutes)
 	$(PY) bench/hang_culprits.py --seeds 20
+bench-slowness: setup ## slowness and numerics: false alarms and delays on made-up trainings (a few minutes)
+	$(PY) bench/slowness.py
 
 # Needs root (namespaces, mounts); rows that need a program more (tc, iptables, fusermount3) say so where it is missing.
 # FAULTS="disk,link cut" tries those alone; HEALTHY=0 leaves the healthy preflights out, FAULTS=- the faults.

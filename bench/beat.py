@@ -40,18 +40,27 @@ def empty(step: int, loss: float | None = None) -> None:
 
 def measure() -> dict[str, float]:
     """All rows, by what is called. The environment tells whether beats go anywhere."""
-    from transom_cli.beats.client import beat, phase
+    from transom_cli.beats.client import beat
+    from transom_cli.beats.collectives import _timed
 
-    def with_phase(step: int) -> None:
-        with phase("checkpoint"):
+    def announced(step: int) -> None:
+        with beat.phase("checkpoint"):
             pass
+
+    def timed(step: int) -> None:
+        with beat.phase("data"):
+            pass
+
+    collective = _timed(empty)
 
     steps = itertools.count(1)  # each call a new step, as in a training
     rows: dict[str, Callable[[int], object]] = {
         "empty function": lambda step: empty(step, loss=2.5),
         "beat(step)": lambda step: beat(step),
         "beat(step, loss=float)": lambda step: beat(step, loss=2.5),
-        "with phase(...)": with_phase,
+        'with beat.phase("checkpoint")': announced,
+        'with beat.phase("data")': timed,
+        "around a collective": lambda step: collective(step),
     }
     try:
         import torch

@@ -26,6 +26,8 @@ PURE = (
     "slurm.parse",
     "slurm.port",
     "slurm.tags",
+    "beats.phases",
+    "beats.spent",
     "beats.table",
     "ckpt.cadence",
     "ckpt.intervals",
@@ -67,6 +69,9 @@ PURE = (
     "diagnose.hangs.unpickle",
     "diagnose.hangs.waits",
     "diagnose.hangs.words",
+    "diagnose.numerics",
+    "diagnose.slow",
+    "diagnose.slow.*",
     "health.about",
     "health.crew",
     "health.edges",
@@ -135,6 +140,7 @@ TOUCHES = {
 PROBES = ("health.probe.compute", "health.probe.kernels", "health.probe.links", "health.probe.rank")
 # Used where it is installed, and done without where it is not.
 WHERE_IT_IS_THERE = {"diagnose.logs.engines": {"re2"}, "diagnose.logs.rulefiles": {"tomli"}}
+HOOKS = ("beats.collectives",)  # on the trainer's side: torch is imported in the call of a trainer that uses it
 ADAPTERS = {"slurm.cli": ("wiring", "cli.*", "sandbox.*"), "slurm.pyslurm": ("wiring",), "slurm.fake": ()}
 
 
@@ -192,6 +198,8 @@ def test_beats_and_agent_run_on_the_standard_library_alone(name: str) -> None:
     for module in GRAPH.reached(name, late=True):
         others = GRAPH.outside(module, late=True) - WHERE_IT_IS_THERE.get(short(module), set())
         assert others <= STANDARD, f"through {short(module)}"
+        late = short(name) not in HOOKS or module != name
+        assert GRAPH.outside(module, late=late) <= STANDARD, f"through {short(module)}"
 
 
 @pytest.mark.parametrize("name", matching("ckpt", "ckpt.*"), ids=short)
@@ -201,9 +209,9 @@ def test_checkpoints_bring_no_command_line_into_the_trainer(name: str) -> None:
         assert unwanted == set(), f"through {short(module)}"
 
 
-def test_torch_is_imported_only_by_checkpoints_and_the_probe() -> None:
+def test_torch_is_imported_only_by_checkpoints_the_probe_and_hooks() -> None:
     users = [n for n in GRAPH.paths if "torch" in GRAPH.outside(n, late=True)]
-    assert [short(n) for n in users if n not in matching("ckpt.*", *PROBES)] == []
+    assert [short(n) for n in users if n not in matching("ckpt.*", *PROBES, *HOOKS)] == []
     assert "transom_cli.ckpt.engine" in users, "this test looks for the wrong name"
 
 

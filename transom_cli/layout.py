@@ -42,7 +42,7 @@ class AttemptDir:
     @property
     def nodes(self) -> Path:
         """`<node>.beats` (the node's beat table), `<node>.endpoint` (where its agent listens), `<node>.jsonl`,
-        `<node>.memory`."""
+        `<node>.memory`, `<node>.spent`."""
         return self.path / "nodes"
 
     @property
@@ -61,6 +61,15 @@ class AttemptDir:
     def memory(self, node: str) -> Path:
         """What the node's memory holder holds, as JSON (ckpt.memory.shown)."""
         return self.nodes / f"{node}.memory"
+
+    def spent(self, node: str) -> Path:
+        """What the node's ranks spend their steps on, by its agent, as JSON (beats.spent)."""
+        return self.nodes / f"{node}.spent"
+
+    @property
+    def reports(self) -> Path:
+        """What the launcher finds odd about the training and nobody acts on, as JSON (supervise.reporting)."""
+        return self.path / "reports.json"
 
     @property
     def agents_log(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from processes import wait_for
 
 from transom_cli.agent.agent import Ranks
-from transom_cli.beats import places
+from transom_cli.beats import places, spent
 from transom_cli.beats import record as rec
 from transom_cli.beats.reading import process
 from transom_cli.beats.table import NodeTable, RankBeat, decode
@@ -70,6 +71,27 @@ def node(tmp_path: Path) -> Iterator[Node]:
     for started in made.started:
         started.kill()
         started.wait()
+
+
+PHASES = """
+import time
+from transom_cli import beat
+for step in range(1000):
+    with beat.phase("data"): time.sleep(0.02)
+    beat(step, loss=float("nan"))
+"""
+
+
+def test_what_a_rank_spends_its_steps_on(node: Node) -> None:
+    node.rank(3, PHASES)
+    node.agent()
+    path = node.attempt.spent("nodeX")
+    wait_for(lambda: path.exists() and spent.decode(path.read_text()).ranks[0].step > 0)
+    told = spent.decode(path.read_text())
+    (rank,) = told.ranks
+    assert (told.node, told.attempt, rank.rank) == ("nodeX", "12.1", 3)
+    assert 0.02 * rank.step <= rank.seconds["data"] <= rank.at - rank.began
+    assert rank.loss is not None and math.isnan(rank.loss) and rank.loss_step == rank.step
 
 
 def test_the_table_of_two_ranks_through_stop_continue_and_end(node: Node) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import struct
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -63,9 +65,17 @@ def test_foreign_bytes_are_a_bad_table_and_nothing_else(data: bytes) -> None:
         decode(data)
 
 
-def test_a_loss_that_is_no_number_is_no_loss() -> None:
-    nan = NodeTable("n", "1.0", 1, (RankBeat(0, 0, 1, 1, 0.0, math.nan, "step", 1, "R"),))
-    assert decode(encode(nan)).ranks[0].loss is None
+@pytest.mark.parametrize("nan", [math.nan, -math.nan, rec.NO_LOSS, rec.NAN_LOSS])
+def test_a_loss_that_is_no_number_is_told_from_no_loss(nan: float) -> None:
+    table = NodeTable("n", "1.0", 1, (RankBeat(0, 0, 1, 1, 0.0, nan, "step", 1, "R"),))
+    loss = decode(encode(table)).ranks[0].loss
+    assert loss is not None and math.isnan(loss)
+    assert decode(encode(NodeTable("n", "1.0", 1, (replace(table.ranks[0], loss=None),)))).ranks[0].loss is None
+
+
+def test_an_older_reader_takes_every_nan_for_no_loss() -> None:
+    for bits in (rec.NO_LOSS, rec.NAN_LOSS):
+        assert math.isnan(struct.unpack("<d", struct.pack("<d", bits))[0])
 
 
 def test_what_a_table_cannot_hold_is_refused() -> None:

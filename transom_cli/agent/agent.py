@@ -29,6 +29,7 @@ from transom_cli.agent.answers import serve, told
 from transom_cli.agent.eyes import Eyes
 from transom_cli.agent.farewell import Farewell
 from transom_cli.agent.memory import Memory
+from transom_cli.agent.spending import Spending
 from transom_cli.agent.watching import Watch, watched
 from transom_cli.beats import places, record
 from transom_cli.beats.reading import GONE, process, publish, row
@@ -95,6 +96,7 @@ class Agent:
         self._path = attempt.nodes / f"{node}.beats"
         self._node = node
         self._ranks = Ranks(beats_dir)
+        self._spending = Spending(attempt, node, beats_dir)
         self.rows: tuple[RankBeat, ...] = ()  # of the last look
         self._seq = _former_seq(self._path)
         self._edges: tuple[object, ...] | None = None
@@ -107,6 +109,7 @@ class Agent:
         if now >= self._due or edges != self._edges:
             self._write(rows, closed=False)
             self._edges, self._due = edges, now + EVERY
+        self._spending.look(now, rows)
 
     def close(self) -> None:
         self._write(self._ranks.look(), closed=True)

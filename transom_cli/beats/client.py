@@ -1,4 +1,4 @@
-"""The trainer's side of beats: `beat()` and `phase()`. Standard library only; nothing here ever raises into a trainer.
+"""The trainer's side of beats: `beat()` and `beat.phase()`. Standard library only; nothing here raises into a trainer.
 
 Where the record goes is found at the first beat:
 
@@ -22,6 +22,7 @@ from zlib import crc32
 
 from transom_cli.beats import places
 from transom_cli.beats import record as rec
+from transom_cli.beats.account import Account
 
 TYPE_CHECKING = False  # as typing has it, without 7 ms for its import in every rank's wrapper
 if TYPE_CHECKING:
@@ -39,52 +40,71 @@ Opened = tuple["Writer", Callable[[], None]]
 class Sink:
     """Where beats go; as it stands, nowhere: outside transom, in a forked child, or without a record."""
 
-    def beat(self, step: int, loss: Any) -> None:
+    account: Account | None = None
+
+    def beat(self, step: int, loss: Any, grad_norm: Any = None, loss_scale: Any = None) -> None:
         pass
 
-    def enter(self, phase: int) -> None:
+    def enter(self, name: str) -> None:
         pass
 
-    def leave(self, phase: int) -> None:
+    def leave(self, name: str) -> None:
         pass
 
 
 class Writer(Sink):
-    """Writes one rank's record into a buffer (a mapping of the beat file, or plain memory)."""
+    """Writes one rank's record into a buffer (a mapping of the beat file, or plain memory), and its account if any."""
 
-    def __init__(self, buffer: Any, record: rec.Record) -> None:
+    def __init__(self, buffer: Any, record: rec.Record, account: Account | None = None) -> None:
         self._buffer = buffer
         self._r = record
+        self.account = account
         self._phases: list[int] = []  # open phase() blocks, of any thread, oldest first
-        self._loss_due = 0
+        self._fetched, self._fetch_due = -1, 0
         self._fixed_crc = crc32(rec.fixed(record))
         for _ in range(2):  # both slots in full, one after the other: from now on only their moving part is written
             record.seq += 1
             at, data = rec.slot(record)
             buffer[at : at + len(data)] = data
 
-    def beat(self, step: int, loss: Any) -> None:
+    def beat(self, step: int, loss: Any, grad_norm: Any = None, loss_scale: Any = None) -> None:
         r = self._r
         now = monotonic_ns()
-        if loss is not None:
-            r.loss = loss if type(loss) is float else self._number(loss, now)
         if step != r.step:
             r.step, r.changed = int(step), now
+        if loss is not None:
+            told = self._number(loss, now) if type(loss) is not float or loss != loss else loss
+            if told is not None:  # else it was not fetched this time
+                r.loss = told
+                if self.account is not None:
+                    norm = None if grad_norm is None else self._number(grad_norm, now)
+                    scale = None if loss_scale is None else self._number(loss_scale, now)
+                    self.account.lost(r.step, told, norm, scale)
         r.count += 1
         if r.phase == rec.START and not self._phases:
             r.phase = rec.STEP
         self._write()
+        if self.account is not None:
+            self.account.beat(r.step, now)
 
-    def enter(self, phase: int) -> None:
-        self._phases.append(phase)
-        self._r.phase = phase
-        self._write()
+    def enter(self, name: str) -> None:
+        phase = _CODES.get(name)
+        if phase is not None:
+            self._phases.append(phase)
+            self._r.phase = phase
+            self._write()
+        if self.account is not None:
+            self.account.enter(name)
 
-    def leave(self, phase: int) -> None:
-        self._phases.remove(phase)
-        base = rec.STEP if self._r.count else rec.START
-        self._r.phase = self._phases[-1] if self._phases else base
-        self._write()
+    def leave(self, name: str) -> None:
+        if self.account is not None:
+            self.account.leave()
+        phase = _CODES.get(name)
+        if phase is not None:
+            self._phases.remove(phase)
+            base = rec.STEP if self._r.count else rec.START
+            self._r.phase = self._phases[-1] if self._phases else base
+            self._write()
 
     def finish(self) -> None:
         """At interpreter exit. After an uncaught exception the phase stays what it was: that rank is not done."""
@@ -95,16 +115,21 @@ class Writer(Sink):
     def disconnect(self) -> None:
         """In a forked child: what is still open here (an atexit call, a phase() block) must not reach the record."""
         self._buffer = bytearray(rec.SIZE)
+        if self.account is not None:
+            self.account.disconnect()
 
-    def _number(self, loss: Any, now: int) -> float:
-        """A number or a one-element tensor as a float; the former loss when it is not fetched this time."""
-        here = getattr(loss, "is_cpu", None)  # torch; other libraries have a device that is called "cpu" or none
-        if not (getattr(loss, "device", "cpu") == "cpu" if here is None else here):
-            if now < self._loss_due:
-                return self._r.loss
-            self._loss_due = now + LOSS_EVERY_NS
+    def _number(self, value: Any, now: int) -> float | None:
+        """A number or a one-element tensor, as `record` keeps a loss; None when it is none, or not fetched this time.
+
+        What is told at one beat (the same `now`) is fetched together or not at all.
+        """
+        here = getattr(value, "is_cpu", None)  # torch; other libraries have a device that is called "cpu" or none
+        if not (getattr(value, "device", "cpu") == "cpu" if here is None else here):
+            if now < self._fetch_due and now != self._fetched:
+                return None
+            self._fetched, self._fetch_due = now, now + LOSS_EVERY_NS
         try:
-            return float(loss.item() if hasattr(loss, "item") else loss)
+            return rec.loss_kept(float(value.item() if hasattr(value, "item") else value))
         except Exception:
             return rec.NO_LOSS
 
@@ -116,6 +141,8 @@ class Writer(Sink):
         self._buffer[at : at + _LENGTH] = moving + _pack_check(crc32(moving, self._fixed_crc))
 
 
+_CODES = {"checkpoint": rec.CHECKPOINT, "restore": rec.RESTORE}
+"""Phases that the record tells of at once: they have longer limits of silence."""
 _pack, _pack_check = rec.MOVING.pack, rec.CHECK.pack
 _EVEN, _ODD, _LENGTH = rec.FIXED.size, rec.SLOT + rec.FIXED.size, rec.MOVING.size + rec.CHECK.size
 _NOWHERE = Sink()
@@ -124,19 +151,69 @@ _explicit = False
 _resumed_from = 0
 
 
-def beat(step: int, loss: float | None = None) -> None:
-    """Tell that training step `step` is done. About a microsecond; does nothing outside transom; never raises.
+class phase:
+    """Tell that this rank is busy with something while the block runs; may be nested; never raises.
 
-    `loss` may be a float or a one-element tensor. A tensor on the CPU is read at once. Reading one on an accelerator
-    waits until the device has computed it, so this is done at most once in 10 s; the steps between show the last value
-    read. Pass nothing to never wait. The first call ends automatic beats in this process.
+    "checkpoint" and "restore" have a longer limit of silence. What a step is spent on is added up by name: "data",
+    "forward", "backward", "optimizer", "wait" (for other ranks), these two, and eight names of your own; the time
+    inside a nested phase is the inner one's alone. Only the thread of the first beat or phase is timed.
     """
-    global _explicit
-    _explicit = True
-    try:
-        (_sink or _open()).beat(step, loss)
-    except Exception:
-        return
+
+    __slots__ = ("_entered", "_name")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._entered: Sink | None = None
+
+    def __enter__(self) -> None:
+        try:
+            sink = _sink or _open()
+            sink.enter(self._name)
+            self._entered = sink
+        except Exception:
+            return
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._entered is not None:
+            try:
+                self._entered.leave(self._name)
+            except Exception:
+                return
+
+
+class Beat:
+    """`beat(step, ...)`, and `beat.phase(name)`."""
+
+    phase = phase
+
+    def __call__(
+        self,
+        step: int,
+        loss: float | None = None,
+        grad_norm: float | None = None,
+        loss_scale: float | None = None,
+    ) -> None:
+        """Tell that training step `step` is done. About a microsecond; does nothing outside transom; never raises.
+
+        `loss`, and with it the norm of the gradients and the scale of the loss, may be floats or one-element tensors.
+        A tensor on the CPU is read at once. Reading one on an accelerator waits until the device has computed it, so
+        this is done at most once in 10 s; the steps between show the last value read. Pass nothing to never wait. The
+        first call ends automatic beats in this process.
+        """
+        global _explicit
+        _explicit = True
+        try:
+            (_sink or _open()).beat(step, loss, grad_norm, loss_scale)
+        except Exception:
+            return
+
+
+beat = Beat()
+
+
+def account() -> Account | None:
+    """Of this rank, for the hooks that time it (beats.collectives); None where nobody reads one."""
+    return (_sink or _open()).account
 
 
 def automatic_beat(steps: int) -> None:
@@ -156,35 +233,6 @@ def resumed(step: int) -> None:
     """The training goes on from `step` (a Checkpointer says so): automatic beats count from there."""
     global _resumed_from
     _resumed_from = step
-
-
-class phase:
-    """Tell that this rank is busy with "checkpoint" or "restore" while the block runs; may be nested; never raises.
-
-    A phase has its own, longer limit of silence. Any other name changes nothing.
-    """
-
-    _CODES = {"checkpoint": rec.CHECKPOINT, "restore": rec.RESTORE}  # noqa: RUF012
-
-    def __init__(self, name: str) -> None:
-        self._code = self._CODES.get(name)
-        self._entered: Sink | None = None
-
-    def __enter__(self) -> None:
-        if self._code is not None:
-            try:
-                sink = _sink or _open()
-                sink.enter(self._code)
-                self._entered = sink
-            except Exception:
-                return
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._entered is not None and self._code is not None:
-            try:
-                self._entered.leave(self._code)
-            except Exception:
-                return
 
 
 def _open() -> Sink:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 
+from transom_cli.beats import account
 from transom_cli.beats import record as rec
 from transom_cli.beats.client import Opened, Writer
 
@@ -19,10 +21,22 @@ def start(folder: str, record: rec.Record) -> Opened | None:
     if fd is None:
         return None
     try:
-        writer = Writer(mmap.mmap(fd, rec.SIZE), record)
+        size = _with_account(fd)
+        buffer = mmap.mmap(fd, size)
     finally:
         os.close(fd)
+    times = account.Account(buffer, time.monotonic_ns()) if size == account.SIZE else None
+    writer = Writer(buffer, record, times)
     return writer, writer.finish
+
+
+def _with_account(fd: int) -> int:
+    """How many bytes of the file can be mapped: the wrapper has made the record alone, and the memory may be full."""
+    try:
+        room = os.pwrite(fd, bytes(account.SIZE - account.AT), account.AT) == account.SIZE - account.AT
+    except OSError:
+        room = False
+    return account.SIZE if room else rec.SIZE
 
 
 def _open(path: str, record: rec.Record) -> int | None:

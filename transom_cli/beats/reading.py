@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from transom_cli.beats.record import PHASES, Record
+from transom_cli.beats.record import PHASES, Record, loss_told
 from transom_cli.beats.table import NodeTable, RankBeat, encode
 
 _LETTERS = {"R": "R", "S": "S", "I": "S", "D": "D", "T": "T", "t": "T", "Z": "Z", "X": "X", "x": "X"}
@@ -45,7 +45,7 @@ def row(record: Record, now_ns: int, pid: int, proc: str) -> RankBeat:
         step=record.step,
         count=record.count,
         age=max(0.0, (now_ns - record.changed) / 1e9),
-        loss=None if record.loss != record.loss else record.loss,
+        loss=loss_told(record.loss),
         phase=PHASES[record.phase],
         pid=pid,
         proc=proc,

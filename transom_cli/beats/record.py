@@ -19,13 +19,28 @@ START, STEP, CHECKPOINT, RESTORE, DONE = range(len(PHASES))
 
 # a slot: what stays the same while a process writes, what each beat changes, the checksum over both
 FIXED = struct.Struct("<4siiiiQ")  # magic, rank, launch, pid, child, pidns
-MOVING = struct.Struct("<QqQQdi")  # seq, step, count, changed (CLOCK_MONOTONIC, ns), loss (NaN: none), phase
+MOVING = struct.Struct("<QqQQdi")  # seq, step, count, changed (CLOCK_MONOTONIC, ns), loss (see below), phase
 CHECK = struct.Struct("<I")
 BODY = FIXED.size + MOVING.size
 MAGIC = b"TBR1"
 SLOT = 96
 SIZE = 2 * SLOT
-NO_LOSS = float("nan")
+_LOSS, _BITS = struct.Struct("<d"), struct.Struct("<Q")
+_NONE, _NAN = 0x7FF8_0000_0000_0000, 0x7FF8_0000_0000_0001
+NO_LOSS: float = _LOSS.unpack(_BITS.pack(_NONE))[0]
+NAN_LOSS: float = _LOSS.unpack(_BITS.pack(_NAN))[0]
+"""Two of the many bit patterns that are "not a number": nobody has told a loss; the loss that was told is NaN. For a
+reader of before there was the second, both are no loss."""
+
+
+def loss_told(loss: float) -> float | None:
+    """The loss of a record or a table; None where nobody has told one. NaN: it is not a number any more."""
+    return None if loss != loss and _BITS.unpack(_LOSS.pack(loss))[0] != _NAN else loss
+
+
+def loss_kept(loss: float | None) -> float:
+    """The inverse of `loss_told`, for any NaN."""
+    return NO_LOSS if loss is None else NAN_LOSS if loss != loss else loss
 
 
 class Record:

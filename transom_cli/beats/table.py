@@ -6,12 +6,11 @@ a whole one; the checksum is for file systems that do not keep that promise.
 
 from __future__ import annotations
 
-import math
 import struct
 from dataclasses import dataclass
 from zlib import crc32
 
-from transom_cli.beats.record import PHASES
+from transom_cli.beats.record import PHASES, loss_kept, loss_told
 
 PROCS = "RSDTZX?"
 _HEAD = struct.Struct(
@@ -34,7 +33,7 @@ class RankBeat:
     step: int  # last step reported; -1: none yet
     count: int  # number of beats so far
     age: float  # seconds since the last step change (or the rank's start), node's monotonic clock, as of the table
-    loss: float | None  # the last one told; on an accelerator it may be of an earlier step, see beats.client
+    loss: float | None  # the last one told, None: none; it may be of an earlier step, see beats.client
     phase: str  # "start" | "step" | "checkpoint" | "restore" | "done"
     pid: int
     proc: str  # /proc state letter of the trainer: R S D T Z; "X" gone; "?" unknown
@@ -63,7 +62,7 @@ def encode(table: NodeTable) -> bytes:
         head = _HEAD.pack(_MAGIC, table.seq, table.closed, alarms, len(node), len(attempt), len(table.ranks))
         parts = [head, node, attempt]
         for r in table.ranks:
-            loss = math.nan if r.loss is None else r.loss
+            loss = loss_kept(r.loss)
             phase, proc = PHASES.index(r.phase), PROCS[PROCS.index(r.proc)].encode()
             parts.append(_RANK.pack(r.rank, r.launch, r.step, r.count, r.age, loss, phase, r.pid, proc))
     except struct.error as error:
@@ -73,10 +72,7 @@ def encode(table: NodeTable) -> bytes:
 
 
 def decode(data: bytes) -> NodeTable:
-    """A loss of NaN comes back as None: "no loss" and "not a number" are one to whoever watches progress.
-
-    Raises BadTable for anything that `encode` has not made.
-    """
+    """Raises BadTable for anything that `encode` has not made."""
     if len(data) < _HEAD.size + _CRC.size:
         raise BadTable(f"{len(data)} bytes: shorter than an empty beat table")
     body, check = data[: -_CRC.size], data[-_CRC.size :]
@@ -100,4 +96,4 @@ def _rank(body: bytes, at: int) -> RankBeat:
     letter = proc.decode()
     if letter not in PROCS:
         raise BadTable(f"unknown process state {letter!r}")
-    return RankBeat(rank, launch, step, count, age, None if math.isnan(loss) else loss, PHASES[phase], pid, letter)
+    return RankBeat(rank, launch, step, count, age, loss_told(loss), PHASES[phase], pid, letter)

@@ -28,6 +28,7 @@ def status(
     run: Run = None,
     root: Root = None,
     json_: Json = False,
+    phases: Annotated[bool, typer.Option("--phases", help="And what each rank spends a step on.")] = False,
     exit_code: Annotated[
         bool,
         typer.Option(
@@ -37,19 +38,21 @@ def status(
 ) -> None:
     """How is my run? One screen, once."""
     import json
+    import math
     import shutil
 
     from transom_cli.submit.rundir import find_run
     from transom_cli.ui.read import read_view
-    from transom_cli.ui.render import status_lines
+    from transom_cli.ui.render import phase_lines, status_lines
     from transom_cli.wiring import runs_root
 
     view = read_view(find_run(runs_root(root), run), patience=3.0)
     if json_:
-        print(json.dumps({"schema": 1, **asdict(view)}))
+        loss = view.loss if view.loss is not None and math.isfinite(view.loss) else None  # JSON has no word for others
+        print(json.dumps({"schema": 1, **asdict(view), "loss": loss}))
     else:
         width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
-        print("\n".join(status_lines(view, width)))
+        print("\n".join([*status_lines(view, width), *(["", *phase_lines(view, width)] if phases else [])]))
     if exit_code:
         raise typer.Exit(_code(view))
 

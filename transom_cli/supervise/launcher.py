@@ -34,6 +34,7 @@ from transom_cli.supervise.launchhands import LaunchHands
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 from transom_cli.supervise.linger import Wanted, ended_by_slurm, forget_hold, give_up_nodes, go_on, linger
 from transom_cli.supervise.nodewatch import NodeWatch
+from transom_cli.supervise.reporting import Reporter
 from transom_cli.supervise.training import TrainingStep
 from transom_cli.supervise.warming import Warming
 
@@ -95,7 +96,9 @@ class Launcher:
         self._faultwatch = FaultWatch(self._inbox, lambda node: self._agents.ask(node, "faults", PROBE))
         self._giveback = GiveBack(self._allocation, _slurm, self._journal)
         self._sight = Sight(options, self._attempt, self._watch, lambda: self._state, self._agents.dead)
+        self._reporter = Reporter(self._attempt, self._journal)
         with_agents = self._start_agents()
+        self._reporter.start()
         threading.Thread(target=forget_hold, args=(options.run, self._allocation), daemon=True).start()
         try:
             begun = history.begun(options.run, self._attempt, options.checkpoints, options.expiry)
@@ -111,6 +114,7 @@ class Launcher:
                 self._give_up_idle_nodes()
         finally:
             self._nodewatch.stop()
+            self._reporter.stop()
             self._hands.leftovers.stop()
             self._giveback.stop()
             self._agents.stop(at_once=bool(self._state.told) or self._asked_to_leave())

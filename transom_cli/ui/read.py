@@ -15,6 +15,7 @@ from transom_cli.layout import RunDir, attempt_name, parse_attempt
 from transom_cli.supervise.handed import Handed, newest_handed
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.lease import operator_alive
+from transom_cli.supervise.reporting import read_reports
 from transom_cli.ui.view import RunView, view_of
 
 
@@ -35,7 +36,7 @@ def read_view(run: RunDir, patience: float = 0.0) -> RunView:
     alive = operator_alive(run, patience=patience) is not None
     view = view_of(run.run_id, state, read_tables(run, state), time.time(), operator=alive)
     if not view.over:
-        view = _with_memory(run, state, view)
+        view = _with_reports(run, state, _with_memory(run, state, view))
     held = None if alive or view.over else _held_since(run, state)
     return held_view(view, held) if held is not None else view
 
@@ -53,6 +54,21 @@ def _with_memory(run: RunDir, state: State, view: RunView) -> RunView:
     age = None if one.committed is None else max(0.0, view.now - one.committed)
     rhythm = next((a.rhythm for sight in trainings.values() for a in sight.accounts.values() if a.rhythm), "")
     return replace(view, memory=one.step, memory_age=age, memory_protection=one.protection, rhythm=rhythm)
+
+
+def _with_reports(run: RunDir, state: State, view: RunView) -> RunView:
+    """With what the launcher of the present attempt finds odd."""
+    if not state.job_id:
+        return view
+    said = read_reports(run.attempt(state.job_id, state.restarts))
+    standing, phases, lines = said.get("standing"), said.get("phases"), said.get("lines")
+    told = [one for one in standing if isinstance(one, dict)] if isinstance(standing, list) else []
+    return replace(
+        view,
+        reports=tuple(str(one.get("words", "")) for one in told),
+        phases=phases if isinstance(phases, dict) else None,
+        phase_lines=tuple(str(line) for line in lines) if isinstance(lines, list) else (),
+    )
 
 
 def _held_since(run: RunDir, state: State) -> Handed | None:

@@ -27,6 +27,7 @@ def status_lines(view: RunView, width: int = 80) -> list[str]:
     if view.step >= 0:
         loss = f"  loss {view.loss:.4f}" if view.loss is not None else ""
         lines.append(_row("step", count(view.step) + loss))
+    lines += [_row("noticed", words) for words in view.reports]
     if view.durable >= 0 or view.memory >= 0:
         lines.append(_row("checkpoint", "; ".join(_checkpoints(view))))
     if view.rhythm:  # its reason is worth a second line
@@ -51,6 +52,13 @@ def status_lines(view: RunView, width: int = 80) -> list[str]:
         if len(view.incidents) > SHOWN:
             lines.append(f"{len(view.incidents) - SHOWN} earlier ones: `transom explain {view.run_id}`")
     return [fit(line, width) for line in lines]
+
+
+def phase_lines(view: RunView, width: int = 80) -> list[str]:
+    """What a step is spent on, by rank; or why that is not known."""
+    if view.phase_lines:
+        return [fit(line, width) for line in view.phase_lines]
+    return ["No rank of this attempt has told for a minute what its steps are spent on: see docs/slowness.md"]
 
 
 def _checkpoints(view: RunView) -> list[str]:

@@ -53,6 +53,9 @@ class RunView:
     memory_age: float | None = None  # seconds since it was committed
     memory_protection: str = ""  # in words
     rhythm: str = ""  # when it saves and why, in words
+    reports: tuple[str, ...] = ()  # what is odd about the training and nobody acts on, in words
+    phases: dict[str, object] | None = None  # what its steps are spent on, by rank (diagnose.slow.words.document)
+    phase_lines: tuple[str, ...] = ()  # the same as text
 
 
 def incident_view(incident: Incident) -> IncidentView:
