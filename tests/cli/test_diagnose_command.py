@@ -79,3 +79,28 @@ def test_a_sites_rules_are_tried_and_used(tmp_path: Path) -> None:
     told = transom("rules", "check", "site.toml", cwd=tmp_path)
     assert told.returncode == 1 and "fan: cuda-oom knows it better" in told.stdout
     assert "cuda-oom" in transom("rules", "list", cwd=tmp_path).stdout
+
+
+def test_what_no_rule_knows_is_shown_and_can_be_learnt(tmp_path: Path) -> None:
+    steps = "".join(f"step {n} loss 3.{n}\n" for n in range(900))
+    end = "flux capacitor 12 lost its phase\nsrun: error: n1: task 3: Exited with exit code 1\n"
+    (tmp_path / "job.out").write_text(steps + end)
+    told = transom("diagnose", "job.out", cwd=tmp_path).stdout
+    assert "unrecognised, first seen at job.out:901: flux capacitor 12 lost its phase" in told
+    draft = transom("diagnose", "--learn", "job.out", cwd=tmp_path).stdout
+    (tmp_path / "site.toml").write_text(draft.replace('category = "unknown"', 'category = "gpu_hardware"', 1))
+    told = transom("diagnose", "job.out", "--rules", "site.toml", cwd=tmp_path)
+    assert told.stdout.startswith("gpu_hardware") and "job.out:901" in told.stdout, told.stderr
+    (tmp_path / "well.out").write_text(steps + "flux capacitor 9 lost its phase\n")
+    assert "flux" not in transom("diagnose", "job.out", "--healthy", "well.out", cwd=tmp_path).stdout.split("blame")[1]
+
+
+def test_stacks_tell_who_the_others_wait_for(tmp_path: Path) -> None:
+    head = 'Process 7: python train.py\nThread 7 (idle): "MainThread"\n'
+    waits = f"{head}    all_reduce (torch/distributed/distributed_c10d.py:2900)\n    step (train.py:9)\n"
+    reads = f"{head}    read (data.py:12)\n    step (train.py:7)\n"
+    for rank in range(6):
+        (tmp_path / f"rank-{rank}.stack.txt").write_text(reads if rank == 4 else waits)
+        (tmp_path / f"rank-{rank}.log").write_text("step 3 loss 0.1\n")
+    told = json.loads(transom("diagnose", ".", "--json", cwd=tmp_path).stdout)
+    assert (told["incidents"][0]["category"], told["incidents"][0]["culprits"][0]["rank"]) == ("nccl_hang", 4)

@@ -67,7 +67,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text(
         '[odd]\n[[rule]]\nname = "a"\ncategory = "gpu"\nlevel = "worst"\nany = ["x"]\nmatch = ["(?!a)"]\nweigth = 3\n'
-        '[[rule]]\ncategory = "cuda_oom"\nany = "text"\nconfidence = "high"\n'
+        '[[rule]]\ncategory = "cuda_oom"\nany = 3\nconfidence = "high"\n'
     )
     with pytest.raises(UsageError) as told:
         load([path])

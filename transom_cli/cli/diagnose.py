@@ -20,20 +20,33 @@ Rules = Annotated[
 def diagnose(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Log files, or folders of them, of one job.")],
     rules: Rules = None,
+    learn: Annotated[
+        bool, typer.Option("--learn", help="Print drafts of rules for what is new near the logs' ends; nothing else.")
+    ] = False,
+    healthy: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="PATH", help="Logs of a run that was well: what stands there is not new."),
+    ] = None,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when there is an incident.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Say what ended a job, from its logs alone: the line that tells, whose it is, and what to do.
 
-    Neither Slurm nor a run directory is needed; compressed logs (.gz) are read as well. Exit code 0: the logs were
-    read, whatever they tell.
+    Neither Slurm nor a run directory is needed; compressed logs (.gz) are read as well, and dumps of a hang: py-spy's
+    and faulthandler's stacks, PyTorch's flight recorder. Where no rule knows why, what is new near the end is shown.
+    Exit code 0: the logs were read, whatever they tell.
     """
-    from transom_cli.cli.diagnosing import run_diagnose
+    from transom_cli.cli.diagnosing import run_diagnose, run_learn
 
-    missing = [str(path) for path in paths if not path.exists()]
+    missing = [str(path) for path in (*paths, *(healthy or ())) if not path.exists()]
     if missing:
         raise UsageError(f"There is no {', '.join(missing)}", hint="Name log files, or a folder of them.")
-    failed = run_diagnose(tuple(paths), tuple(rules or ()), as_json=json_)
+    if learn and json_:
+        raise UsageError("`--learn` prints TOML", hint="Leave `--json` out.")
+    if learn:
+        run_learn(tuple(paths), tuple(healthy or ()))
+        return
+    failed = run_diagnose(tuple(paths), tuple(rules or ()), tuple(healthy or ()), as_json=json_)
     raise typer.Exit(1 if failed and exit_code else 0)
 
 

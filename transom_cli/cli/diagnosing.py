@@ -8,28 +8,39 @@ from pathlib import Path
 
 from transom_cli.errors import UsageError, printable
 
+LEARNT = 10  # drafts
 
-def run_diagnose(paths: tuple[Path, ...], rules: tuple[Path, ...], *, as_json: bool) -> bool:
+
+def run_diagnose(paths: tuple[Path, ...], rules: tuple[Path, ...], healthy: tuple[Path, ...], *, as_json: bool) -> bool:
     """Whether there is an incident. UsageError where nothing could be read at all."""
     from transom_cli.diagnose.logs import rulefiles
-    from transom_cli.diagnose.logs.diagnosis import diagnose_logs
     from transom_cli.diagnose.logs.rulebook import Rulebook
-    from transom_cli.diagnose.logs.telling import told as of_logs
-    from transom_cli.diagnose.told import document, together
+    from transom_cli.diagnose.whole import diagnose
     from transom_cli.ui.diagnose import lines
 
-    told = diagnose_logs(paths, Rulebook(rulefiles.load(rules)))
-    if not told.files:
-        why = "; ".join(f"{name}: {reason}" for name, reason in told.unread) or "no text files are in there"
+    found = diagnose(paths, Rulebook(rulefiles.load(rules)), healthy)
+    if not found["files"]:
+        why = "; ".join(f"{one['file']}: {one['why']}" for one in found["unread"]) or "no text files are in there"
         raise UsageError("No log could be read", why, "Name log files, or a folder of them.")
-    found = document(together([of_logs(one) for one in told.incidents], ()), len(told.files), told.unread)
     if as_json:
         print(json.dumps(found, indent=1))
     else:
         print("\n".join(printable(line) for line in lines(found)))
-    for name, reason in () if as_json else told.unread:
-        print(f"not read: {printable(name)}: {reason}", file=sys.stderr)
+        for one in found["unread"]:
+            print(f"not read: {printable(one['file'])}: {one['why']}", file=sys.stderr)
     return bool(found["incidents"])
+
+
+def run_learn(paths: tuple[Path, ...], healthy: tuple[Path, ...]) -> None:
+    """Drafts of rules, for a file of the site's own."""
+    from transom_cli.diagnose.logs.diagnosis import logs_in
+    from transom_cli.diagnose.unknown.draft import draft
+    from transom_cli.diagnose.unknown.reading import new_in
+
+    found = new_in(logs_in(paths), logs_in(healthy))
+    if not found:
+        raise UsageError("Nothing near the end of these logs is new", hint="Then no rule can tell it apart.")
+    print("\n".join(draft(new) for new in found[:LEARNT]))
 
 
 def run_list(places: tuple[Path, ...], *, as_json: bool) -> None:

@@ -25,6 +25,7 @@ def lines(document: Mapping[str, Any]) -> Iterator[str]:
         return
     first, *others = incidents
     yield from _incident(first)
+    yield from (f"  {'new' if not n else '':13} {line}" for n, line in enumerate(document["unrecognised"]))
     for other in others:
         yield ""
         yield f"Also: {other['category']} ({other['root_file']}:{other['root_lineno']})"

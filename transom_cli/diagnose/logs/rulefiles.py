@@ -124,7 +124,7 @@ def _rule(values: Mapping[str, Any], where: str) -> tuple[Rule | None, list[str]
     if not made.get("name"):
         wrong.append(f"{where}: it has no name")
     for key in _LISTS & values.keys():
-        value = values[key]
+        value = [values[key]] if isinstance(values[key], str) else values[key]
         if isinstance(value, list) and all(isinstance(one, str) and one for one in value):
             made[key] = tuple(value)
         else:

@@ -1,0 +1,30 @@
+"""A diagnosis from files alone: logs by their rules, dumps of a hang, and what is new where no rule knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transom_cli.diagnose.clue import Category
+from transom_cli.diagnose.hangs.reading import is_dump, read_hang
+from transom_cli.diagnose.logs.diagnosis import diagnose_logs, logs_in
+from transom_cli.diagnose.logs.rulebook import Rulebook
+from transom_cli.diagnose.logs.telling import told
+from transom_cli.diagnose.told import document, together
+from transom_cli.diagnose.unknown.reading import new_in
+
+SHOWN = 5  # kinds of lines that are new
+
+
+def diagnose(paths: Sequence[Path], book: Rulebook, healthy: Sequence[Path] = ()) -> dict[str, Any]:
+    """The document of `told.document`, with "unrecognised": of a failure that no rule explains. healthy: logs of runs
+    that were well."""
+    dumps = [path for path in paths if path.is_dir() or is_dump(path)]
+    logs = diagnose_logs(paths, book)
+    hangs = [clue for path in dumps for clue in read_hang(path)]
+    found = together([told(one) for one in logs.incidents], hangs)
+    said = document(found, len(logs.files), logs.unread)
+    new = new_in(logs_in(paths), logs_in(healthy)) if found and found[0].category is Category.UNKNOWN else ()
+    said["unrecognised"] = [one.words for one in new[:SHOWN]]
+    return said
