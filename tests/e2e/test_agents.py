@@ -106,7 +106,7 @@ def test_what_the_agents_found_in_logs_is_in_the_attempt(person: Person) -> None
     view = person.wait(run, over)
     attempt = attempt_of(run, view)
     found = [json.loads(line) for line in attempt.findings("node2").read_text().splitlines()]
-    (error,) = [f for f in found if f["kind"] == "log:user"]
+    (error,) = [f for f in found if f["kind"] == "log:user_code"]
     assert (error["words"], error["rank"], error["launch"]) == ("ValueError: a wrong shape", 1, 0)
     assert view["phase"] == "done"
     (incident,) = view["incidents"]
@@ -121,6 +121,6 @@ def test_under_torchrun_the_agent_knows_its_nodes_log(person: Person) -> None:
     view = person.wait(run, over)
     attempt = attempt_of(run, view)
     found = [json.loads(line) for line in attempt.findings("node2").read_text().splitlines()]
-    assert "ValueError: a wrong shape" in [f["words"] for f in found if f["kind"] == "log:user"]
+    assert "ValueError: a wrong shape" in [f["words"] for f in found if f["kind"] == "log:user_code"]
     (incident,) = view["incidents"]
     assert any("node-1.log: " in m[2] for m in incident["marks"] if m[1] == "examined")

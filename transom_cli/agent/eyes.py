@@ -156,7 +156,7 @@ class Eyes:
                 raise
         for of, hit in self._logs.look(rows):
             category = hit.rule.category.value if hit.rule.category else ""
-            self._findings.tell(LOG + category, _verdict(hit), hit.record.line, hit.record.rank, of)
+            self._findings.tell(LOG + category, _verdict(hit), hit.record.text, hit.record.rank, of)
 
 
 def _verdict(hit: Hit) -> Verdict:
