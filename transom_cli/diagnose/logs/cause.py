@@ -2,7 +2,8 @@
 
 The loudest line is a victim's, mostly. So: who knows it (`Level.AUTHORITY`) is believed, whatever was printed before;
 else the first thing that went wrong (CAUSE), unless the job was ended from outside before it (ENDING); only where none
-of these is there, the strongest of the victims' words (SIGN). What comes later is a consequence.
+of these is there, the strongest of the victims' words (SIGN). What comes later is a consequence. Warnings count only
+beside something that is more than one.
 """
 
 from __future__ import annotations
@@ -82,6 +83,15 @@ def _root(hits: Sequence[Hit], survived: Survived) -> Hit | None:
         return asked[key]
 
     fatal = [hit for hit in hits if over(hit)]
+    root = _first([hit for hit in fatal if not hit.mild])
+    if root is not None and root.rule.level is Level.SIGN:
+        root = _first(fatal)  # something did end it: a warning may tell what
+    if root is None or root.rule.level is Level.SIGN:
+        return root
+    return next((hit for hit in fatal if hit.rule is root.rule), root)  # it may have begun with a warning
+
+
+def _first(fatal: Sequence[Hit]) -> Hit | None:
     authority = [h for h in fatal if h.rule.level is Level.AUTHORITY]
     if authority:
         return max(authority, key=lambda h: h.rule.weight)

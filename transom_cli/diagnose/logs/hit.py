@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from transom_cli.diagnose.clue import Culprit
 from transom_cli.diagnose.logs.grammar import Record
-from transom_cli.diagnose.logs.rule import Blames, Rule
+from transom_cli.diagnose.logs.rule import Blames, Level, Rule
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,11 @@ class Hit:
     lineno: int = 0
     offset: int = 0
     more: int = 0
+
+    @property
+    def mild(self) -> bool:
+        """A warning: it tells of a failure only beside something else that does. Not the word of who ends or knows it."""
+        return self.record.mild and self.rule.level in (Level.SIGN, Level.CAUSE)
 
     @property
     def culprit(self) -> Culprit:

@@ -18,6 +18,8 @@ MOST = 4000  # of one file
 CHAINED = "chained"  # the rule of Python's words between two exceptions of one chain
 BOX_HOST = "elastic-box-host"  # in torchrun's box of failures the line above the rank's
 BELOW = 400  # lines below a wrapper's words in which the exception itself is looked for
+NEAR = 60  # lines of a traceback that was ignored
+SPECIAL = 35  # weight of a rule from which on what it knows is told all the same
 
 
 def hits_of(path: Path, book: Rulebook, name: str = "") -> tuple[Hit, ...]:
@@ -51,11 +53,19 @@ def collected(hits: Iterator[Hit], name: str) -> list[Hit]:
     wrapper: Hit | None = None
     chain: Hit | None = None
     host: Hit | None = None
+    ignored: Hit | None = None
     for hit in hits:
         record = hit.record
         if (record.rank is None and rank is not None) or (not record.node and node):
             record = replace(record, rank=rank if record.rank is None else record.rank, node=record.node or node)
         hit = replace(hit, record=record, file=name)
+        if hit.rule.level is Level.BENIGN:
+            ignored = hit
+            continue
+        if ignored is not None and ignored.record.rank == hit.record.rank:
+            near, ignored = hit.lineno - ignored.lineno <= NEAR, None
+            if near and (hit.rule.level < Level.CAUSE or hit.rule.weight < SPECIAL):
+                continue
         if wrapper is not None and hit.lineno - wrapper.lineno > BELOW:
             wrapper = None
         if wrapper is not None and _wraps(wrapper, hit):

@@ -43,7 +43,7 @@ class Rulebook:
         options.log_errors = False
         options.encoding = re2.Options.Encoding.LATIN1  # bytes: what is broken UTF-8 is looked at all the same
         texts = sorted({text for rule in self.rules for text in rule.any}, key=lambda t: (-len(t), t))
-        telling = {text for rule in self.rules if rule.level is not Level.BENIGN for text in rule.any}
+        telling = {text for rule in self.rules if rule.level is not Level.BENIGN or rule.below for text in rule.any}
         self.mark: Expression = re2.compile("|".join(literal(t) for t in texts if t in telling).encode(), options)
         self._blind = [not any(map(_DIGIT.search, (*rule.match, *rule.unless))) for rule in self.rules]
         self._dull: set[bytes] = set()
@@ -70,8 +70,8 @@ class Rulebook:
             self._dull.add(raw.translate(None, _NUMBERS))
 
     def matches(self, record: Record, *, benign: bool = False) -> tuple[Match, ...]:
-        """The best first: by weight, then level. Nothing when a benign rule knows the line, but for `benign`: then it
-        stands first."""
+        """The best first: by weight, then level. Nothing when a benign rule knows the line, but for `benign`, or where it
+        speaks of what is below it: then it stands first."""
         hits = self._texts.Match(record.line.encode("utf-8", "replace")) or ()
         known = sorted({n for hit in hits for n in self._of[hit]})
         found = []
@@ -83,7 +83,7 @@ class Rulebook:
             if where is None:
                 continue
             if rule.level is Level.BENIGN:
-                return (Match(rule),) if benign else ()
+                return (Match(rule),) if benign or rule.below else ()
             found.append(Match(rule, where))
         return tuple(sorted(found, key=lambda m: (m.rule.weight, m.rule.level), reverse=True))
 

@@ -6,7 +6,7 @@
     level = "cause"                        benign, sign, ending, cause or authority: see `rule.Level`
     any = ["fan failure"]                  text that the line must contain one of; in lower case: in any case
     match = ['''fan (?P<device>\\d+)''']   RE2; groups named node, rank, peer, device and code tell where
-    scope, action, blames, unless, weight, confidence, explains, below, lasts, times, note, examples, look_alikes
+    scope, action, blames, unless, weight, confidence, explains, below, lasts, over, times, note, examples, look_alikes
 
 Each example must be known best by its own rule, and no look-alike by it: `check`, which is a rule's own test.
 """
@@ -36,7 +36,7 @@ else:
 OURS = Path(__file__).resolve().parent.parent / "rules"
 SHORTEST = 3  # characters of a text: shorter ones are in every other line
 _KNOWN = {field.name for field in fields(Rule)} - {"source"}
-_LISTS = {"any", "match", "unless", "explains", "examples", "look_alikes"}
+_LISTS = {"any", "match", "unless", "over", "explains", "examples", "look_alikes"}
 _NUMBERS: dict[str, type[int] | type[float]] = {"weight": int, "times": int, "confidence": float}
 _SWITCHES = {"below", "lasts"}
 _CHOICES: dict[str, type[Enum]] = {"scope": Scope, "action": Action, "blames": Blames}
@@ -169,7 +169,7 @@ def _mistakes(made: Mapping[str, Any], where: str) -> list[str]:
         for text in made.get("any", ())
         if len(text) < SHORTEST
     ]
-    for expression in (*made.get("match", ()), *made.get("unless", ())):
+    for expression in (*made.get("match", ()), *made.get("unless", ()), *made.get("over", ())):
         try:
             re2.compile(expression)
         except re2.error as error:
