@@ -86,6 +86,8 @@ def _root(hits: Sequence[Hit], survived: Survived) -> Hit | None:
     root = _first([hit for hit in fatal if not hit.mild])
     if root is not None and root.rule.level is Level.SIGN:
         root = _first(fatal)  # something did end it: a warning may tell what
+    if root is not None and root.rule.category is Category.UNKNOWN:  # what seemed to have been survived may, too
+        root = next((hit for hit in reversed(hits) if hit.rule.level is Level.CAUSE and not hit.mild), root)
     if root is None or root.rule.level is Level.SIGN:
         return root
     return next((hit for hit in fatal if hit.rule is root.rule), root)  # it may have begun with a warning

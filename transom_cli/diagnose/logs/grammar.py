@@ -37,12 +37,14 @@ _LABELS = tuple(
         r"\[PG (?:ID|GUID)[^\]]{0,160}?Rank (?P<rank>\d{1,7})\]",
         r"\[\d{1,5},(?P<rank>\d{1,7})\]<std(?:out|err)>: ?",
         r"\[(?:default|trainer|worker)\w{0,20}?(?P<local>\d{1,5})\]:",
-        r"\[(?P<label>[EWIF])(?:\d{3,4} \d\d:\d\d:\d\d\.\d{1,9})?(?: \d{1,9})? ?" + _SOURCE + r"\]",
+        r"\[(?P<label>[EWIF])(?:\d{3,4} \d\d:\d\d:\d\d(?:\.\d{1,9})?)?(?: \d{1,9})? ?" + _SOURCE + r"\]",
         r"(?P<label>[EWIF])\d{4} \d\d:\d\d:\d{1,10}\.\d{1,9} +\d{1,9} " + _SOURCE + r"\]",
         r":? ?(?P<label>[EWIF]) " + _SOURCE + r"\]",
-        r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<label>[EWIF]) \d{1,9} \d{1,9}\] ?(?:\(\w{1,20}\) )?[\w./]{1,60}:\d{1,6}:",
+        r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<label>[EWIF]) \d{1,9} \d{1,9}\] ?(?:\(\w{1,20}\) )?"
+        r"[\w./]{1,60}:\d{1,6}:",
         r"(?P<node>" + _HOST + r"):\d{1,10}:\d{1,10} \[(?P<device>-?\d{1,4})\] ",
-        r"\((?:[\w.<>:-]{1,60} )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)|\((?:raylet|autoscaler|gcs_server)\)",
+        r"\((?:[\w.<>:-]{1,60} )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)"
+        r"|\((?:raylet|autoscaler|gcs_server)\)",
         r"(?P<time>\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?)",
         r"(?P<syslog>(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d) (?P<node>" + _HOST
         + r") (?:[\w./-]{1,40}(?:\[\d{1,10}\])?: )?",

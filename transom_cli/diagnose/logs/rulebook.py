@@ -70,8 +70,8 @@ class Rulebook:
             self._dull.add(raw.translate(None, _NUMBERS))
 
     def matches(self, record: Record, *, benign: bool = False) -> tuple[Match, ...]:
-        """The best first: by weight, then level. Nothing when a benign rule knows the line, but for `benign`, or where it
-        speaks of what is below it: then it stands first."""
+        """The best first: by weight, then level. Nothing when a benign rule knows the line, but for `benign`, or where
+        it speaks of what is below it: then it stands first."""
         hits = self._texts.Match(record.line.encode("utf-8", "replace")) or ()
         known = sorted({n for hit in hits for n in self._of[hit]})
         found = []
