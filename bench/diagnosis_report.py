@@ -4,8 +4,8 @@
     python bench/diagnosis_report.py [FOLDER]          FOLDER/labels.jsonl and the logs that it names
 
 Two figures each. All rules. One source left out: the logs of each source (`group`) are told without those rules that
-are the root of that source's logs only, so by rules that other sources support, or none at all. What is to be hoped for
-on new logs is between the two; the rules were written with these logs known, so neither is a measurement on unseen ones.
+are the root of that source's logs only, so by rules that other sources support, or none at all. What is to be hoped
+for on new logs is between the two; the rules were written with these logs known: neither is measured on unseen ones.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ from transom_cli.diagnose.logs.rule import Level
 
 Survived = Callable[[Hit], bool]
 _SHOWN = 12  # kinds of consequences
+CANCELLED = "cancelled"  # the rule of Slurm's bare word for it
+EXITED = "task-exited"  # the rule of srun's and the launchers' words for an exit code
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,16 @@ def _first(fatal: Sequence[Hit]) -> Hit | None:
     authority = [h for h in fatal if h.rule.level is Level.AUTHORITY]
     if authority:
         return max(authority, key=lambda h: h.rule.weight)
-    first = next((h for h in fatal if h.rule.level in (Level.CAUSE, Level.ENDING)), None)
+    first = next((h for n, h in enumerate(fatal) if h.rule.level >= Level.ENDING and not _follows(h, fatal[:n])), None)
     if first is not None:
         return first if first.rule.level is Level.CAUSE else _ending(fatal, first)
-    return max((h for h in fatal if h.rule.level is Level.SIGN), key=lambda h: h.rule.weight, default=None)
+    end = next((n for n, h in enumerate(fatal) if _follows(h, fatal[:n])), len(fatal))
+    return max((h for h in fatal[:end] if h.rule.level is Level.SIGN), key=lambda h: h.rule.weight, default=None)
+
+
+def _follows(ending: Hit, earlier: Sequence[Hit]) -> bool:
+    """Whether a step was cancelled because a task of it had failed: srun does so, and nobody else."""
+    return ending.rule.name == CANCELLED and any(h.rule.name == EXITED and h.file == ending.file for h in earlier)
 
 
 def _ending(fatal: Sequence[Hit], first: Hit) -> Hit:

@@ -48,6 +48,7 @@ _LABELS = tuple(
         r"(?P<time>\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?)",
         r"(?P<syslog>(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d) (?P<node>" + _HOST
         + r") (?:[\w./-]{1,40}(?:\[\d{1,10}\])?: )?",
+        r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?= \[| \d{4}-)",
         r"\[(?P<dmesg>\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})\]",
         r"\[ {0,8}\d{1,9}\.\d{6}\]",
         r"(?:kern|user|daemon) {0,4}:(?:emerg|alert|crit|err|warn|notice|info|debug) {0,4}:",
@@ -55,7 +56,7 @@ _LABELS = tuple(
         r"(?P<label>DEBUG|INFO|WARNING|WARN):(?:[\w.]{1,80}:)?(?=\s|\S)",
         r"(?:- [\w.]{1,60} )?- (?P<label>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL) - (?:[\w.]{1,60} - )?",
         r"\[NeMo (?P<label>[DIWE]) [^\]]{8,80}\]",
-        r"(?P<label>DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \[[\w./]{1,80}:\d{1,6}\]",
+        r"(?P<label>DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \[?[\w./]{1,80}:\d{1,6}\]",
         r"\| (?P<label>DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,5}\| [\w.<>]{1,80}:[\w<>]{1,60}:\d{1,6} - ",
         r"\[[\w.-]{1,60}\.py:\d{1,6}(?::\w{1,60})?\]",
         r"\|",
