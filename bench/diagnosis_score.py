@@ -1,4 +1,4 @@
-"""How well logs were told, against labels: what is right, what is mistaken for what, rules of one source alone. Pure."""
+"""How well logs were told, against labels: what is right, what is taken for what, rules of one source alone. Pure."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from transom_cli.diagnose.logs.rulebook import Match, Rulebook
 FIRST = 8  # lines that are kept of one rule and one rank; of more, they are counted
 MOST = 4000  # of one file
 CHAINED = "chained"  # the rule of Python's words between two exceptions of one chain
+RAY = "ray-task"  # the rule of Ray's exception of a task, below which it prints what the task had raised: a chain, too
 BOX_HOST = "elastic-box-host"  # in torchrun's box of failures the line above the rank's
 BELOW = 400  # lines below a wrapper's words in which the exception itself is looked for
 NEAR = 60  # lines of a traceback that was ignored
@@ -93,6 +94,8 @@ def collected(hits: Iterator[Hit], name: str) -> list[Hit]:
             kept.append(hit)
             if hit.rule.below:
                 wrapper = hit
+            if hit.rule.name == RAY:
+                chain = hit
         elif known:
             last = known[-1]
             kept[last] = replace(kept[last], more=kept[last].more + 1)
