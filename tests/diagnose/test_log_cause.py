@@ -141,7 +141,7 @@ def test_nan_again_and_again_but_not_once(tmp_path: Path) -> None:
 
 
 FEW = "step 1 loss: 3.1\nstep 2 loss: 3.0\n"  # of progress: not enough to show that a job survived something
-BIND = "[{0} socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use)"
+BIND = "[{0} socket.cpp:426] [c10d] The server socket has failed to bind to [::]:1 (errno: 98 - Address already in use)"
 REFUSED = (
     "[W socket.cpp:697] [c10d] The client socket has failed to connect to [n0]:29500 (errno: 111 - Connection refused)."
 )

@@ -63,3 +63,12 @@ def test_a_line_of_which_only_the_numbers_differ_is_looked_at_once() -> None:
     assert sum(1 for _ in find(io.BytesIO(lines), book)) == 0
     xid = b"NVRM: Xid (PCI:0000:65:00): 999, pid=1\nNVRM: Xid (PCI:0000:65:00): 79, pid=1\n"
     assert [hit.rule.name for hit in hits_in(io.BytesIO(xid), book)] == ["xid-hardware"], "numbers tell there"
+
+
+def test_the_end_of_a_long_line_is_looked_at() -> None:
+    """A launcher prints the whole command before it says how that ended."""
+    from transom_cli.diagnose.logs.hits import hits_in
+
+    line = b"[2026-01-05 13:11:27,885] [ERROR] [launch.py:434:sigkill_handler] ['python', '" + b"x" * 6000
+    (hit,) = hits_in(io.BytesIO(line + b"'] exits with return code = -9\n"), Rulebook(load()))
+    assert hit.rule.name == "worker-killed"

@@ -21,7 +21,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-LOOKED_AT = 4096  # characters of a line
+LOOKED_AT = 8448  # characters of a line: what `reading` takes of an endless one, on both sides of a find
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?"
 _SOURCE = r"[\w./+-]{1,120}\.(?:cpp|cc|cu|h|hpp|py|c):\d{1,6}"
