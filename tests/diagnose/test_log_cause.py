@@ -8,10 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from transom_cli.diagnose.clue import Category, Culprit
+from transom_cli.diagnose.logs.cause import incidents
 from transom_cli.diagnose.logs.diagnosis import Diagnosed, diagnose_logs
 from transom_cli.diagnose.logs.document import clue, document
+from transom_cli.diagnose.logs.hits import hit_of
+from transom_cli.diagnose.logs.reading import Found
 from transom_cli.diagnose.logs.rulebook import Rulebook
 from transom_cli.diagnose.logs.rulefiles import load
 
@@ -237,8 +242,8 @@ def test_of_a_job_that_failed_what_seemed_to_be_survived_tells(tmp_path: Path) -
     ("Epoch {0}, Train Loss: nan, Val Loss: nan, Acc: 0.1", True),
 ])  # fmt: skip
 def test_whose_loss_is_no_number(tmp_path: Path, line: str, told: bool) -> None:
-    incidents = of(tmp_path, FEW + "".join(line.format(n) + "\n" for n in range(1, 5))).incidents
-    assert [one.category for one in incidents] == [Category.NUMERIC_DIVERGENCE] * told
+    found = of(tmp_path, FEW + "".join(line.format(n) + "\n" for n in range(1, 5))).incidents
+    assert [one.category for one in found] == [Category.NUMERIC_DIVERGENCE] * told
 
 
 def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
@@ -282,3 +287,30 @@ def test_real_programs_that_fail(tmp_path: Path, program: str) -> None:
         subprocess.run(["bash", "-c", script, program], stdout=log, stderr=log, check=False, cwd=tmp_path)
     told = diagnose_logs([tmp_path], BOOK).incidents
     assert (told[0].category if told else None) is REAL[program], (tmp_path / "job.out").read_text()
+
+
+def test_of_one_file_the_order_is_its_own_whatever_its_clocks_say(tmp_path: Path) -> None:
+    early = "2026-01-05 10:00:00,000 - ERROR - trainer - "
+    (first,) = of(tmp_path, f"{early}{OOM}\n{TRACE}KeyError: 'x'\n").incidents
+    assert first.category is Category.CUDA_OOM, "a line without a time is not of the year 1970"
+
+
+@given(st.lists(st.sampled_from(["", "2026-01-05 10:00:00 ", "2026-01-05 10:00:09 "]), min_size=1, max_size=6))
+def test_the_first_cause_of_a_file_is_its_root(times: list[str]) -> None:
+    lines = [f"{when}OSError: [Errno 28] No space left on device: '/{n}'".encode() for n, when in enumerate(times)]
+    hits = [hit_of(Found(line, n, n), BOOK) for n, line in enumerate(lines)]
+    (first,) = incidents(hit for hit in hits if hit is not None)
+    assert first.root.lineno == 0
+
+
+def test_an_exception_that_was_handled_early_is_not_the_last_ones_root(tmp_path: Path) -> None:
+    handled = f"{TRACE}KeyError: 'early'\n{BARS}\n{'x' * 99}\n" + "a line of any kind\n" * 4000
+    (first,) = of(tmp_path, f"{handled}{TRACE}ValueError: late\n").incidents
+    assert first.root.record.line == "ValueError: late"
+
+
+def test_the_last_of_many_lines_of_a_kind_tells_whether_it_was_survived(tmp_path: Path) -> None:
+    skipped = "".join(f"{OOM} (batch {n})\n{BARS}\n" for n in range(20))
+    assert of(tmp_path, skipped).incidents == ()
+    (first,) = of(tmp_path, skipped + "a line of any kind\n" * 4000 + f"{OOM}\n").incidents
+    assert first.category is Category.CUDA_OOM

@@ -19,6 +19,7 @@ from transom_cli.diagnose.logs.rule import Level
 
 Survived = Callable[[Hit], bool]
 _SHOWN = 12  # kinds of consequences
+EVENT = 64 << 10  # bytes between lines of one kind
 CANCELLED = "cancelled"  # the rule of Slurm's bare word for it
 EXITED = "task-exited"  # the rule of srun's and the launchers' words for an exit code
 
@@ -43,12 +44,20 @@ def incidents(
 ) -> tuple[Incident, ...]:
     """The deciding one first; () for healthy logs. survived: whether the training went on after a hit. ranks: all that
     there are, as far as the logs show it."""
-    left = sorted(_often_enough(hits), key=_order)
+    left = _in_order(_often_enough(hits))
+    asked: dict[tuple[str, str, int], bool] = {}
+
+    def once(hit: Hit) -> bool:
+        key = hit.file, hit.rule.name, hit.offset
+        if key not in asked:
+            asked[key] = survived(hit)
+        return asked[key]
+
     if len({hit.file for hit in left}) > 1:  # whose clocks nobody compares: who waits has not begun it
         left.sort(key=lambda hit: hit.rule.category is Category.NCCL_HANG)
     found: list[Incident] = []
     while left:
-        root = _root(left, survived)
+        root = _root(left, once)
         if root is None:
             break
         place = left.index(root)
@@ -66,25 +75,36 @@ def _often_enough(hits: Iterable[Hit]) -> list[Hit]:
     return [hit for hit in hits if counts[hit.file, hit.rule.name] >= hit.rule.times]
 
 
-def _order(hit: Hit) -> tuple[float, int, str]:
-    """Time, as far as it is known; of one file its own order, and files of which none has a time side by side."""
-    return (hit.record.at or 0.0, hit.offset, hit.file)
+def _in_order(hits: Iterable[Hit]) -> list[Hit]:
+    """By time, as far as it is known; of one file in its own order: a line without a time is of the time of what is
+    before it. Files of which none has a time stand side by side."""
+    times: dict[str, float] = {}
+    timed = []
+    for hit in sorted(hits, key=lambda h: (h.file, h.offset)):
+        times[hit.file] = max(times.get(hit.file, 0.0), hit.record.at or 0.0)
+        timed.append((times[hit.file], hit.offset, hit.file, hit))
+    return [hit for *_, hit in sorted(timed, key=lambda one: one[:3])]
+
+
+def _lasting(hits: Sequence[Hit], survived: Survived) -> set[int]:
+    """The places of those that nothing shows to have been survived. Lines of one kind that stand near each other are
+    one event, asked at its last line: other ranks' progress goes on for a moment."""
+    lasting: set[int] = set()
+    verdicts: dict[tuple[str, str], tuple[int, bool]] = {}
+    for place in sorted(range(len(hits)), key=lambda n: hits[n].offset, reverse=True):
+        hit = hits[place]
+        offset, lasts = verdicts.get((hit.file, hit.rule.name), (-1, False))
+        if not 0 <= offset - hit.offset < EVENT:
+            lasts = not hit.rule.lasts or not survived(hit)
+        verdicts[hit.file, hit.rule.name] = hit.offset, lasts
+        if lasts:
+            lasting.add(place)
+    return lasting
 
 
 def _root(hits: Sequence[Hit], survived: Survived) -> Hit | None:
-    """Each kind of line is asked once whether the training went on after it: at its last one."""
-    asked: dict[tuple[str, str], bool] = {}
-
-    def over(hit: Hit) -> bool:
-        if not hit.rule.lasts:
-            return True
-        key = hit.file, hit.rule.name
-        if key not in asked:
-            last = max((h for h in hits if (h.file, h.rule.name) == key), key=lambda h: h.offset)
-            asked[key] = not survived(last)
-        return asked[key]
-
-    fatal = [hit for hit in hits if over(hit)]
+    lasting = _lasting(hits, survived)
+    fatal = [hit for place, hit in enumerate(hits) if place in lasting]
     root = _first([hit for hit in fatal if not hit.mild])
     if root is not None and root.rule.level is Level.SIGN:
         root = _first(fatal)  # something did end it: a warning may tell what

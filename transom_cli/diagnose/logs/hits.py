@@ -13,7 +13,7 @@ from transom_cli.diagnose.logs.reading import Found, find, opened
 from transom_cli.diagnose.logs.rule import Level, Rule
 from transom_cli.diagnose.logs.rulebook import Match, Rulebook
 
-FIRST = 8  # lines that are kept of one rule and one rank; of more, they are counted
+FIRST = 8  # lines that are kept of one rule and one rank: the first ones, and the last; those between are counted
 MOST = 4000  # of one file
 CHAINED = "chained"  # the rule of Python's words between two exceptions of one chain
 RAY = "ray-task"  # the rule of Ray's exception of a task, below which it prints what the task had raised: a chain, too
@@ -98,7 +98,7 @@ def collected(hits: Iterator[Hit], name: str) -> list[Hit]:
                 chain = hit
         elif known:
             last = known[-1]
-            kept[last] = replace(kept[last], more=kept[last].more + 1)
+            kept[last] = replace(hit, more=kept[last].more + 1)
     return kept
 
 
