@@ -4,7 +4,7 @@ PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-long check lint types demo clean
-.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness
+.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,11 @@ bench-identity: setup ## is the result of 20 runs with a random fault bit-identi
 
 bench-operator: setup ## the operator killed in 10 incidents: is everything done exactly once? (about 16 minutes)
 	$(PY) bench/operator_kill.py
+
+LABELS ?=
+
+diagnosis-report: setup ## labelled real logs (LABELS=FOLDER): what the log rules tell, what they miss, with each source left out
+	$(PY) bench/diagnosis_report.py $(LABELS)
 
 bench-healthy: setup ## a healthy, uneven run of 15 minutes: false alarms
 	$(PY) bench/healthy.py

@@ -8,9 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from transom_cli.diagnose.clue import Category, Clue, Culprit
+from transom_cli.diagnose.logs.cause import incidents
 from transom_cli.diagnose.logs.diagnosis import Diagnosed, diagnose_logs
+from transom_cli.diagnose.logs.hits import hit_of
+from transom_cli.diagnose.logs.reading import Found
 from transom_cli.diagnose.logs.rulebook import Rulebook
 from transom_cli.diagnose.logs.rulefiles import load
 from transom_cli.diagnose.logs.telling import told as of_logs
@@ -161,6 +166,107 @@ def test_nan_again_and_again_but_not_once(tmp_path: Path) -> None:
     assert first.category is Category.NUMERIC_DIVERGENCE
 
 
+FEW = "step 1 loss: 3.1\nstep 2 loss: 3.0\n"  # of progress: not enough to show that a job survived something
+BIND = "[{0} socket.cpp:426] [c10d] The server socket has failed to bind to [::]:1 (errno: 98 - Address already in use)"
+REFUSED = (
+    "[W socket.cpp:697] [c10d] The client socket has failed to connect to [n0]:29500 (errno: 111 - Connection refused)."
+)
+
+
+def test_warnings_alone_are_no_failure(tmp_path: Path) -> None:
+    assert (
+        of(tmp_path, f"{BIND.format('W')}\n{REFUSED}\nWARNING:absl:CUDA out of memory, smaller batch\n{FEW}").incidents
+        == ()
+    )
+
+
+def test_a_warning_tells_beside_a_failure(tmp_path: Path) -> None:
+    (first,) = of(
+        tmp_path, f"{FEW}{BIND.format('W')}\n{BIND.format('E')}\nRuntimeError: Address already in use\n"
+    ).incidents
+    assert (first.category, first.root.lineno) == (Category.RENDEZVOUS_PORT, 3), "it began with the warning"
+    (first,) = of(tmp_path, f"{FEW}{BIND.format('W')}\nsrun: error: n1: task 0: Exited with exit code 1\n").incidents
+    assert first.category is Category.RENDEZVOUS_PORT, "something did end it"
+    (first,) = of(tmp_path, f"{BIND.format('W')}\n{TRACE}KeyError: 'x'\n").incidents
+    assert first.category is Category.USER_CODE, "what is no warning goes before"
+
+
+@pytest.mark.parametrize("said", [
+    "Exception ignored in: <function Loader.__del__ at 0x7f00>",
+    "--- Logging error ---",
+    "Exception in thread Thread-3 (_pin_memory_loop):",
+])  # fmt: skip
+def test_a_traceback_that_python_ignores_is_no_cause(tmp_path: Path, said: str) -> None:
+    ignored = f"{said}\n{TRACE}  File 'x.py', line 3\nAssertionError: can only test a child process\n"
+    assert of(tmp_path, FEW + ignored).incidents == ()
+    (first,) = of(tmp_path, f"{ignored}{TRACE}KeyError: 'x'\n").incidents
+    assert first.root.record.line == "KeyError: 'x'", "the next one counts"
+    special = ignored.replace("AssertionError: can only test a child process", "OSError: [Errno 5] Input/output error")
+    (first,) = of(tmp_path, FEW + special).incidents
+    assert first.category is Category.STORAGE_IO, "it tells all the same of what is special"
+
+
+def test_what_is_said_to_be_over_is(tmp_path: Path) -> None:
+    lost = "nfs: server nas1 not responding, still trying\n"
+    assert of(tmp_path, f"{lost}nfs: server nas1 OK\n").incidents == ()
+    (first,) = of(tmp_path, f"nfs: server nas1 OK\n{lost}").incidents
+    assert first.category is Category.STORAGE_IO
+
+
+def test_a_victims_word_after_a_good_end_is_noise(tmp_path: Path) -> None:
+    noise = "NCCL WARN socketProgress: Connection closed by remote peer n2<5000>\n"
+    done = "[2026-01-05 10:02:05,000] [INFO] [launch.py:347:main] Process 12 exits successfully.\n"
+    assert of(tmp_path, FEW + done + noise).incidents == ()
+    assert of(tmp_path, FEW + "Training complete!\n" + noise).incidents, "a script may say so whatever has happened"
+    assert of(tmp_path, FEW + done + f"{TRACE}KeyError: 'x'\n").incidents, "a cause is one also then"
+
+
+def test_a_step_that_srun_ends_after_a_tasks_failure_is_not_cancelled(tmp_path: Path) -> None:
+    ended = CANCELLED.format("STEP 7.0", "") + "srun: error: n1: tasks 1-3: Killed\n"
+    (first,) = of(tmp_path, f"{FEW}srun: error: n1: task 0: Exited with exit code 1\n{ended}").incidents
+    assert (first.category, first.root.rule.name) == (Category.UNKNOWN, "task-exited")
+    (first,) = of(tmp_path, FEW + ended).incidents
+    assert first.category is Category.SLURM_CANCELLED
+
+
+def test_a_message_below_its_exception(tmp_path: Path) -> None:
+    text = f"{TRACE}RuntimeError:\nThe detected CUDA version (11.1) mismatches the version that was used to compile\n"
+    (first,) = of(tmp_path, text).incidents
+    assert (first.category, first.root.lineno) == (Category.DEPENDENCY_IMPORT, 3)
+    (first,) = of(tmp_path, f"{TRACE}RuntimeError:\nno rule knows this\n").incidents
+    assert (first.category, first.root.lineno) == (Category.USER_CODE, 2)
+
+
+@pytest.mark.parametrize(("inner", "category", "lineno"), [
+    (OOM, Category.CUDA_OOM, 4),
+    ("NotImplementedError", Category.USER_CODE, 2),
+])  # fmt: skip
+def test_what_a_task_of_ray_had_raised(tmp_path: Path, inner: str, category: Category, lineno: int) -> None:
+    text = f"{TRACE}ray.exceptions.RayTaskError(X): ray::main() (pid=7, ip=10.0.0.4)\n  File 'x.py', line 3\n{inner}\n"
+    (first,) = of(tmp_path, text).incidents
+    assert (first.category, first.root.lineno) == (category, lineno)
+
+
+def test_of_a_job_that_failed_what_seemed_to_be_survived_tells(tmp_path: Path) -> None:
+    """LSF prints what went to stderr, and its own report, before what went to stdout."""
+    (first,) = of(tmp_path, f"{OOM}\nExited with exit code 1.\n{BARS}\n").incidents
+    assert first.category is Category.CUDA_OOM
+    assert of(tmp_path, f"{OOM}\n{BARS}\n").incidents == ()
+
+
+@pytest.mark.parametrize(("line", "told"), [
+    ("2026-01-05 08:07:20,024 - mmdet - INFO - Epoch [7][{0}/99] loss_cls: 0.0000, loss: 0.0000, grad_norm: nan", True),
+    ("2026-01-05 08:07:20,024 - mmdet - INFO - Epoch [7][{0}/99] loss_cls: 0.{0}, loss: 1.{0}, grad_norm: nan", False),
+    ("epoch {0} loss: 0.{0} aux_loss: nan kl_loss: nan", False),
+    ("{0}/9 [====] - 1s - loss: 0.{0} - val_loss: nan", False),
+    ("{0}/9 [====] - 1s - loss: nan - val_loss: nan", True),
+    ("Epoch {0}, Train Loss: nan, Val Loss: nan, Acc: 0.1", True),
+])  # fmt: skip
+def test_whose_loss_is_no_number(tmp_path: Path, line: str, told: bool) -> None:
+    found = of(tmp_path, FEW + "".join(line.format(n) + "\n" for n in range(1, 5))).incidents
+    assert [one.category for one in found] == [Category.NUMERIC_DIVERGENCE] * told
+
+
 def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(b"no gzip")
     told = diagnose_logs([tmp_path], BOOK)
@@ -212,3 +318,30 @@ def test_real_programs_that_fail(tmp_path: Path, program: str) -> None:
         subprocess.run(["bash", "-c", script, program], stdout=log, stderr=log, check=False, cwd=tmp_path)
     told = diagnose_logs([tmp_path], BOOK).incidents
     assert (told[0].category if told else None) is REAL[program], (tmp_path / "job.out").read_text()
+
+
+def test_of_one_file_the_order_is_its_own_whatever_its_clocks_say(tmp_path: Path) -> None:
+    early = "2026-01-05 10:00:00,000 - ERROR - trainer - "
+    (first,) = of(tmp_path, f"{early}{OOM}\n{TRACE}KeyError: 'x'\n").incidents
+    assert first.category is Category.CUDA_OOM, "a line without a time is not of the year 1970"
+
+
+@given(st.lists(st.sampled_from(["", "2026-01-05 10:00:00 ", "2026-01-05 10:00:09 "]), min_size=1, max_size=6))
+def test_the_first_cause_of_a_file_is_its_root(times: list[str]) -> None:
+    lines = [f"{when}OSError: [Errno 28] No space left on device: '/{n}'".encode() for n, when in enumerate(times)]
+    hits = [hit_of(Found(line, n, n), BOOK) for n, line in enumerate(lines)]
+    (first,) = incidents(hit for hit in hits if hit is not None)
+    assert first.root.lineno == 0
+
+
+def test_an_exception_that_was_handled_early_is_not_the_last_ones_root(tmp_path: Path) -> None:
+    handled = f"{TRACE}KeyError: 'early'\n{BARS}\n{'x' * 99}\n" + "a line of any kind\n" * 4000
+    (first,) = of(tmp_path, f"{handled}{TRACE}ValueError: late\n").incidents
+    assert first.root.record.line == "ValueError: late"
+
+
+def test_the_last_of_many_lines_of_a_kind_tells_whether_it_was_survived(tmp_path: Path) -> None:
+    skipped = "".join(f"{OOM} (batch {n})\n{BARS}\n" for n in range(20))
+    assert of(tmp_path, skipped).incidents == ()
+    (first,) = of(tmp_path, skipped + "a line of any kind\n" * 4000 + f"{OOM}\n").incidents
+    assert first.category is Category.CUDA_OOM

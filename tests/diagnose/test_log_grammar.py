@@ -25,6 +25,10 @@ LINES = {
     "(Trainer pid=17, ip=10.0.0.7) boom": ("boom", None, "10.0.0.7"),
     "2025-08-25 14:56:20,376 [INFO] [launch.py:319:x] Killing": ("Killing", None, ""),
     "[2025-08-25 14:56:20,376] [ERROR] x": ("x", None, ""),
+    "(raylet) [2025-08-25 14:56:20,376 E 17 17] (raylet) node_manager.cc:30: x": ("x", None, ""),
+    "10.3.0.41: [rank22]: ValueError: x": ("ValueError: x", 22, "10.3.0.41"),
+    "worker-1: Traceback": ("Traceback", None, "worker-1"),
+    "Dec 03 10:22:16 [rank1]: boom": ("boom", 1, ""),
     "slurmstepd-gpu4: error: *** JOB 7": ("slurmstepd-gpu4: error: *** JOB 7", None, "gpu4"),
     "srun: error: gpu1: task 3: Killed": ("srun: error: gpu1: task 3: Killed", 3, "gpu1"),
     "plain text: 3": ("plain text: 3", None, ""),
@@ -36,6 +40,29 @@ def test_labels_are_taken_away_and_read(line: str) -> None:
     told = record(line)
     assert (told.text, told.rank, told.node) == LINES[line]
     assert told.line == line
+
+
+@pytest.mark.parametrize(("line", "level"), [
+    ("2025-08-25 14:56:20.376000: W tensorflow/core/x.cc:64] loud", "W"),
+    ("I0825 14:56:20.376000 17 train.py:501] loud", "I"),
+    ("W0000 00:00:1700000000.000000   17 gpu_backend_lib.cc:593] loud", "W"),
+    ("[rank1]:[W1103 08:11:02 TCPStore.cpp:125] loud", "W"),
+    ("WARNING:absl:loud", "WARNING"),
+    ("2025-08-25 14:56:20,376 - mmdet - INFO - loud", "INFO"),
+    ("[NeMo W 2025-08-25 14:56:20 nemo_logging:349] loud", "W"),
+    ("(EngineCore pid=256) WARNING 08-25 14:56:20 [config.py:100] loud", "WARNING"),
+    ("INFO 08-25 14:56:20 __init__.py:190] loud", "INFO"),
+    ("2025-08-25 14:56:20.376 | WARNING  | __main__:main:82 - loud", "WARNING"),
+])  # fmt: skip
+def test_how_serious_a_program_takes_its_own_line(line: str, level: str) -> None:
+    told = record(line)
+    assert (told.text, told.level, told.mild) == ("loud", level, True)
+
+
+def test_a_warning_by_its_own_words() -> None:
+    assert record("srun: warning: can't honor it").mild and record("| WARNING: ran out of memory").mild
+    assert not record("ERROR: no warning: it is one").mild and not record("warnings.warn(x)").mild
+    assert not record("[rank0]:[E1103 08:11:02.12 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog").mild
 
 
 def test_times_and_numbers() -> None:

@@ -84,3 +84,12 @@ def test_all_rules_tell_the_same_without_re2(monkeypatch: pytest.MonkeyPatch) ->
     for line in (line for rule in rules for line in (*rule.examples, *rule.look_alikes)):
         told = grammar.record(grammar.cleaned(line.encode()))
         assert with_re2.matches(told) == without.matches(told)
+
+
+def test_the_end_of_a_long_line_is_looked_at() -> None:
+    """A launcher prints the whole command before it says how that ended."""
+    from transom_cli.diagnose.logs.hits import hits_in
+
+    line = b"[2026-01-05 13:11:27,885] [ERROR] [launch.py:434:sigkill_handler] ['python', '" + b"x" * 6000
+    (hit,) = hits_in(io.BytesIO(line + b"'] exits with return code = -9\n"), Rulebook(load()))
+    assert hit.rule.name == "worker-killed"

@@ -66,7 +66,8 @@ def test_a_site_rule_that_does_not_know_its_example_is_told(tmp_path: Path) -> N
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text(
-        '[odd]\n[[rule]]\nname = "a"\ncategory = "gpu"\nlevel = "worst"\nany = ["x"]\nmatch = ["(?!a)"]\nweigth = 3\n'
+        '[odd]\n[[rule]]\nname = "a"\ncategory = "gpu"\nlevel = "worst"\nany = ["x"]\nmatch = ["(?!a)"]\n'
+        'weigth = 3\nover = ["(?=b)"]\n'
         '[[rule]]\ncategory = "cuda_oom"\nany = 3\nconfidence = "high"\n'
     )
     with pytest.raises(UsageError) as told:
@@ -80,6 +81,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         "level is to be one of",
         "at least 3 characters",
         "RE2 does not take '(?!a)'",
+        "RE2 does not take '(?=b)'",
         "has no name",
         "any is to be a list",
         "confidence is to be a number",

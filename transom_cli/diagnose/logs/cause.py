@@ -2,7 +2,8 @@
 
 The loudest line is a victim's, mostly. So: who knows it (`Level.AUTHORITY`) is believed, whatever was printed before;
 else the first thing that went wrong (CAUSE), unless the job was ended from outside before it (ENDING); only where none
-of these is there, the strongest of the victims' words (SIGN). What comes later is a consequence.
+of these is there, the strongest of the victims' words (SIGN). What comes later is a consequence. Warnings count only
+beside something that is more than one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from transom_cli.diagnose.logs.rule import Level
 Survived = Callable[[Hit], bool]
 _ENDS = ("task-exited", "bare-killed", "worker-killed", "abort", "segfault")  # rules of how a rank's process ended
 _SHOWN = 12  # kinds of consequences
+EVENT = 64 << 10  # bytes between lines of one kind
+CANCELLED = "cancelled"  # the rule of Slurm's bare word for it
+EXITED = "task-exited"  # the rule of srun's and the launchers' words for an exit code
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,20 @@ def incidents(
 ) -> tuple[Incident, ...]:
     """The deciding one first; () for healthy logs. survived: whether the training went on after a hit. ranks: all that
     there are, as far as the logs show it. died: the rank that died first, where that is known."""
-    left = sorted(_often_enough(hits), key=_order)
+    left = _in_order(_often_enough(hits))
+    asked: dict[tuple[str, str, int], bool] = {}
+
+    def once(hit: Hit) -> bool:
+        key = hit.file, hit.rule.name, hit.offset
+        if key not in asked:
+            asked[key] = survived(hit)
+        return asked[key]
+
     if len({hit.file for hit in left}) > 1:
         left.sort(key=lambda hit: (_late(hit), died not in (None, hit.record.rank)))
     found: list[Incident] = []
     while left:
-        root = _root(left, survived)
+        root = _root(left, once)
         if root is None:
             break
         place = left.index(root)
@@ -67,9 +79,15 @@ def _often_enough(hits: Iterable[Hit]) -> list[Hit]:
     return [hit for hit in hits if counts[hit.file, hit.rule.name] >= hit.rule.times]
 
 
-def _order(hit: Hit) -> tuple[float, int, str]:
-    """Time, as far as it is known; of one file its own order, and files of which none has a time side by side."""
-    return (hit.record.at or 0.0, hit.offset, hit.file)
+def _in_order(hits: Iterable[Hit]) -> list[Hit]:
+    """By time, as far as it is known; of one file in its own order: a line without a time is of the time of what is
+    before it. Files of which none has a time stand side by side."""
+    times: dict[str, float] = {}
+    timed = []
+    for hit in sorted(hits, key=lambda h: (h.file, h.offset)):
+        times[hit.file] = max(times.get(hit.file, 0.0), hit.record.at or 0.0)
+        timed.append((times[hit.file], hit.offset, hit.file, hit))
+    return [hit for *_, hit in sorted(timed, key=lambda one: one[:3])]
 
 
 def _late(hit: Hit) -> bool:
@@ -78,27 +96,44 @@ def _late(hit: Hit) -> bool:
     return hit.rule.category is Category.NCCL_HANG or hit.level is Level.ENDING
 
 
+def _lasting(hits: Sequence[Hit], survived: Survived) -> set[int]:
+    """The places of those that nothing shows to have been survived. Lines of one kind that stand near each other are
+    one event, asked at its last line: other ranks' progress goes on for a moment."""
+    lasting: set[int] = set()
+    verdicts: dict[tuple[str, str], tuple[int, bool]] = {}
+    for place in sorted(range(len(hits)), key=lambda n: hits[n].offset, reverse=True):
+        hit = hits[place]
+        offset, lasts = verdicts.get((hit.file, hit.rule.name), (-1, False))
+        if not 0 <= offset - hit.offset < EVENT:
+            lasts = not hit.rule.lasts or not survived(hit)
+        verdicts[hit.file, hit.rule.name] = hit.offset, lasts
+        if lasts:
+            lasting.add(place)
+    return lasting
+
+
 def _root(hits: Sequence[Hit], survived: Survived) -> Hit | None:
-    """Each kind of line is asked once whether the training went on after it: at its last one."""
-    asked: dict[tuple[str, str], bool] = {}
+    lasting = _lasting(hits, survived)
+    fatal = [hit for place, hit in enumerate(hits) if place in lasting]
+    root = _first([hit for hit in fatal if not hit.mild])
+    if root is not None and root.level is Level.SIGN:
+        root = _first(fatal)  # something did end it: a warning may tell what
+    if root is not None and root.rule.category is Category.UNKNOWN:  # what seemed to have been survived may, too
+        root = next((hit for hit in reversed(hits) if hit.level is Level.CAUSE and not hit.mild), root)
+    if root is None or root.level is Level.SIGN:
+        return root
+    return next((hit for hit in fatal if hit.rule is root.rule), root)  # it may have begun with a warning
 
-    def over(hit: Hit) -> bool:
-        if not hit.rule.lasts:
-            return True
-        key = hit.file, hit.rule.name
-        if key not in asked:
-            last = max((h for h in hits if (h.file, h.rule.name) == key), key=lambda h: h.offset)
-            asked[key] = not survived(last)
-        return asked[key]
 
-    fatal = [hit for hit in hits if over(hit)]
+def _first(fatal: Sequence[Hit]) -> Hit | None:
     authority = [h for h in fatal if h.level is Level.AUTHORITY]
     if authority:
         return max(authority, key=lambda h: h.rule.weight)
-    first = next((h for h in fatal if h.level in (Level.CAUSE, Level.ENDING)), None)
+    first = next((h for n, h in enumerate(fatal) if h.level >= Level.ENDING and not _follows(h, fatal[:n])), None)
     if first is not None:
         return first if first.level is Level.CAUSE else _ending(fatal, first)
-    signs = [h for h in fatal if h.level is Level.SIGN]
+    end = next((n for n, h in enumerate(fatal) if _follows(h, fatal[:n])), len(fatal))
+    signs = [h for h in fatal[:end] if h.level is Level.SIGN]
     return _without_a_word(signs) or max(signs, key=lambda h: h.rule.weight, default=None)
 
 
@@ -110,6 +145,11 @@ def _without_a_word(signs: Sequence[Hit]) -> Hit | None:
     quiet = [h for h in ended if h.culprit.rank not in crying]
     told = {h.culprit.rank for h in quiet}
     return max(quiet, key=lambda h: h.rule.weight) if crying and len(told) == 1 else None
+
+
+def _follows(ending: Hit, earlier: Sequence[Hit]) -> bool:
+    """Whether a step was cancelled because a task of it had failed: srun does so, and nobody else."""
+    return ending.rule.name == CANCELLED and any(h.rule.name == EXITED and h.file == ending.file for h in earlier)
 
 
 def _ending(fatal: Sequence[Hit], first: Hit) -> Hit:

@@ -14,13 +14,16 @@ from transom_cli.diagnose.logs import grammar
 from transom_cli.diagnose.logs.hit import Hit
 from transom_cli.diagnose.logs.rule import Level, Rule
 
-FIRST = 8  # lines that are kept of one rule and one rank; of more, they are counted
+FIRST = 8  # lines that are kept of one rule and one rank: the first ones, and the last; those between are counted
 MOST = 4000  # of one file
 TRACEBACK = "traceback"  # the rule of a traceback's head
 CHAINED = "chained"  # the rule of Python's words between two exceptions of one chain
+RAY = "ray-task"  # the rule of Ray's exception of a task, below which it prints what the task had raised: a chain, too
 BOX_HOST = "elastic-box-host"  # in torchrun's box of failures the line above the rank's
 CODE = 4  # blanks before the lines of code in a traceback
 BELOW = 400  # lines below a head, or a wrapper's words, in which the exception itself is looked for
+NEAR = 60  # lines of a traceback that was ignored
+SPECIAL = 35  # weight of a rule from which on what it knows is told all the same
 
 
 def collected(hits: Iterable[Hit], name: str, start: int = 0) -> list[Hit]:
@@ -41,6 +44,7 @@ class Collector:
         self._wrapper: Hit | None = None
         self._chain: Hit | None = None
         self._host: Hit | None = None
+        self._ignored: Hit | None = None
         self._traced: dict[int | None, int] = {}  # by rank, the line of the last traceback's head
         self._inside: set[int | None] = set()  # ranks whose traceback's end has not come
 
@@ -67,27 +71,37 @@ class Collector:
         return replace(hit, record=record, file=self._name, lineno=lineno, offset=offset)
 
     def _beside(self, hit: Hit) -> Hit | None:
-        """With what the lines above it tell; None for a line that only tells of others."""
-        if hit.rule.name == BOX_HOST:
-            self._host = hit
+        """With what the lines above it tell; None for a line that only tells of others, or that they make harmless."""
+        if hit.level is Level.BENIGN:
+            self._ignored = hit
             return None
-        if hit.rule.name == TRACEBACK:
-            self._traced[hit.record.rank] = hit.lineno
-            self._inside.add(hit.record.rank)
+        if hit.rule.name in (BOX_HOST, TRACEBACK, CHAINED):
+            self._remember(hit)
             return None
         if hit.record.rank in self._inside:
             if hit.record.indent >= CODE and hit.lineno - self._traced[hit.record.rank] < BELOW:
                 return None  # the program's own text, as a traceback shows it
             self._inside.discard(hit.record.rank)
-        if hit.rule.name == CHAINED:
-            last = self._kept[-1] if self._kept else None
-            self._chain = last if last is not None and last.record.rank == hit.record.rank else None
-            return None
+        if self._ignored is not None and self._ignored.record.rank == hit.record.rank:
+            near, self._ignored = hit.lineno - self._ignored.lineno <= NEAR, None
+            if near and (hit.level < Level.CAUSE or hit.rule.weight < SPECIAL):
+                return None
         if self._host is not None and hit.lineno == self._host.lineno + 1:
             hit = replace(hit, where={**self._host.where, **hit.where})
         if hit.rule.traced and hit.lineno - self._traced.get(hit.record.rank, -BELOW) >= BELOW:
             hit = replace(hit, printed=True)
         return hit
+
+    def _remember(self, hit: Hit) -> None:
+        rank = hit.record.rank
+        if hit.rule.name == BOX_HOST:
+            self._host = hit
+        elif hit.rule.name == TRACEBACK:
+            self._traced[rank] = hit.lineno
+            self._inside.add(rank)
+        else:
+            last = self._kept[-1] if self._kept else None
+            self._chain = last if last is not None and last.record.rank == rank else None
 
     def _replaces(self, hit: Hit) -> bool:
         """Whether it took the place of what was kept last: a wrapper's words, or a weaker exception of its chain."""
@@ -112,9 +126,10 @@ class Collector:
             known.append(len(self._kept))
             self._kept.append(hit)
             self._wrapper = hit if hit.rule.below else self._wrapper
+            self._chain = hit if hit.rule.name == RAY else self._chain
         elif known:
             last = known[-1]
-            self._kept[last] = replace(self._kept[last], more=self._kept[last].more + 1)
+            self._kept[last] = replace(hit, more=self._kept[last].more + 1)
 
 
 def _wraps(wrapper: Hit, hit: Hit) -> bool:

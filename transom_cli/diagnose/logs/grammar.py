@@ -6,8 +6,11 @@
     [default3]: ... | [1,3]<stderr>: ... | 3: ...            torchrun, mpirun, srun --label
     node7:4711:4799 [2] transport/net_ib.cc:93 NCCL WARN ... NCCL: host, process, thread, device
     May 29 01:37:38 node7 kernel: [257087.81] ...            syslog, dmesg
-    (Trainer pid=17, ip=10.0.0.7) ...                        Ray
+    (Trainer pid=17, ip=10.0.0.7) ... | (raylet) [... E 17 17] (raylet) node_manager.cc:30: ...     Ray
     2025-08-25 14:56:20,376 [INFO] [launch.py:319:x] ...     Python's logging, DeepSpeed
+    2025-08-25 14:56:20.376: W tensorflow/core/x.cc:64] ... | I0825 14:56:20.37 17 train.py:501] ...    XLA, absl
+    WARNING:absl:... | ... - WARNING - name - ... | [NeMo W ...] | WARNING 08-25 14:56:20 [x.py:3] ...  loggers
+    worker-1: ... | 10.0.0.7: ...                            pdsh, DeepSpeed over several nodes
 
 A label is taken away once for each kind, in whatever order they stand; what is none stays in the text.
 """
@@ -18,7 +21,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-LOOKED_AT = 4096  # characters of a line
+LOOKED_AT = 8448  # characters of a line: what `reading` takes of an endless one, on both sides of a find
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?"
 _SOURCE = r"[\w./+-]{1,120}\.(?:cpp|cc|cu|h|hpp|py|c):\d{1,6}"
@@ -34,22 +37,36 @@ _LABELS = tuple(
         r"\[PG (?:ID|GUID)[^\]]{0,160}?Rank (?P<rank>\d{1,7})\]",
         r"\[\d{1,5},(?P<rank>\d{1,7})\]<std(?:out|err)>: ?",
         r"\[(?:default|trainer|worker)\w{0,20}?(?P<local>\d{1,5})\]:",
-        r"\[(?P<label>[EWIF])(?:\d{3,4} \d\d:\d\d:\d\d\.\d{1,9})?(?: \d{1,9})? ?" + _SOURCE + r"\]",
-        r"(?P<label>[EWIF])\d{4} \d\d:\d\d:\d\d\.\d{1,9} +\d{1,9} " + _SOURCE + r"\]",
+        r"\[(?P<label>[EWIF])(?:\d{3,4} \d\d:\d\d:\d\d(?:\.\d{1,9})?)?(?: \d{1,9})? ?" + _SOURCE + r"\]",
+        r"(?P<label>[EWIF])\d{4} \d\d:\d\d:\d{1,10}\.\d{1,9} +\d{1,9} " + _SOURCE + r"\]",
+        r":? ?(?P<label>[EWIF]) " + _SOURCE + r"\]",
+        r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<label>[EWIF]) \d{1,9} \d{1,9}\] ?(?:\(\w{1,20}\) )?"
+        r"[\w./]{1,60}:\d{1,6}:",
         r"(?P<node>" + _HOST + r"):\d{1,10}:\d{1,10} \[(?P<device>-?\d{1,4})\] ",
-        r"\([\w.<>:-]{1,60} pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)",
+        r"\((?:[\w.<>:-]{1,60} )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)"
+        r"|\((?:raylet|autoscaler|gcs_server)\)",
         r"(?P<time>\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?)",
         r"(?P<syslog>(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d) (?P<node>" + _HOST
         + r") (?:[\w./-]{1,40}(?:\[\d{1,10}\])?: )?",
+        r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?= \[| \d{4}-)",
         r"\[(?P<dmesg>\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})\]",
         r"\[ {0,8}\d{1,9}\.\d{6}\]",
         r"(?:kern|user|daemon) {0,4}:(?:emerg|alert|crit|err|warn|notice|info|debug) {0,4}:",
         r"\[?(?P<label>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\](?=[ :\[])",
+        r"(?P<label>DEBUG|INFO|WARNING|WARN):(?:[\w.]{1,80}:)?(?=\s|\S)",
+        r"(?:- [\w.]{1,60} )?- (?P<label>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL) - (?:[\w.]{1,60} - )?",
+        r"\[NeMo (?P<label>[DIWE]) [^\]]{8,80}\]",
+        r"(?P<label>DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \[?[\w./]{1,80}:\d{1,6}\]",
+        r"\| (?P<label>DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,5}\| [\w.<>]{1,80}:[\w<>]{1,60}:\d{1,6} - ",
         r"\[[\w.-]{1,60}\.py:\d{1,6}(?::\w{1,60})?\]",
         r"\|",
     )
 )  # fmt: skip
 _TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ")  # srun --label; only where nothing stands before it
+_FANNED = re.compile(
+    r"(?!slurmstepd)(?P<node>(?:\d{1,3}\.){3}\d{1,3}|\w{0,30}-?(?:node|gpu|worker|host)[\w.-]{0,30}\d): (?=\S)"
+)  # pdsh
+_WARNING = re.compile(r"(?:[\w.-]{1,40}: ){0,2}warning\b ?[:!\]]", re.IGNORECASE)
 _SLURMD = re.compile(r"slurmstepd-(?P<node>" + _HOST + r"): ")
 _SRUN = re.compile(r"srun: error: (?P<node>" + _HOST + r"): tasks? (?P<rank>\d{1,7}): ")  # of one task alone
 _FILE_RANK = re.compile(r"(?:^|[/_.-])(?:rank|task|proc)[-_=.]?(\d{1,7})(?=\D|$)", re.IGNORECASE)
@@ -75,6 +92,11 @@ class Record:
     at: float | None = None
     indent: int = 0
 
+    @property
+    def mild(self) -> bool:
+        """Its own program says that it is no failure: a warning, or less."""
+        return self.level[:1] in ("D", "I", "W")
+
 
 def cleaned(raw: bytes) -> str:
     """A line without control characters, at most `LOOKED_AT` characters of it, colours and broken UTF-8 taken away."""
@@ -88,9 +110,9 @@ def record(line: str) -> Record:
     """A clean line, taken apart."""
     found: dict[str, str] = {}
     at, seen = 0, 0
-    task = _TASK.match(line)
+    task = _TASK.match(line) or _FANNED.match(line)
     if task:
-        found["rank"], at = task["rank"], task.end()
+        found, at = task.groupdict(), task.end()
     while True:
         while at < len(line) and line[at] == " ":
             at += 1
@@ -113,7 +135,7 @@ def record(line: str) -> Record:
         local=int(local) if local is not None else None,
         node=found.get("node", ""),
         device=found.get("device", ""),
-        level=found.get("label", ""),
+        level=found.get("label", "W" if _WARNING.match(text) else ""),
         at=_time(found),
         indent=at - len(line[:at].rstrip(" ")),
     )

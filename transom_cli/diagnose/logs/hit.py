@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from transom_cli.diagnose.clue import Culprit
+from transom_cli.diagnose.clue import Category, Culprit
 from transom_cli.diagnose.logs.grammar import Record
 from transom_cli.diagnose.logs.rule import Blames, Level, Rule
 
@@ -26,6 +26,13 @@ class Hit:
     @property
     def level(self) -> Level:
         return min(self.rule.level, Level.SIGN) if self.printed else self.rule.level
+
+    @property
+    def mild(self) -> bool:
+        """A warning: it tells of a failure only beside something else that does. Not the word of who ends or knows it,
+        nor a loss, which a healthy training reports in the same tone."""
+        weak = self.rule.level in (Level.SIGN, Level.CAUSE) and self.rule.category is not Category.NUMERIC_DIVERGENCE
+        return weak and self.record.mild
 
     @property
     def culprit(self) -> Culprit:

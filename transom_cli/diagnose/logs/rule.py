@@ -49,7 +49,8 @@ class Rule:
     """weight: of two rules of one level that know the same line, the heavier tells (the more special one).
 
     explains: categories that are its consequence, also where they were printed earlier. below: its cause is told by the
-    next exception below it. lasts: a healthy run may print it and go on; it counts when nothing shows that it went on.
+    next exception below it; of a benign rule: that exception is as harmless. lasts: a healthy run may print it and go
+    on; it counts when nothing shows that it went on. over: expressions of later lines that say that it is over.
     times: lines of it that it takes. traced: an exception's last line: without a traceback above it is only a message,
     and tells no more than a victim's words. source: the file that the rule came from.
     """
@@ -68,6 +69,7 @@ class Rule:
     explains: tuple[Category, ...] = ()
     below: bool = False
     lasts: bool = True
+    over: tuple[str, ...] = ()
     times: int = 1
     traced: bool = False
     note: str = ""

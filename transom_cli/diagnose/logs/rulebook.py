@@ -30,7 +30,7 @@ class Rulebook:
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = tuple(rules)
         texts = sorted({text for rule in self.rules for text in rule.any}, key=lambda t: (-len(t), t))
-        telling = {text for rule in self.rules if rule.level is not Level.BENIGN for text in rule.any}
+        telling = {text for rule in self.rules if rule.level is not Level.BENIGN or rule.below for text in rule.any}
         self.first = engines.texts([text for text in texts if text in telling]).first
         self._which = engines.texts(texts).which
         self._of = [tuple(n for n, rule in enumerate(self.rules) if text in rule.any) for text in texts]
@@ -53,8 +53,8 @@ class Rulebook:
             self._dull.add(raw.translate(None, _NUMBERS))
 
     def matches(self, record: Record, *, benign: bool = False) -> tuple[Match, ...]:
-        """The best first: by weight, then level. Nothing when a benign rule knows the line, but for `benign`: then it
-        stands first."""
+        """The best first: by weight, then level. Nothing when a benign rule knows the line, but for `benign`, or where
+        it speaks of what is below it: then it stands first."""
         hits = self._which(record.line.encode("utf-8", "replace"))
         known = sorted({n for hit in hits for n in self._of[hit]})
         found = []
@@ -66,7 +66,7 @@ class Rulebook:
             if where is None:
                 continue
             if rule.level is Level.BENIGN:
-                return (Match(rule),) if benign else ()
+                return (Match(rule),) if benign or rule.below else ()
             found.append(Match(rule, where))
         return tuple(sorted(found, key=lambda m: (m.rule.weight, m.rule.level), reverse=True))
 

@@ -6,7 +6,7 @@
     level = "cause"                        benign, sign, ending, cause or authority: see `rule.Level`
     any = ["fan failure"]                  text that the line must contain one of; lower case: any case
     match = ['''fan (?P<device>\\d+)''']   RE2; groups named node, rank, peer, device and code tell where
-    scope, action, blames, unless, weight, confidence, explains, below, lasts, times, traced, note, examples,
+    scope, action, blames, unless, weight, confidence, explains, below, lasts, over, times, traced, note, examples,
     look_alikes
 
 Each example must be known best by its own rule, and no look-alike by it: `check`, which is a rule's own test.
@@ -35,7 +35,7 @@ else:
 OURS = Path(__file__).resolve().parent.parent / "rules"
 SHORTEST = 3  # characters of a text: shorter ones are in every other line
 _KNOWN = {field.name for field in fields(Rule)} - {"source"}
-_LISTS = {"any", "match", "unless", "explains", "examples", "look_alikes"}
+_LISTS = {"any", "match", "unless", "over", "explains", "examples", "look_alikes"}
 _NUMBERS: dict[str, type[int] | type[float]] = {"weight": int, "times": int, "confidence": float}
 _SWITCHES = {"below", "lasts", "traced"}
 _CHOICES: dict[str, type[Enum]] = {"scope": Scope, "action": Action, "blames": Blames}
@@ -170,7 +170,7 @@ def _mistakes(made: Mapping[str, Any], where: str) -> list[str]:
         for text in made.get("any", ())
         if len(text) < SHORTEST
     ]
-    for expression in (*made.get("match", ()), *made.get("unless", ())):
+    for expression in (*made.get("match", ()), *made.get("unless", ()), *made.get("over", ())):
         try:
             engines.expression(expression)
         except engines.Mistake as error:

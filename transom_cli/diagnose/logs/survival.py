@@ -8,28 +8,42 @@ from pathlib import Path
 from transom_cli.diagnose.clue import Category
 from transom_cli.diagnose.logs.hit import Hit
 from transom_cli.diagnose.logs.reading import opened
+from transom_cli.diagnose.logs.rule import Level
 
-LOOKED_AT = 1 << 20  # bytes behind the line
+LOOKED_AT = 1 << 20  # bytes behind the line, and before it
 ENOUGH = 5  # further lines of progress: other ranks' bars go on for a moment
 _NUMBER = r"[-+]?\d"
 _PROGRESS = re.compile(
-    rf"(?i)(?:\d(?:it/s|s/it)|\b(?:step|iter|iteration|epoch|batch)s?\b\W{{0,4}}{_NUMBER}|\bloss\b\W{{0,6}}{_NUMBER})".encode()
+    rf"(?i)(?:\d ?(?:it|img|images|samples|tokens)/s|\ds/it|\d%\||\bglobal_step\b|\bloss\b\W{{0,6}}{_NUMBER}"
+    rf"|\b(?:step|iter|iteration|epoch|batch)s?\b\W{{0,4}}{_NUMBER})".encode()
 )
 _FINITE = re.compile(rf"(?i)\b\w*(?:loss|ppl|bpb|perplexity)\w*\b\W{{0,6}}{_NUMBER}".encode())
 _NOT_FINITE = re.compile(rb"(?i)\b(?:nan|inf)\b")
+_DONE = re.compile(  # libraries' own words: a script may say so whatever has happened
+    rb"exits successfully|'train_runtime'|`Trainer.fit` stopped: `max_|Out of bounds values : 0 OK"
+    rb"|\[after training is done\]"
+)
 
 
 def went_on(hit: Hit, path: Path) -> bool:
-    """Whether at least `ENOUGH` lines of progress follow; of a loss that is not a number: with one that is again."""
+    """Whether it was noise: the training goes on after it, or a victim says it when all is done."""
     try:
         with opened(path) as file:
-            file.seek(hit.offset)
-            data = file.read(LOOKED_AT)
+            start = max(0, hit.offset - LOOKED_AT) if hit.level is Level.SIGN else hit.offset
+            file.seek(start)
+            before, after = file.read(hit.offset - start), file.read(LOOKED_AT)
     except OSError:
         return False
+    if any(re.compile(one.encode()).search(after) for one in hit.rule.over):
+        return True
+    return _progressed(hit, after) or _DONE.search(before) is not None
+
+
+def _progressed(hit: Hit, after: bytes) -> bool:
+    """Whether at least `ENOUGH` lines of progress follow; of a loss that is not a number: with one that is again."""
     numeric = hit.rule.category is Category.NUMERIC_DIVERGENCE
     lines = set()
-    for raw in data.replace(b"\r", b"\n").split(b"\n")[1:]:
+    for raw in after.replace(b"\r", b"\n").split(b"\n")[1:]:
         short = raw[:2000]
         if (_FINITE.search(short) and not _NOT_FINITE.search(short)) if numeric else _PROGRESS.search(short):
             lines.add(short)
