@@ -14,6 +14,7 @@ from transom_cli.diagnose.logs.telling import told
 from transom_cli.diagnose.told import document, together
 from transom_cli.diagnose.unknown.reading import new_in
 
+SURE = 0.5  # of a clue from dumps: those of a run that is well look a little like a hang
 SHOWN = 5  # kinds of lines that are new
 
 
@@ -22,7 +23,7 @@ def diagnose(paths: Sequence[Path], book: Rulebook, healthy: Sequence[Path] = ()
     that were well."""
     dumps = [path for path in paths if path.is_dir() or is_dump(path)]
     logs = diagnose_logs(paths, book)
-    hangs = [clue for path in dumps for clue in read_hang(path)]
+    hangs = [clue for path in dumps for clue in read_hang(path) if clue.confidence >= SURE]
     found = together([told(one) for one in logs.incidents], hangs)
     said = document(found, len(logs.files), logs.unread)
     new = new_in(logs_in(paths), logs_in(healthy)) if found and found[0].category is Category.UNKNOWN else ()

@@ -21,8 +21,7 @@ Survived = Callable[[Hit], bool]
 _ENDS = ("task-exited", "bare-killed", "worker-killed", "abort", "segfault")  # rules of how a rank's process ended
 _SHOWN = 12  # kinds of consequences
 EVENT = 64 << 10  # bytes between lines of one kind
-CANCELLED = "cancelled"  # the rule of Slurm's bare word for it
-EXITED = "task-exited"  # the rule of srun's and the launchers' words for an exit code
+CANCELLED = "step-cancelled"  # the rule of Slurm's bare word for it
 
 
 @dataclass(frozen=True)
@@ -129,11 +128,12 @@ def _first(fatal: Sequence[Hit]) -> Hit | None:
     authority = [h for h in fatal if h.level is Level.AUTHORITY]
     if authority:
         return max(authority, key=lambda h: h.rule.weight)
-    first = next((h for n, h in enumerate(fatal) if h.level >= Level.ENDING and not _follows(h, fatal[:n])), None)
+    after = [h for h in fatal if _follows(h, fatal)]
+    first = next((h for h in fatal if h.level >= Level.ENDING and h not in after), None)
     if first is not None:
-        return first if first.level is Level.CAUSE else _ending(fatal, first)
-    end = next((n for n, h in enumerate(fatal) if _follows(h, fatal[:n])), len(fatal))
-    signs = [h for h in fatal[:end] if h.level is Level.SIGN]
+        return first if first.level is Level.CAUSE else _ending([h for h in fatal if h not in after], first)
+    ended = {h.file: h.offset for h in reversed(after)}
+    signs = [h for h in fatal if h.level is Level.SIGN and h.offset <= ended.get(h.file, h.offset)]
     return _without_a_word(signs) or max(signs, key=lambda h: h.rule.weight, default=None)
 
 
@@ -147,9 +147,11 @@ def _without_a_word(signs: Sequence[Hit]) -> Hit | None:
     return max(quiet, key=lambda h: h.rule.weight) if crying and len(told) == 1 else None
 
 
-def _follows(ending: Hit, earlier: Sequence[Hit]) -> bool:
-    """Whether a step was cancelled because a task of it had failed: srun does so, and nobody else."""
-    return ending.rule.name == CANCELLED and any(h.rule.name == EXITED and h.file == ending.file for h in earlier)
+def _follows(ending: Hit, hits: Sequence[Hit]) -> bool:
+    """Whether a step was cancelled because a task of it had ended badly: srun does so, and nobody else."""
+    if ending.rule.name != CANCELLED:
+        return False
+    return any(h.rule.name in _ENDS and h.file == ending.file and h.offset < ending.offset for h in hits)
 
 
 def _ending(fatal: Sequence[Hit], first: Hit) -> Hit:
