@@ -4,7 +4,7 @@ PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-long check lint types demo clean
-.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect bench-hangs health-matrix
+.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect bench-hangs health-matrix diagnosis-matrix
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ FAULTS ?=
 
 health-matrix: setup ## faults on the first, a middle, the last of 4 nodes: found, named, done; 100 healthy preflights (25 min)
 	$(PY) bench/health_matrix.py --only "$(FAULTS)" --healthy $(HEALTHY)
+
+diagnosis-matrix: setup ## real faults in 4-rank jobs on a real Slurm: is the cause told, and whose it is; 20 healthy runs (15 min)
+	$(PY) bench/diagnosis_matrix.py
 
 clean: ## remove caches and what the demo left; .venv/ stays
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo .nvrx .ckpt-peers dist build

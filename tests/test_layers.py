@@ -49,6 +49,14 @@ PURE = (
     "diagnose.hangs.unpickle",
     "diagnose.hangs.waits",
     "diagnose.hangs.words",
+    "diagnose.logs.blame",
+    "diagnose.logs.cause",
+    "diagnose.logs.document",
+    "diagnose.logs.errorfile",
+    "diagnose.logs.grammar",
+    "diagnose.logs.hit",
+    "diagnose.logs.rule",
+    "diagnose.logs.rulebook",
     "health.about",
     "health.crew",
     "health.edges",
@@ -97,6 +105,8 @@ PURE_OTHERS = {
     "ckpt.memory.account": {"datetime"},  # a time as the manifest has it
     "ckpt.manifest": {"xxhash"},
     "diagnose.hangs.unpickle": {"io", "pickle"},  # values alone, see its docstring
+    "diagnose.logs.grammar": {"datetime"},  # a printed time as seconds
+    "diagnose.logs.rulebook": {"re2"},
     "slurm.parse": {"ClusterShell", "datetime"},  # node lists as text; the length between two printed times
     "submit.render": {"jinja2", "sys"},  # which interpreter this is
 }

@@ -148,15 +148,15 @@ def test_other_threads_run_meanwhile(name: str, monkeypatch: pytest.MonkeyPatch)
     thread = threading.Thread(target=count)
     thread.start()
     try:
-        seen = []
-        for _ in range(20):
+        most, deadline = 0, time.monotonic() + 30  # on a busy machine it waits for a processor meanwhile
+        while most <= 20 and time.monotonic() < deadline:
             before = counted
             coder.multiply_add(into, data, 2)
-            seen.append(counted - before)
+            most = max(most, counted - before)
     finally:
         stop.set()
         thread.join()
-    assert max(seen) > 20
+    assert most > 20
 
 
 def test_what_is_there_is_used() -> None:

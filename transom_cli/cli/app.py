@@ -16,6 +16,7 @@ import typer
 from transom_cli import __version__
 from transom_cli.cli.check import check
 from transom_cli.cli.ckpt import ckpt_app
+from transom_cli.cli.diagnose import diagnose, rules_app
 from transom_cli.cli.launch import agent, launch, operate
 from transom_cli.cli.nodes import nodes
 from transom_cli.cli.run import attach, run
@@ -62,6 +63,8 @@ app.command(name="list")(list_)
 app.command()(stop)
 app.command()(nodes)
 app.command()(check)
+app.command()(diagnose)
+app.add_typer(rules_app, name="rules")
 app.add_typer(ckpt_app, name="ckpt")
 app.add_typer(sandbox_app, name="sandbox")
 app.command(hidden=True)(launch)

@@ -1,0 +1,81 @@
+"""`transom diagnose` and `transom rules`, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+OOM = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def transom(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "transom_cli", *words]
+    return subprocess.run(argv, capture_output=True, text=True, cwd=cwd, timeout=60, check=False)
+
+
+def test_the_verdict_stands_first(tmp_path: Path) -> None:
+    (tmp_path / "job.out").write_text(
+        f"step 1\n{OOM}\n\x1b[31msrun: error: n1: task 3: Exited with exit code 1\x1b[0m\n"
+    )
+    told = transom("diagnose", "job.out", cwd=tmp_path)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.startswith("cuda_oom: do not start it again")
+    assert "job.out:2" in told.stdout and "rank 3, n1" in told.stdout and "\x1b" not in told.stdout
+    assert transom("diagnose", "job.out", "--exit-code", cwd=tmp_path).returncode == 1
+
+
+def test_json_has_what_is_promised(tmp_path: Path) -> None:
+    (tmp_path / "job.out").write_text(f"{OOM}\n")
+    (tmp_path / "well").mkdir()
+    (tmp_path / "well" / "a.log").write_text("step 1 loss 0.3\n")
+    (tmp_path / "well" / "train.py").write_text("raise ValueError('a program is no log')\n")
+    found = json.loads(transom("diagnose", "job.out", "--json", cwd=tmp_path).stdout)
+    (incident,) = found["incidents"]
+    assert found["schema"] == 1 and found["files"] == 1
+    assert {
+        "category",
+        "action",
+        "confidence",
+        "root_line",
+        "root_file",
+        "root_lineno",
+        "culprits",
+        "consequences",
+        "evidence",
+    } <= set(incident)
+    assert (incident["category"], incident["action"], incident["root_line"]) == ("cuda_oom", "stop", OOM)
+    assert incident["culprits"] == [{"node": None, "rank": 3, "device": None}]
+    well = transom("diagnose", "well", "--json", "--exit-code", cwd=tmp_path)
+    assert well.returncode == 0 and json.loads(well.stdout)["incidents"] == []
+    assert "No failure is known in 1 file." in transom("diagnose", "well", cwd=tmp_path).stdout
+
+
+def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:
+    told = transom("diagnose", "nowhere.log", cwd=tmp_path)
+    assert told.returncode == 2 and "There is no nowhere.log" in told.stderr
+    (tmp_path / "empty").mkdir()
+    told = transom("diagnose", "empty", cwd=tmp_path)
+    assert told.returncode == 2 and "No log could be read" in told.stderr
+    (tmp_path / "bad.toml").write_text('[[rule]]\nname = "x"\n')
+    (tmp_path / "a.log").write_text("x\n")
+    told = transom("diagnose", "a.log", "--rules", "bad.toml", cwd=tmp_path)
+    assert told.returncode == 2 and "bad.toml: rule x: `any` is needed" in told.stderr
+
+
+def test_a_sites_rules_are_tried_and_used(tmp_path: Path) -> None:
+    rule = (
+        '[[rule]]\nname = "fan"\ncategory = "gpu_hardware"\nscope = "node"\nany = ["fan failure"]\n'
+        'examples = ["bmc: FAN failure"]\n'
+    )
+    (tmp_path / "site.toml").write_text(rule)
+    (tmp_path / "job.out").write_text("bmc: fan failure\n")
+    assert "No failure" in transom("diagnose", "job.out", cwd=tmp_path).stdout
+    assert transom("diagnose", "job.out", "--rules", "site.toml", cwd=tmp_path).stdout.startswith("gpu_hardware")
+    told = transom("rules", "check", "site.toml", cwd=tmp_path)
+    assert told.returncode == 0 and "none wrong" in told.stdout
+    (tmp_path / "site.toml").write_text(rule.replace("bmc: FAN failure", "CUDA out of memory"))
+    told = transom("rules", "check", "site.toml", cwd=tmp_path)
+    assert told.returncode == 1 and "fan: cuda-oom knows it better" in told.stdout
+    assert "cuda-oom" in transom("rules", "list", cwd=tmp_path).stdout

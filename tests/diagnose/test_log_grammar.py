@@ -1,0 +1,81 @@
+"""What stands before a line's text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transom_cli.diagnose.logs.grammar import LOOKED_AT, cleaned, of_file, record
+
+LINES = {
+    "[rank3]: ValueError: x": ("ValueError: x", 3, ""),
+    "[rank4]:[E1103 08:11:02.120481233 ProcessGroupNCCL.cpp:616] [Rank 4] Watchdog caught": ("Watchdog caught", 4, ""),
+    "[rank0]:[E1103 08:11:02.12 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank 0] L": ("L", 0, ""),
+    "[E ProcessGroupNCCL.cpp:523] [Rank 5] Watchdog": ("Watchdog", 5, ""),
+    "E0213 12:07:20.086000 8705 torch/distributed/elastic/multiprocessing/api.py:869] failed": ("failed", None, ""),
+    "[W1103 08:11:02.12 socket.cpp:697] [c10d] The client": ("[c10d] The client", None, ""),
+    "[default3]:Traceback": ("Traceback", None, ""),
+    "[1,7]<stderr>: oops": ("oops", 7, ""),
+    "12: oops": ("oops", 12, ""),
+    "gpu7:4711:4799 [2] transport/net_ib.cc:93 NCCL WARN x": ("transport/net_ib.cc:93 NCCL WARN x", None, "gpu7"),
+    "Mar 02 11:20:31 gpu017 kernel: [8123.110022] NVRM: Xid": ("NVRM: Xid", None, "gpu017"),
+    "[Sun Feb 23 16:24:18 2025] NVRM: Xid": ("NVRM: Xid", None, ""),
+    "kern  :warn  : 2025-01-21T02:21:33,498559+00:00 NVRM: Xid": ("NVRM: Xid", None, ""),
+    "(Trainer pid=17, ip=10.0.0.7) boom": ("boom", None, "10.0.0.7"),
+    "2025-08-25 14:56:20,376 [INFO] [launch.py:319:x] Killing": ("Killing", None, ""),
+    "[2025-08-25 14:56:20,376] [ERROR] x": ("x", None, ""),
+    "slurmstepd-gpu4: error: *** JOB 7": ("slurmstepd-gpu4: error: *** JOB 7", None, "gpu4"),
+    "srun: error: gpu1: task 3: Killed": ("srun: error: gpu1: task 3: Killed", None, ""),
+    "plain text: 3": ("plain text: 3", None, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LINES, ids=range(len(LINES)))
+def test_labels_are_taken_away_and_read(line: str) -> None:
+    told = record(line)
+    assert (told.text, told.rank, told.node) == LINES[line]
+    assert told.line == line
+
+
+def test_times_and_numbers() -> None:
+    assert record("2025-01-21T02:21:33,500000+00:00 x").at == 1737426093.5
+    assert record("2025-01-21 02:21:33 x").at == 1737426093.0
+    assert record("2025-01-21T04:21:33+0200 x").at == 1737426093.0
+    assert record("[Tue Jan 21 02:21:33 2025] x").at == 1737426093.0
+    assert record("2025-13-41 02:21:33 x").at is None
+    assert record("[default3]: x").local == 3
+    assert record("gpu7:1:2 [2] x").device == "2"
+
+
+def test_what_a_logs_name_tells() -> None:
+    assert of_file("logs/rank-12.log") == (12, "")
+    assert of_file("/a/b/job.rank3.err") == (3, "")
+    assert of_file("task_7.out") == (7, "")
+    assert of_file("slurm-4711.out") == (None, "")
+    assert of_file("/x/frank-3.log") == (None, "")
+    assert of_file("node=gpu-7/rank_0.log") == (0, "gpu-7")
+
+
+def test_lines_are_clean_and_short() -> None:
+    assert cleaned(b"\x1b[31mred\x1b[0m\x07 \xff\x00tab\tend  ") == "red \ufffdtab end"
+    assert len(cleaned(b"x" * 1_000_000)) == LOOKED_AT
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8"), max_size=300))
+def test_no_line_breaks_it(text: str) -> None:
+    told = record(cleaned(text.encode()))
+    assert told.text in told.line or told.text == told.line.strip()
+    assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in told.line)
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["[rank3]:", "[Rank 3]", "2025-01-21 02:21:33", "[INFO]", "12: ", "gpu7:1:2 [0] ", "| ", "[", "rank 3:"]
+        ),
+        max_size=8,
+    )
+)
+def test_labels_in_any_order_end(parts: list[str]) -> None:
+    record(cleaned(" ".join([*parts, "text"]).encode()))

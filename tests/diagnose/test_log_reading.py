@@ -1,0 +1,65 @@
+"""Reading in blocks gives what reading line by line gives, whatever is in the file."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transom_cli.diagnose.logs import reading
+from transom_cli.diagnose.logs.hits import hits_of
+from transom_cli.diagnose.logs.reading import find
+from transom_cli.diagnose.logs.rulebook import Rulebook
+from transom_cli.diagnose.logs.rulefiles import load, parse
+
+BOOK = Rulebook(parse('[[rule]]\nname = "a"\ncategory = "cuda_oom"\nany = ["NEEDLE"]\nexamples = ["NEEDLE"]', "t")[0])
+PIECES = st.sampled_from(
+    [b"NEEDLE", b"\n", b"\r", b"\r\n", b"\x00\x00", b"\xff\xfe", b"hay", b"NEED", b"LE", b"\x1b[1m", b"x" * 50]
+)
+
+
+@given(st.lists(PIECES, max_size=60).map(b"".join), st.integers(1, 40))
+def test_blocks_of_any_size_find_the_same(data: bytes, block: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "BLOCK", block)
+        found = [(one.raw, one.lineno) for one in find(io.BytesIO(data), BOOK)]
+    expected = []
+    for number, line in enumerate(data.split(b"\n"), 1):
+        expected += [(part, number) for part in line.split(b"\r") if b"NEEDLE" in part]
+    assert found == expected
+
+
+def test_offsets_lead_back_to_the_line() -> None:
+    data = b"a\nb NEEDLE\r|| NEEDLE\nc\nNEEDLE"
+    for one in find(io.BytesIO(data), BOOK):
+        assert data[one.offset :].startswith(one.raw)
+
+
+def test_of_an_endless_line_only_the_surroundings_are_taken() -> None:
+    data = b"y" * 3_000_000 + b"NEEDLE" + b"z" * 3_000_000 + b"\nNEEDLE\n"
+    found = list(find(io.BytesIO(data), BOOK))
+    assert [one.lineno for one in found] == [1, 2]
+    assert b"NEEDLE" in found[0].raw and len(found[0].raw) <= 2 * reading.AROUND + 6
+
+
+def test_a_compressed_log(tmp_path: Path) -> None:
+    path = tmp_path / "job.log.gz"
+    path.write_bytes(gzip.compress(b"step 1\ntorch.OutOfMemoryError: CUDA out of memory. Tried\n"))
+    (hit,) = hits_of(path, Rulebook(load()))
+    assert (hit.rule.name, hit.lineno) == ("cuda-oom", 2)
+
+
+def test_a_line_of_which_only_the_numbers_differ_is_looked_at_once() -> None:
+    book = Rulebook(load())
+    lines = b"".join(b"step %d | Error rate %d\n" % (n, n * 7) for n in range(1000))
+    assert sum(1 for _ in find(io.BytesIO(lines), book)) == 1000, "nobody has told yet that they are dull"
+    from transom_cli.diagnose.logs.hits import hits_in
+
+    assert list(hits_in(io.BytesIO(lines), book)) == []
+    assert sum(1 for _ in find(io.BytesIO(lines), book)) == 0
+    xid = b"NVRM: Xid (PCI:0000:65:00): 999, pid=1\nNVRM: Xid (PCI:0000:65:00): 79, pid=1\n"
+    assert [hit.rule.name for hit in hits_in(io.BytesIO(xid), book)] == ["xid-hardware"], "numbers tell there"

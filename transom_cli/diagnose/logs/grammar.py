@@ -1,0 +1,144 @@
+"""What stands before a log line's text: ranks, hosts, times and levels, as the programs of a training label them. Pure.
+
+    [rank3]: ...                                             torch, since 2.3, and torchrun's `--tee`
+    [rank3]:[E709 17:05:38.16 ProcessGroupNCCL.cpp:632] [Rank 3] ...      torch's C++ (glog)
+    E0213 12:07:20.08 8705 torch/distributed/elastic/multiprocessing/api.py:869] ...     torchelastic
+    [default3]: ... | [1,3]<stderr>: ... | 3: ...            torchrun, mpirun, srun --label
+    node7:4711:4799 [2] transport/net_ib.cc:93 NCCL WARN ... NCCL: host, process, thread, device
+    May 29 01:37:38 node7 kernel: [257087.81] ...            syslog, dmesg
+    (Trainer pid=17, ip=10.0.0.7) ...                        Ray
+    2025-08-25 14:56:20,376 [INFO] [launch.py:319:x] ...     Python's logging, DeepSpeed
+
+A label is taken away once for each kind, in whatever order they stand; what is none stays in the text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+LOOKED_AT = 4096  # characters of a line
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_HOST = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?"
+_SOURCE = r"[\w./+-]{1,120}\.(?:cpp|cc|cu|h|hpp|py|c):\d{1,6}"
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+# Each is anchored, and bounded: it meets whatever a job prints.
+_LABELS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"\[rank(?P<rank>\d{1,7})\]:?",
+        r"\[[Rr]ank (?P<rank>\d{1,7})\]:?",
+        r"[Rr]ank ?(?P<rank>\d{1,7}):(?=\s|\[)",
+        r"\[PG (?:ID|GUID)[^\]]{0,160}?Rank (?P<rank>\d{1,7})\]",
+        r"\[\d{1,5},(?P<rank>\d{1,7})\]<std(?:out|err)>: ?",
+        r"\[(?:default|trainer|worker)\w{0,20}?(?P<local>\d{1,5})\]:",
+        r"\[(?P<label>[EWIF])(?:\d{3,4} \d\d:\d\d:\d\d\.\d{1,9})?(?: \d{1,9})? ?" + _SOURCE + r"\]",
+        r"(?P<label>[EWIF])\d{4} \d\d:\d\d:\d\d\.\d{1,9} +\d{1,9} " + _SOURCE + r"\]",
+        r"(?P<node>" + _HOST + r"):\d{1,10}:\d{1,10} \[(?P<device>-?\d{1,4})\] ",
+        r"\([\w.<>:-]{1,60} pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)",
+        r"(?P<time>\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?)",
+        r"(?P<syslog>(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d) (?P<node>" + _HOST
+        + r") (?:[\w./-]{1,40}(?:\[\d{1,10}\])?: )?",
+        r"\[(?P<dmesg>\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})\]",
+        r"\[ {0,8}\d{1,9}\.\d{6}\]",
+        r"(?:kern|user|daemon) {0,4}:(?:emerg|alert|crit|err|warn|notice|info|debug) {0,4}:",
+        r"\[?(?P<label>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\](?=[ :\[])",
+        r"\[[\w.-]{1,60}\.py:\d{1,6}(?::\w{1,60})?\]",
+        r"\|",
+    )
+)  # fmt: skip
+_TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ")  # srun --label; only where nothing stands before it
+_SLURMD = re.compile(r"slurmstepd-(?P<node>" + _HOST + r"): ")
+_FILE_RANK = re.compile(r"(?:^|[/_.-])(?:rank|task|proc)[-_=.]?(\d{1,7})(?=\D|$)", re.IGNORECASE)
+_FILE_NODE = re.compile(r"(?:^|[/_.-])(?:host|node)[-_=]([A-Za-z][\w-]{0,62})(?=[/.]|$)")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One line. text: without labels. node, rank: as the labels name them, "" and None without. device: of NCCL's.
+
+    local: a rank's number on its node, where only that is named. at: seconds of the wall clock; a time without a zone
+    is taken as UTC, which does for comparing lines of one job. level: E, W, I, F, or a name in full.
+    """
+
+    line: str
+    text: str
+    rank: int | None = None
+    local: int | None = None
+    node: str = ""
+    device: str = ""
+    level: str = ""
+    at: float | None = None
+
+
+def cleaned(raw: bytes) -> str:
+    """A line without control characters, at most `LOOKED_AT` characters of it, colours and broken UTF-8 taken away."""
+    text = (
+        raw.decode("utf-8", "replace") if len(raw) <= 4 * LOOKED_AT else raw[: 4 * LOOKED_AT].decode("utf-8", "replace")
+    )
+    return _CONTROL.sub("", text.replace("\t", " "))[:LOOKED_AT].rstrip()
+
+
+def record(line: str) -> Record:
+    """A clean line, taken apart."""
+    found: dict[str, str] = {}
+    at, seen = 0, 0
+    task = _TASK.match(line)
+    if task:
+        found["rank"], at = task["rank"], task.end()
+    while True:
+        while at < len(line) and line[at] == " ":
+            at += 1
+        for n, label in enumerate(_LABELS):
+            told = None if seen >> n & 1 else label.match(line, at)
+            if told:
+                found = {**{name: value for name, value in told.groupdict().items() if value}, **found}
+                at, seen = told.end(), seen | 1 << n
+                break
+        else:
+            break
+    text = line[at:].lstrip(" :") if at else line.strip()
+    slurmd = _SLURMD.match(text)
+    rank, local = found.get("rank"), found.get("local")
+    return Record(
+        line=line,
+        text=text,
+        rank=int(rank) if rank is not None else None,
+        local=int(local) if local is not None else None,
+        node=slurmd["node"] if slurmd else found.get("node", ""),
+        device=found.get("device", ""),
+        level=found.get("label", ""),
+        at=_time(found),
+    )
+
+
+def of_file(name: str) -> tuple[int | None, str]:
+    """The rank and the node that a log's own name tells: `rank-3.log`, `job.rank3.err`, `node=n7.log`."""
+    rank, node = _FILE_RANK.search(name), _FILE_NODE.search(name)
+    return (int(rank[1]) if rank else None), (node[1] if node else "")
+
+
+def _time(found: dict[str, str]) -> float | None:
+    try:
+        if "time" in found:
+            text = found["time"].strip("[]").replace(",", ".").replace("_", "T").replace("Z", "+00:00")
+            date, _, fraction = text.partition(".")
+            zone = next((fraction[i:] for i, c in enumerate(fraction) if c in "+-"), "") if fraction else ""
+            moment = datetime.fromisoformat(date.replace(" ", "T") + _colon(zone))
+            digits = fraction[: len(fraction) - len(zone)]
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+            return moment.timestamp() + (float(f"0.{digits}") if digits else 0.0)
+        if "dmesg" in found:
+            _, month, day, clock, year = found["dmesg"].split()
+            stamp = f"{year}-{_MONTHS.index(month) + 1:02d}-{int(day):02d}T{clock}+00:00"
+            return datetime.fromisoformat(stamp).timestamp()
+    except ValueError:
+        return None  # it only looked like a time
+    return None
+
+
+def _colon(zone: str) -> str:
+    """`+0200` as Python 3.10 wants it."""
+    return f"{zone[:3]}:{zone[3:]}" if len(zone) == 5 else zone
