@@ -72,6 +72,8 @@ def test_a_stopped_rank_is_seen_and_relaunched_with_evidence(person: Person, san
     (incident,) = view["incidents"]
     assert "node2 stand" in incident["words"]
     told = [m[2] for m in incident["marks"] if m[1] == "evidence"]
+    assert told[0].startswith("non-communication hang: rank 1 is stopped (state T"), told
+    assert "(on node2)" in told[0], told
     assert any("rank 1 on node2, state T" in line for line in told), told
     assert any("rank 0 on node1" in line for line in told), told
     folder = run.attempt(view["job_id"], 0).evidence("l1")
