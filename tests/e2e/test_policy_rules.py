@@ -28,7 +28,7 @@ def test_the_second_time_the_run_stops_and_says_by_which_rule(person: Person) ->
     view = person.status(run)
     assert (view["phase"], view["starts"]) == ("failed", 0), "relaunched once, and never requeued"
     told = json.loads(person.transom("explain", "--json", run.run_id).stdout)["incidents"]
-    assert [(i["rule"], i["action"]) for i in reversed(told)] == [("seven", "relaunch"), ("seven", "stop")]
+    assert [(i["rule"], i["action"]) for i in told] == [("seven", "relaunch"), ("seven", "stop")]
     assert len({i["fingerprint"] for i in told}) == 1, "launcher and operator speak of one failure"
     kept = json.loads(person.transom("policy", "--json", run.run_id).stdout)["rules"]
     assert kept[0]["name"] == "seven" and kept[0]["source"] == str(mine)
