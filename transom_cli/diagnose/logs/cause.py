@@ -21,7 +21,7 @@ Survived = Callable[[Hit], bool]
 _SHOWN = 12  # kinds of consequences
 EVENT = 64 << 10  # bytes between lines of one kind
 CANCELLED = "cancelled"  # the rule of Slurm's bare word for it
-EXITED = "task-exited"  # the rule of srun's and the launchers' words for an exit code
+EXITED = ("task-exited", "own-exit-code")  # the rules of srun's and the launchers' words for an exit code
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _first(fatal: Sequence[Hit]) -> Hit | None:
 
 def _follows(ending: Hit, earlier: Sequence[Hit]) -> bool:
     """Whether a step was cancelled because a task of it had failed: srun does so, and nobody else."""
-    return ending.rule.name == CANCELLED and any(h.rule.name == EXITED and h.file == ending.file for h in earlier)
+    return ending.rule.name == CANCELLED and any(h.rule.name in EXITED and h.file == ending.file for h in earlier)
 
 
 def _ending(fatal: Sequence[Hit], first: Hit) -> Hit:
