@@ -345,3 +345,13 @@ def test_the_last_of_many_lines_of_a_kind_tells_whether_it_was_survived(tmp_path
     assert of(tmp_path, skipped).incidents == ()
     (first,) = of(tmp_path, skipped + "a line of any kind\n" * 4000 + f"{OOM}\n").incidents
     assert first.category is Category.CUDA_OOM
+
+
+def test_a_programs_own_exit_code_goes_before_its_fellows_broken_connections(tmp_path: Path) -> None:
+    text = (
+        f"[rank0]: {RESET}\nE0105 10:02:05.036000 17 torch/x/api.py:1002] failed (exitcode: 3) local_rank: 1 (pid: 7)\n"
+    )
+    (first,) = of(tmp_path, text, names=("job.out",)).incidents
+    assert (first.category, first.root.rule.name) == (Category.USER_CODE, "own-exit-code")
+    (first,) = of(tmp_path, text.replace("exitcode: 3", "exitcode: 1"), names=("job.out",)).incidents
+    assert first.category is Category.NETWORK_FABRIC, "1 is also that of the exception that the reset raises"
