@@ -2,7 +2,7 @@
 
     {"schema": 1, "wall": ..., "kind": ..., "verdict": ..., "words": ..., "rank": ..., "launch": ...}
 
-kind: "log:" and a category of `core.rootline`, or "host:" and a check of `health.host`. verdict: as in
+kind: "log:" and a category of `diagnose.clue`, or "host:" and a check of `health.host`. verdict: as in
 `health.finding`. rank: null for the node itself. skipped: findings before this one that were too many to be written.
 """
 
