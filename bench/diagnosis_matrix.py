@@ -63,7 +63,7 @@ KINDS = {
     "corrupt_checkpoint": Kind(("checkpoint_corrupt",)),
     "port_taken": Kind(("rendezvous_port",)),
     "no_network": Kind(("external_service",)),
-    "exits_nonzero": Kind(("unknown",)),
+    "exits_nonzero": Kind(("unknown", "user_code")),
     "nan": Kind(("numeric_divergence",), ""),
     "usage": Kind(("user_code",), "", "words"),
     "no_program": Kind(("slurm_launch",), "", "words"),

@@ -18,14 +18,8 @@ from transom_cli.diagnose.logs.hit import Hit
 from transom_cli.diagnose.logs.rule import Level
 
 Survived = Callable[[Hit], bool]
-_ENDS = (
-    "task-exited",
-    "own-exit-code",
-    "bare-killed",
-    "worker-killed",
-    "abort",
-    "segfault",
-)  # rules of how a rank's process ended
+_ENDS = ("task-exited", "own-exit-code", "bare-killed", "worker-killed", "abort", "segfault")
+"""Rules of how a rank's process ended."""
 _SHOWN = 12  # kinds of consequences
 EVENT = 64 << 10  # bytes between lines of one kind
 CANCELLED = "step-cancelled"  # the rule of Slurm's bare word for it
