@@ -25,12 +25,15 @@ _DONE = re2.compile(  # libraries' own words: a script may say so whatever has h
     rb"|\[after training is done\]"
 )
 
+_BETWEEN = (Category.NETWORK_FABRIC, Category.RENDEZVOUS_PORT, Category.NCCL_HANG, Category.EXTERNAL_SERVICE)
+
 
 def went_on(hit: Hit, path: Path) -> bool:
-    """Whether it was noise: the training goes on after it, or a victim says it when all is done."""
+    """Whether it was noise: the training goes on after it, or a connection breaks when all is done."""
     try:
         with opened(path) as file:
-            start = max(0, hit.offset - LOOKED_AT) if hit.rule.level is Level.SIGN else hit.offset
+            closing = hit.rule.level is Level.SIGN and hit.rule.category in _BETWEEN
+            start = max(0, hit.offset - LOOKED_AT) if closing else hit.offset
             file.seek(start)
             before, after = file.read(hit.offset - start), file.read(LOOKED_AT)
     except OSError:
