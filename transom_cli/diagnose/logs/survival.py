@@ -16,7 +16,7 @@ ENOUGH = 5  # further lines of progress: other ranks' bars go on for a moment
 _NUMBER = r"[-+]?\d"
 _PROGRESS = re2.compile(
     rf"(?i)(?:\d ?(?:it|img|images|samples|tokens)/s|\ds/it|\d%\||\bglobal_step\b|\bloss\b\W{{0,6}}{_NUMBER}"
-    rf"|\b(?:step|iter|iteration|epoch|batch)s?\b\W{{0,4}}{_NUMBER})".encode()
+    rf"|\b(?:step|iter|iteration|epoch|batch|episode|timestep|trial|round|generation)s?\b\W{{0,4}}{_NUMBER})".encode()
 )
 _FINITE = re2.compile(rf"(?i)\b\w*(?:loss|ppl|bpb|perplexity)\w*\b\W{{0,6}}{_NUMBER}".encode())
 _NOT_FINITE = re2.compile(rb"(?i)\b(?:nan|inf)\b")
