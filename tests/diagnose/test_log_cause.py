@@ -216,6 +216,7 @@ def test_a_victims_word_after_a_good_end_is_noise(tmp_path: Path) -> None:
     assert of(tmp_path, FEW + done + noise).incidents == ()
     assert of(tmp_path, FEW + "Training complete!\n" + noise).incidents, "a script may say so whatever has happened"
     assert of(tmp_path, FEW + done + f"{TRACE}KeyError: 'x'\n").incidents, "a cause is one also then"
+    assert of(tmp_path, FEW + done + "srun: error: n1: task 1: Killed\n").incidents, "so is the end of another rank"
 
 
 def test_a_step_that_srun_ends_after_a_tasks_failure_is_not_cancelled(tmp_path: Path) -> None:

@@ -93,3 +93,16 @@ def test_the_end_of_a_long_line_is_looked_at() -> None:
     line = b"[2026-01-05 13:11:27,885] [ERROR] [launch.py:434:sigkill_handler] ['python', '" + b"x" * 6000
     (hit,) = hits_in(io.BytesIO(line + b"'] exits with return code = -9\n"), Rulebook(load()))
     assert hit.rule.name == "worker-killed"
+
+
+def test_what_machines_chatter_is_not_looked_at_line_by_line() -> None:
+    """A text that stands in every other line of a kernel's log, or of NCCL's, costs the whole engine its speed."""
+    chatter = (
+        "n1:100:110 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>",
+        "n1:100:110 [0] NCCL INFO NET/Plugin: No plugin found (libnccl-net.so)",
+        "kernel: mlx5_core 0000:17:00.0: firmware version: 28.36.1010",
+        "kernel: nvme nvme0: 2/0/0 default/read/poll queues",
+        "kernel: pcieport 0000:16:01.0: AER: Corrected error received: 0000:17:00.0",
+        "kernel: ata1: SATA link down (SStatus 0 SControl 300)",
+    )
+    assert list(find(io.BytesIO("\n".join(chatter).encode()), Rulebook(load()))) == []

@@ -25,7 +25,8 @@ def lines(document: Mapping[str, Any]) -> Iterator[str]:
         return
     first, *others = incidents
     yield from _incident(first)
-    yield from (f"  {'new' if not n else '':13} {line}" for n, line in enumerate(document["unrecognised"]))
+    for number, line in enumerate(document["unrecognised"]):
+        yield from _beside("" if number else "new", line)
     for other in others:
         yield ""
         yield f"Also: {other['category']} ({other['root_file']}:{other['root_lineno']})"
@@ -41,12 +42,15 @@ def _incident(told: Mapping[str, Any]) -> Iterator[str]:
         yield ""
     who = [_who(culprit) for culprit in told["culprits"]]
     yield f"  blame         {', '.join(who) if who else 'not determinable'}"
-    for name, what in (
-        ("because", told["evidence"][told["root_line"] is not None :]),
-        ("consequences", told["consequences"]),
-    ):
+    why = told["evidence"][1 if told["root_line"] is not None else 0 :]
+    for name, what in (("because", why), ("consequences", told["consequences"])):
         for number, text in enumerate(what):
-            yield f"  {name if not number else '':13} {text}"
+            yield from _beside("" if number else name, text)
+
+
+def _beside(name: str, text: str) -> list[str]:
+    start, further = f"  {name:13} ", " " * 16
+    return textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=further, max_lines=3)
 
 
 def _who(culprit: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ ENOUGH = 5  # further lines of progress: other ranks' bars go on for a moment
 _NUMBER = r"[-+]?\d"
 _PROGRESS = re.compile(
     rf"(?i)(?:\d ?(?:it|img|images|samples|tokens)/s|\ds/it|\d%\||\bglobal_step\b|\bloss\b\W{{0,6}}{_NUMBER}"
-    rf"|\b(?:step|iter|iteration|epoch|batch)s?\b\W{{0,4}}{_NUMBER})".encode()
+    rf"|\b(?:step|iter|iteration|epoch|batch|episode|timestep|trial|round|generation)s?\b\W{{0,4}}{_NUMBER})".encode()
 )
 _FINITE = re.compile(rf"(?i)\b\w*(?:loss|ppl|bpb|perplexity)\w*\b\W{{0,6}}{_NUMBER}".encode())
 _NOT_FINITE = re.compile(rb"(?i)\b(?:nan|inf)\b")
@@ -24,12 +24,15 @@ _DONE = re.compile(  # libraries' own words: a script may say so whatever has ha
     rb"|\[after training is done\]"
 )
 
+_BETWEEN = (Category.NETWORK_FABRIC, Category.RENDEZVOUS_PORT, Category.NCCL_HANG, Category.EXTERNAL_SERVICE)
+
 
 def went_on(hit: Hit, path: Path) -> bool:
-    """Whether it was noise: the training goes on after it, or a victim says it when all is done."""
+    """Whether it was noise: the training goes on after it, or a connection breaks when all is done."""
     try:
         with opened(path) as file:
-            start = max(0, hit.offset - LOOKED_AT) if hit.level is Level.SIGN else hit.offset
+            closing = hit.level is Level.SIGN and hit.rule.category in _BETWEEN
+            start = max(0, hit.offset - LOOKED_AT) if closing else hit.offset
             file.seek(start)
             before, after = file.read(hit.offset - start), file.read(LOOKED_AT)
     except OSError:
