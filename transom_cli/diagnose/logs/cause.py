@@ -64,10 +64,10 @@ def incidents(
         root = _root(left, once)
         if root is None:
             break
-        place = left.index(root)
-        others = tuple(h for n, h in enumerate(left) if h is not root and _explains(root, h, later=n > place))
-        found.append(_incident(root, others, ranks))
-        left = [h for h in left if h is not root and h not in others and h.level >= Level.CAUSE]
+        place = next(n for n, h in enumerate(left) if h is root)
+        explained = [n != place and _explains(root, h, later=n > place) for n, h in enumerate(left)]
+        found.append(_incident(root, tuple(h for h, yes in zip(left, explained, strict=True) if yes), ranks))
+        left = [h for n, h in enumerate(left) if n != place and not explained[n] and h.level >= Level.CAUSE]
     return tuple(found)
 
 
