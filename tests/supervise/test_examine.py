@@ -120,6 +120,16 @@ def test_an_earlier_attempts_error_is_not_this_ones(place: tuple[RunDir, Attempt
     assert examine("k", run, attempt, 0, 5.0).line == "ValueError: of attempt 7.0"
 
 
+def test_where_no_rule_knows_why_what_is_new_tells(place: tuple[RunDir, AttemptDir]) -> None:
+    run, attempt = place
+    steps = "".join(f"step {n} loss 3.{n}\n" for n in range(900))
+    write(attempt, 0, steps + "flux capacitor 12 failed\nclosing files\n")
+    told = examine("k", run, attempt, 0, 5.0)
+    assert (told.category, told.line, told.where) == ("unknown", "unrecognised: flux capacitor 12 failed", "rank-0.log")
+    write(attempt, 0, steps + "closing files\n")
+    assert examine("k", run, attempt, 0, 5.0).line == "closing files", "nothing speaks of a fault"
+
+
 def test_no_log_at_all(place: tuple[RunDir, AttemptDir]) -> None:
     told = examine("k", *place, None, 5.0)
     assert (told.category, told.line, told.where) == ("unknown", "", "no log")

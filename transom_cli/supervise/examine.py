@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from transom_cli.agent.logs import hits_of_tail, last_line, rulebook, tail_of
 from transom_cli.core.events import Examined
 from transom_cli.core.rootline import clean, log_order
+from transom_cli.diagnose.clue import Category
 from transom_cli.diagnose.logs import exchange
 from transom_cli.diagnose.logs.cause import incidents
 from transom_cli.diagnose.logs.hit import Hit
+from transom_cli.diagnose.unknown.reading import stands_out
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 
 SETTLE = 2.0  # seconds for a log on a network file system to show its end
+UNKNOWN = Category.UNKNOWN.value
+LOOKED_AT = 4  # logs in which it is looked for what is new, where no rule knows why: of each some megabytes
 ALL = 64  # logs that are read at most
 
 
@@ -54,9 +59,10 @@ def examine(
                 hits += hits_of_tail(path, data, start)
                 said[path.name] = last_line(data)
         if said:
-            return _told(now, key, hits, said, rank)
+            told = _told(now, key, hits, said, rank)
+            return _with_new(told, candidates(run, attempt, rank)[:LOOKED_AT]) if told.category == UNKNOWN else told
         if time.monotonic() >= deadline:
-            return Examined(now, key, "unknown", "", "no log")
+            return Examined(now, key, UNKNOWN, "", "no log")
         time.sleep(0.1)
 
 
@@ -66,7 +72,19 @@ def _told(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str], ra
         root = found[0].root
         return Examined(now, key, found[0].category.value, clean(root.record.text), root.file)
     name = min(said, key=lambda name: log_order(name, rank))
-    return Examined(now, key, "unknown", said[name], name)
+    return Examined(now, key, UNKNOWN, said[name], name)
+
+
+def _with_new(told: Examined, paths: Sequence[Path]) -> Examined:
+    """Where no rule knows why: what is like nothing that the run has printed before, rather than its last line."""
+    try:
+        found = stands_out([path for path in paths if path.exists()])
+    except OSError:
+        return told
+    if not found:
+        return told
+    first = found[0].first
+    return replace(told, line=f"unrecognised: {clean(first.text)}", where=Path(first.file).name)
 
 
 def _heard(asked: Sequence[Mapping[str, object]]) -> tuple[list[Hit], dict[str, str], set[str]]:

@@ -11,6 +11,7 @@ from transom_cli.diagnose.logs.reading import opened
 from transom_cli.diagnose.unknown.novel import New, unrecognised
 from transom_cli.diagnose.unknown.tape import Line, Tape
 from transom_cli.diagnose.unknown.templates import mine
+from transom_cli.diagnose.unknown.tokens import is_telling
 
 PART = 2 << 20  # bytes of a log's beginning, and as many of its end
 ALL = 128 << 20  # bytes of all logs together: a second for some five megabytes
@@ -18,13 +19,25 @@ ALL = 128 << 20  # bytes of all logs together: a second for some five megabytes
 
 def new_in(paths: Iterable[Path], healthy: Iterable[Path] = ()) -> tuple[New, ...]:
     """What stands near the logs' ends and nowhere before, nor in `healthy`, logs of runs that were well."""
-    tape = Tape()
-    for line in itertools.chain.from_iterable(_lines(path) for path in _some(paths)):
-        tape.add(line)
+    tape = _taped(paths)
     known = mine(tape.healthy())
     for path in _some(healthy):
         known = known.merge(mine(line.text for line in _lines(path)))
     return unrecognised(known, tape.near())
+
+
+def stands_out(paths: Iterable[Path]) -> tuple[New, ...]:
+    """As `new_in`, what speaks of something wrong. Nothing where the logs have no earlier part to compare with."""
+    tape = _taped(paths)
+    found = unrecognised(mine(tape.healthy()), tape.near()) if tape.healthy() else ()
+    return tuple(new for new in found if is_telling(new.first.text))
+
+
+def _taped(paths: Iterable[Path]) -> Tape:
+    tape = Tape()
+    for line in itertools.chain.from_iterable(_lines(path) for path in _some(paths)):
+        tape.add(line)
+    return tape
 
 
 def _some(paths: Iterable[Path]) -> Iterator[Path]:
