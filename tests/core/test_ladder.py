@@ -180,6 +180,17 @@ def test_a_hang_that_is_handed_up_names_its_suspects() -> None:
     assert (told.cause, told.suspects, told.exits, told.durable) == ("hang", ("n2",), (), 4)
 
 
+def test_of_a_hang_the_evidence_names_its_suspects_better() -> None:
+    def suspects(*told: str) -> tuple[str, ...]:
+        quiet = sh.Quiet(9.0, 0, 4, 8.0, 7.0, (1,), ("n2",))
+        state, _ = feed(training(relaunches=0), quiet, sh.Ended(11.0, 0, suspects=told))
+        return outcome(feed(state, sh.Read(12.0, 0, "unknown", ""))[1]).outcome.suspects
+
+    assert suspects() == ("n2",)
+    assert suspects("n1") == ("n1",)
+    assert suspects("of another job") == ("n2",)
+
+
 def test_the_end_of_a_training() -> None:
     _, orders = feed(training(), sh.Exits(9.0, 0, exits(0, 0, None)), sh.Exits(9.1, 0, exits(0, 0, 0)))
     assert (outcome(orders).outcome.status, outcome(orders).exit_code) == ("done", 0)

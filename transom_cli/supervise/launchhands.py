@@ -36,7 +36,7 @@ from transom_cli.supervise.agents import GRACE, Agents
 from transom_cli.supervise.examine import examine
 from transom_cli.supervise.flushing import agree
 from transom_cli.supervise.follow import newest_checkpoint
-from transom_cli.supervise.hangwords import hang_words
+from transom_cli.supervise.hangwords import HangTold, hang_told
 from transom_cli.supervise.launcherlog import say
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 from transom_cli.supervise.leftovers import Leftovers
@@ -139,8 +139,8 @@ class LaunchHands:
             lines = self._evidence(launch, order.incident, nodes) if order.evidence else ()
             ended = self._agents.end(launch, nodes, grace, order.incident)
             if evidence := (*lines, *ended.evidence):  # what it tells first: not all of it need be told
-                told = hang_words(self._attempt.evidence(order.incident)) if order.incident else ()
-                ended = replace(ended, evidence=(*told, *evidence))
+                told = hang_told(self._attempt.evidence(order.incident)) if order.incident else HangTold()
+                ended = replace(ended, evidence=(*told.words, *evidence), suspects=told.nodes)
             self.leftovers.left(launch, ended, nodes)
             if step is None:
                 return ended

@@ -128,6 +128,7 @@ class Ended(Heard):
     unheard: tuple[str, ...] = ()
     survivors: tuple[tuple[str, str], ...] = ()
     evidence: tuple[str, ...] = ()  # one line a rank, where it was asked for
+    suspects: tuple[str, ...] = ()  # of a hang: nodes that the others waited for, as the evidence tells
 
 
 @dataclass(frozen=True)

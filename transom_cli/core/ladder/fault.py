@@ -51,6 +51,8 @@ def ended(state: LadderState, e: Ended) -> Step:
         known = {x.rank: x for x in e.exits if x.signal not in _OURS} | {x.rank: x for x in incident.outcome.exits}
         outcome = replace(incident.outcome, exits=tuple(known[rank] for rank in sorted(known)))
         incident = replace(incident, outcome=outcome)
+    if incident.quiet and (suspects := tuple(node for node in e.suspects if node in state.nodes)):
+        incident = replace(incident, quiet_nodes=suspects)
     first = first_bad(incident.outcome.exits) if incident.outcome else None
     read = ReadLogs(state.launch, first.rank if first else None)
     return replace(state, incident=incident, rung=Rung.READING, since=e.at, after=e), (*told, read)
