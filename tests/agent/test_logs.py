@@ -80,7 +80,7 @@ def test_what_logs_answer_can_be_put_together_elsewhere(tmp_path: Path) -> None:
     logs = ["rank-9.log", "rank-10.log", "rank-11.log"]
     for name, text in zip(logs, (PEER, OWN, ""), strict=True):
         (tmp_path / name).write_text(text)
-    told = json.loads(json.dumps(read_cause(tmp_path, logs)))
+    told = json.loads(json.dumps(read_cause(tmp_path, logs)[0]))
     assert (told["names"], told["last"]) == (
         logs,
         {"rank-9.log": PEER.split("\n")[-2], "rank-10.log": "ValueError: mine"},
@@ -112,5 +112,5 @@ def test_what_the_training_survived_is_not_told(tmp_path: Path) -> None:
     steps = "".join(f"step {n} loss 1.{n}\n" for n in range(20))
     (tmp_path / "rank-0.log").write_text(OWN + steps)
     (tmp_path / "rank-1.log").write_text(steps + OWN)
-    told = read_cause(tmp_path, ["rank-0.log", "rank-1.log"])
+    told = read_cause(tmp_path, ["rank-0.log", "rank-1.log"])[0]
     assert [hit["file"] for hit in told["hits"]] == ["rank-1.log"]

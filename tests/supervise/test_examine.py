@@ -153,7 +153,7 @@ def test_what_the_agents_have_read_is_not_read_again(place: tuple[RunDir, Attemp
         folder.mkdir()
         (folder / name).write_text(text)
     (first / "rank-2.log").write_text("step 3\n")
-    asked = [read_cause(victim, ["rank-0.log"]), read_cause(first, ["rank-1.log", "rank-2.log"])]
+    asked = [read_cause(victim, ["rank-0.log"])[0], read_cause(first, ["rank-1.log", "rank-2.log"])[0]]
     asked = [json.loads(json.dumps(answer)) for answer in asked]  # as it comes over the line
     told = examine("k", run, attempt, 1, 5.0, asked)
     assert (told.line, told.where) == ("ValueError: told", "rank-1.log"), "an own error, of the rank that died first"
@@ -172,7 +172,7 @@ def test_answers_that_are_none_are_left_out(place: tuple[RunDir, AttemptDir]) ->
     ]
     assert examine("k", run, attempt, 0, 5.0, nonsense).line == "ValueError: of the file"
     (attempt.path / "rank-0.log").write_text(TRACE + "ValueError: mine\n")
-    loud = json.loads(json.dumps(read_cause(attempt.path, ["rank-0.log"])))
+    loud = json.loads(json.dumps(read_cause(attempt.path, ["rank-0.log"])[0]))
     loud["hits"][0]["record"]["text"] = "ValueError: \x1b[31mred"
     loud["hits"].append({**loud["hits"][0], "rule": "of a newer release"})
     assert examine("k", run, attempt, 0, 5.0, [loud]).line == "ValueError: red"

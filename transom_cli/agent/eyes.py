@@ -17,6 +17,7 @@ from transom_cli.agent.findings import HOST, LOG, Findings
 from transom_cli.agent.logs import NodeLogs
 from transom_cli.beats.table import RankBeat
 from transom_cli.diagnose.clue import Action
+from transom_cli.diagnose.logs import exchange
 from transom_cli.diagnose.logs.hit import Hit
 from transom_cli.health import edges, host
 from transom_cli.health.finding import Finding, Verdict
@@ -79,6 +80,7 @@ class Eyes:
         self._reading: HostReading | None = None
         self._judged: tuple[Finding, ...] = ()
         self._news = News()
+        self._read: deque[tuple[int, Hit]] = deque(maxlen=NEWS)  # in logs that somebody asked for
         self._leave = threading.Event()
         self._threads = [threading.Thread(target=x, daemon=True, name=x.__name__) for x in (self._feel, self._follow)]
 
@@ -118,7 +120,9 @@ class Eyes:
 
     def cause(self, launch: int) -> dict[str, object]:
         """What the logs of the launch's ranks on this node tell (see `logs.read_cause`)."""
-        return self._logs.cause(launch, self._rows())
+        answer, hits = self._logs.cause(launch, self._rows())
+        self._read.extend((launch, hit) for hit in hits if exchange.worth(hit))
+        return answer
 
     def _feel(self) -> None:
         told: Mapping[str, edges.Told] = self._findings.told
@@ -154,7 +158,9 @@ class Eyes:
             except OSError:
                 self._news.put_back(found)
                 raise
-        for of, hit in self._logs.look(rows):
+        # a launch that failed at once may be followed by the next before its logs were looked at
+        read = [self._read.popleft() for _ in range(len(self._read))]
+        for of, hit in (*self._logs.look(rows), *read):
             category = hit.rule.category.value if hit.rule.category else ""
             self._findings.tell(LOG + category, _verdict(hit), hit.record.text, hit.record.rank, of)
 

@@ -73,8 +73,9 @@ def names(beats_dir: str, launch: int, rows: Sequence[RankBeat]) -> list[str]:
     return [f"rank-{row.rank}.log" for row in rows if row.launch == launch]
 
 
-def read_cause(folder: Path, log_names: Sequence[str]) -> dict[str, object]:
-    """What `logs` answers: the names that were read, what they tell (`exchange.told`), and the last line of each."""
+def read_cause(folder: Path, log_names: Sequence[str]) -> tuple[dict[str, object], list[Hit]]:
+    """What `logs` answers: the names that were read, what they tell (`exchange.told`), and the last line of each. And
+    the hits themselves."""
     hits: list[Hit] = []
     last: dict[str, str] = {}
     for name in log_names:
@@ -82,7 +83,7 @@ def read_cause(folder: Path, log_names: Sequence[str]) -> dict[str, object]:
         if data.strip():
             hits += hits_of_tail(folder / name, data, start)
             last[name] = last_line(data)
-    return {"names": list(log_names), "hits": exchange.told(hits), "last": last}
+    return {"names": list(log_names), "hits": exchange.told(hits), "last": last}, hits
 
 
 class Follower:
@@ -149,7 +150,7 @@ class NodeLogs:
             found += [(launch, hit) for hit in self._followed[name].look()]
         return found
 
-    def cause(self, launch: int, rows: Sequence[RankBeat]) -> dict[str, object]:
+    def cause(self, launch: int, rows: Sequence[RankBeat]) -> tuple[dict[str, object], list[Hit]]:
         return read_cause(self._attempt.logs(launch), names(self._beats_dir, launch, rows))
 
     def close(self) -> None:
