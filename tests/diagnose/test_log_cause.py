@@ -353,3 +353,65 @@ def test_a_programs_own_exit_code_goes_before_its_fellows_broken_connections(tmp
     assert (first.category, first.root.rule.name) == (Category.USER_CODE, "own-exit-code")
     (first,) = of(tmp_path, text.replace("exitcode: 3", "exitcode: 1"), names=("job.out",)).incidents
     assert first.category is Category.NETWORK_FABRIC, "1 is also that of the exception that the reset raises"
+
+
+ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+TASK = "srun: error: gpu1: task {0}: {1}\n"
+
+
+def test_what_srun_kills_after_it_has_begun_to_end_a_step_is_no_cause(tmp_path: Path) -> None:
+    killed, ended = TASK.format(0, "Killed"), TASK.format(1, "Exited with exit code 1")
+    (swept,) = of(tmp_path, ABORTED + killed + ended, names=("swept.out",)).incidents
+    assert (swept.root.rule.name, swept.root.lineno) == ("task-exited", 3)
+    (tmp_path / "swept.out").unlink()
+    (first,) = of(tmp_path, killed + ABORTED + ended, names=("killed.out",)).incidents
+    assert (first.category, first.root.lineno) == (Category.HOST_OOM, 1)
+
+
+def test_a_log_may_begin_in_the_middle_of_a_traceback(tmp_path: Path) -> None:
+    tail = "    cursor.execute(query)\nsqlite3.OperationalError: table runs already exists\n" + TASK.format(
+        0, "Exited with exit code 1"
+    )
+    (bare,) = of(tmp_path, tail).incidents
+    assert bare.category is Category.UNKNOWN
+    (told,) = of(tmp_path, '  File "/opt/store.py", line 48, in add\n' + tail).incidents
+    assert (told.category, told.root.lineno) == (Category.USER_CODE, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "category", "line"),
+    [
+        (
+            "salloc: Job 7 has exceeded its time limit and its allocation has been revoked.\n"
+            + CANCELLED.format("STEP 7.0", ""),
+            Category.SLURM_TIME_LIMIT,
+            1,
+        ),
+        (
+            TASK.format(0, "Exited with exit code 130") + "salloc: Job allocation 7 has been revoked.\n",
+            Category.SLURM_CANCELLED,
+            1,
+        ),
+        (
+            "WARNING:torch.distributed.elastic.agent.server.api:Received 15 death signal, shutting down workers\n",
+            Category.SLURM_CANCELLED,
+            1,
+        ),
+        (
+            "ERROR: Unable to locate a modulefile for 'fft/3'\n" + TASK.format(3, "Segmentation fault (core dumped)"),
+            Category.PROCESS_CRASH,
+            2,
+        ),
+        (
+            "Abort(1) on node 0 (rank 0 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 1) - process 0\n"
+            + ABORTED
+            + CANCELLED.format("STEP 7.0", "")
+            + TASK.format("0-35", "Killed"),
+            Category.USER_CODE,
+            1,
+        ),
+    ],
+)
+def test_whose_word_it_is(tmp_path: Path, text: str, category: Category, line: int) -> None:
+    (first,) = of(tmp_path, text, names=("job.out",)).incidents
+    assert (first.category, first.root.lineno) == (category, line)

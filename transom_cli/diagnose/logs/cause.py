@@ -18,11 +18,12 @@ from transom_cli.diagnose.logs.hit import Hit
 from transom_cli.diagnose.logs.rule import Level
 
 Survived = Callable[[Hit], bool]
-_ENDS = ("task-exited", "own-exit-code", "bare-killed", "worker-killed", "abort", "segfault")
+_ENDS = ("task-exited", "own-exit-code", "bare-killed", "worker-killed", "abort", "segfault", "mpi-abort")
 """Rules of how a rank's process ended."""
 _SHOWN = 12  # kinds of consequences
 EVENT = 64 << 10  # bytes between lines of one kind
 CANCELLED = "step-cancelled"  # the rule of Slurm's bare word for it
+ENDED, KILLED = "step-ended", "bare-killed"  # srun ends the tasks that are left, and how it reports them then
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,7 @@ def _first(fatal: Sequence[Hit]) -> Hit | None:
         return first if first.level is Level.CAUSE else _ending([h for h in fatal if h not in after], first)
     ended = {h.file: h.offset for h in reversed(after)}
     signs = [h for h in fatal if h.level is Level.SIGN and h.offset <= ended.get(h.file, h.offset)]
+    signs = [h for h in signs if not _swept(h, signs)] or signs
     return _without_a_word(signs) or max(signs, key=lambda h: h.rule.weight, default=None)
 
 
@@ -153,6 +155,13 @@ def _follows(ending: Hit, hits: Sequence[Hit]) -> bool:
     if ending.rule.name != CANCELLED:
         return False
     return any(h.rule.name in _ENDS and h.file == ending.file and h.offset < ending.offset for h in hits)
+
+
+def _swept(killed: Hit, signs: Sequence[Hit]) -> bool:
+    """Whether srun itself had begun to kill the tasks before it reported this one killed."""
+    if killed.rule.name != KILLED:
+        return False
+    return any(h.rule.name == ENDED and h.file == killed.file and h.offset < killed.offset for h in signs)
 
 
 def _ending(fatal: Sequence[Hit], first: Hit) -> Hit:
