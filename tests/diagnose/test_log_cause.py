@@ -415,3 +415,14 @@ def test_a_log_may_begin_in_the_middle_of_a_traceback(tmp_path: Path) -> None:
 def test_whose_word_it_is(tmp_path: Path, text: str, category: Category, line: int) -> None:
     (first,) = of(tmp_path, text, names=("job.out",)).incidents
     assert (first.category, first.root.lineno) == (category, line)
+
+
+def test_a_warning_of_the_node_tells_what_an_assertion_does_not(tmp_path: Path) -> None:
+    warning = (
+        "/opt/torch/cuda/__init__.py:52: UserWarning: CUDA initialization: Error 802: system not yet initialized\n"
+    )
+    assert of(tmp_path, warning + f"{BARS}\ndone\n").incidents == ()
+    (first,) = of(tmp_path, f"{warning}{TRACE}AssertionError\n").incidents
+    assert (first.category, first.root.lineno) == (Category.NVLINK_FABRIC, 1)
+    (known,) = of(tmp_path, f"{warning}{TRACE}ModuleNotFoundError: No module named 'apex'\n").incidents
+    assert known.category is Category.DEPENDENCY_IMPORT

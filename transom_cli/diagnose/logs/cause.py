@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from transom_cli.diagnose.clue import Category, Culprit
+from transom_cli.diagnose.clue import Action, Category, Culprit
 from transom_cli.diagnose.logs.blame import CRIES, completed, who_lags
 from transom_cli.diagnose.logs.hit import Hit
 from transom_cli.diagnose.logs.rule import Level
@@ -23,6 +23,7 @@ _ENDS = ("task-exited", "own-exit-code", "bare-killed", "worker-killed", "abort"
 _SHOWN = 12  # kinds of consequences
 EVENT = 64 << 10  # bytes between lines of one kind
 CANCELLED = "step-cancelled"  # the rule of Slurm's bare word for it
+UNTOLD = "python-exception"  # the rule of exceptions that no other one knows
 ENDED, KILLED = "step-ended", "bare-killed"  # srun ends the tasks that are left, and how it reports them then
 
 
@@ -123,7 +124,13 @@ def _root(hits: Sequence[Hit], survived: Survived) -> Hit | None:
         root = next((hit for hit in reversed(hits) if hit.level is Level.CAUSE and not hit.mild), root)
     if root is None or root.level is Level.SIGN:
         return root
+    if root.rule.name == UNTOLD:  # what its node had warned of tells more
+        root = next((hit for hit in fatal[: fatal.index(root)] if hit.mild and _nodes(hit, root)), root)
     return next((hit for hit in fatal if hit.rule is root.rule), root)  # it may have begun with a warning
+
+
+def _nodes(hit: Hit, of: Hit) -> bool:
+    return hit.rule.level is Level.CAUSE and hit.rule.action is Action.ISOLATE and hit.file == of.file
 
 
 def _first(fatal: Sequence[Hit]) -> Hit | None:
