@@ -410,6 +410,9 @@ def test_a_log_may_begin_in_the_middle_of_a_traceback(tmp_path: Path) -> None:
             Category.USER_CODE,
             1,
         ),
+        ("application called MPI_Abort(comm=0x84000000, 1) - process 0\n=   EXIT CODE: 9\n", Category.USER_CODE, 1),
+        ("=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   EXIT CODE: 9\n", Category.HOST_OOM, 2),
+        ("store: a.c:30: put: Assertion `0 == held' failed.\n=   EXIT CODE: 134\n", Category.PROCESS_CRASH, 1),
     ],
 )
 def test_whose_word_it_is(tmp_path: Path, text: str, category: Category, line: int) -> None:

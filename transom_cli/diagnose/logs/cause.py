@@ -24,7 +24,7 @@ _SHOWN = 12  # kinds of consequences
 EVENT = 64 << 10  # bytes between lines of one kind
 CANCELLED = "step-cancelled"  # the rule of Slurm's bare word for it
 UNTOLD = "python-exception"  # the rule of exceptions that no other one knows
-ENDED, KILLED = "step-ended", "bare-killed"  # srun ends the tasks that are left, and how it reports them then
+KILLED, ENDED = "bare-killed", ("step-ended", "mpi-abort")  # a task's end by SIGKILL, and who sends one to all
 
 
 @dataclass(frozen=True)
@@ -165,10 +165,10 @@ def _follows(ending: Hit, hits: Sequence[Hit]) -> bool:
 
 
 def _swept(killed: Hit, signs: Sequence[Hit]) -> bool:
-    """Whether srun itself had begun to kill the tasks before it reported this one killed."""
+    """Whether srun, or MPI_Abort, had begun to kill the tasks before this one was reported killed."""
     if killed.rule.name != KILLED:
         return False
-    return any(h.rule.name == ENDED and h.file == killed.file and h.offset < killed.offset for h in signs)
+    return any(h.rule.name in ENDED and h.file == killed.file and h.offset < killed.offset for h in signs)
 
 
 def _ending(fatal: Sequence[Hit], first: Hit) -> Hit:
