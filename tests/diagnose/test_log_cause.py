@@ -413,6 +413,14 @@ def test_a_log_may_begin_in_the_middle_of_a_traceback(tmp_path: Path) -> None:
         ("application called MPI_Abort(comm=0x84000000, 1) - process 0\n=   EXIT CODE: 9\n", Category.USER_CODE, 1),
         ("=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   EXIT CODE: 9\n", Category.HOST_OOM, 2),
         ("store: a.c:30: put: Assertion `0 == held' failed.\n=   EXIT CODE: 134\n", Category.PROCESS_CRASH, 1),
+        (
+            "srun: PrologSlurmctld failed, job killed\nsrun: error: Job allocation 7 has been revoked\n",
+            Category.SLURM_LAUNCH,
+            1,
+        ),
+        ("srun: error: Job allocation 7 has been revoked\nsrun: Force Terminated job 7\n", Category.SLURM_PREEMPTED, 1),
+        ("^Csrun: Job allocation 7 has been revoked\nsrun: Force Terminated job 7\n", Category.SLURM_CANCELLED, 1),
+        ("masking the library...srun: Force Terminated job 7\n", Category.SLURM_CANCELLED, 1),
     ],
 )
 def test_whose_word_it_is(tmp_path: Path, text: str, category: Category, line: int) -> None:
