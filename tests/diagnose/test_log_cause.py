@@ -369,13 +369,19 @@ def test_what_srun_kills_after_it_has_begun_to_end_a_step_is_no_cause(tmp_path: 
 
 
 def test_a_log_may_begin_in_the_middle_of_a_traceback(tmp_path: Path) -> None:
-    tail = "    cursor.execute(query)\nsqlite3.OperationalError: table runs already exists\n" + TASK.format(
-        0, "Exited with exit code 1"
-    )
-    (bare,) = of(tmp_path, tail).incidents
+    tail = "sqlite3.OperationalError: table runs already exists\n" + "closing\n" * 9
+    ended = TASK.format(0, "Exited with exit code 1")
+    (bare,) = of(tmp_path, tail + ended).incidents
     assert bare.category is Category.UNKNOWN
-    (told,) = of(tmp_path, '  File "/opt/store.py", line 48, in add\n' + tail).incidents
-    assert (told.category, told.root.lineno) == (Category.USER_CODE, 3)
+    (told,) = of(tmp_path, '  File "/opt/store.py", line 48, in add\n' + tail + ended).incidents
+    assert (told.category, told.root.lineno) == (Category.USER_CODE, 2)
+
+
+def test_the_last_words_before_an_exit_tell_without_a_traceback(tmp_path: Path) -> None:
+    words, ended = "FileExistsError: [Errno 17] File exists: '/d/x'\n", TASK.format(3, "Exited with exit code 1")
+    assert of(tmp_path, words).incidents[0].root.lineno == 1
+    (first,) = of(tmp_path, words + ended + CANCELLED.format("STEP 7.0", "")).incidents
+    assert (first.category, first.root.lineno) == (Category.USER_CODE, 1)
 
 
 @pytest.mark.parametrize(

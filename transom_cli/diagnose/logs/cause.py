@@ -21,6 +21,7 @@ Survived = Callable[[Hit], bool]
 _ENDS = ("task-exited", "own-exit-code", "bare-killed", "worker-killed", "abort", "segfault", "mpi-abort")
 """Rules of how a rank's process ended."""
 _SHOWN = 12  # kinds of consequences
+NEAR = 5  # lines between an exception's own words and the exit
 EVENT = 64 << 10  # bytes between lines of one kind
 CANCELLED = "step-cancelled"  # the rule of Slurm's bare word for it
 UNTOLD = "python-exception"  # the rule of exceptions that no other one knows
@@ -121,12 +122,19 @@ def _root(hits: Sequence[Hit], survived: Survived) -> Hit | None:
     if root is not None and root.level is Level.SIGN:
         root = _first(fatal)  # something did end it: a warning may tell what
     if root is not None and root.rule.category is Category.UNKNOWN:  # what seemed to have been survived may, too
-        root = next((hit for hit in reversed(hits) if hit.level is Level.CAUSE and not hit.mild), root)
+        spoken = (hit for hit in reversed(fatal) if hit.printed and not hit.mild and _shortly_before(hit, root))
+        told = (hit for hit in reversed(hits) if hit.level is Level.CAUSE and not hit.mild)
+        root = next(told, None) or next(spoken, root)
     if root is None or root.level is Level.SIGN:
         return root
     if root.rule.name == UNTOLD:  # what its node had warned of tells more
         root = next((hit for hit in fatal[: fatal.index(root)] if hit.mild and _nodes(hit, root)), root)
     return next((hit for hit in fatal if hit.rule is root.rule), root)  # it may have begun with a warning
+
+
+def _shortly_before(hit: Hit, end: Hit) -> bool:
+    """Last words: an exception that was printed without its traceback, before the exit that it explains."""
+    return hit.file == end.file and 0 < end.lineno - hit.lineno <= NEAR
 
 
 def _nodes(hit: Hit, of: Hit) -> bool:
