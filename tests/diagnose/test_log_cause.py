@@ -353,3 +353,93 @@ def test_a_programs_own_exit_code_goes_before_its_fellows_broken_connections(tmp
     assert (first.category, first.root.rule.name) == (Category.USER_CODE, "own-exit-code")
     (first,) = of(tmp_path, text.replace("exitcode: 3", "exitcode: 1"), names=("job.out",)).incidents
     assert first.category is Category.NETWORK_FABRIC, "1 is also that of the exception that the reset raises"
+
+
+ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+TASK = "srun: error: gpu1: task {0}: {1}\n"
+
+
+def test_what_srun_kills_after_it_has_begun_to_end_a_step_is_no_cause(tmp_path: Path) -> None:
+    killed, ended = TASK.format(0, "Killed"), TASK.format(1, "Exited with exit code 1")
+    (swept,) = of(tmp_path, ABORTED + killed + ended, names=("swept.out",)).incidents
+    assert (swept.root.rule.name, swept.root.lineno) == ("task-exited", 3)
+    (tmp_path / "swept.out").unlink()
+    (first,) = of(tmp_path, killed + ABORTED + ended, names=("killed.out",)).incidents
+    assert (first.category, first.root.lineno) == (Category.HOST_OOM, 1)
+
+
+def test_a_log_may_begin_in_the_middle_of_a_traceback(tmp_path: Path) -> None:
+    tail = "sqlite3.OperationalError: table runs already exists\n" + "closing\n" * 9
+    ended = TASK.format(0, "Exited with exit code 1")
+    (bare,) = of(tmp_path, tail + ended).incidents
+    assert bare.category is Category.UNKNOWN
+    (told,) = of(tmp_path, '  File "/opt/store.py", line 48, in add\n' + tail + ended).incidents
+    assert (told.category, told.root.lineno) == (Category.USER_CODE, 2)
+
+
+def test_the_last_words_before_an_exit_tell_without_a_traceback(tmp_path: Path) -> None:
+    words, ended = "FileExistsError: [Errno 17] File exists: '/d/x'\n", TASK.format(3, "Exited with exit code 1")
+    assert of(tmp_path, words).incidents[0].root.lineno == 1
+    (first,) = of(tmp_path, words + ended + CANCELLED.format("STEP 7.0", "")).incidents
+    assert (first.category, first.root.lineno) == (Category.USER_CODE, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "category", "line"),
+    [
+        (
+            "salloc: Job 7 has exceeded its time limit and its allocation has been revoked.\n"
+            + CANCELLED.format("STEP 7.0", ""),
+            Category.SLURM_TIME_LIMIT,
+            1,
+        ),
+        (
+            TASK.format(0, "Exited with exit code 130") + "salloc: Job allocation 7 has been revoked.\n",
+            Category.SLURM_CANCELLED,
+            1,
+        ),
+        (
+            "WARNING:torch.distributed.elastic.agent.server.api:Received 15 death signal, shutting down workers\n",
+            Category.SLURM_CANCELLED,
+            1,
+        ),
+        (
+            "ERROR: Unable to locate a modulefile for 'fft/3'\n" + TASK.format(3, "Segmentation fault (core dumped)"),
+            Category.PROCESS_CRASH,
+            2,
+        ),
+        (
+            "Abort(1) on node 0 (rank 0 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 1) - process 0\n"
+            + ABORTED
+            + CANCELLED.format("STEP 7.0", "")
+            + TASK.format("0-35", "Killed"),
+            Category.USER_CODE,
+            1,
+        ),
+        ("application called MPI_Abort(comm=0x84000000, 1) - process 0\n=   EXIT CODE: 9\n", Category.USER_CODE, 1),
+        ("=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   EXIT CODE: 9\n", Category.HOST_OOM, 2),
+        ("store: a.c:30: put: Assertion `0 == held' failed.\n=   EXIT CODE: 134\n", Category.PROCESS_CRASH, 1),
+        (
+            "srun: PrologSlurmctld failed, job killed\nsrun: error: Job allocation 7 has been revoked\n",
+            Category.SLURM_LAUNCH,
+            1,
+        ),
+        ("srun: error: Job allocation 7 has been revoked\nsrun: Force Terminated job 7\n", Category.SLURM_PREEMPTED, 1),
+        ("^Csrun: Job allocation 7 has been revoked\nsrun: Force Terminated job 7\n", Category.SLURM_CANCELLED, 1),
+        ("masking the library...srun: Force Terminated job 7\n", Category.SLURM_CANCELLED, 1),
+    ],
+)
+def test_whose_word_it_is(tmp_path: Path, text: str, category: Category, line: int) -> None:
+    (first,) = of(tmp_path, text, names=("job.out",)).incidents
+    assert (first.category, first.root.lineno) == (category, line)
+
+
+def test_a_warning_of_the_node_tells_what_an_assertion_does_not(tmp_path: Path) -> None:
+    warning = (
+        "/opt/torch/cuda/__init__.py:52: UserWarning: CUDA initialization: Error 802: system not yet initialized\n"
+    )
+    assert of(tmp_path, warning + f"{BARS}\ndone\n").incidents == ()
+    (first,) = of(tmp_path, f"{warning}{TRACE}AssertionError\n").incidents
+    assert (first.category, first.root.lineno) == (Category.NVLINK_FABRIC, 1)
+    (known,) = of(tmp_path, f"{warning}{TRACE}ModuleNotFoundError: No module named 'apex'\n").incidents
+    assert known.category is Category.DEPENDENCY_IMPORT

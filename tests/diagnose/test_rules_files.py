@@ -41,6 +41,7 @@ def test_what_stops_a_job_is_never_a_victims_word() -> None:
         Category.HOST_OOM,
         Category.DATA_LOADER,
         Category.SLURM_CANCELLED,
+        Category.SLURM_LAUNCH,
         Category.USER_CODE,
     }
 

@@ -12,17 +12,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from transom_cli.diagnose.clue import Category, Culprit
+from transom_cli.diagnose.clue import Action, Category, Culprit
 from transom_cli.diagnose.logs.blame import CRIES, completed, who_lags
 from transom_cli.diagnose.logs.hit import Hit
 from transom_cli.diagnose.logs.rule import Level
 
 Survived = Callable[[Hit], bool]
-_ENDS = ("task-exited", "own-exit-code", "bare-killed", "worker-killed", "abort", "segfault")
+_ENDS = ("task-exited", "own-exit-code", "bare-killed", "worker-killed", "abort", "segfault", "mpi-abort")
 """Rules of how a rank's process ended."""
 _SHOWN = 12  # kinds of consequences
+NEAR = 5  # lines between an exception's own words and the exit
 EVENT = 64 << 10  # bytes between lines of one kind
 CANCELLED = "step-cancelled"  # the rule of Slurm's bare word for it
+UNTOLD = "python-exception"  # the rule of exceptions that no other one knows
+KILLED, ENDED = "bare-killed", ("step-ended", "mpi-abort")  # a task's end by SIGKILL, and who sends one to all
 
 
 @dataclass(frozen=True)
@@ -119,10 +122,23 @@ def _root(hits: Sequence[Hit], survived: Survived) -> Hit | None:
     if root is not None and root.level is Level.SIGN:
         root = _first(fatal)  # something did end it: a warning may tell what
     if root is not None and root.rule.category is Category.UNKNOWN:  # what seemed to have been survived may, too
-        root = next((hit for hit in reversed(hits) if hit.level is Level.CAUSE and not hit.mild), root)
+        spoken = (hit for hit in reversed(fatal) if hit.printed and not hit.mild and _shortly_before(hit, root))
+        told = (hit for hit in reversed(hits) if hit.level is Level.CAUSE and not hit.mild)
+        root = next(told, None) or next(spoken, root)
     if root is None or root.level is Level.SIGN:
         return root
+    if root.rule.name == UNTOLD:  # what its node had warned of tells more
+        root = next((hit for hit in fatal[: fatal.index(root)] if hit.mild and _nodes(hit, root)), root)
     return next((hit for hit in fatal if hit.rule is root.rule), root)  # it may have begun with a warning
+
+
+def _shortly_before(hit: Hit, end: Hit) -> bool:
+    """Last words: an exception that was printed without its traceback, before the exit that it explains."""
+    return hit.file == end.file and 0 < end.lineno - hit.lineno <= NEAR
+
+
+def _nodes(hit: Hit, of: Hit) -> bool:
+    return hit.rule.level is Level.CAUSE and hit.rule.action is Action.ISOLATE and hit.file == of.file
 
 
 def _first(fatal: Sequence[Hit]) -> Hit | None:
@@ -135,6 +151,7 @@ def _first(fatal: Sequence[Hit]) -> Hit | None:
         return first if first.level is Level.CAUSE else _ending([h for h in fatal if h not in after], first)
     ended = {h.file: h.offset for h in reversed(after)}
     signs = [h for h in fatal if h.level is Level.SIGN and h.offset <= ended.get(h.file, h.offset)]
+    signs = [h for h in signs if not _swept(h, signs)] or signs
     return _without_a_word(signs) or max(signs, key=lambda h: h.rule.weight, default=None)
 
 
@@ -153,6 +170,13 @@ def _follows(ending: Hit, hits: Sequence[Hit]) -> bool:
     if ending.rule.name != CANCELLED:
         return False
     return any(h.rule.name in _ENDS and h.file == ending.file and h.offset < ending.offset for h in hits)
+
+
+def _swept(killed: Hit, signs: Sequence[Hit]) -> bool:
+    """Whether srun, or MPI_Abort, had begun to kill the tasks before this one was reported killed."""
+    if killed.rule.name != KILLED:
+        return False
+    return any(h.rule.name in ENDED and h.file == killed.file and h.offset < killed.offset for h in signs)
 
 
 def _ending(fatal: Sequence[Hit], first: Hit) -> Hit:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from transom_cli.diagnose.clue import Category, Culprit
 from transom_cli.diagnose.logs.grammar import Record
 from transom_cli.diagnose.logs.rule import Blames, Level, Rule
+
+_WARNS = re.compile(r"\.py:\d+: \w+Warning: ")  # Python's warnings module
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Hit:
         """A warning: it tells of a failure only beside something else that does. Not the word of who ends or knows it,
         nor a loss, which a healthy training reports in the same tone."""
         weak = self.rule.level in (Level.SIGN, Level.CAUSE) and self.rule.category is not Category.NUMERIC_DIVERGENCE
-        return weak and self.record.mild
+        return weak and (self.record.mild or _WARNS.search(self.record.line) is not None)
 
     @property
     def culprit(self) -> Culprit:
