@@ -227,6 +227,45 @@ def test_a_step_that_srun_ends_after_a_tasks_failure_is_not_cancelled(tmp_path: 
     assert first.category is Category.SLURM_CANCELLED
 
 
+def test_a_traceback_of_which_the_head_is_missing(tmp_path: Path) -> None:
+    """An excerpt, or the tail of a log."""
+    text = '  File "t.py", line 3, in f\n    raise ValueError(x)\nValueError: x\n'
+    (first,) = of(tmp_path, text).incidents
+    assert (first.category, first.root.lineno) == (Category.USER_CODE, 3)
+
+
+@pytest.mark.parametrize("indent", ["", "    ", "        "])
+def test_a_traceback_that_stands_further_in(tmp_path: Path, indent: str) -> None:
+    """As loggers of servers print it."""
+    code = '  File "t.py", line 3, in f\n    raise_if("CUDA out of memory")\n'
+    text = "".join(f"{indent}{line}\n" for line in f"{TRACE}{code}OSError: [Errno 28] No space left".splitlines())
+    (first,) = of(tmp_path, f"server: uncaught\n{text}").incidents
+    assert (first.category, first.root.lineno) == (Category.STORAGE_FULL, 5)
+
+
+def test_an_exception_of_which_only_the_message_is_there(tmp_path: Path) -> None:
+    exited = "srun: error: gpu3: task 0: Exited with exit code 1\n"
+    (first,) = of(tmp_path, f"TypeError: can't convert it\n{exited}").incidents
+    assert (first.category, first.root.lineno) == (Category.USER_CODE, 1)
+
+
+@pytest.mark.parametrize(("later", "category"), [
+    (f"{TRACE}{OOM}\n", Category.CUDA_OOM),
+    (CANCELLED.format("JOB 7", " DUE TO TIME LIMIT"), Category.SLURM_TIME_LIMIT),
+    ("slurmstepd: error: execve(): train: No such file or directory\n", Category.SLURM_LAUNCH),
+    ("", Category.SLURM_LAUNCH),
+])  # fmt: skip
+def test_a_script_goes_past_a_command_that_it_does_not_find(tmp_path: Path, later: str, category: Category) -> None:
+    (first, *_) = of(tmp_path, f"slurm_script: line 9: setenv: command not found\n{later}").incidents
+    assert (first.category, first.root.lineno == 1) == (category, category is Category.SLURM_LAUNCH)
+
+
+def test_what_a_replica_had_raised(tmp_path: Path) -> None:
+    text = f"{TRACE}torch.OutOfMemoryError: Caught OutOfMemoryError in replica 1 on device 1.\nOriginal {TRACE}{OOM}\n"
+    (first,) = of(tmp_path, text).incidents
+    assert (first.category, first.root.lineno) == (Category.CUDA_OOM, 4)
+
+
 def test_a_message_below_its_exception(tmp_path: Path) -> None:
     text = f"{TRACE}RuntimeError:\nThe detected CUDA version (11.1) mismatches the version that was used to compile\n"
     (first,) = of(tmp_path, text).incidents

@@ -118,8 +118,10 @@ def _root(hits: Sequence[Hit], survived: Survived) -> Hit | None:
     root = _first([hit for hit in fatal if not hit.mild])
     if root is not None and root.level is Level.SIGN:
         root = _first(fatal)  # something did end it: a warning may tell what
-    if root is not None and root.rule.category is Category.UNKNOWN:  # what seemed to have been survived may, too
-        root = next((hit for hit in reversed(hits) if hit.level is Level.CAUSE and not hit.mild), root)
+    if root is not None and root.rule.category is Category.UNKNOWN:
+        # what seemed to have been survived may, too, and an exception of which only the message was printed
+        causes = [hit for hit in reversed(hits) if hit.rule.level is Level.CAUSE and not hit.mild]
+        root = next((hit for hit in causes if not hit.printed), causes[0] if causes else root)
     if root is None or root.level is Level.SIGN:
         return root
     return next((hit for hit in fatal if hit.rule is root.rule), root)  # it may have begun with a warning
@@ -130,12 +132,18 @@ def _first(fatal: Sequence[Hit]) -> Hit | None:
     if authority:
         return max(authority, key=lambda h: h.rule.weight)
     after = [h for h in fatal if _follows(h, fatal)]
-    first = next((h for h in fatal if h.level >= Level.ENDING and h not in after), None)
+    causes = [h for h in fatal if h.level >= Level.ENDING and h not in after]
+    first = next((h for n, h in enumerate(causes) if not _yields(h, causes[n + 1 :])), None)
     if first is not None:
         return first if first.level is Level.CAUSE else _ending([h for h in fatal if h not in after], first)
     ended = {h.file: h.offset for h in reversed(after)}
     signs = [h for h in fatal if h.level is Level.SIGN and h.offset <= ended.get(h.file, h.offset)]
     return _without_a_word(signs) or max(signs, key=lambda h: h.rule.weight, default=None)
+
+
+def _yields(hit: Hit, later: Sequence[Hit]) -> bool:
+    """Whether it was gone past, as a script goes past a command that it does not find, to what failed otherwise."""
+    return hit.rule.yields and any(h.rule.category is not hit.rule.category for h in later)
 
 
 def _without_a_word(signs: Sequence[Hit]) -> Hit | None:

@@ -46,7 +46,7 @@ class Collector:
         self._host: Hit | None = None
         self._ignored: Hit | None = None
         self._traced: dict[int | None, int] = {}  # by rank, the line of the last traceback's head
-        self._inside: set[int | None] = set()  # ranks whose traceback's end has not come
+        self._inside: dict[int | None, int] = {}  # the indent of those whose end has not come
 
     def take(self, hits: Iterable[Hit], lines: int = 0) -> None:
         """The next ones; their line numbers begin after `lines`."""
@@ -79,9 +79,10 @@ class Collector:
             self._remember(hit)
             return None
         if hit.record.rank in self._inside:
-            if hit.record.indent >= CODE and hit.lineno - self._traced[hit.record.rank] < BELOW:
+            indent = hit.record.indent - self._inside[hit.record.rank]
+            if indent >= CODE and hit.lineno - self._traced[hit.record.rank] < BELOW:
                 return None  # the program's own text, as a traceback shows it
-            self._inside.discard(hit.record.rank)
+            del self._inside[hit.record.rank]
         if self._ignored is not None and self._ignored.record.rank == hit.record.rank:
             near, self._ignored = hit.lineno - self._ignored.lineno <= NEAR, None
             if near and (hit.level < Level.CAUSE or hit.rule.weight < SPECIAL):
@@ -98,7 +99,8 @@ class Collector:
             self._host = hit
         elif hit.rule.name == TRACEBACK:
             self._traced[rank] = hit.lineno
-            self._inside.add(rank)
+            # its lines of files stand two blanks further in, and are all that an excerpt may have of it
+            self._inside.setdefault(rank, max(0, hit.record.indent - (2 if hit.record.text.startswith("File") else 0)))
         else:
             last = self._kept[-1] if self._kept else None
             self._chain = last if last is not None and last.record.rank == rank else None
