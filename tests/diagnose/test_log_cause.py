@@ -260,6 +260,13 @@ def test_a_script_goes_past_a_command_that_it_does_not_find(tmp_path: Path, late
     assert (first.category, first.root.lineno == 1) == (category, category is Category.SLURM_LAUNCH)
 
 
+def test_an_exception_says_more_than_the_warning_before_it(tmp_path: Path) -> None:
+    warned = "2026-01-05 14:49:11.318542: W tensorflow/core/framework/op_kernel.cc:1273] Resource: OOM when allocating"
+    text = f"{warned} tensor\n{TRACE}ResourceExhaustedError: OOM when allocating tensor with shape[2]\n"
+    (first,) = of(tmp_path, text).incidents
+    assert (first.category, first.root.lineno) == (Category.CUDA_OOM, 3)
+
+
 def test_what_a_replica_had_raised(tmp_path: Path) -> None:
     text = f"{TRACE}torch.OutOfMemoryError: Caught OutOfMemoryError in replica 1 on device 1.\nOriginal {TRACE}{OOM}\n"
     (first,) = of(tmp_path, text).incidents

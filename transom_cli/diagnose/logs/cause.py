@@ -8,6 +8,7 @@ beside something that is more than one.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ _ENDS = ("task-exited", "own-exit-code", "bare-killed", "worker-killed", "abort"
 """Rules of how a rank's process ended."""
 _SHOWN = 12  # kinds of consequences
 EVENT = 64 << 10  # bytes between lines of one kind
+RAISED = re.compile(r"[\w.]*(?:Error|Exception)\b")  # how an exception begins: it says more than a warning before it
 CANCELLED = "step-cancelled"  # the rule of Slurm's bare word for it
 
 
@@ -122,7 +124,7 @@ def _root(hits: Sequence[Hit], survived: Survived) -> Hit | None:
         # what seemed to have been survived may, too, and an exception of which only the message was printed
         causes = [hit for hit in reversed(hits) if hit.rule.level is Level.CAUSE and not hit.mild]
         root = next((hit for hit in causes if not hit.printed), causes[0] if causes else root)
-    if root is None or root.level is Level.SIGN:
+    if root is None or root.level is Level.SIGN or RAISED.match(root.record.text):
         return root
     return next((hit for hit in fatal if hit.rule is root.rule), root)  # it may have begun with a warning
 
