@@ -267,6 +267,17 @@ def test_an_exception_says_more_than_the_warning_before_it(tmp_path: Path) -> No
     assert (first.category, first.root.lineno) == (Category.CUDA_OOM, 3)
 
 
+@pytest.mark.parametrize(("inner", "category"), [
+    ("asyncio.exceptions.CancelledError", Category.SLURM_CANCELLED),
+    ("ValueError: x", Category.SLURM_CANCELLED),
+    (OOM, Category.CUDA_OOM),
+])  # fmt: skip
+def test_an_interrupt_at_the_end_of_a_chain(tmp_path: Path, inner: str, category: Category) -> None:
+    chain = f"\nDuring handling of the above exception, another exception occurred:\n\n{TRACE}KeyboardInterrupt\n"
+    (first,) = of(tmp_path, f"{TRACE}{inner}\n{chain}").incidents
+    assert first.category is category
+
+
 def test_what_a_replica_had_raised(tmp_path: Path) -> None:
     text = f"{TRACE}torch.OutOfMemoryError: Caught OutOfMemoryError in replica 1 on device 1.\nOriginal {TRACE}{OOM}\n"
     (first,) = of(tmp_path, text).incidents

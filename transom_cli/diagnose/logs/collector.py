@@ -20,6 +20,7 @@ TRACEBACK = "traceback"  # the rule of a traceback's head
 CHAINED = "chained"  # the rule of Python's words between two exceptions of one chain
 RAY = "ray-task"  # the rule of Ray's exception of a task, below which it prints what the task had raised: a chain, too
 BOX_HOST = "elastic-box-host"  # in torchrun's box of failures the line above the rank's
+INTERRUPT = "interrupted"  # the rule of Python's KeyboardInterrupt: what it met on its way up was no failure
 CODE = 4  # blanks before the lines of code in a traceback
 BELOW = 400  # lines below a head, or a wrapper's words, in which the exception itself is looked for
 NEAR = 60  # lines of a traceback that was ignored
@@ -114,7 +115,7 @@ class Collector:
                 where = {**hit.where, **wrapper.where}
                 self._kept[-1] = replace(hit, rule=_wrapped(wrapper.rule, hit.rule), where=where)
                 return True
-        if chain is not None and _wraps(chain, hit):
+        if chain is not None and (_wraps(chain, hit) or (_same_rank(chain, hit) and hit.rule.name == INTERRUPT)):
             if self._kept and self._kept[-1] is chain and hit.lineno - chain.lineno <= BELOW:
                 # of equals, the one further out
                 self._kept[-1] = self._chain = max(hit, chain, key=lambda h: h.rule.weight)
@@ -135,7 +136,11 @@ class Collector:
 
 
 def _wraps(wrapper: Hit, hit: Hit) -> bool:
-    return wrapper.record.rank == hit.record.rank and hit.level >= Level.CAUSE and not hit.rule.below
+    return _same_rank(wrapper, hit) and hit.level >= Level.CAUSE and not hit.rule.below
+
+
+def _same_rank(one: Hit, other: Hit) -> bool:
+    return one.record.rank == other.record.rank
 
 
 def _wrapped(wrapper: Rule, inner: Rule) -> Rule:
