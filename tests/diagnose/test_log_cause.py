@@ -227,6 +227,63 @@ def test_a_step_that_srun_ends_after_a_tasks_failure_is_not_cancelled(tmp_path: 
     assert first.category is Category.SLURM_CANCELLED
 
 
+def test_a_traceback_of_which_the_head_is_missing(tmp_path: Path) -> None:
+    """An excerpt, or the tail of a log."""
+    text = '  File "t.py", line 3, in f\n    raise ValueError(x)\nValueError: x\n'
+    (first,) = of(tmp_path, text).incidents
+    assert (first.category, first.root.lineno) == (Category.USER_CODE, 3)
+
+
+@pytest.mark.parametrize("indent", ["", "    ", "        "])
+def test_a_traceback_that_stands_further_in(tmp_path: Path, indent: str) -> None:
+    """As loggers of servers print it."""
+    code = '  File "t.py", line 3, in f\n    raise_if("CUDA out of memory")\n'
+    text = "".join(f"{indent}{line}\n" for line in f"{TRACE}{code}OSError: [Errno 28] No space left".splitlines())
+    (first,) = of(tmp_path, f"server: uncaught\n{text}").incidents
+    assert (first.category, first.root.lineno) == (Category.STORAGE_FULL, 5)
+
+
+def test_an_exception_of_which_only_the_message_is_there(tmp_path: Path) -> None:
+    exited = "srun: error: gpu3: task 0: Exited with exit code 1\n"
+    (first,) = of(tmp_path, f"TypeError: can't convert it\n{exited}").incidents
+    assert (first.category, first.root.lineno) == (Category.USER_CODE, 1)
+
+
+@pytest.mark.parametrize(("later", "category"), [
+    (f"{TRACE}{OOM}\n", Category.CUDA_OOM),
+    (CANCELLED.format("JOB 7", " DUE TO TIME LIMIT"), Category.SLURM_TIME_LIMIT),
+    ("slurmstepd: error: execve(): train: No such file or directory\n", Category.SLURM_LAUNCH),
+    ("", Category.SLURM_LAUNCH),
+])  # fmt: skip
+def test_a_script_goes_past_a_command_that_it_does_not_find(tmp_path: Path, later: str, category: Category) -> None:
+    (first, *_) = of(tmp_path, f"slurm_script: line 9: setenv: command not found\n{later}").incidents
+    assert (first.category, first.root.lineno > 1) == (category, bool(later))
+
+
+def test_an_exception_says_more_than_the_warning_before_it(tmp_path: Path) -> None:
+    warned = "2026-01-05 14:49:11.318542: W tensorflow/core/framework/op_kernel.cc:1273] Resource: OOM when allocating"
+    text = f"{warned} tensor\n{TRACE}ResourceExhaustedError: OOM when allocating tensor with shape[2]\n"
+    (first,) = of(tmp_path, text).incidents
+    assert (first.category, first.root.lineno) == (Category.CUDA_OOM, 3)
+
+
+@pytest.mark.parametrize(("inner", "category"), [
+    ("asyncio.exceptions.CancelledError", Category.SLURM_CANCELLED),
+    ("ValueError: x", Category.SLURM_CANCELLED),
+    (OOM, Category.CUDA_OOM),
+])  # fmt: skip
+def test_an_interrupt_at_the_end_of_a_chain(tmp_path: Path, inner: str, category: Category) -> None:
+    chain = f"\nDuring handling of the above exception, another exception occurred:\n\n{TRACE}KeyboardInterrupt\n"
+    (first,) = of(tmp_path, f"{TRACE}{inner}\n{chain}").incidents
+    assert first.category is category
+
+
+def test_what_a_replica_had_raised(tmp_path: Path) -> None:
+    text = f"{TRACE}torch.OutOfMemoryError: Caught OutOfMemoryError in replica 1 on device 1.\nOriginal {TRACE}{OOM}\n"
+    (first,) = of(tmp_path, text).incidents
+    assert (first.category, first.root.lineno) == (Category.CUDA_OOM, 4)
+
+
 def test_a_message_below_its_exception(tmp_path: Path) -> None:
     text = f"{TRACE}RuntimeError:\nThe detected CUDA version (11.1) mismatches the version that was used to compile\n"
     (first,) = of(tmp_path, text).incidents

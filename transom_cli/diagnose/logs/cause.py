@@ -8,6 +8,7 @@ beside something that is more than one.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ _ENDS = ("task-exited", "own-exit-code", "bare-killed", "worker-killed", "abort"
 _SHOWN = 12  # kinds of consequences
 NEAR = 5  # lines between an exception's own words and the exit
 EVENT = 64 << 10  # bytes between lines of one kind
+RAISED = re.compile(r"[\w.]*(?:Error|Exception)\b")  # how an exception begins: it says more than a warning before it
 CANCELLED = "step-cancelled"  # the rule of Slurm's bare word for it
 UNTOLD = "python-exception"  # the rule of exceptions that no other one knows
 KILLED, ENDED = "bare-killed", ("step-ended", "mpi-abort")  # a task's end by SIGKILL, and who sends one to all
@@ -121,14 +123,17 @@ def _root(hits: Sequence[Hit], survived: Survived) -> Hit | None:
     root = _first([hit for hit in fatal if not hit.mild])
     if root is not None and root.level is Level.SIGN:
         root = _first(fatal)  # something did end it: a warning may tell what
-    if root is not None and root.rule.category is Category.UNKNOWN:  # what seemed to have been survived may, too
+    if root is not None and root.rule.category is Category.UNKNOWN:
+        # what seemed to have been survived may tell, too, and an exception of which only the message was printed
+        raised = (hit for hit in reversed(hits) if hit.level is Level.CAUSE and not hit.mild)
         spoken = (hit for hit in reversed(fatal) if hit.printed and not hit.mild and _shortly_before(hit, root))
-        told = (hit for hit in reversed(hits) if hit.level is Level.CAUSE and not hit.mild)
-        root = next(told, None) or next(spoken, root)
+        root = next(raised, None) or next(spoken, root)
     if root is None or root.level is Level.SIGN:
         return root
     if root.rule.name == UNTOLD:  # what its node had warned of tells more
         root = next((hit for hit in fatal[: fatal.index(root)] if hit.mild and _nodes(hit, root)), root)
+    if RAISED.match(root.record.text):
+        return root
     return next((hit for hit in fatal if hit.rule is root.rule), root)  # it may have begun with a warning
 
 
@@ -146,13 +151,19 @@ def _first(fatal: Sequence[Hit]) -> Hit | None:
     if authority:
         return max(authority, key=lambda h: h.rule.weight)
     after = [h for h in fatal if _follows(h, fatal)]
-    first = next((h for h in fatal if h.level >= Level.ENDING and h not in after), None)
+    causes = [h for h in fatal if h.level >= Level.ENDING and h not in after]
+    first = next((h for n, h in enumerate(causes) if not _yields(h, causes[n + 1 :])), None)
     if first is not None:
         return first if first.level is Level.CAUSE else _ending([h for h in fatal if h not in after], first)
     ended = {h.file: h.offset for h in reversed(after)}
     signs = [h for h in fatal if h.level is Level.SIGN and h.offset <= ended.get(h.file, h.offset)]
     signs = [h for h in signs if not _swept(h, signs)] or signs
     return _without_a_word(signs) or max(signs, key=lambda h: h.rule.weight, default=None)
+
+
+def _yields(hit: Hit, later: Sequence[Hit]) -> bool:
+    """Whether it was gone past, as a script goes past a command that it does not find, to what failed otherwise."""
+    return hit.rule.yields and any(h.rule.category is not hit.rule.category for h in later)
 
 
 def _without_a_word(signs: Sequence[Hit]) -> Hit | None:
@@ -166,10 +177,13 @@ def _without_a_word(signs: Sequence[Hit]) -> Hit | None:
 
 
 def _follows(ending: Hit, hits: Sequence[Hit]) -> bool:
-    """Whether a step was cancelled because a task of it had ended badly: srun does so, and nobody else."""
+    """Whether a step was cancelled because a task of it had ended badly: srun does so, and nobody else. In another log,
+    with which nobody compares clocks, all tasks that were killed may have been so by the cancelling."""
     if ending.rule.name != CANCELLED:
         return False
-    return any(h.rule.name in _ENDS and h.file == ending.file and h.offset < ending.offset for h in hits)
+    ends = [h for h in hits if h.rule.name in _ENDS and (h.file != ending.file or h.offset < ending.offset)]
+    killed = {h.culprit.rank for h in ends if h.rule.name == KILLED and h.file != ending.file}
+    return any(h.rule.name != KILLED or h.file == ending.file for h in ends) or len(killed) == 1
 
 
 def _swept(killed: Hit, signs: Sequence[Hit]) -> bool:

@@ -20,6 +20,7 @@ TRACEBACK = "traceback"  # the rule of a traceback's head
 CHAINED = "chained"  # the rule of Python's words between two exceptions of one chain
 RAY = "ray-task"  # the rule of Ray's exception of a task, below which it prints what the task had raised: a chain, too
 BOX_HOST = "elastic-box-host"  # in torchrun's box of failures the line above the rank's
+INTERRUPT = "interrupted"  # the rule of Python's KeyboardInterrupt: what it met on its way up was no failure
 CODE = 4  # blanks before the lines of code in a traceback
 BELOW = 400  # lines below a head, or a wrapper's words, in which the exception itself is looked for
 NEAR = 60  # lines of a traceback that was ignored
@@ -46,7 +47,7 @@ class Collector:
         self._host: Hit | None = None
         self._ignored: Hit | None = None
         self._traced: dict[int | None, int] = {}  # by rank, the line of the last traceback's head
-        self._inside: set[int | None] = set()  # ranks whose traceback's end has not come
+        self._inside: dict[int | None, int] = {}  # the indent of those whose end has not come
 
     def take(self, hits: Iterable[Hit], lines: int = 0) -> None:
         """The next ones; their line numbers begin after `lines`."""
@@ -79,9 +80,10 @@ class Collector:
             self._remember(hit)
             return None
         if hit.record.rank in self._inside:
-            if hit.record.indent >= CODE and hit.lineno - self._traced[hit.record.rank] < BELOW:
+            indent = hit.record.indent - self._inside[hit.record.rank]
+            if indent >= CODE and hit.lineno - self._traced[hit.record.rank] < BELOW:
                 return None  # the program's own text, as a traceback shows it
-            self._inside.discard(hit.record.rank)
+            del self._inside[hit.record.rank]
         if self._ignored is not None and self._ignored.record.rank == hit.record.rank:
             near, self._ignored = hit.lineno - self._ignored.lineno <= NEAR, None
             if near and (hit.level < Level.CAUSE or hit.rule.weight < SPECIAL):
@@ -98,7 +100,8 @@ class Collector:
             self._host = hit
         elif hit.rule.name == TRACEBACK:
             self._traced[rank] = hit.lineno
-            self._inside.add(rank)
+            # its lines of files stand two blanks further in, and are all that an excerpt may have of it
+            self._inside.setdefault(rank, max(0, hit.record.indent - (2 if hit.record.text.startswith("File") else 0)))
         else:
             last = self._kept[-1] if self._kept else None
             self._chain = last if last is not None and last.record.rank == rank else None
@@ -112,7 +115,7 @@ class Collector:
                 where = {**hit.where, **wrapper.where}
                 self._kept[-1] = replace(hit, rule=_wrapped(wrapper.rule, hit.rule), where=where)
                 return True
-        if chain is not None and _wraps(chain, hit):
+        if chain is not None and (_wraps(chain, hit) or (_same_rank(chain, hit) and hit.rule.name == INTERRUPT)):
             if self._kept and self._kept[-1] is chain and hit.lineno - chain.lineno <= BELOW:
                 # of equals, the one further out
                 self._kept[-1] = self._chain = max(hit, chain, key=lambda h: h.rule.weight)
@@ -133,7 +136,11 @@ class Collector:
 
 
 def _wraps(wrapper: Hit, hit: Hit) -> bool:
-    return wrapper.record.rank == hit.record.rank and hit.level >= Level.CAUSE and not hit.rule.below
+    return _same_rank(wrapper, hit) and hit.level >= Level.CAUSE and not hit.rule.below
+
+
+def _same_rank(one: Hit, other: Hit) -> bool:
+    return one.record.rank == other.record.rank
 
 
 def _wrapped(wrapper: Rule, inner: Rule) -> Rule:

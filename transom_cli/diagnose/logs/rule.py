@@ -51,6 +51,7 @@ class Rule:
     explains: categories that are its consequence, also where they were printed earlier. below: its cause is told by the
     next exception below it; of a benign rule: that exception is as harmless. lasts: a healthy run may print it and go
     on; it counts when nothing shows that it went on. over: expressions of later lines that say that it is over.
+    yields: its program goes on after it: a later cause of another kind tells instead.
     times: lines of it that it takes. traced: an exception's last line: without a traceback above it is only a message,
     and tells no more than a victim's words. source: the file that the rule came from.
     """
@@ -70,6 +71,7 @@ class Rule:
     below: bool = False
     lasts: bool = True
     over: tuple[str, ...] = ()
+    yields: bool = False
     times: int = 1
     traced: bool = False
     note: str = ""

@@ -6,8 +6,8 @@
     level = "cause"                        benign, sign, ending, cause or authority: see `rule.Level`
     any = ["fan failure"]                  text that the line must contain one of; lower case: any case
     match = ['''fan (?P<device>\\d+)''']   RE2; groups named node, rank, peer, device and code tell where
-    scope, action, blames, unless, weight, confidence, explains, below, lasts, over, times, traced, note, examples,
-    look_alikes
+    scope, action, blames, unless, weight, confidence, explains, below, lasts, over, yields, times, traced, note,
+    examples, look_alikes
 
 Each example must be known best by its own rule, and no look-alike by it: `check`, which is a rule's own test.
 """
@@ -37,7 +37,7 @@ SHORTEST = 3  # characters of a text: shorter ones are in every other line
 _KNOWN = {field.name for field in fields(Rule)} - {"source"}
 _LISTS = {"any", "match", "unless", "over", "explains", "examples", "look_alikes"}
 _NUMBERS: dict[str, type[int] | type[float]] = {"weight": int, "times": int, "confidence": float}
-_SWITCHES = {"below", "lasts", "traced"}
+_SWITCHES = {"below", "lasts", "traced", "yields"}
 _CHOICES: dict[str, type[Enum]] = {"scope": Scope, "action": Action, "blames": Blames}
 
 
