@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -104,3 +105,15 @@ def test_stacks_tell_who_the_others_wait_for(tmp_path: Path) -> None:
         (tmp_path / f"rank-{rank}.log").write_text("step 3 loss 0.1\n")
     told = json.loads(transom("diagnose", ".", "--json", cwd=tmp_path).stdout)
     assert (told["incidents"][0]["category"], told["incidents"][0]["culprits"][0]["rank"]) == ("nccl_hang", 4)
+
+
+def test_pipes_and_broken_archives_are_no_trouble(tmp_path: Path) -> None:
+    (tmp_path / "job.out").write_text(f"{'x' * 20000}\n{OOM}\n")
+    argv = ["bash", "-c", f'"{sys.executable}" -m transom_cli diagnose --json <(cat job.out)']
+    told = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    assert json.loads(told.stdout)["incidents"][0]["category"] == "cuda_oom", told.stderr
+    packed = bytearray(gzip.compress(b"".join(b"step %d of many\n" % n for n in range(5000))))
+    packed[len(packed) // 2 : len(packed) // 2 + 40] = b"\xff" * 40
+    (tmp_path / "old.log.gz").write_bytes(bytes(packed))
+    told = transom("diagnose", "job.out", "old.log.gz", cwd=tmp_path)
+    assert told.returncode == 0 and told.stdout.startswith("cuda_oom") and "not read: old.log.gz: " in told.stderr

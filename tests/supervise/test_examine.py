@@ -120,6 +120,15 @@ def test_an_earlier_attempts_error_is_not_this_ones(place: tuple[RunDir, Attempt
     assert examine("k", run, attempt, 0, 5.0).line == "ValueError: of attempt 7.0"
 
 
+def test_an_exit_code_is_no_word_of_a_users_error(place: tuple[RunDir, AttemptDir]) -> None:
+    """Before the first step such an error ends the run: that needs more than how a process ended."""
+    run, attempt = place
+    write(attempt, 0, "srun: error: n1: task 0: Exited with exit code 3\n")
+    assert examine("k", run, attempt, 0, 5.0).category == "unknown"
+    write(attempt, 0, TRACE + "KeyError: 'lr'\nsrun: error: n1: task 0: Exited with exit code 3\n")
+    assert examine("k", run, attempt, 0, 5.0).category == "user_code"
+
+
 def test_where_no_rule_knows_why_what_is_new_tells(place: tuple[RunDir, AttemptDir]) -> None:
     run, attempt = place
     steps = "".join(f"step {n} loss 3.{n}\n" for n in range(900))

@@ -18,7 +18,7 @@ from transom_cli.health.options import HealthOptions
 from transom_cli.health.report import Report
 from transom_cli.layout import RunDir
 from transom_cli.supervise.examining import Examining
-from transom_cli.supervise.faultwatch import FaultWatch
+from transom_cli.supervise.faultwatch import AT_ONCE, FaultWatch
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions, agent_argv
 
 NODES = ("n1", "n2")
@@ -134,6 +134,22 @@ def test_an_agent_is_asked_once_for_what_its_table_tells_of_and_speaks_for_its_o
     assert isinstance(heard, Faulty)
     assert heard.faults == (NodeFault("n1", "kernel", "FAIL", "Xid 79\\x1b]0;", "reboot"),)
     assert agent.asked == 1
+
+
+def test_not_all_nodes_are_asked_at_once() -> None:
+    """A shared file system that hangs is told of by all of them together."""
+    agent = Agent(*[{"ok": True, "faults": []}] * 100)
+    watch = FaultWatch(queue.SimpleQueue(), agent)
+    many = {f"n{n}": NodeTable(f"n{n}", "7.1", 1, (), alarms=1) for n in range(100)}
+    watch.look(many, 1.0)
+    assert len(watch._busy) == AT_ONCE
+    agent.go.set()
+    at = 1.0
+    while agent.asked < 100:
+        at += 10.0
+        watch.look(many, at)
+        threading.Event().wait(0.01)
+    assert agent.asked == 100
 
 
 def test_an_agent_that_does_not_answer_is_asked_again_later() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -27,8 +26,6 @@ from transom_cli.layout import AttemptDir
 TAIL = 256 * 1024  # bytes of a log's end that are read for its first cause
 LOOK = 64 * 1024  # bytes of one log that are read at a look; of a log that grows faster, the newest
 _LINE = 16 * 1024  # a line that goes on for longer, without an end, is given up
-
-_RANK = re.compile(r"rank-(\d{1,9})\.log")
 
 
 @lru_cache(maxsize=1)

@@ -21,11 +21,13 @@ SHOWN = 5  # kinds of lines that are new
 def diagnose(paths: Sequence[Path], book: Rulebook, healthy: Sequence[Path] = ()) -> dict[str, Any]:
     """The document of `told.document`, with "unrecognised": of a failure that no rule explains. healthy: logs of runs
     that were well."""
-    dumps = [path for path in paths if path.is_dir() or is_dump(path)]
+    dumps = [path for path in paths if path.is_dir() or (path.is_file() and is_dump(path))]  # a pipe is read once
     logs = diagnose_logs(paths, book)
     hangs = [clue for path in dumps for clue in read_hang(path) if clue.confidence >= SURE]
     found = together([told(one) for one in logs.incidents], hangs)
     said = document(found, len(logs.files), logs.unread)
-    new = new_in(logs_in(paths), logs_in(healthy)) if found and found[0].category is Category.UNKNOWN else ()
+    unknown = bool(found) and found[0].category is Category.UNKNOWN
+    files = [path for path in map(Path, logs.files) if path.is_file()]
+    new = new_in(files, logs_in(healthy)) if unknown else ()
     said["unrecognised"] = [one.words for one in new[:SHOWN]]
     return said

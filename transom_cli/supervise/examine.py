@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from transom_cli.agent.logs import hits_of_tail, last_line, rulebook, tail_of
+from transom_cli.core.category import OWN_ERRORS
 from transom_cli.core.events import Examined
 from transom_cli.core.rootline import clean, log_order
 from transom_cli.diagnose.clue import Category
 from transom_cli.diagnose.logs import exchange
 from transom_cli.diagnose.logs.cause import incidents
 from transom_cli.diagnose.logs.hit import Hit
+from transom_cli.diagnose.logs.rule import Level
 from transom_cli.diagnose.unknown.reading import stands_out
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 
@@ -69,8 +71,10 @@ def examine(
 def _told(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str], rank: int | None) -> Examined:
     found = incidents(hits, died=rank)
     if found:
-        root = found[0].root
-        return Examined(now, key, found[0].category.value, clean(root.record.text), root.file)
+        root, category = found[0].root, found[0].category.value
+        if root.level < Level.ENDING and category in OWN_ERRORS:
+            category = UNKNOWN  # how a process ended is no word of its own: a stop needs evidence
+        return Examined(now, key, category, clean(root.record.text), root.file)
     name = min(said, key=lambda name: log_order(name, rank))
     return Examined(now, key, UNKNOWN, said[name], name)
 

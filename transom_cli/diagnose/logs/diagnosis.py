@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,52 +20,14 @@ MOST = 200_000  # files of a folder
 _LARGEST = 4 << 20  # bytes of an error file
 _PROBE = 4096  # bytes that are looked at to tell a log from something else
 _BINARY = (
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".bin",
-    ".safetensors",
-    ".distcp",
-    ".npy",
-    ".npz",
-    ".arrow",
-    ".parquet",
-    ".pkl",
-    ".so",
-)
+    ".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp", ".npy", ".npz", ".arrow", ".parquet", ".pkl", ".so",
+)  # fmt: skip
 _PACKED = (
-    ".tar",
-    ".tgz",
-    ".zip",
-    ".xz",
-    ".zst",
-    ".bz2",
-    ".whl",
-    ".png",
-    ".jpg",
-    ".pdf",
-    ".mp4",
-    ".db",
-    ".sqlite",
-    ".pyc",
-)
+    ".tar", ".tgz", ".zip", ".xz", ".zst", ".bz2", ".whl", ".png", ".jpg", ".pdf", ".mp4", ".db", ".sqlite", ".pyc",
+)  # fmt: skip
 _SOURCE = (
-    ".py",
-    ".pyi",
-    ".ipynb",
-    ".c",
-    ".cc",
-    ".cpp",
-    ".cu",
-    ".h",
-    ".hpp",
-    ".rs",
-    ".go",
-    ".js",
-    ".sh",
-    ".sbatch",
-    ".slurm",
-)
+    ".py", ".pyi", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".rs", ".go", ".js", ".sh", ".sbatch", ".slurm",
+)  # fmt: skip
 _SETTINGS = (".toml", ".yaml", ".yml", ".ini", ".cfg", ".conf", ".md", ".rst", ".html", ".css", ".xml", ".csv", ".tsv")
 _NO_LOG = frozenset((*_BINARY, *_PACKED, *_SOURCE, *_SETTINGS, ".jsonl", ".beats", ".lock", ".pid"))
 """Not looked at in a folder, though when they are named: what says "ValueError" in a program is no failure of it."""
@@ -88,7 +51,7 @@ def diagnose_logs(paths: Iterable[Path], book: Rulebook) -> Diagnosed:
         name = str(path)
         try:
             hits += _error_file(path, book, name) if path.suffix == ".json" else hits_of(path, book, name)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             unread.append((name, getattr(error, "strerror", None) or str(error)))
         else:
             read[name] = path

@@ -53,7 +53,7 @@ _WINDOW = 4096  # bytes in which texts are looked for one after the other: a rar
 class _Fast:
     def __init__(self, of: Sequence[str]) -> None:
         options = re2.Options()
-        options.max_mem = 256 << 20  # of automata, where hundreds of texts are looked for at once
+        options.max_mem = 16 << 20  # of automata; an agent has some 60 MB, and more makes nothing faster
         options.log_errors = False
         options.encoding = re2.Options.Encoding.LATIN1  # bytes: what is broken UTF-8 is looked at all the same
         patterns = [_pattern(text).encode() for text in of]
