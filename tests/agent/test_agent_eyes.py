@@ -19,7 +19,7 @@ from transom_cli.agent import eyes as eyes_module
 from transom_cli.agent import secret
 from transom_cli.agent.client import Client, Failed
 from transom_cli.agent.eyes import Eyes
-from transom_cli.beats.table import decode
+from transom_cli.beats.table import RankBeat, decode
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
 
@@ -152,3 +152,19 @@ def test_what_cannot_be_written_waits_and_the_oldest_make_place(node: Node, monk
     found = node.found("host:")
     assert [record["words"] for record in found] == ["reading 2", "reading 3", "reading 4"]
     assert [record.get("skipped") for record in found] == [2, None, None]
+
+
+def test_of_a_launch_that_was_over_before_a_look_what_somebody_asked_for_is_told(node: Node) -> None:
+    logs = node.attempt.logs(0)
+    logs.mkdir(parents=True, exist_ok=True)
+    (logs / "rank-3.log").write_text("Traceback (most recent call last):\nValueError: mine\n")
+    node.attempt.nodes.mkdir(parents=True, exist_ok=True)
+    launch = [0]
+    row = lambda: (RankBeat(3, launch[0], 1, 1, 0.0, None, "step", 0, "S"),)  # noqa: E731
+    eyes = Eyes(node.attempt, NODE, str(node.beats), row)
+    assert eyes.cause(0)["names"] == ["rank-3.log"]
+    launch[0] = 1
+    eyes._write()
+    (found,) = node.found("log:")
+    assert (found["kind"], found["words"]) == ("log:user_code", "ValueError: mine")
+    assert (found["rank"], found["launch"]) == (3, 0)

@@ -108,6 +108,23 @@ def test_a_traceback_that_comes_in_pieces_is_one(tmp_path: Path) -> None:
     follower.close()
 
 
+def test_a_message_long_after_a_traceback_is_none_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.log"
+    follower = Follower(path)
+    with path.open("a") as log:
+        log.write(OWN)
+        log.flush()
+        assert lines(follower) == ["ValueError: mine"]
+        for _ in range(9):
+            log.write("step\n" * 60)
+            log.flush()
+            assert lines(follower) == []
+        log.write("ValueError: a message\n")
+        log.flush()
+        assert lines(follower) == []
+    follower.close()
+
+
 def test_what_the_training_survived_is_not_told(tmp_path: Path) -> None:
     steps = "".join(f"step {n} loss 1.{n}\n" for n in range(20))
     (tmp_path / "rank-0.log").write_text(OWN + steps)

@@ -107,6 +107,13 @@ def test_stacks_tell_who_the_others_wait_for(tmp_path: Path) -> None:
     assert (told["incidents"][0]["category"], told["incidents"][0]["culprits"][0]["rank"]) == ("nccl_hang", 4)
 
 
+def test_stacks_of_a_run_that_is_well_are_no_incident(tmp_path: Path) -> None:
+    for rank in range(4):
+        stack = 'Process 7: python train.py\nThread 7 (active): "MainThread"\n    step (train.py:9)\n'
+        (tmp_path / f"rank-{rank}.stack.txt").write_text(stack)
+    assert json.loads(transom("diagnose", ".", "--json", cwd=tmp_path).stdout)["incidents"] == []
+
+
 def test_pipes_and_broken_archives_are_no_trouble(tmp_path: Path) -> None:
     (tmp_path / "job.out").write_text(f"{'x' * 20000}\n{OOM}\n")
     argv = ["bash", "-c", f'"{sys.executable}" -m transom_cli diagnose --json <(cat job.out)']

@@ -111,6 +111,31 @@ def test_who_ends_without_a_word_has_ended_the_others(tmp_path: Path) -> None:
     assert (first.category, first.culprits) == (Category.UNKNOWN, (Culprit("n0", 0),))
 
 
+def test_what_ended_a_job_in_another_log_may_have_come_later(tmp_path: Path) -> None:
+    """Slurm's word stands in a short log, the exception at the end of a long one; neither has a time."""
+    failed = f"{'x' * 9999}\n{TRACE}KeyError: 'lr'\n"
+    (first,) = of(tmp_path, failed, CANCELLED.format("JOB 7", ""), names=("rank-0.log", "job.out")).incidents
+    assert first.category is Category.USER_CODE
+
+
+def test_a_step_that_was_cancelled_in_one_log_for_a_task_that_ended_in_another(tmp_path: Path) -> None:
+    def told(ends: str) -> Category:
+        step = CANCELLED.format("STEP 7.0", "")
+        return of(tmp_path, step, RESET, ends, names=("rank-0.log", "rank-1.log", "job.out")).incidents[0].category
+
+    assert told("srun: error: n2: task 2: Killed\n") is Category.HOST_OOM
+    assert told("srun: error: n2: task 2: Killed\nsrun: error: n1: task 1: Killed\n") is Category.SLURM_CANCELLED
+
+
+def test_two_faults_of_which_neither_explains_the_other_are_two(tmp_path: Path) -> None:
+    full = f"{TRACE}OSError: [Errno 28] No space left on device\n"
+    killed = (
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n"
+    )
+    found = of(tmp_path, full + killed).incidents
+    assert [one.category for one in found] == [Category.HOST_OOM, Category.STORAGE_FULL]
+
+
 def test_a_step_that_is_cancelled_for_a_dead_task(tmp_path: Path) -> None:
     text = "srun: error: n1: task 1: Killed\n" + CANCELLED.format("STEP 7.0", "")
     (first,) = of(tmp_path, text).incidents

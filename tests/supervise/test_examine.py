@@ -137,6 +137,8 @@ def test_where_no_rule_knows_why_what_is_new_tells(place: tuple[RunDir, AttemptD
     assert (told.category, told.line, told.where) == ("unknown", "unrecognised: flux capacitor 12 failed", "rank-0.log")
     write(attempt, 0, steps + "closing files\n")
     assert examine("k", run, attempt, 0, 5.0).line == "closing files", "nothing speaks of a fault"
+    write(attempt, 0, "step 1\nflux capacitor 12 failed\nclosing files\n")
+    assert examine("k", run, attempt, 0, 5.0).line == "closing files", "there is nothing to compare with"
 
 
 def test_no_log_at_all(place: tuple[RunDir, AttemptDir]) -> None:
