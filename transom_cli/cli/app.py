@@ -17,12 +17,13 @@ from transom_cli import __version__
 from transom_cli.cli.check import check
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.cli.diagnose import diagnose, rules_app
+from transom_cli.cli.explain import explain
 from transom_cli.cli.launch import agent, launch, operate
 from transom_cli.cli.nodes import nodes
 from transom_cli.cli.policy import policy
 from transom_cli.cli.run import attach, run
 from transom_cli.cli.sandbox import sandbox_app
-from transom_cli.cli.status import explain, list_, status, stop
+from transom_cli.cli.status import list_, status, stop
 from transom_cli.errors import EXIT_CODES, TransomError, UsageError
 
 _BEHIND_A_RUN = ("launch", "agent", "operate")

@@ -1,4 +1,4 @@
-"""`transom status`, `list`, `explain`, `stop`: what a person asks about a run, and the one thing they tell it."""
+"""`transom status`, `list`, `stop`: what a person asks about a run, and the one thing they tell it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transom_cli.errors import Unknown, UsageError
+from transom_cli.errors import Unknown
 
 if TYPE_CHECKING:
     from transom_cli.core.state import State
@@ -87,35 +87,6 @@ def list_(root: Root = None, json_: Json = False) -> None:
             print(headline(view) + (f"  {view.verdict}" if view.phase == "held" else ""))
     if json_:
         print(json.dumps({"schema": 1, "runs": rows}))
-
-
-def explain(
-    run: Run = None,
-    incident: Annotated[str | None, typer.Option("--incident", "-i", help="Only this one, as i2.")] = None,
-    root: Root = None,
-    json_: Json = False,
-) -> None:
-    """What happened: the story of each incident, from the journal."""
-    import json
-
-    from transom_cli.submit.rundir import find_run
-    from transom_cli.ui.read import read_view
-    from transom_cli.ui.render import held_lines, incident_lines
-    from transom_cli.wiring import runs_root
-
-    view = read_view(find_run(runs_root(root), run))
-    chosen = [i for i in reversed(view.incidents) if incident in (None, i.id)]
-    if incident is not None and not chosen:
-        known = ", ".join(i.id for i in reversed(view.incidents)) or "none"
-        raise UsageError(f"Run `{view.run_id}` has no incident `{incident}`", f"it has: {known}")
-    if json_:
-        told = {"schema": 1, "run_id": view.run_id, "phase": view.phase, "verdict": view.verdict}
-        print(json.dumps({**told, "incidents": [asdict(i) for i in chosen]}))
-        return
-    stories = ["\n".join(incident_lines(i, 10_000)) for i in chosen]
-    if view.phase == "held" and incident is None:
-        stories.append("\n".join(held_lines(view)))
-    print("\n\n".join(stories) or f"{view.run_id}: no incident so far")
 
 
 def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
