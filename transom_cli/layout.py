@@ -72,6 +72,11 @@ class AttemptDir:
         return self.path / "reports.json"
 
     @property
+    def progress(self) -> Path:
+        """Steps and when they were done, one JSON object a line, by the launcher (supervise.progress)."""
+        return self.path / "progress.jsonl"
+
+    @property
     def agents_log(self) -> Path:
         """What the step of the node agents printed, by srun."""
         return self.path / "agents.log"

@@ -6,6 +6,7 @@ made, so a look must be run through to its end.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 from transom_cli.core import ladder, quiet
@@ -14,6 +15,7 @@ from transom_cli.layout import AttemptDir
 from transom_cli.supervise.beatwatch import BeatWatch
 from transom_cli.supervise.follow import newest_checkpoint
 from transom_cli.supervise.launchplan import LaunchOptions
+from transom_cli.supervise.progress import Progress
 from transom_cli.supervise.training import TrainingStep
 
 DURABLE = 1.0  # seconds between two looks for a newer checkpoint
@@ -35,6 +37,7 @@ class Sight:
         self._told = ladder.Exits(0.0, 0, ())
         self._found: quiet.RanksQuiet | None = None
         self._looked_durable = float("-inf")
+        self._progress = Progress(attempt, lambda: watch.nodes_of((0,)))
 
     @property
     def stepping(self) -> bool:
@@ -54,12 +57,15 @@ class Sight:
             return  # the run directory does not answer: seen at the next look
         if told != self._told:
             self._told = told
+            if told.over or any(x.bad for x in told.exits):
+                self._progress.settle()
             yield ladder.Exits(now, told.launch, told.exits, told.over, told.srun)
 
     def of_beats(self, now: float) -> Iterator[Heard]:
         """The beat tables, which have just been read."""
         watch = self._watch
         launch = watch.launch  # after a relaunch the tables are about the launch before it for a moment
+        self._progress.look(launch, watch.step(launch), time.time())
         yield ladder.Stepped(now, launch, watch.step(launch))
         for node, silent_for in watch.alone(now):
             if self._dead(node):
@@ -68,6 +74,7 @@ class Sight:
         if found is not None and self._state().rung is Rung.TRAINING and not watch.blind(now):
             yield from self._durable(now, at_once=found is not self._found)
             self._found = found
+            self._progress.settle()
             nodes = watch.nodes_of(found.culprits)
             about = (found.step, found.quiet_for, found.limit, tuple(found.culprits), nodes, found.stopped)
             yield ladder.Quiet(now, launch, *about)
