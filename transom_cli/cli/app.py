@@ -18,6 +18,7 @@ from transom_cli.cli.check import check
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.cli.diagnose import diagnose, rules_app
 from transom_cli.cli.explain import explain
+from transom_cli.cli.goodput import goodput
 from transom_cli.cli.launch import agent, launch, operate
 from transom_cli.cli.nodes import nodes
 from transom_cli.cli.policy import policy
@@ -61,6 +62,7 @@ app.command()(run)
 app.command()(attach)
 app.command()(status)
 app.command()(explain)
+app.command()(goodput)
 app.command(name="list")(list_)
 app.command()(stop)
 app.command()(nodes)
