@@ -95,7 +95,7 @@ def test_the_screen() -> None:
     assert told[0] == "demo  goodput 51.0 %  of 35 s from submission to end"
     assert "restart          12 s   34.0 %  from there to the next step; the run's start" in told
     assert not any(line.endswith("...") for line in told)
-    assert told[-4].split()[:3] == ["i1", "11", "s"] and told[-3].strip() == "slurm_time_limit, 1 step done again"
+    assert told[-3].split()[:3] == ["i1", "11", "s"] and told[-2].strip() == "slurm_time_limit, 1 step done again"
     assert summary(read("time_limit")) == "51.0 % of 35 s; lost: restart 12 s, queue 2.4 s"
     assert summary(read("user_error")) == ""
 
