@@ -50,7 +50,7 @@ def test_a_node_that_died() -> None:
     ]
     detection = next(span for span in found.spans if span.kind is Kind.DETECTION)
     assert detection.length / NS == pytest.approx(5.6, abs=0.1)  # its journal says: no step for 5.6 s
-    assert found.by_cause[0][0] == Cause("i1", "slurm_node_fail", found.by_cause[0][0].at, lost=0)
+    assert found.by_cause[0][0] == Cause("i1", "slurm_node_fail", found.by_cause[0][0].at, step=20, lost=0)
 
 
 def test_a_rank_that_was_relaunched_costs_less_than_a_second() -> None:
@@ -79,7 +79,7 @@ def test_a_run_that_nobody_operates_goes_on_being_accounted(tmp_path: Path) -> N
     (tmp_path / "run" / "attempts" / "12.0" / "outcome.json").write_text("[]")
     book = read_book(RunDir(tmp_path / "run"), now=1795340635.0)
     assert not book.account.over and book.account.until == 1795340635 * NS
-    assert [name for name, _ in book.launchers] == ["12.0"]
+    assert [one.attempt for one in book.launchers] == ["12.0"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -186,10 +186,10 @@ class _Walk:
         late = [s for name, s in self._history.signs if name == attempt.name and s.at >= self.ledger.now]
         sign = sign or (late[0] if late else None)
         if sign is None:
-            cause = Cause(attempt.name, attempt.cause or attempt.status, self.ledger.now)
+            cause = Cause(attempt.name, attempt.cause or attempt.status, self.ledger.now, self._best)
         else:
             key = sign.incident if sign.incident[:1] == "i" else f"{attempt.name}/{sign.incident}"
-            cause = Cause(key, sign.category or attempt.cause, sign.at)
+            cause = Cause(key, sign.category or attempt.cause, sign.at, self._best)
         self._cause = cause.key
         self.causes.setdefault(cause.key, cause)
 

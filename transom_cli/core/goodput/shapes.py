@@ -115,12 +115,14 @@ class Point:
 class Cause:
     """Why time was lost. key: an incident's id (i2), a launcher's own (7.0/l1), an attempt's, or "start".
 
-    lost: steps that were done before and had to be done again; -1: not known.
+    step: the newest one that was ever done when it came, -1: none, or not known. lost: so many of them had to be done
+    again; -1: not known, or not yet.
     """
 
     key: str
     category: str = ""
     at: int = 0
+    step: int = -1
     lost: int = -1
 
 
