@@ -10,10 +10,9 @@ from typing import Any
 from transom_cli.core import events as ev
 from transom_cli.core.goodput import NS
 from transom_cli.core.goodput.shapes import Attempt, Launch
-from transom_cli.core.state import Incident
 from transom_cli.ui.book import Book, heals, incidents
 from transom_cli.ui.goodput import iso
-from transom_cli.ui.story import NEVER_CUT, Story, fit, headline, story_of, when, wrapped
+from transom_cli.ui.story import NEVER_CUT, Story, fit, headline, said, story_of, when, wrapped
 from transom_cli.ui.words import clock_time, count, span
 
 NEAR = 50  # steps to both sides in which a report concerns a step
@@ -31,8 +30,9 @@ class Fact:
 
 @dataclass(frozen=True)
 class Topic:
-    """stories: the incidents that it is about, oldest first; their own lines are told in them."""
+    """stories: the incidents that it is about, oldest first; each is told in full by itself."""
 
+    run_id: str
     title: str
     facts: tuple[Fact, ...]
     stories: tuple[Story, ...]
@@ -45,7 +45,7 @@ def topic_lines(topic: Topic, width: int = NEVER_CUT) -> list[str]:
         found += wrapped(f"  {clock_time(fact.at)}  {fact.where:<{places}}  ", fact.words, width)
     found += [line for story in topic.stories for line in wrapped("  ", headline(story), width)]
     if topic.stories:
-        found += wrapped("", "each in full: " + ", ".join(f"`transom explain -i {s.id}`" for s in topic.stories), width)
+        found += wrapped("", f"in full: `transom explain {topic.run_id} {topic.stories[0].id}`", width)
     return [fit(line, width) for line in found]
 
 
@@ -77,21 +77,28 @@ def about_node(book: Book, node: str, findings: Iterable[Finding] = ()) -> Topic
     told = incidents(book)
     facts = [Fact(at, attempt, words) for at, attempt, words in findings]
     facts += _launches(book, node)
-    facts += [Fact(m.at, i.id, m.words) for i in told for m in i.marks if named.search(m.words)]
-    known = {fact.words for fact in facts}
+    marks = [(i, m) for i in told for m in i.marks if named.search(m.words)]
+    facts += [Fact(m.at, i.id, said(m.what, m.words)) for i, m in marks]
+    known = {m.words for _, m in marks}
     facts += [fact for fact in _events(book, node) if fact.words not in known]
-    concerned = [i for i in told if _blames(i, node) or any(named.search(m.words) for m in i.marks)]
+    concerned = [story for i in told if node in (story := story_of(i, book)).nodes]
     kept = next((x for x in book.state.exclusions if x.node == node), None)
     stands = "the run may use it"
     if kept is not None:
         until = f"until {when(kept.until)}" if kept.until is not None else f"until `transom nodes --lift {node}`"
         stands = f"{kept.how} {when(kept.since)}, {until}: {kept.reason}"
-    ordered = dict.fromkeys(sorted(facts, key=lambda fact: fact.at))
-    return Topic(f"{node}  {stands}", tuple(ordered), tuple(story_of(i, book) for i in concerned))
+    return Topic(book.run_id, f"{node}  {stands}", _once(facts), tuple(concerned))
 
 
-def _blames(incident: Incident, node: str) -> bool:
-    return node in incident.quiet_nodes or (incident.diagnosis is not None and node in incident.diagnosis.nodes)
+def _once(facts: Iterable[Fact]) -> tuple[Fact, ...]:
+    """In the order of time; what is told more than once in the same place has its first time, and how often."""
+    told: dict[tuple[str, str], list[Fact]] = {}
+    for fact in sorted(facts, key=lambda fact: fact.at):
+        told.setdefault((fact.where, fact.words), []).append(fact)
+    return tuple(
+        same[0] if len(same) == 1 else Fact(same[0].at, where, f"{words} ({len(same)} times)")
+        for (where, words), same in told.items()
+    )
 
 
 def _launches(book: Book, node: str) -> Iterator[Fact]:
@@ -109,14 +116,21 @@ def _launches(book: Book, node: str) -> Iterator[Fact]:
                 yield Fact(at, launcher.attempt, f"carries no rank (launch {record.get('launch')})")
             elif kind in ("agent", "spare", "leftovers") and record.get("node") == node:
                 said = [str(record[key]) for key in ("what", "words") if record.get(key)]
-                good = {True: ["ready"], False: ["not ready"]}.get(record.get("good"), []) if kind == "spare" else []
-                yield Fact(at, launcher.attempt, f"{kind}: {': '.join((*good, *said))}")
+                if kind == "spare":
+                    said = ["ready" if record.get("good") is True else "not ready", *said]
+                yield Fact(at, launcher.attempt, f"{kind}: {': '.join(said)}")
     if not book.launchers:
         for event in book.events:
             if isinstance(event, ev.LaunchSeen) and node in event.nodes:
                 yield Fact(
                     event.at, event.attempt, f"carries ranks, as one of {len(event.nodes)} (launch {event.launch})"
                 )
+
+
+def _place(key: str) -> str:
+    """The incident of an action's key; of one about a node without ranks (idle/7.0/n2/1), the attempt."""
+    first, *rest = key.split("/")
+    return rest[0] if first == "idle" and rest else first
 
 
 def _events(book: Book, node: str) -> Iterator[Fact]:
@@ -127,10 +141,10 @@ def _events(book: Book, node: str) -> Iterator[Fact]:
         elif isinstance(event, ev.NodeBack) and event.node == node:
             yield Fact(event.at, event.attempt, "is heard again")
         elif isinstance(event, ev.Probed) and event.node == node:
-            yield Fact(event.at, event.key.split("/")[0], f"{node}: {event.verdict.lower()}, {event.evidence}")
+            yield Fact(event.at, _place(event.key), f"{node}: {event.verdict.lower()}, {event.evidence}")
         elif isinstance(event, ev.Isolated) and event.node == node:
             detail = f" ({event.detail})" if event.detail else ""
-            yield Fact(event.at, event.key.split("/")[0], f"{node} {event.how}{detail}")
+            yield Fact(event.at, _place(event.key), f"{node} {event.how}{detail}")
         elif isinstance(event, ev.LiftAsked) and node in event.nodes:
             yield Fact(event.at, "", f"{event.who} lets the run use it again")
 
@@ -157,7 +171,7 @@ def about_step(book: Book, step: int) -> Topic:
     again = f", done {len(did)} times" if len(did) > 1 else ""
     facts += [Fact(i.began, i.id, "it was lost here, and had to be done again") for i in chosen if i.id in undone]
     title = f"step {count(step)} of {book.run_id}{again}"
-    return Topic(title, tuple(sorted(facts, key=lambda f: f.at)), tuple(story_of(i, book) for i in chosen))
+    return Topic(book.run_id, title, tuple(sorted(facts, key=lambda f: f.at)), tuple(story_of(i, book) for i in chosen))
 
 
 def _done(attempt: Attempt, launch: Launch, step: int) -> Fact | None:

@@ -39,7 +39,8 @@ _PARTS = {
 }
 _BEFORE = {"swapped": "spare "}
 _SAID = {
-    "diagnosed": "that is the diagnosis",
+    "probed": "the same once more",
+    "diagnosed": "diagnosed as said above",
     "stopped": "the run is stopped for that",
     "handed_up": "handed up for that",
 }
@@ -142,11 +143,16 @@ def _shown(story: Story) -> Iterator[tuple[Line, str]]:
     last = ""
     for line in story.lines:
         known = line.words in told or (line.words == story.title and bool(told))
-        words = _SAID.get(line.what, "") if known else _BEFORE.get(line.what, "") + line.words
+        words = _SAID.get(line.what, "") if known else said(line.what, line.words)
         told.add(line.words)
         if words and words != last:
             last = words
             yield line, words
+
+
+def said(what: str, words: str) -> str:
+    """The words of a mark, as far as they do not tell by themselves what was done."""
+    return _BEFORE.get(what, "") + words
 
 
 def when(at: float) -> str:
