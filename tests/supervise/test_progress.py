@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from transom_cli.beats.spent import NodeSpent, RankSpent, encode
+from transom_cli.beats.table import NodeTable, RankBeat
+from transom_cli.beats.table import encode as encode_table
+from transom_cli.core.events import RankExit
+from transom_cli.core.ladder import Exits, LadderState
+from transom_cli.core.quiet_shapes import QuietLimits
 from transom_cli.layout import AttemptDir
+from transom_cli.supervise.beatwatch import BeatWatch
+from transom_cli.supervise.launchersight import Sight
 from transom_cli.supervise.progress import Progress
 
 
@@ -77,3 +85,28 @@ def test_a_disk_that_takes_nothing_is_told_once(attempt: AttemptDir, capsys: pyt
     for minute in range(5):
         progress.look(0, minute, minute * 60.0)
     assert capsys.readouterr().out.count("cannot write") == 1
+
+
+class Ended:
+    """A training step of which one rank has ended badly."""
+
+    code = None
+
+    def exits(self) -> tuple[RankExit, ...]:
+        return (RankExit(0, "n1", 1, None),)
+
+
+def test_the_launchers_sight_writes_it_and_the_last_step_once_a_rank_has_failed(attempt: AttemptDir) -> None:
+    watch = BeatWatch(attempt.nodes, QuietLimits())
+    state = LadderState(7, 0, ("n1",), 1, 1, launch=0)
+    options: Any = SimpleNamespace(checkpoints=attempt.path / "none")
+    sight = Sight(options, attempt, watch, lambda: state, lambda _: False)
+    for step in range(4):
+        rank = RankBeat(0, 0, step, step + 1, 0.1, None, "step", 1, "R")
+        (attempt.nodes / "n1.beats").write_bytes(encode_table(NodeTable("n1", "7.0", step + 1, (rank,))))
+        watch.look(float(step))
+        assert list(sight.of_beats(float(step)))
+    assert [one["step"] for one in lines(attempt)] == [0]
+    training: Any = Ended()
+    assert any(isinstance(heard, Exits) for heard in sight.of_step(4.0, training))
+    assert [one["step"] for one in lines(attempt)] == [0, 3]

@@ -44,7 +44,7 @@ def test_a_node_that_died_is_told_from_its_silence_to_the_next_step() -> None:
         "  --:--:--            seen     no step for 5.6 s (limit 5.4 s) after step 20, ranks 1 stand out"
     )
     assert lines[-9:] == [
-        "  --:--:--    +0.9 s  seen     the same once more",
+        "  --:--:--    +1.1 s  seen     the same once more",
         "  --:--:--            thought  diagnosed as said above",
         "  --:--:--    +0.2 s  done     node2 drained",
         "  --:--:--    +2.6 s  done     job requeued without node2",
