@@ -64,7 +64,9 @@ def test_spans_follow_each_other_and_fill_the_run(told: History) -> None:
     assert {span.cause for span in spans} - {""} <= {cause.key for cause in causes}
     found = account(told)
     assert found.whole.wall == told.until - told.begin
-    assert sum(sums.wall for _, sums in found.by_cause) <= found.whole.wall
+    lost = sum(sums.wall for _, sums in found.by_cause)
+    assert lost == sum(one.sums.wall for one in found.by_category) <= found.whole.wall
+    assert sum(one.causes for one in found.by_category) == len(found.by_cause)
 
 
 wall = st.floats(0, 300) | st.sampled_from((float("nan"), -1.0, 1e300, "x", None))

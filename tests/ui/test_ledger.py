@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom_cli.core.goodput import NS, Account, Cause, Kind, Span, Sums
+from transom_cli.core.goodput import NS, Account, Category, Cause, Kind, Span, Sums
 from transom_cli.layout import RunDir
 from transom_cli.ui.goodput import document, lines, percent, summary
 from transom_cli.ui.ledger import read_book
@@ -100,15 +100,31 @@ def test_the_screen() -> None:
     assert summary(read("user_error")) == ""
 
 
+def test_many_incidents_are_put_together_by_category() -> None:
+    sums = Sums({**dict.fromkeys(Kind, 0), Kind.RESTART: 60 * NS})
+    causes = tuple((Cause(f"i{n}", "nccl_hang"), sums) for n in range(1, 21))
+    attempts = tuple((f"7.{n}", sums) for n in range(20))
+    together = Sums({**dict.fromkeys(Kind, 0), Kind.RESTART: 1200 * NS})
+    account = Account(
+        0, 1200 * NS, True, True, (), (), together, attempts, causes, (Category("nccl_hang", 20, together),)
+    )
+    told = lines("r", account)
+    assert "   20         20m 00s  100.0 %  nccl_hang: restart 20m 00s" in told
+    assert "15 more, before them: --json has them" in told and "15 more, that cost less: --json has them" in told
+    assert [line.split()[0] for line in told if line.startswith("7.")] == ["7.15", "7.16", "7.17", "7.18", "7.19"]
+    assert len(told) < 40
+
+
 def test_what_comes_from_outside_is_cleaned() -> None:
     sums = Sums({**dict.fromkeys(Kind, 0), Kind.RESTART: NS})
     cause = Cause("i1", "bad\x1b[2J\nname", 0)
-    account = Account(0, NS, False, True, (Span(0, NS, Kind.RESTART),), (cause,), sums, (), ((cause, sums),))
+    account = Account(0, NS, False, True, (Span(0, NS, Kind.RESTART),), (cause,), sums, (), ((cause, sums),), ())
     assert all(line.isprintable() for line in lines("r", account, 200))
 
 
 @settings(max_examples=300)
 @given(st.integers(0, 10**15), st.integers(1, 10**15))
 def test_a_share_that_is_not_whole_never_reads_so(part: int, rest: int) -> None:
-    assert re.fullmatch(r"\d{1,2}\.\d %", percent(part / (part + rest))) and percent(1.0) == "100.0 %"
-    assert percent(None) == "-"
+    share = part / (part + rest)
+    assert re.fullmatch(r"\d{1,2}\.\d %|< 0.1 %", percent(share)) and (percent(share) == "0.0 %") == (share == 0)
+    assert percent(1.0) == "100.0 %" and percent(None) == "-"

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from transom_cli.core import events as ev
+from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.goodput import NS
 from transom_cli.core.goodput.shapes import Attempt, Launch
-from transom_cli.ui.book import Book, heals, incidents
+from transom_cli.ui.book import Book, Launcher, heals, incidents
 from transom_cli.ui.goodput import iso
-from transom_cli.ui.story import NEVER_CUT, Story, fit, headline, said, story_of, when, wrapped
-from transom_cli.ui.words import clock_time, count, span
+from transom_cli.ui.story import NEVER_CUT, Story, clock, fit, headline, said, story_of, when, wrapped
+from transom_cli.ui.words import count, span
 
 NEAR = 50  # steps to both sides in which a report concerns a step
 Finding = tuple[float, str, str]  # seconds, attempt, words
@@ -41,8 +43,9 @@ class Topic:
 def topic_lines(topic: Topic, width: int = NEVER_CUT) -> list[str]:
     found = wrapped("", topic.title, width)
     places = max((len(fact.where) for fact in topic.facts), default=0)
-    for fact in topic.facts:
-        found += wrapped(f"  {clock_time(fact.at)}  {fact.where:<{places}}  ", fact.words, width)
+    times = clock([fact.at for fact in topic.facts])
+    for time, fact in zip(times, topic.facts, strict=True):
+        found += wrapped(f"  {time}  {fact.where:<{places}}  ", fact.words, width)
     found += [line for story in topic.stories for line in wrapped("  ", headline(story), width)]
     if topic.stories:
         found += wrapped("", f"in full: `transom explain {topic.run_id} {topic.stories[0].id}`", width)
@@ -77,17 +80,19 @@ def about_node(book: Book, node: str, findings: Iterable[Finding] = ()) -> Topic
     told = incidents(book)
     facts = [Fact(at, attempt, words) for at, attempt, words in findings]
     facts += _launches(book, node)
+    stories = [story for i in told if node in (story := story_of(i, book)).nodes]
+    blamed = {story.id for story in stories}
     marks = [(i, m) for i in told for m in i.marks if named.search(m.words)]
-    facts += [Fact(m.at, i.id, said(m.what, m.words)) for i, m in marks]
+    own = [(i, m) for i, m in marks if m.what != "requeued" or i.id in blamed]  # every later restart is without it too
+    facts += [Fact(m.at, i.id, said(m.what, m.words)) for i, m in own]
     known = {m.words for _, m in marks}
     facts += [fact for fact in _events(book, node) if fact.words not in known]
-    concerned = [story for i in told if node in (story := story_of(i, book)).nodes]
     kept = next((x for x in book.state.exclusions if x.node == node), None)
     stands = "the run may use it"
     if kept is not None:
         until = f"until {when(kept.until)}" if kept.until is not None else f"until `transom nodes --lift {node}`"
         stands = f"{kept.how} {when(kept.since)}, {until}: {kept.reason}"
-    return Topic(book.run_id, f"{node}  {stands}", _once(facts), tuple(concerned))
+    return Topic(book.run_id, f"{node}  {stands}", _once(facts), tuple(stories))
 
 
 def _once(facts: Iterable[Fact]) -> tuple[Fact, ...]:
@@ -106,25 +111,38 @@ def _launches(book: Book, node: str) -> Iterator[Fact]:
     for launcher in book.launchers:
         for record in launcher.records:
             at, kind = record.get("wall"), record.get("type")
-            if not isinstance(at, (int, float)):
-                continue
-            if kind == "launch" and node in (nodes := record.get("nodes") or []):
-                yield Fact(
-                    at, launcher.attempt, f"carries ranks, as one of {len(nodes)} (launch {record.get('launch')})"
-                )
-            elif kind == "launch" and node in (record.get("idle") or []):
-                yield Fact(at, launcher.attempt, f"carries no rank (launch {record.get('launch')})")
-            elif kind in ("agent", "spare", "leftovers") and record.get("node") == node:
-                said = [str(record[key]) for key in ("what", "words") if record.get(key)]
+            if isinstance(at, (int, float)) and kind in ("agent", "spare", "leftovers") and record.get("node") == node:
+                told = [str(record[key]) for key in ("what", "words") if record.get(key)]
                 if kind == "spare":
-                    said = ["ready" if record.get("good") is True else "not ready", *said]
-                yield Fact(at, launcher.attempt, f"{kind}: {': '.join(said)}")
+                    told = ["ready" if record.get("good") is True else "not ready", *told]
+                yield Fact(at, launcher.attempt, f"{kind}: {': '.join(told)}")
+        yield from _ranks(_launched(launcher), node)
     if not book.launchers:
-        for event in book.events:
-            if isinstance(event, ev.LaunchSeen) and node in event.nodes:
-                yield Fact(
-                    event.at, event.attempt, f"carries ranks, as one of {len(event.nodes)} (launch {event.launch})"
-                )
+        yield from _ranks([event for event in book.events if isinstance(event, ev.LaunchSeen)], node)
+
+
+def _launched(launcher: Launcher) -> Iterator[ev.LaunchSeen]:
+    for record in launcher.records:
+        if record.get("type") == "launch":
+            try:
+                yield build(ev.LaunchSeen, {"idle": [], **record, "at": record["wall"], "attempt": launcher.attempt})
+            except (BadRecord, KeyError):
+                continue
+
+
+def _ranks(launches: Iterable[ev.LaunchSeen], node: str) -> Iterator[Fact]:
+    """One line for launches of an attempt that follow each other alike."""
+    for (attempt, words), group in groupby(launches, key=lambda one: (one.attempt, _part(one, node))):
+        same = list(group)
+        if words:
+            last = f" to {same[-1].launch}" if len(same) > 1 else ""
+            yield Fact(same[0].at, attempt, f"{words} (launch {same[0].launch}{last})")
+
+
+def _part(launch: ev.LaunchSeen, node: str) -> str:
+    if node in launch.nodes:
+        return f"carries ranks, as one of {len(launch.nodes)}"
+    return "carries no rank" if node in launch.idle else ""
 
 
 def _place(key: str) -> str:

@@ -10,7 +10,7 @@ from transom_cli.core.goodput import NS, Account, Cause, Kind, Sums
 from transom_cli.ui.words import count, fit, span
 
 SCHEMA = 1
-SHOWN = 8  # causes on the screen
+SHOWN = 5  # attempts and causes on the screen
 WORDS: Mapping[Kind, str] = {
     Kind.PRODUCTIVE: "steps, done for the first time",
     Kind.REDONE: "steps that had been done before",
@@ -45,14 +45,9 @@ def lines(run_id: str, account: Account, width: int = 80) -> list[str]:
         found.append("note: no step of this run was seen, so that these are the least that they can be")
     found += ["", f"{'KIND':<12}{'TIME':>9}{'SHARE':>9}"]
     found += [_row(kind, whole) for kind in Kind if whole.ns[kind] or kind is Kind.PRODUCTIVE]
-    if account.attempts:
-        found += ["", f"{'ATTEMPT':<12}{'TIME':>9}{'GOODPUT':>9}  LOST"]
-        found += [f"{name:<12}{_time(s.wall):>9}{percent(s.goodput):>9}  {_lost(s, 3)}" for name, s in account.attempts]
-    if account.by_cause:
-        found += ["", f"{'CAUSE':<12}{'TIME':>9}{'SHARE':>9}  OF WHICH"]
-        found += [line for cause, sums in account.by_cause[:SHOWN] for line in _cause(cause, sums, whole)]
-        if len(account.by_cause) > SHOWN:
-            found.append(f"{len(account.by_cause) - SHOWN} more, each cost less: --json has them")
+    found += [
+        line for part in (_attempts(account), _categories(account), _causes(account)) for line in ("", *part) if part
+    ]
     return [fit(line.rstrip(), width) for line in found]
 
 
@@ -71,6 +66,7 @@ def document(run_id: str, account: Account) -> dict[str, Any]:
         "runtime_goodput": whole.runtime,
         "attempts": [{"attempt": name, **_sums(sums)} for name, sums in account.attempts],
         "causes": [cause_document(cause, sums) for cause, sums in account.by_cause],
+        "categories": [{"category": one.name, "causes": one.causes, **_times(one.sums)} for one in account.by_category],
         "spans": [
             {"begin_ns": s.begin, "end_ns": s.end, "kind": s.kind.value, "attempt": s.attempt, "cause": s.cause}
             for s in account.spans
@@ -89,9 +85,11 @@ def iso(at: int) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Never 100.0 % where something was lost."""
+    """Never 100.0 % where something was lost, nor 0.0 % where something was not."""
     if share is None:
         return "-"
+    if 0.0 < share < 0.0005:
+        return "< 0.1 %"
     return f"{100 * (share if share >= 1.0 else min(share, 0.999)):.1f} %"
 
 
@@ -103,6 +101,39 @@ def spent(sums: Sums) -> Iterator[tuple[str, str]]:
 def _row(kind: Kind, sums: Sums) -> str:
     share = sums.ns[kind] / sums.wall if sums.wall else None
     return f"{kind.value:<12}{_time(sums.ns[kind]):>9}{percent(share):>9}  {WORDS[kind]}"
+
+
+def _attempts(account: Account) -> list[str]:
+    shown = account.attempts[-SHOWN:]
+    if not shown:
+        return []
+    found = [f"{'ATTEMPT':<12}{'TIME':>9}{'GOODPUT':>9}  MOST LOST TO"]
+    found += [f"{name:<12}{_time(s.wall):>9}{percent(s.goodput):>9}  {_lost(s, 3)}" for name, s in shown]
+    return [*found, *_more(len(account.attempts) - SHOWN, "before them")]
+
+
+def _categories(account: Account) -> list[str]:
+    """Where there are few causes, the table of these tells it all."""
+    if len(account.by_cause) <= SHOWN:
+        return []
+    found = [f"{'TIMES':>5}{'TIME':>16}{'SHARE':>9}  CATEGORY"]
+    for one in account.by_category:
+        share = percent(one.sums.wall / account.whole.wall)
+        found.append(f"{count(one.causes):>5}{_time(one.sums.wall):>16}{share:>9}  {one.name}: {_lost(one.sums, 2)}")
+    return found
+
+
+def _causes(account: Account) -> list[str]:
+    shown = account.by_cause[:SHOWN]
+    if not shown:
+        return []
+    found = [f"{'CAUSE':<12}{'TIME':>9}{'SHARE':>9}  OF WHICH"]
+    found += [line for cause, sums in shown for line in _cause(cause, sums, account.whole)]
+    return [*found, *_more(len(account.by_cause) - SHOWN, "that cost less")]
+
+
+def _more(left: int, which: str) -> list[str]:
+    return [f"{count(left)} more, {which}: --json has them"] if left > 0 else []
 
 
 def _cause(cause: Cause, sums: Sums, whole: Sums) -> Iterator[str]:

@@ -6,7 +6,7 @@ The same text for `transom explain` and for the live screen.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -69,6 +69,7 @@ class Story:
     id: str
     attempt: str
     began: float
+    category: str
     title: str
     result: str
     lasted: float | None
@@ -97,6 +98,7 @@ def story_of(incident: Incident, book: Book) -> Story:
         id=incident.id,
         attempt=incident.attempt,
         began=incident.began,
+        category=told.decided.category or told.cause if told else "",
         title=title,
         result=incident.result or f"open, {incident.stage.value}",
         lasted=None if incident.ended_at is None else incident.ended_at - incident.began,
@@ -119,19 +121,18 @@ def _gpu_hours(sums: Sums, book: Book) -> float | None:
 
 def headline(story: Story) -> str:
     """`i2  gpu_hardware on n3  recovered in 4m 12s`"""
-    told = story.decided.category or "not diagnosed"
     where = f" on {', '.join(story.nodes[:3])}" if story.nodes else ""
     after = f" in {span(story.lasted)}" if story.lasted is not None else ""
-    return f"{story.id}  {told}{where}  {story.result}{after}"
+    return f"{story.id}  {story.category or 'not diagnosed'}{where}  {story.result}{after}"
 
 
 def story_lines(story: Story, width: int = NEVER_CUT) -> list[str]:
     found = wrapped("", headline(story), width)
     found += wrapped("    ", f"{when(story.began)}, attempt {story.attempt}: {story.title}", width)
-    last = story.began
-    for line, words in _shown(story):
+    last, shown = story.began, list(_shown(story))
+    for time, (line, words) in zip(clock([line.at for line, _ in shown]), shown, strict=True):
         took = f"+{span(line.at - last)}" if line.at - last >= SHORT else ""
-        found += wrapped(f"  {clock_time(line.at)} {took:>9}  {line.part:<9}", words, width)
+        found += wrapped(f"  {time} {took:>9}  {line.part:<9}", words, width)
         last = line.at
     found += [line for label, words in _end(story) for line in wrapped(f"  {label:<{_LABEL}}", words, width)]
     return [fit(line, width) for line in found]
@@ -153,6 +154,12 @@ def _shown(story: Story) -> Iterator[tuple[Line, str]]:
 def said(what: str, words: str) -> str:
     """The words of a mark, as far as they do not tell by themselves what was done."""
     return _BEFORE.get(what, "") + words
+
+
+def clock(times: Sequence[float]) -> list[str]:
+    """As a clock shows them, with the day where they are of more than one."""
+    days = {datetime.fromtimestamp(at).date() for at in times}
+    return [datetime.fromtimestamp(at).strftime("%m-%d %H:%M:%S") if len(days) > 1 else clock_time(at) for at in times]
 
 
 def when(at: float) -> str:
@@ -210,7 +217,7 @@ def story_document(story: Story) -> dict[str, Any]:
         "result": story.result,
         "lasted": story.lasted,
         "marks": [(line.at, line.what, line.words) for line in story.lines],
-        "category": decided.category,
+        "category": story.category,
         "rule": decided.rule,
         "action": decided.action,
         "fingerprint": decided.fingerprint,

@@ -4,7 +4,7 @@
 account forward in time, `account` sums it.
 """
 
-from transom_cli.core.goodput.account import Account, Sums, account, cost
+from transom_cli.core.goodput.account import Account, Category, Sums, account, cost
 from transom_cli.core.goodput.history import history
 from transom_cli.core.goodput.logs import attempt_of
 from transom_cli.core.goodput.shapes import NS, Attempt, Cause, History, Kind, Span
@@ -13,6 +13,7 @@ __all__ = [
     "NS",
     "Account",
     "Attempt",
+    "Category",
     "Cause",
     "History",
     "Kind",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from transom_cli.core.goodput.partition import partition
+from transom_cli.core.goodput.partition import START, partition
 from transom_cli.core.goodput.shapes import Cause, History, Kind, Span
 
 _NO_NODES = (Kind.QUEUE, Kind.HOLD, Kind.IDLE)
@@ -47,6 +47,15 @@ class Sums:
 
 
 @dataclass(frozen=True)
+class Category:
+    """All causes of one category (as in `Cause`), so many, and what they cost together."""
+
+    name: str
+    causes: int
+    sums: Sums
+
+
+@dataclass(frozen=True)
 class Account:
     """spans: in the order of time, without gap or overlap, from the submission to `until`."""
 
@@ -59,13 +68,16 @@ class Account:
     whole: Sums
     attempts: tuple[tuple[str, Sums], ...]
     by_cause: tuple[tuple[Cause, Sums], ...]  # of time that was lost for a reason, the most expensive first
+    by_category: tuple[Category, ...]  # the same, put together
 
 
 def account(history: History) -> Account:
     spans, causes = partition(history)
     named = {cause.key: cause for cause in causes}
-    by_cause = _grouped(spans, lambda span: span.cause)
-    priced = [(named[key], sums) for key, sums in by_cause.items() if key]
+    lost = [span for span in spans if span.cause]
+    priced = [(named[key], sums) for key, sums in _grouped(lost, lambda span: span.cause).items()]
+    kinds = _grouped(lost, lambda span: _category(named[span.cause]))
+    categories = [Category(k, sum(_category(c) == k for c, _ in priced), sums) for k, sums in kinds.items()]
     return Account(
         begin=history.begin,
         until=history.until,
@@ -76,7 +88,13 @@ def account(history: History) -> Account:
         whole=_sums(spans),
         attempts=tuple((key, sums) for key, sums in _grouped(spans, lambda span: span.attempt).items() if key),
         by_cause=tuple(sorted(priced, key=lambda one: -one[1].wall)),
+        by_category=tuple(sorted(categories, key=lambda one: -one.sums.wall)),
     )
+
+
+def _category(cause: Cause) -> str:
+    """The start of a run is one of its own: no fault made it take its time."""
+    return cause.category or (START if cause.key == START else "unknown")
 
 
 def cost(of: Account, key: str) -> Sums | None:
