@@ -266,3 +266,54 @@ def test_before_anything_happened() -> None:
     assert accounted(()).spans == ()
     found = accounted((ev.Started(5, 1),), now=9)
     assert row(found) == [(4, "idle", "")] and found.whole.ettr is None and found.whole.goodput == 0.0
+
+
+def test_slurm_requeues_the_job_behind_our_back() -> None:
+    first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61))
+    second = Launched("7.1", 300).launch(300).steps((310, 41), (370, 101))
+    events = (
+        *submitted(),
+        running(10),
+        ev.StepSeen(20, "7.0", 1),
+        ev.JobSeen(100, 7, 1, "PENDING", reason="BeginTime", lost_nodes=("n2",)),
+        running(290, 1),
+        ev.StepSeen(310, "7.1", 41),
+    )
+    found = accounted(events, first, second, now=370)
+    assert row(found)[2:] == [
+        (60, "productive", ""),
+        (20, "detection", "i1"),
+        (190, "queue", "i1"),
+        (10, "restart", "i1"),
+        (10, "restart", "i1"),
+        (20, "redone", "i1"),
+        (40, "productive", ""),
+    ]
+    assert found.by_cause[0][0].lost == 21
+
+
+def test_a_launcher_submits_another_job_in_its_place() -> None:
+    first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61)).fault(85, "l1").ended(90, "failed")
+    first.handed(100, "resubmitted")
+    second = Launched("9.0", 400).launch(400).steps((410, 62), (470, 122))
+    found = accounted((*submitted(), running(10), ev.StepSeen(20, "7.0", 1)), first, second, now=470, alive=False)
+    assert row(found)[-4:] == [
+        (15, "restart", "7.0/l1"),
+        (300, "queue", "7.0/l1"),
+        (10, "restart", "7.0/l1"),
+        (60, "productive", ""),
+    ]
+    assert [name for name, _ in found.attempts] == ["7.0", "9.0"]
+
+
+def test_a_person_holds_a_job_that_waits_and_stops_the_run_later() -> None:
+    events = (
+        *submitted(),
+        ev.JobSeen(10, 7, 0, "PENDING", held=True, reason="JobHeldUser"),
+        ev.JobSeen(50, 7, 0, "PENDING", reason="Resources"),
+        ev.StopAsked(70, "somebody"),
+        ev.JobSeen(75, 7, 0, "CANCELLED"),
+    )
+    found = accounted(events)
+    assert row(found) == [(10, "queue", "start"), (40, "hold", "start"), (20, "queue", "start"), (5, "idle", "")]
+    assert found.whole.ettr == 0.0 and found.whole.runtime is None
