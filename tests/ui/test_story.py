@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -174,8 +174,8 @@ def test_held_by_a_launcher_that_nobody_has_heard(alone: Alone) -> None:
     assert held_lines(read_book(RunDir(RECORDED / "stopped"), now=2e9)) == []
 
 
-def test_json_has_what_the_text_has(recorded: Callable[[str], RunDir]) -> None:
-    book = read_book(recorded("node_killed"), now=2e9)
+def test_json_has_what_the_text_has() -> None:
+    book = read_book(RunDir(RECORDED / "node_killed"), now=2e9)
     document: Mapping[str, Any] = json.loads(json.dumps(story_document(story_of(incidents(book)[0], book))))
     assert document["category"] == "slurm_node_fail" and document["lost_steps"] == 0 and document["gpu_hours"] is None
     assert document["cost_seconds"] == pytest.approx(sum(document["cost"].values()))
