@@ -317,3 +317,16 @@ def test_a_person_holds_a_job_that_waits_and_stops_the_run_later() -> None:
     found = accounted(events)
     assert row(found) == [(10, "queue", "start"), (40, "hold", "start"), (20, "queue", "start"), (5, "idle", "")]
     assert found.whole.ettr == 0.0 and found.whole.runtime is None
+
+
+def test_a_launch_that_is_ended_for_a_finding_while_its_ranks_step_on() -> None:
+    """A GPU's fault is told at second 80; the ranks are ended at 84, and stepped until then."""
+    first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61), (83, 64)).fault(81, "l1", "gpu_hardware")
+    first.launch(90).steps((95, 61), (155, 121)).ended(155, "done")
+    events = (*submitted(), running(10), ev.StepSeen(20, "7.0", 1), healed(81.1, "l1"), *done(155))
+    assert row(accounted(events, first))[2:-1] == [
+        (63, "productive", ""),
+        (12, "restart", "i1"),
+        (3, "redone", "i1"),
+        (57, "productive", ""),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from transom_cli.beats.spent import NodeSpent, RankSpent, encode
 from transom_cli.beats.table import NodeTable, RankBeat
 from transom_cli.beats.table import encode as encode_table
 from transom_cli.core.events import RankExit
-from transom_cli.core.ladder import Exits, LadderState
+from transom_cli.core.ladder import Exits, LadderState, Rung
 from transom_cli.core.quiet_shapes import QuietLimits
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.beatwatch import BeatWatch
@@ -59,10 +60,15 @@ def test_the_last_step_has_the_time_at_which_it_was_done(attempt: AttemptDir) ->
 def test_a_relaunch_begins_with_a_line_of_its_own_at_whatever_step(attempt: AttemptDir) -> None:
     progress = Progress(attempt, tuple)
     progress.look(0, 40, 10.0)
+    progress.look(0, 41, 11.0)
     progress.look(1, -1, 12.0)
     progress.settle()  # nothing was done yet
     progress.look(1, 31, 13.0)
-    assert [(one["launch"], one["step"]) for one in lines(attempt)] == [(0, 40), (1, 31)]
+    assert [(one["launch"], one["step"], one["wall"]) for one in lines(attempt)] == [
+        (0, 40, 10.0),
+        (0, 41, 11.0),
+        (1, 31, 13.0),
+    ]
 
 
 def test_phases_of_the_rank_that_spent_most_on_each(attempt: AttemptDir) -> None:
@@ -109,4 +115,19 @@ def test_the_launchers_sight_writes_it_and_the_last_step_once_a_rank_has_failed(
     assert [one["step"] for one in lines(attempt)] == [0]
     training: Any = Ended()
     assert any(isinstance(heard, Exits) for heard in sight.of_step(4.0, training))
+    assert [one["step"] for one in lines(attempt)] == [0, 3]
+
+
+def test_a_launch_that_is_ended_while_its_ranks_step(attempt: AttemptDir) -> None:
+    watch = BeatWatch(attempt.nodes, QuietLimits())
+    state = [LadderState(7, 0, ("n1",), 1, 1, launch=0)]
+    options: Any = SimpleNamespace(checkpoints=attempt.path / "none")
+    sight = Sight(options, attempt, watch, lambda: state[0], lambda _: False)
+    for step in range(6):
+        if step == 3:
+            state[0] = replace(state[0], rung=Rung.ENDING)
+        rank = RankBeat(0, 0, step, step + 1, 0.1, None, "step", 1, "R")
+        (attempt.nodes / "n1.beats").write_bytes(encode_table(NodeTable("n1", "7.0", step + 1, (rank,))))
+        watch.look(float(step))
+        list(sight.of_beats(float(step)))
     assert [one["step"] for one in lines(attempt)] == [0, 3]

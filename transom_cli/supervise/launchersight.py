@@ -38,6 +38,7 @@ class Sight:
         self._found: quiet.RanksQuiet | None = None
         self._looked_durable = float("-inf")
         self._progress = Progress(attempt, lambda: watch.nodes_of((0,)))
+        self._rung = Rung.CHECKING
 
     @property
     def stepping(self) -> bool:
@@ -65,7 +66,7 @@ class Sight:
         """The beat tables, which have just been read."""
         watch = self._watch
         launch = watch.launch  # after a relaunch the tables are about the launch before it for a moment
-        self._progress.look(launch, watch.step(launch), time.time())
+        self._write_progress(launch)
         yield ladder.Stepped(now, launch, watch.step(launch))
         for node, silent_for in watch.alone(now):
             if self._dead(node):
@@ -79,6 +80,14 @@ class Sight:
             about = (found.step, found.quiet_for, found.limit, tuple(found.culprits), nodes, found.stopped)
             yield ladder.Quiet(now, launch, *about)
         yield from self._durable(now, at_once=self._state().leaving is not Leaving.NOT)
+
+    def _write_progress(self, launch: int) -> None:
+        """Also of a launch that is ended though its ranks stepped: what is found against a node is a fault too."""
+        self._progress.look(launch, self._watch.step(launch), time.time())
+        rung = self._state().rung
+        if rung is not self._rung and rung is not Rung.TRAINING:
+            self._progress.settle()
+        self._rung = rung
 
     def _durable(self, now: float, *, at_once: bool) -> Iterator[Heard]:
         if not at_once and now - self._looked_durable < DURABLE:

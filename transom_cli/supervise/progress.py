@@ -32,6 +32,7 @@ class Progress:
     def look(self, launch: int, step: int, wall: float) -> None:
         """`step`: the last one that every rank of `launch` has done, -1: none; `wall`: seconds since the epoch."""
         if launch != self._launch:
+            self.settle()  # of the launch before
             self._launch, self._step, self._told = launch, -1, -1
         if step <= self._step:
             return

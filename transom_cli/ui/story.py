@@ -36,6 +36,7 @@ _PARTS = {
     "probed": "seen",
     "examined": "seen",
     "checked": "seen",
+    "reported": "seen",
 }
 _BEFORE = {"swapped": "spare "}
 _SAID = {

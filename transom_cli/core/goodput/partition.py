@@ -114,7 +114,9 @@ class _Walk:
         since = samples[-1].at if samples and launch.exact else launch.at
         sign = None if on_purpose else self._sign(attempt, since, end)
         goes_on = last and not ended and sign is None and end == self._history.until
-        stop = end if sign is None else min(sign.at, end)
+        if sign is None and not goes_on and not on_purpose:  # it stepped on, after the first sign, until it was ended
+            sign = self._sign(attempt, launch.at, since)
+        stop = end if sign is None else min(max(sign.at, since), end)
         if samples and not launch.exact:
             samples = _rising(launch.samples, self.ledger.now, stop)
         silent = Kind.DETECTION if attempt.launcher and self._history.beats else Kind.UNSEEN
