@@ -10,11 +10,13 @@ import contextlib
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from transom_cli.ckpt import fence
+from transom_cli.ckpt.setback import Setback, set_back
 from transom_cli.core.ladder import (
     THIS_LAUNCHER,
     End,
@@ -27,6 +29,7 @@ from transom_cli.core.ladder import (
     NotStarted,
     Read,
     ReadLogs,
+    Rollback,
     Start,
 )
 from transom_cli.errors import TransomError
@@ -68,13 +71,13 @@ class LaunchHands:
     def start(self, order: Start) -> list[str] | None:
         """srun's command line; None, and a word in the inbox, when the launch cannot be asked for."""
         try:
-            return self._start(order.launch, order.nodes)
+            return self._start(order.launch, order.nodes, order.rollback)
         except (OSError, TransomError) as error:
             words = f"launch {order.launch} cannot be started: {error}"
             self._inbox.put(NotStarted(0.0, order.launch, words))
             return None
 
-    def _start(self, launch: int, nodes: tuple[str, ...]) -> list[str]:
+    def _start(self, launch: int, nodes: tuple[str, ...], rollback: Rollback | None) -> list[str]:
         allocation, options, attempt = self._allocation, self._options, self._attempt
         for path in (attempt.logs(launch), attempt.exits(launch)):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -88,6 +91,8 @@ class LaunchHands:
             allocation, options, attempt, launch, nodes, wrapper=WRAPPER, master=master, port=port
         )
         self._fence(launch)
+        if rollback is not None:
+            self._set_back(launch, rollback)
         tasks = options.tasks_on_node * len(nodes)
         self.step = TrainingStep(argv, env, attempt.exits(launch), nodes, tasks)
         self._nodes = nodes
@@ -107,6 +112,14 @@ class LaunchHands:
             fence.take(self._options.checkpoints, f"{self._attempt.name}.{launch}")
         except OSError as error:
             say(f"transom: ranks of older launches are not fenced off from the checkpoints: {error}")
+
+    def _set_back(self, launch: int, rollback: Rollback) -> None:
+        """Raises OSError and BadSetbacks: a launch that would go on from the bad state is none to start."""
+        name = f"{self._attempt.name}.{launch}"
+        told = Setback(name, rollback.to, rollback.skip, rollback.why, time.time())
+        moved = set_back(self._options.checkpoints, told)
+        aside = f"; {', '.join(moved)} are kept as step-<n>.undone-<k>" if moved else ""
+        say(f"transom: launch {launch} goes on from step {rollback.to}{aside}")
 
     def flush(self, order: Flush, overdue: tuple[str, ...], step_time: float) -> None:
         """overdue: nodes that cannot be seen now, and would not answer either."""
