@@ -6,10 +6,16 @@ from dataclasses import replace
 
 import pytest
 from core_ladder import NODES, exits, feed, fresh, outcome, started, training, with_spare
+from core_policy import DEFAULT
 
 from transom_cli.core import ladder as sh
+from transom_cli.core.decide import decide
+from transom_cli.core.diagnose import diagnose
+from transom_cli.core.events import HealSeen, OutcomeSeen
+from transom_cli.core.judging import judged
 from transom_cli.core.ladder import LadderPolicy, LadderState
 from transom_cli.core.policy import Rule
+from transom_cli.core.state import Diagnosis, Incident, Policy, State
 
 SLOW = sh.Reported(10.0, 0, "slow_node:n2", "slow_node", "a node is slow", 20, ("n2",))
 NAN = sh.Reported(10.0, 0, "nan_loss", "nan_loss", "the loss is not a number since step 12", 20, (), 10, 8)
@@ -144,3 +150,34 @@ def test_a_policy_of_the_attempts_before_counts_what_they_have_done() -> None:
     later, _ = feed(later, sh.Begun(0.0, 8, 20, taken=taken), sh.Stepped(5.0, 0, 9), sh.Durable(5.0, 9), NAN)
     assert outcome(feed(later, sh.Ended(12.0, 0))[1]).outcome.cause == "diverged"
     assert isinstance(later.policy, LadderPolicy)
+
+
+# --- what the operator makes of it ---
+
+
+def judged_outcome(outcome: OutcomeSeen) -> Diagnosis:
+    incident = replace(Incident("i1", 7, 0, 0.0, 4), outcome=outcome, faults=outcome.faults)
+    known = State(policy=Policy(rules=DEFAULT), nodes=NODES, max_step=4, launched=True)
+    told = judged(diagnose(incident, known), incident, known, 100.0)
+    assert told is not None
+    return told
+
+
+def test_the_operator_excludes_the_slow_node_and_starts_the_job_again() -> None:
+    asked = (sh.Flushing(11.0, 0, 30), sh.Durable(12.0, 30), sh.Ended(13.0, 0, exits(-15, -15, -15)))
+    _, orders = feed(ruled(training(), action="isolate", budget=1), SLOW, *asked)
+    told = judged_outcome(outcome(orders).outcome)
+    assert (told.cause, told.restart, told.nodes, told.isolates("n2")) == ("slow", True, ("n2",), "exclude")
+
+
+def test_the_operator_does_not_start_again_what_the_policy_has_stopped() -> None:
+    for report in (SLOW, NAN):
+        state, _ = feed(ruled(training(), action="stop"), report, sh.Flushing(11.0, 0, 30), sh.Durable(12.0, 30))
+        told = judged_outcome(outcome(feed(state, sh.Ended(13.0, 0, exits(-15, -15, -15)))[1]).outcome)
+        assert not told.restart and told.decided.rule == "mine" and report.words in told.words
+
+
+def test_the_operator_counts_on_no_step_beyond_a_rollback() -> None:
+    state = replace(State(job_id=7, nodes=NODES, launched=True, durable=20, step=25, max_step=25))
+    told = HealSeen(10.0, "7.0", "l1", "rolled_back", "back to step 8 of 25", "diverged", durable=8)
+    assert decide(state, told)[0].durable == 8

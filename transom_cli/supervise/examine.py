@@ -18,6 +18,7 @@ from transom_cli.diagnose.logs.hit import Hit
 from transom_cli.diagnose.logs.rule import Level
 from transom_cli.diagnose.unknown.reading import stands_out
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
+from transom_cli.supervise.pastlogs import of_past_runs
 
 SETTLE = 2.0  # seconds for a log on a network file system to show its end
 UNKNOWN = Category.UNKNOWN.value
@@ -62,7 +63,9 @@ def examine(
                 said[path.name] = last_line(data)
         if said:
             told = _told(now, key, hits, said, rank)
-            return _with_new(told, candidates(run, attempt, rank)[:LOOKED_AT]) if told.category == UNKNOWN else told
+            return (
+                _with_new(told, run, candidates(run, attempt, rank)[:LOOKED_AT]) if told.category == UNKNOWN else told
+            )
         if time.monotonic() >= deadline:
             return Examined(now, key, UNKNOWN, "", "no log")
         time.sleep(0.1)
@@ -79,10 +82,11 @@ def _told(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str], ra
     return Examined(now, key, UNKNOWN, said[name], name)
 
 
-def _with_new(told: Examined, paths: Sequence[Path]) -> Examined:
-    """Where no rule knows why: what is like nothing that the run has printed before, rather than its last line."""
+def _with_new(told: Examined, run: RunDir, paths: Sequence[Path]) -> Examined:
+    """Where no rule knows why: what is like nothing that this run or one before it has printed, rather than its last
+    line."""
     try:
-        found = stands_out([path for path in paths if path.exists()])
+        found = stands_out([path for path in paths if path.exists()], of_past_runs(run))
     except OSError:
         return told
     if not found:
