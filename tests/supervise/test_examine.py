@@ -187,3 +187,13 @@ def test_answers_that_are_none_are_left_out(place: tuple[RunDir, AttemptDir]) ->
     loud["hits"][0]["record"]["text"] = "ValueError: \x1b[31mred"
     loud["hits"].append({**loud["hits"][0], "rule": "of a newer release"})
     assert examine("k", run, attempt, 0, 5.0, [loud]).line == "ValueError: red"
+
+
+def test_that_the_step_was_ended_is_no_cause(place: tuple[RunDir, AttemptDir]) -> None:
+    run, attempt = place
+    cancelled = "slurmstepd: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-01-01T10:10:10 ***\n"
+    write(attempt, 0, f"step 5 loss 3.1\n{cancelled}")
+    write(attempt, 1, f"step 5 loss 3.1\n{cancelled}")
+    assert examine("k", run, attempt, 1, 5.0).category == "unknown"
+    write(attempt, 1, f"step 5\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n{cancelled}")
+    assert examine("k", run, attempt, 1, 5.0).category == "cuda_oom"

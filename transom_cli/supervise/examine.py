@@ -72,7 +72,9 @@ def examine(
 
 
 def _told(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str], rank: int | None) -> Examined:
-    found = incidents(hits, died=rank)
+    """A step that was cancelled is no cause here: what is left of a failed launch is ended like that, and whether it
+    was the job is known from Slurm."""
+    found = incidents([hit for hit in hits if hit.rule.category is not Category.SLURM_CANCELLED], died=rank)
     if found:
         root, category = found[0].root, found[0].category.value
         if root.level < Level.ENDING and category in OWN_ERRORS:
