@@ -102,8 +102,8 @@ def test_a_loss_that_goes_wrong_is_rolled_back_and_its_batches_skipped() -> None
     assert told(orders) == [("l1", "seen"), ("l1", "diagnosed"), ("l1", "decided"), ("l1", "rolled_back")]
     (back,) = [o for o in orders if isinstance(o, sh.Tell) and o.what == "rolled_back"]
     assert back.durable == 8 and back.words == "back to step 8 of 4; the batches of steps 11 to 20 are to be skipped"
-    (start,) = [o for o in orders if isinstance(o, sh.Start)]
-    assert start.rollback == sh.Rollback(8, (11, 20), f"nan_loss at step 20: {NAN.words}")
+    goes_back = sh.GoBack(1, 8, (11, 20), f"nan_loss at step 20: {NAN.words}")
+    assert orders[-2:] == [goes_back, sh.Start(1, NODES)], "in this order"
     assert state.durable == 8
     again = (sh.Stepped(20.0, 1, 9), replace(NAN, at=30.0, launch=1, step=40, before=30, back_to=28))
     state, orders = feed(state, *again, sh.Ended(31.0, 1, exits(-15, -15, -15)))
@@ -114,8 +114,26 @@ def test_a_loss_that_goes_wrong_is_rolled_back_and_its_batches_skipped() -> None
 
 def test_batches_stay_where_the_rule_says_so() -> None:
     state, _ = feed(ruled(training(), action="rollback", budget=1, skip_batches=False), NAN)
-    (start,) = [o for o in feed(state, sh.Ended(12.0, 0))[1] if isinstance(o, sh.Start)]
-    assert start.rollback is not None and start.rollback.skip is None
+    (back,) = [o for o in feed(state, sh.Ended(12.0, 0))[1] if isinstance(o, sh.GoBack)]
+    assert back.skip is None
+
+
+def test_it_goes_back_as_well_where_a_node_cannot_be_ended_or_a_spare_takes_its_place() -> None:
+    ruling = {"action": "rollback", "budget": 1}
+    state, _ = feed(ruled(with_spare(), **ruling), NAN)
+    _, orders = feed(state, sh.Ended(12.0, 0, unheard=("n2",)))
+    assert [type(o).__name__ for o in orders if not isinstance(o, sh.Tell)] == ["GoBack", "Start"]
+    state, _ = feed(ruled(training(), **ruling), NAN)
+    _, orders = feed(state, sh.Ended(12.0, 0, unheard=("n2",)))
+    assert isinstance(orders[-2], sh.GoBack)
+    left = outcome(orders).outcome
+    assert (left.status, left.cause, left.durable, outcome(orders).again) == ("failed", "diverged", 8, "requeue")
+
+
+def test_a_setback_that_cannot_be_recorded_starts_nothing_from_the_bad_state() -> None:
+    state, _ = feed(ruled(training(), action="rollback", budget=1), NAN, sh.Ended(12.0, 0))
+    left = outcome(feed(state, sh.NotStarted(12.1, 1, "the training cannot be set back to step 8: no space"))[1])
+    assert left.outcome.status == "failed" and "cannot be set back" in left.outcome.why
 
 
 def test_without_a_checkpoint_from_before_nothing_is_rolled_back() -> None:

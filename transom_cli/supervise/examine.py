@@ -13,6 +13,7 @@ from transom_cli.core.events import Examined
 from transom_cli.core.rootline import clean, log_order
 from transom_cli.diagnose.clue import Category
 from transom_cli.diagnose.logs import exchange
+from transom_cli.diagnose.logs.blame import CRIES
 from transom_cli.diagnose.logs.cause import incidents
 from transom_cli.diagnose.logs.hit import Hit
 from transom_cli.diagnose.logs.rule import Level
@@ -74,7 +75,9 @@ def examine(
 def _told(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str], rank: int | None) -> Examined:
     """A step that was cancelled is no cause here: what is left of a failed launch is ended like that, and whether it
     was the job is known from Slurm."""
-    found = incidents([hit for hit in hits if hit.rule.category is not Category.SLURM_CANCELLED], died=rank)
+    lost = CRIES if _ended_without_a_cry(hits, said, rank) else ()
+    passed_over = (Category.SLURM_CANCELLED, *lost)
+    found = incidents([hit for hit in hits if hit.rule.category not in passed_over], died=rank)
     if found:
         root, category = found[0].root, found[0].category.value
         if root.level < Level.ENDING and category in OWN_ERRORS:
@@ -82,6 +85,12 @@ def _told(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str], ra
         return Examined(now, key, category, clean(root.record.text), root.file)
     name = min(said, key=lambda name: log_order(name, rank))
     return Examined(now, key, UNKNOWN, said[name], name)
+
+
+def _ended_without_a_cry(hits: Sequence[Hit], said: Mapping[str, str], rank: int | None) -> bool:
+    """Whether the rank that died first, with a log of its own, did not complain of the others: then they do of it."""
+    own = f"rank-{rank}.log"
+    return own in said and not any(Path(hit.file).name == own and hit.rule.category in CRIES for hit in hits)
 
 
 def _with_new(told: Examined, run: RunDir, paths: Sequence[Path]) -> Examined:

@@ -260,6 +260,8 @@ class Launcher:
     def _do(self, order: Order) -> None:
         if isinstance(order, ladder.Start):
             self._start(order)
+        elif isinstance(order, ladder.GoBack):
+            self._hands.go_back(order)
         elif isinstance(order, ladder.CheckNodes):
             self._examining.check(order)
         elif isinstance(order, ladder.Flush):

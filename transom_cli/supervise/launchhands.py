@@ -23,13 +23,13 @@ from transom_cli.core.ladder import (
     Ended,
     Flush,
     Flushing,
+    GoBack,
     Heard,
     Keep,
     Kept,
     NotStarted,
     Read,
     ReadLogs,
-    Rollback,
     Start,
 )
 from transom_cli.errors import TransomError
@@ -65,19 +65,23 @@ class LaunchHands:
         self._agents, self._inbox = agents, inbox
         self._nodes: tuple[str, ...] = ()  # of the present launch
         self._said_rendezvous = False
+        self._cannot_go_back = ""  # why
         self.leftovers = Leftovers(agents.end, journal)
         self.step: TrainingStep | None = None
 
     def start(self, order: Start) -> list[str] | None:
         """srun's command line; None, and a word in the inbox, when the launch cannot be asked for."""
+        if self._cannot_go_back:
+            self._inbox.put(NotStarted(0.0, order.launch, self._cannot_go_back))
+            return None
         try:
-            return self._start(order.launch, order.nodes, order.rollback)
+            return self._start(order.launch, order.nodes)
         except (OSError, TransomError) as error:
             words = f"launch {order.launch} cannot be started: {error}"
             self._inbox.put(NotStarted(0.0, order.launch, words))
             return None
 
-    def _start(self, launch: int, nodes: tuple[str, ...], rollback: Rollback | None) -> list[str]:
+    def _start(self, launch: int, nodes: tuple[str, ...]) -> list[str]:
         allocation, options, attempt = self._allocation, self._options, self._attempt
         for path in (attempt.logs(launch), attempt.exits(launch)):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -91,8 +95,6 @@ class LaunchHands:
             allocation, options, attempt, launch, nodes, wrapper=WRAPPER, master=master, port=port
         )
         self._fence(launch)
-        if rollback is not None:
-            self._set_back(launch, rollback)
         tasks = options.tasks_on_node * len(nodes)
         self.step = TrainingStep(argv, env, attempt.exits(launch), nodes, tasks)
         self._nodes = nodes
@@ -113,13 +115,18 @@ class LaunchHands:
         except OSError as error:
             say(f"transom: ranks of older launches are not fenced off from the checkpoints: {error}")
 
-    def _set_back(self, launch: int, rollback: Rollback) -> None:
-        """Raises OSError and BadSetbacks: a launch that would go on from the bad state is none to start."""
-        name = f"{self._attempt.name}.{launch}"
-        told = Setback(name, rollback.to, rollback.skip, rollback.why, time.time())
-        moved = set_back(self._options.checkpoints, told)
+    def go_back(self, order: GoBack) -> None:
+        """A launch that would go on from the bad state is none to start."""
+        name = f"{self._attempt.name}.{order.launch}"
+        try:
+            self._fence(order.launch)
+            moved = set_back(self._options.checkpoints, Setback(name, order.to, order.skip, order.why, time.time()))
+        except (OSError, TransomError) as error:
+            self._cannot_go_back = f"the training cannot be set back to step {order.to}: {error}"
+            say(f"transom: {self._cannot_go_back}")
+            return
         aside = f"; {', '.join(moved)} are kept as step-<n>.undone-<k>" if moved else ""
-        say(f"transom: launch {launch} goes on from step {rollback.to}{aside}")
+        say(f"transom: launch {order.launch} goes on from step {order.to}{aside}")
 
     def flush(self, order: Flush, overdue: tuple[str, ...], step_time: float) -> None:
         """overdue: nodes that cannot be seen now, and would not answer either."""

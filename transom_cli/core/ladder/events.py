@@ -244,11 +244,13 @@ class Overtime(Heard):
 
 
 @dataclass(frozen=True)
-class Rollback:
-    """The training goes on from step `to`, or from before it. skip: the first and the last step whose batches it is to
-    leave out; None: none. why: for a person.
+class GoBack:
+    """From `launch` on, in this attempt and those after it, the training goes on from step `to`, or from before it.
+
+    skip: the first and the last step whose batches it is to leave out; None: none. why: for a person.
     """
 
+    launch: int
     to: int
     skip: tuple[int, int] | None
     why: str
@@ -258,13 +260,12 @@ class Rollback:
 class Start:
     """Start the training step on these nodes, with a rendezvous of its own.
 
-    faults: what was found against nodes that carry no rank therefore. rollback: set the training back before.
+    faults: what was found against nodes that carry no rank therefore.
     """
 
     launch: int
     nodes: tuple[str, ...]
     faults: tuple[NodeFault, ...] = ()
-    rollback: Rollback | None = None
 
 
 @dataclass(frozen=True)
@@ -332,4 +333,4 @@ class Leave:
     again: str = ""
 
 
-Order = Start | CheckNodes | Flush | Keep | End | ReadLogs | Tell | Leave
+Order = Start | GoBack | CheckNodes | Flush | Keep | End | ReadLogs | Tell | Leave

@@ -12,7 +12,7 @@ from transom_cli.core.category import DEVICE
 from transom_cli.core.decided import UNDECIDED
 from transom_cli.core.diagnose import first_bad
 from transom_cli.core.events import NodeFault
-from transom_cli.core.ladder.events import CheckNodes, End, Ended, Order, Read, ReadLogs, Rollback, Start, Tell
+from transom_cli.core.ladder.events import CheckNodes, End, Ended, Order, Read, ReadLogs, Start, Tell
 from transom_cli.core.ladder.judging import judged_by, told_of
 from transom_cli.core.ladder.outcome import close, leave, saved_words
 from transom_cli.core.ladder.state import LadderState, Leaving, Rung
@@ -210,9 +210,7 @@ def _spent(state: LadderState, cause: str) -> int:
     return 0 if reached(state) > state.progress else dict(state.spent).get(cause, 0)
 
 
-def relaunch(
-    state: LadderState, at: float, cause: str, nodes: tuple[str, ...], rollback: Rollback | None = None
-) -> Step:
+def relaunch(state: LadderState, at: float, cause: str, nodes: tuple[str, ...]) -> Step:
     spent = {} if reached(state) > state.progress else dict(state.spent)
     if nodes == state.nodes:
         spent[cause] = spent.get(cause, 0) + 1
@@ -241,4 +239,4 @@ def relaunch(
         reports=(),
         acting=None,
     )
-    return state, (Start(state.launch, nodes, rollback=rollback),)
+    return state, (Start(state.launch, nodes),)

@@ -14,7 +14,7 @@ from transom_cli.core.events import NodeFault
 from transom_cli.core.fingerprint import fingerprint
 from transom_cli.core.judging import taken_in
 from transom_cli.core.ladder import fault, leaving
-from transom_cli.core.ladder.events import Acting, Ended, Order, Reported, Rollback, Tell
+from transom_cli.core.ladder.events import Acting, Ended, GoBack, Order, Reported, Tell
 from transom_cli.core.ladder.judging import told_of
 from transom_cli.core.ladder.state import LadderState, Leaving, Memory, Rung
 from transom_cli.core.policy import IGNORE, ISOLATE, ROLLBACK, STOP, SWAP, Facts, Verdict, decide_by
@@ -70,12 +70,15 @@ def ended(state: LadderState, e: Ended) -> Step:
     told = (Tell(name, "seen", report.words, cause, nodes), *told_of(name, diagnosis, faults))
     state = replace(state, incident=incident, acting=None, leaving=Leaving.NOT, after=e)
     state = replace(state, faults=(*state.faults, *(f for f in faults if f not in state.faults)))
+    if acting.action == ROLLBACK:
+        state, back = _go_back(state, name, report, skip=acting.skip)
+        told += back
     if stops and cause == DIVERGED:
         state = replace(state, memory=Memory.NONE)  # what the nodes hold is not worth keeping
-    if acting.action == ROLLBACK and not (e.unheard or e.survivors or state.told):
-        then = _roll_back(state, e.at, name, report, skip=acting.skip)
-    else:
-        then = fault.after_diagnosis(state, e.at, diagnosis, e)
+    elif acting.action == ROLLBACK and not (e.unheard or e.survivors):
+        then = fault.relaunch(state, e.at, cause, state.nodes)  # the rule's budget is the only one
+        return then[0], told + then[1]
+    then = fault.after_diagnosis(state, e.at, diagnosis, e)
     return then[0], told + then[1]
 
 
@@ -94,16 +97,17 @@ def _begin(state: LadderState, at: float, acting: Acting) -> Step:
     return then[0], (told, *then[1])
 
 
-def _roll_back(state: LadderState, at: float, name: str, report: Reported, *, skip: bool) -> Step:
-    """The bad steps' batches are those from the first after the last state that is known to be good."""
-    to = report.back_to
+def _go_back(state: LadderState, name: str, report: Reported, *, skip: bool) -> Step:
+    """It holds for whatever is launched next, here or in another attempt. The bad steps' batches are those from the
+    first after the last state that is known to be good.
+    """
     steps = (report.before + 1, report.step) if skip else None
-    rollback = Rollback(to, steps, f"{report.what} at step {report.step}: {report.words}")
-    state = replace(state, durable=to)
-    then = fault.relaunch(state, at, DIVERGED, state.nodes, rollback)
     left_out = f"; the batches of steps {steps[0]} to {steps[1]} are to be skipped" if steps else ""
-    words = f"back to step {to} of {state.step}{left_out}"
-    return then[0], (Tell(name, "rolled_back", words, DIVERGED, durable=to), *then[1])
+    words = f"back to step {report.back_to} of {state.step}{left_out}"
+    why = f"{report.what} at step {report.step}: {report.words}"
+    told = Tell(name, "rolled_back", words, DIVERGED, durable=report.back_to)
+    state = replace(state, durable=report.back_to, memory=Memory.NONE)
+    return state, (told, GoBack(state.launch + 1, report.back_to, steps, why))
 
 
 def _facts(state: LadderState, report: Reported, at: float) -> Facts:
