@@ -70,6 +70,7 @@ PURE = (
     "diagnose.hangs.waits",
     "diagnose.hangs.words",
     "diagnose.numerics",
+    "diagnose.oddity",
     "diagnose.slow",
     "diagnose.slow.*",
     "health.about",
