@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,22 @@ def test_findings_of_an_agent_in_the_order_of_time_and_only_what_speaks_against_
         (9.0, "7.1", "fail, host:ecc: 1 error"),
     )
     assert read_findings(run, "n2") == ()
+
+
+def test_what_was_reported_of_a_node_and_around_a_step_without_an_incident() -> None:
+    found = book("rank_killed")
+    wall = found.history.begin / 1e9 + 4
+    slow = {
+        "type": "heal",
+        "wall": wall,
+        "incident": "",
+        "what": "reported",
+        "words": "a node is slow",
+        "nodes": ["node2"],
+    }
+    loss = {"type": "report", "wall": wall, "step": 14, "over": False, "words": "a spike"}
+    launchers = tuple(replace(one, records=(*one.records, slow, loss)) for one in found.launchers)
+    found = replace(found, launchers=launchers)
+    assert "a node is slow" in [fact.words for fact in about_node(found, "node2").facts]
+    assert "a node is slow" not in [fact.words for fact in about_node(found, "node1").facts]
+    assert "step 14: a spike" in [fact.words for fact in about_step(found, 10).facts]

@@ -116,6 +116,9 @@ def _launches(book: Book, node: str) -> Iterator[Fact]:
                 if kind == "spare":
                     told = ["ready" if record.get("good") is True else "not ready", *told]
                 yield Fact(at, launcher.attempt, f"{kind}: {': '.join(told)}")
+        for seen in heals(launcher.records, launcher.attempt):
+            if not seen.incident and node in seen.nodes:
+                yield Fact(seen.at, launcher.attempt, seen.words)
         yield from _ranks(_launched(launcher), node)
     if not book.launchers:
         yield from _ranks([event for event in book.events if isinstance(event, ev.LaunchSeen)], node)
