@@ -330,3 +330,29 @@ def test_a_launch_that_is_ended_for_a_finding_while_its_ranks_step_on() -> None:
         (3, "redone", "i1"),
         (57, "productive", ""),
     ]
+
+
+def test_steps_are_lost_by_the_fault_that_undid_them_and_not_by_one_at_the_start_after_it() -> None:
+    first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61)).fault(82, "l1").launch(90)
+    first.fault(95, "l2", "rendezvous_port").launch(100).steps((105, 42), (165, 102)).ended(165, "done")
+    launched = [ev.LaunchSeen(at, "7.0", number, ("n1", "n2"), 2) for number, at in enumerate((10.1, 90.1))]
+    events = (*submitted(), running(10), launched[0], ev.StepSeen(20, "7.0", 1), healed(82.1, "l1"), launched[1])
+    found = accounted((*events, healed(95.1, "l2", "port in use"), *done(165)), first)
+    assert row(found)[2:-1] == [
+        (60, "productive", ""),
+        (2, "detection", "i1"),
+        (13, "restart", "i1"),
+        (10, "restart", "i2"),
+        (19, "redone", "i1"),
+        (41, "productive", ""),
+    ]
+    assert {cause.key: cause.lost for cause in found.causes} == {"start": 0, "i1": 20, "i2": -1}
+
+
+def test_an_operator_that_comes_back_takes_two_faults_for_one_and_pays_for_both() -> None:
+    first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61)).fault(82, "l1").launch(90)
+    first.steps((95, 61), (155, 121)).fault(160, "l2").launch(170).steps((175, 121), (1175, 1121))
+    back = (ev.Started(1000, 2), healed(1001, "l1", "one"), healed(1001, "l2", "two"))
+    found = accounted((*submitted(), running(10), ev.StepSeen(20, "7.0", 1), *back), first, now=1200)
+    assert {cause.key for cause in found.causes} == {"start", "i1"}
+    assert [one for one in row(found) if one[1] == "detection"] == [(2, "detection", "i1"), (5, "detection", "i1")]

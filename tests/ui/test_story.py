@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from transom_cli.core import events as ev
 from transom_cli.core.decided import Decided
@@ -22,6 +24,7 @@ from transom_cli.ui.story import held_lines, story_document, story_lines, story_
 
 RECORDED = Path(__file__).parent / "recorded"
 NAMES = sorted(path.name for path in RECORDED.iterdir())
+EMPTY = read_book(RunDir(RECORDED / "stopped"), now=2e9)
 
 
 def told(name: str, width: int = 10_000, gpus: int = 0) -> list[str]:
@@ -181,3 +184,16 @@ def test_json_has_what_the_text_has() -> None:
     assert document["cost_seconds"] == pytest.approx(sum(document["cost"].values()))
     assert {line["part"] for line in document["lines"]} == {"seen", "thought", "done"}
     assert len(document["lines"]) == len(document["marks"]) and document["lines"][0]["at"].endswith("Z")
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=300)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1e9), st.sampled_from(("seen", "decided", "x")), texts), max_size=6), texts)
+def test_any_words_fit_any_width(marks: list[tuple[float, str, str]], title: str) -> None:
+    diagnosis = Diagnosis("c", title, (title[:9],), True, "none", True)
+    incident = Incident("i1", 7, 0, 5.0, 3, marks=tuple(Mark(*one) for one in marks), diagnosis=diagnosis)
+    for width in (60, 80, 131, 200):
+        lines = story_lines(story_of(incident, EMPTY), width)
+        assert all(len(line) <= width and line.isprintable() for line in lines)

@@ -43,7 +43,7 @@ def history(seen: Sequence[Seen], attempts: Iterable[Attempt], now: float, *, al
     for name, events in about.items():
         told[name] = _completed(told.get(name, Attempt(name)), events)
     incidents = (*last.incidents, *((last.incident,) if last.incident is not None else ()))
-    known = [_named(a, incidents) for a in sorted(told.values(), key=lambda a: a.order)]
+    known = [_named(a, incidents, about.get(a.name, ())) for a in sorted(told.values(), key=lambda a: a.order)]
     if not any(a.launcher for a in known):
         known = [_scripted(a, about.get(a.name, ())) for a in known]
     exact = any(one.exact for a in known for one in a.launches)
@@ -147,9 +147,11 @@ def _sign(incident: Incident) -> Sign:
     return Sign(ns(incident.began), incident.id, category)
 
 
-def _named(attempt: Attempt, incidents: Iterable[Incident]) -> Attempt:
+def _named(attempt: Attempt, incidents: Iterable[Incident], events: Sequence[ev.Event]) -> Attempt:
     """The launcher saw the first sign, and when; the operator's name for it is the one that people know."""
-    healed = {f"l{i.healing}": _sign(i) for i in incidents if i.healing and i.attempt == attempt.name}
+    marks = {(m.at, m.what, m.words): _sign(i) for i in incidents if i.attempt == attempt.name for m in i.marks}
+    heard = [e for e in events if isinstance(e, ev.HealSeen)]
+    healed = {e.incident: sign for e in heard if (sign := marks.get((e.at, "seen", e.words))) is not None}
     signs = [
         replace(s, incident=healed[s.incident].incident, category=s.category or healed[s.incident].category)
         if s.incident in healed

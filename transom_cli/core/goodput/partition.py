@@ -7,13 +7,17 @@ whatever order, its spans follow each other, and their lengths add up to the who
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from transom_cli.core.goodput.shapes import NS, Attempt, Cause, History, Kind, Launch, Sample, Sign, Span
 
 START = "start"  # the cause of what precedes the first step of a run
 SLACK = 180 * NS  # a training that told of a step not longer ago than this, or three of its intervals, still steps
+
+
+_ON_PURPOSE = ("done", "left", "stopped")
+_WITHOUT_CAUSE = (Kind.PRODUCTIVE, Kind.CHECKPOINT, Kind.IDLE, Kind.UNSEEN)
 
 
 def partition(history: History) -> tuple[tuple[Span, ...], tuple[Cause, ...]]:
@@ -44,12 +48,23 @@ class _Ledger:
         self.now = at
 
 
+@dataclass(frozen=True)
+class _Ending:
+    """How a launch came to its end. stop: from then on it is known not to step. sign: of what. purpose: the attempt's
+    status, where it was ended on purpose."""
+
+    stop: int
+    sign: Sign | None = None
+    goes_on: bool = False
+    purpose: str = ""
+
+
 class _Walk:
     def __init__(self, history: History) -> None:
         self._history = history
         self.ledger = _Ledger(history.begin, history.until)
         self.causes: dict[str, Cause] = {START: Cause(START, at=history.begin)}
-        self._cause = START
+        self._cause = self._undone = START  # why it does not step now; why steps have to be done again
         self._best = -1  # the newest step that was ever done
         self._attempt = history.attempts[0].name if history.attempts else ""
         self._between, self._handed = Kind.IDLE, False  # what is known when no attempt runs, from its launcher
@@ -92,7 +107,7 @@ class _Walk:
             self._spend(min(launch.at, end), Kind.RESTART)
             self._launch(attempt, launch, min(bound, end), last=launch is attempt.launches[-1])
         if not attempt.launches and attempt.ended is not None:
-            self._blame(attempt, self._sign(attempt, self.ledger.now, end))
+            self._blame(attempt, self._sign(attempt, self.ledger.now, end), stepped=False)
         self._spend(end, Kind.RESTART)
         done = attempt.status == "done" or (attempt.status == "stopped" and not later and self._history.over)
         self._between, self._handed = Kind.IDLE if done else Kind.RESTART, False
@@ -108,43 +123,46 @@ class _Walk:
         return min((*other, *begun, self._history.until))
 
     def _launch(self, attempt: Attempt, launch: Launch, end: int, *, last: bool) -> None:
-        ended = last and attempt.ended is not None
-        on_purpose = ended and attempt.status in ("done", "left", "stopped")
         samples = _rising(launch.samples, self.ledger.now, end)
-        since = samples[-1].at if samples and launch.exact else launch.at
-        sign = None if on_purpose else self._sign(attempt, since, end)
-        goes_on = last and not ended and sign is None and end == self._history.until
-        if sign is None and not goes_on and not on_purpose:  # it stepped on, after the first sign, until it was ended
-            sign = self._sign(attempt, launch.at, since)
-        stop = end if sign is None else min(max(sign.at, since), end)
-        if samples and not launch.exact:
-            samples = _rising(launch.samples, self.ledger.now, stop)
-        silent = Kind.DETECTION if attempt.launcher and self._history.beats else Kind.UNSEEN
+        ending = self._ending(attempt, launch, samples, end, last=last)
+        if not launch.exact:
+            samples = _rising(launch.samples, self.ledger.now, ending.stop)
+        seen = attempt.launcher and self._history.beats  # else its checkpoints are all that is known of its steps
         if samples:
-            self._first(samples[0], Kind.RESTART if silent is Kind.DETECTION else Kind.UNSEEN)
+            self._first(samples[0], Kind.RESTART if seen else Kind.UNSEEN)
             self._steps(samples)
         else:
-            self._spend(stop, Kind.UNSEEN if silent is Kind.UNSEEN else Kind.RESTART)
-        reached = attempt.step if last else -1
-        self._best = max(self._best, reached, samples[-1].step if samples else -1)
-        if goes_on:
-            self._tail(samples, end, silent)
-        elif on_purpose and attempt.status == "done":
+            self._spend(ending.stop, Kind.RESTART if seen else Kind.UNSEEN)
+        self._best = max(self._best, attempt.step if last else -1, samples[-1].step if samples else -1)
+        if ending.goes_on:
+            self._tail(samples, end, seen=seen)
+        elif ending.purpose == "done":
             self._spend(end, Kind.PRODUCTIVE)
-        elif on_purpose:
-            self._blame(attempt, self._sign(attempt, launch.at, end))
         else:
-            self._blame(attempt, sign)
-            self._spend(stop, silent if samples else Kind.RESTART)
+            self._blame(attempt, ending.sign, stepped=bool(samples))
+            if not ending.purpose:
+                self._spend(ending.stop, Kind.DETECTION if seen else Kind.UNSEEN)
         self._spend(end, Kind.RESTART)
+
+    def _ending(self, attempt: Attempt, launch: Launch, samples: Sequence[Sample], end: int, *, last: bool) -> _Ending:
+        """A fault's first sign comes after the last step; or before it, where the ranks stepped on until their end.
+        What an operator took for a fault while they stepped on for long was none."""
+        purpose = attempt.status if last and attempt.ended is not None and attempt.status in _ON_PURPOSE else ""
+        if purpose:
+            return _Ending(end, self._sign(attempt, launch.at, end), purpose=purpose)
+        since = samples[-1].at if samples and launch.exact else launch.at
+        sign = self._sign(attempt, since, end)
+        if sign is None and last and attempt.ended is None and end == self._history.until:
+            return _Ending(end, goes_on=True)
+        sign = sign or self._sign(attempt, launch.at, since)
+        return _Ending(end if sign is None else min(max(sign.at, since), end), sign)
 
     def _first(self, sample: Sample, kind: Kind) -> None:
         """A launch's first step: all before it is its start; and what it does not go on from is lost."""
         self._spend(sample.at, kind)
-        lost = max(0, self._best - sample.step + 1)
-        if kind is Kind.RESTART and self._cause in self.causes:
-            known = self.causes[self._cause]
-            self.causes[self._cause] = replace(known, lost=max(known.lost, lost))
+        if kind is Kind.RESTART:
+            known = self.causes[self._undone]
+            self.causes[self._undone] = replace(known, lost=max(known.lost, 0, self._best - sample.step + 1))
 
     def _steps(self, samples: Sequence[Sample]) -> None:
         best = self._best
@@ -159,17 +177,17 @@ class _Walk:
             self._spend(other.at - stall, Kind.PRODUCTIVE)
             self._spend(other.at, Kind.CHECKPOINT)
 
-    def _tail(self, samples: Sequence[Sample], end: int, silent: Kind) -> None:
+    def _tail(self, samples: Sequence[Sample], end: int, *, seen: bool) -> None:
         """What is known of a training that goes on ends with its newest sample; soon after, it may be taken to step."""
-        if not samples or silent is Kind.UNSEEN:
-            return self._spend(end, Kind.UNSEEN if samples or silent is Kind.UNSEEN else Kind.RESTART)
+        if not samples or not seen:
+            return self._spend(end, Kind.UNSEEN)
         slack = max(SLACK, 3 * max((b.at - a.at for a, b in pairwise(samples)), default=0))
         self._spend(min(end, samples[-1].at + slack), Kind.REDONE if samples[-1].step < self._best else Kind.PRODUCTIVE)
         self._spend(end, Kind.UNSEEN)
 
     def _spend(self, at: int, kind: Kind) -> None:
-        free = kind in (Kind.PRODUCTIVE, Kind.CHECKPOINT, Kind.IDLE, Kind.UNSEEN)
-        self.ledger.until(at, kind, self._attempt, "" if free else self._cause)
+        cause = "" if kind in _WITHOUT_CAUSE else self._undone if kind is Kind.REDONE else self._cause
+        self.ledger.until(at, kind, self._attempt, cause)
 
     # --- faults ---
 
@@ -183,8 +201,8 @@ class _Walk:
         named = next((s for s in own if s.incident[:1] == "i"), theirs[0])
         return replace(named, at=found.at, category=named.category or found.category)
 
-    def _blame(self, attempt: Attempt, sign: Sign | None) -> None:
-        """From here on, up to the first new step, this is why."""
+    def _blame(self, attempt: Attempt, sign: Sign | None, *, stepped: bool) -> None:
+        """From here on, up to the first new step, this is why. One that failed at its start has undone no step."""
         late = [s for name, s in self._history.signs if name == attempt.name and s.at >= self.ledger.now]
         sign = sign or (late[0] if late else None)
         if sign is None:
@@ -193,6 +211,7 @@ class _Walk:
             key = sign.incident if sign.incident[:1] == "i" else f"{attempt.name}/{sign.incident}"
             cause = Cause(key, sign.category or attempt.cause, sign.at, self._best)
         self._cause = cause.key
+        self._undone = cause.key if stepped else self._undone
         self.causes.setdefault(cause.key, cause)
 
 
