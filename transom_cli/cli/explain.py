@@ -43,7 +43,7 @@ def explain(
     import json
     import shutil
 
-    from transom_cli.ui.story import NEVER_CUT
+    from transom_cli.ui.wrapping import NEVER_CUT
 
     found, asked = _which(run, what or incident, root)
     book = _read(found)

@@ -20,11 +20,12 @@ def goodput(run: Run = None, root: Root = None, json_: Json = False) -> None:
     from transom_cli.submit.rundir import find_run
     from transom_cli.ui.goodput import document, lines
     from transom_cli.ui.ledger import read_book
+    from transom_cli.ui.wrapping import NEVER_CUT
     from transom_cli.wiring import runs_root
 
     book = read_book(find_run(runs_root(root), run), patience=3.0)
     if json_:
         print(json.dumps(document(book.run_id, book.account)))
         return
-    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
+    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else NEVER_CUT
     print("\n".join(lines(book.run_id, book.account, width)))

@@ -14,8 +14,9 @@ from transom_cli.core.goodput import NS
 from transom_cli.core.goodput.shapes import Attempt, Launch
 from transom_cli.ui.book import Book, Launcher, heals, incidents
 from transom_cli.ui.goodput import iso
-from transom_cli.ui.story import NEVER_CUT, Story, clock, fit, headline, said, story_of, when, wrapped
-from transom_cli.ui.words import count, span
+from transom_cli.ui.story import Story, clock, headline, said, story_of, when
+from transom_cli.ui.words import count, fit, span
+from transom_cli.ui.wrapping import NEVER_CUT, wrapped
 
 NEAR = 50  # steps to both sides in which a report concerns a step
 Finding = tuple[float, str, str]  # seconds, attempt, words

@@ -8,6 +8,7 @@ from typing import Any
 
 from transom_cli.core.goodput import NS, Account, Cause, Kind, Sums
 from transom_cli.ui.words import count, fit, span
+from transom_cli.ui.wrapping import wrapped
 
 SCHEMA = 1
 SHOWN = 5  # attempts and causes on the screen
@@ -46,7 +47,10 @@ def lines(run_id: str, account: Account, width: int = 80) -> list[str]:
     found += ["", f"{'KIND':<12}{'TIME':>9}{'SHARE':>9}"]
     found += [_row(kind, whole) for kind in Kind if whole.ns[kind] or kind is Kind.PRODUCTIVE]
     found += [
-        line for part in (_attempts(account), _categories(account), _causes(account)) for line in ("", *part) if part
+        line
+        for part in (_attempts(account, width), _categories(account, width), _causes(account, width))
+        for line in ("", *part)
+        if part
     ]
     return [fit(line.rstrip(), width) for line in found]
 
@@ -103,32 +107,34 @@ def _row(kind: Kind, sums: Sums) -> str:
     return f"{kind.value:<12}{_time(sums.ns[kind]):>9}{percent(share):>9}  {WORDS[kind]}"
 
 
-def _attempts(account: Account) -> list[str]:
+def _attempts(account: Account, width: int) -> list[str]:
     shown = account.attempts[-SHOWN:]
     if not shown:
         return []
     found = [f"{'ATTEMPT':<12}{'TIME':>9}{'GOODPUT':>9}  MOST LOST TO"]
-    found += [f"{name:<12}{_time(s.wall):>9}{percent(s.goodput):>9}  {_lost(s, 3)}" for name, s in shown]
+    for name, s in shown:
+        found += wrapped(f"{name:<12}{_time(s.wall):>9}{percent(s.goodput):>9}  ", _lost(s, 2), width)
     return [*found, *_more(len(account.attempts) - SHOWN, "before them")]
 
 
-def _categories(account: Account) -> list[str]:
+def _categories(account: Account, width: int) -> list[str]:
     """Where there are few causes, the table of these tells it all."""
     if len(account.by_cause) <= SHOWN:
         return []
     found = [f"{'TIMES':>5}{'TIME':>16}{'SHARE':>9}  CATEGORY"]
     for one in account.by_category:
         share = percent(one.sums.wall / account.whole.wall)
-        found.append(f"{count(one.causes):>5}{_time(one.sums.wall):>16}{share:>9}  {one.name}: {_lost(one.sums, 2)}")
+        before = f"{count(one.causes):>5}{_time(one.sums.wall):>16}{share:>9}  "
+        found += wrapped(before, f"{one.name}: {_lost(one.sums, 2)}", width)
     return found
 
 
-def _causes(account: Account) -> list[str]:
+def _causes(account: Account, width: int) -> list[str]:
     shown = account.by_cause[:SHOWN]
     if not shown:
         return []
     found = [f"{'CAUSE':<12}{'TIME':>9}{'SHARE':>9}  OF WHICH"]
-    found += [line for cause, sums in shown for line in _cause(cause, sums, account.whole)]
+    found += [line for cause, sums in shown for line in _cause(cause, sums, account.whole, width)]
     return [*found, *_more(len(account.by_cause) - SHOWN, "that cost less")]
 
 
@@ -136,9 +142,9 @@ def _more(left: int, which: str) -> list[str]:
     return [f"{count(left)} more, {which}: --json has them"] if left > 0 else []
 
 
-def _cause(cause: Cause, sums: Sums, whole: Sums) -> Iterator[str]:
+def _cause(cause: Cause, sums: Sums, whole: Sums, width: int) -> Iterator[str]:
     told = ", ".join(f"{name} {time}" for name, time in spent(sums))
-    yield f"{cause.key:<12}{_time(sums.wall):>9}{percent(sums.wall / whole.wall):>9}  {told}"
+    yield from wrapped(f"{cause.key:<12}{_time(sums.wall):>9}{percent(sums.wall / whole.wall):>9}  ", told, width)
     more = [cause.category] if cause.category else []
     more += [f"{count(cause.lost)} {'step' if cause.lost == 1 else 'steps'} done again"] if cause.lost > 0 else []
     if more:

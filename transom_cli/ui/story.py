@@ -5,7 +5,6 @@ The same text for `transom explain` and for the live screen.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,14 +13,12 @@ from typing import Any
 from transom_cli.core.decided import UNDECIDED, Decided
 from transom_cli.core.goodput import NS, Cause, Kind, Sums, cost
 from transom_cli.core.state import Incident
-from transom_cli.errors import printable
 from transom_cli.ui.book import Book
 from transom_cli.ui.goodput import iso, spent
 from transom_cli.ui.words import clock_time, count, fit, span
+from transom_cli.ui.wrapping import NEVER_CUT, wrapped
 
-NEVER_CUT = 10_000  # columns, where no terminal has a say
 _LABEL = 10
-_MARGIN = 31  # columns before the words of a line
 SHORT = 0.05  # seconds that are not worth telling
 _PARTS = {
     "diagnosed": "thought",
@@ -184,17 +181,6 @@ def several(steps: int) -> str:
 
 def _gpu_time(hours: float) -> str:
     return f"{hours:,.1f} GPU-hours" if hours >= 1 else f"{hours * 60:.1f} GPU-minutes"
-
-
-def wrapped(before: str, words: str, width: int) -> list[str]:
-    """Whole words, under each other; a terminal too narrow for that gets them behind a small margin."""
-    text = printable(words)
-    if len(before) + len(text) <= width:
-        return [before + text]
-    margin = min(len(before), _MARGIN) if width >= 2 * _MARGIN else 4
-    return textwrap.wrap(before + text, max(width, 20), subsequent_indent=" " * margin, drop_whitespace=True) or [
-        before
-    ]
 
 
 def held_lines(book: Book, width: int = NEVER_CUT) -> list[str]:
