@@ -107,6 +107,8 @@ PURE = (
     "health.probe.shapes",
     "health.probe.speeds",
     "health.probe.told",
+    "ui.book",
+    "ui.wrapping",
     "submit.options",
     "submit.quoting",
     "submit.render",
