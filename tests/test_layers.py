@@ -19,6 +19,7 @@ STANDARD = set(sys.stdlib_module_names)
 
 PURE = (
     "errors",
+    "doctor.symptom",
     "layout",
     "agent.wire",
     "core",
