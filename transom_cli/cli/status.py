@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,15 +18,19 @@ if TYPE_CHECKING:
 Run = Annotated[str | None, typer.Argument(help="Run id, name or path [default: the newest].")]
 Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+NoColor = Annotated[bool, typer.Option("--no-color", help="No colours; NO_COLOR in the environment does the same.")]
 
-_BY_PHASE = {"held": 21, "recovering": 20, "failed": 1, "stopped": 1}
+_BY_STANDING = {"healthy": 0, "degraded": 20, "held": 21, "unknown": 22, "done": 0, "failed": 1, "stopped": 1}
 STOP_PATIENCE = 60.0  # seconds: Slurm gives a job 30 between TERM and KILL, in which it may save
+LEASE_PATIENCE = 3.0  # seconds, to see the lease of an operator on another host renewed
+SLURM_PATIENCE = 3.0  # seconds for Slurm to answer whoever looks on
 
 
 def status(
     run: Run = None,
     root: Root = None,
     json_: Json = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every node and every incident.")] = False,
     phases: Annotated[bool, typer.Option("--phases", help="And what each rank spends a step on.")] = False,
     exit_code: Annotated[
         bool,
@@ -35,58 +38,85 @@ def status(
             "--exit-code", help="0 healthy, 20 degraded, 21 held, 22 unknown; of a run that is over, its own."
         ),
     ] = False,
+    no_color: NoColor = False,
 ) -> None:
-    """How is my run? One screen, once."""
-    import json
-    import math
-    import shutil
+    """How is my run? One screen, once.
 
+    The first line has the answer. A letter for each node: . ok, s slow, ! silent, ? suspect, p probing, x isolated,
+    - not heard of yet.
+
+    Examples: transom status; transom status llama-70b --all; transom status --json | jq .step
+    """
+    import os
+
+    from transom_cli.config.root import runs_root
     from transom_cli.submit.rundir import find_run
+    from transom_cli.ui.colour import show
+    from transom_cli.ui.lines import line
     from transom_cli.ui.read import read_view
-    from transom_cli.ui.render import phase_lines, status_lines
-    from transom_cli.wiring import runs_root
+    from transom_cli.ui.render import phase_lines, screen
+    from transom_cli.ui.terminal import NOTE, under_watch, width
 
-    view = read_view(find_run(runs_root(root), run), patience=3.0)
+    view = _with_slurm(read_view(find_run(runs_root(root, os.environ), run), patience=LEASE_PATIENCE))
     if json_:
-        loss = view.loss if view.loss is not None and math.isfinite(view.loss) else None  # JSON has no word for others
-        print(json.dumps({"schema": 1, **asdict(view), "loss": loss}))
+        from transom_cli.ui.document import document
+
+        print(document(view))
     else:
-        width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
-        print("\n".join([*status_lines(view, width), *(["", *phase_lines(view, width)] if phases else [])]))
+        watched = under_watch()
+        room = width(os.environ, watched=watched)
+        more = [(), *(line(text) for text in phase_lines(view, room))] if phases else []
+        show([*screen(view, room, everything=everything), *more], colours=not no_color)
+        if watched:
+            print(NOTE.format(run=view.run_id), file=sys.stderr)
     if exit_code:
         raise typer.Exit(_code(view))
 
 
+def _with_slurm(view: RunView) -> RunView:
+    """With Slurm's own answer, where what is written does not tell enough."""
+    from transom_cli.errors import TransomError
+    from transom_cli.ui.slurmwords import with_answer, with_error, worth_asking
+
+    if not worth_asking(view):
+        return view
+    from transom_cli.wiring import slurm_client
+
+    try:
+        return with_answer(view, slurm_client(SLURM_PATIENCE).job(view.job_id))
+    except TransomError as error:
+        return with_error(view, error.why.partition("\n")[0] or error.what)
+
+
 def _code(view: RunView) -> int:
-    if view.over and view.exit_code is not None:
-        return view.exit_code
-    unknown = not view.over and (not view.operator or bool(view.slurm_lost))
-    return 22 if unknown else _BY_PHASE.get(view.phase, 0)
+    return view.exit_code if view.over and view.exit_code is not None else _BY_STANDING[view.standing]
 
 
-def list_(root: Root = None, json_: Json = False) -> None:
+def list_(root: Root = None, json_: Json = False, no_color: NoColor = False) -> None:
     """All my runs, newest first."""
     import json
+    import os
 
+    from transom_cli.config.root import runs_root
     from transom_cli.errors import TransomError
     from transom_cli.submit.rundir import list_runs
+    from transom_cli.ui.colour import show
     from transom_cli.ui.read import read_view
-    from transom_cli.ui.render import headline
-    from transom_cli.wiring import runs_root
+    from transom_cli.ui.runs import list_lines, list_row
+    from transom_cli.ui.terminal import under_watch, width
 
-    rows = []
-    for run in list_runs(runs_root(root)):
+    views = []
+    for run in list_runs(runs_root(root, os.environ)):
         try:
-            view = read_view(run)
+            views.append(read_view(run))
         except TransomError as error:
             print(f"warning: {run.run_id}: {error.what}", file=sys.stderr)
-            continue
-        told = {"run_id": view.run_id, "phase": view.phase, "job_id": view.job_id, "step": view.step}
-        rows.append({**told, "verdict": view.verdict})
-        if not json_:
-            print(headline(view) + (f"  {view.verdict}" if view.phase == "held" else ""))
     if json_:
-        print(json.dumps({"schema": 1, "runs": rows}))
+        print(json.dumps({"schema": 1, "runs": [list_row(view) for view in views]}))
+    elif views:
+        show(list_lines(views, width(os.environ, watched=under_watch())), colours=not no_color)
+    else:
+        print(f"no runs in {runs_root(root, os.environ)}; start one with `transom run -- COMMAND`", file=sys.stderr)
 
 
 def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
