@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from transom_cli.errors import NoCheckpoint, TransomError
+from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
 from transom_cli.supervise.lease import STALE, operator_alive
+from transom_cli.ui.colour import text_of
+from transom_cli.ui.lines import line
 from transom_cli.ui.read import read_view
-from transom_cli.ui.render import incident_lines, status_lines
+from transom_cli.ui.render import incident_lines, screen
+from transom_cli.ui.todo import go_on
 from transom_cli.ui.view import RunView
 from transom_cli.ui.words import clock_time
 
@@ -39,19 +41,10 @@ def watch_run(run: RunDir) -> int:
         return NO_OPERATOR
     if view.exit_code and view.verdict:
         story = f"The story is in `transom explain {view.run_id}`; the logs are in `{run.path}`."
-        error = TransomError(f"Run `{view.run_id}` {view.phase}", view.verdict, story + _how_to_go_on(run, view))
+        then = f"\nTo go on from step {view.durable}: `{command}`" if (command := go_on(view)) else ""
+        error = TransomError(f"Run `{view.run_id}` {view.phase}", view.verdict, story + then)
         print(f"error: {error}", file=sys.stderr)
     return view.exit_code
-
-
-def _how_to_go_on(run: RunDir, view: RunView) -> str:
-    """A run that is over is not taken up again, and a new one begins at step 0 unless it is told of the checkpoints."""
-    if view.durable < 0 or view.exit_code == NoCheckpoint.exit_code:
-        return ""
-    from transom_cli.wiring import checkpoints_of, read_settings
-
-    directory = shlex.quote(str(checkpoints_of(run, read_settings(run))))
-    return f"\nTo go on from step {view.durable}: `transom run --set checkpoint.directory={directory} ...`"
 
 
 def _over(run: RunDir, view: RunView) -> bool:
@@ -61,16 +54,15 @@ def _over(run: RunDir, view: RunView) -> bool:
 def _on_terminal(run: RunDir) -> RunView:
     from rich.console import Console
     from rich.live import Live
-    from rich.text import Text
 
     console: Console = Console()
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
             view = read_view(run, patience=STALE)
-            lines = status_lines(view, console.width)
+            lines = screen(view, console.width)
             if view.incidents and view.incidents[0].lasted is None:
-                lines += ["", *incident_lines(view.incidents[0], console.width)]
-            live.update(Text("\n".join(lines)), refresh=True)
+                lines += [(), *map(line, incident_lines(view.incidents[0], console.width))]
+            live.update(text_of(lines), refresh=True)
             if _over(run, view):
                 return view
             time.sleep(TURN)

@@ -7,8 +7,6 @@ import shlex
 from transom_cli.errors import NoCheckpoint
 from transom_cli.ui.view import RunView
 
-_DO_NOT_ADOPT = (NoCheckpoint.exit_code,)  # such a run's checkpoints are no place to go on from
-
 
 def todo(view: RunView) -> list[tuple[str, str]]:
     """A word on what it is for, and the command. The run id needs no quotes; paths may."""
@@ -26,17 +24,21 @@ def todo(view: RunView) -> list[tuple[str, str]]:
     if word == "recovering":
         return [story]
     if word in ("failed", "stopped"):
-        return [story, *go_on(view)] if view.incidents else go_on(view)
+        on = go_on(view)
+        further = [("go on", on)] if on else []
+        if view.exit_code == NoCheckpoint.exit_code:
+            further = [("look", f"transom ckpt verify {run}")]
+        return [story, *further] if view.incidents else further
     if word == "done" and view.durable >= 0:
         return [("the result", f"transom ckpt ls {run}")]
     return []
 
 
-def go_on(view: RunView) -> list[tuple[str, str]]:
-    """A run that is over is not taken up again, and a new one begins at step 0 unless it is told of the checkpoints."""
-    if view.exit_code in _DO_NOT_ADOPT:
-        return [("look", f"transom ckpt verify {view.run_id}")]
-    if view.durable < 0 or not view.checkpoints:
-        return []
-    directory = shlex.quote(view.checkpoints)
-    return [("go on", f"transom run --set checkpoint.directory={directory} ...")]
+def go_on(view: RunView) -> str:
+    """The command that goes on from the newest checkpoint of a run that is over; "" where there is none to go on from.
+
+    Such a run is not taken up again, and a new one begins at step 0 unless it is told of the checkpoints.
+    """
+    if view.durable < 0 or not view.checkpoints or view.exit_code == NoCheckpoint.exit_code:
+        return ""
+    return f"transom run --set checkpoint.directory={shlex.quote(view.checkpoints)} ..."
