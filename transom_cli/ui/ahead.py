@@ -24,7 +24,7 @@ def ahead(state: State, limit_at: float | None, *, warned: bool) -> tuple[Ahead,
         found.append(Ahead(words))
     if limit_at is not None:
         then = "all ranks save, and the run goes on in its next attempt" if warned else "Slurm ends the attempt"
-        found.append(Ahead(f"time limit: {then}", limit_at))
+        found.append(Ahead("time limit", limit_at, then))
     return tuple(found)
 
 
@@ -41,17 +41,10 @@ def _of_incident(state: State, incident: Incident) -> Ahead:
         nodes = tuple(a.node for a in asked if isinstance(a, Isolate))
         return Ahead(f"{incident.id}: isolating {some(nodes) or 'what is to blame'}, then a restart")
     if stage is Stage.WAITING:
-        return Ahead(f"{incident.id}: restart after the back-off{_budget(state)}", incident.not_before)
+        return Ahead(f"{incident.id}: restart after the back-off", incident.not_before)
     if stage is Stage.RESTARTING:
         without = f" without {some(state.excluded)}" if state.exclusions else ""
         return Ahead(f"{incident.id}: the job is being given back to Slurm{without}")
     back = f", from checkpoint {state.durable:,} or what is in memory" if state.durable >= 0 else ""
     pending = state.slurm_state == "PENDING"
     return Ahead(f"{incident.id}: waiting for {'Slurm to start the job' if pending else f'the first new step{back}'}")
-
-
-def _budget(state: State) -> str:
-    left = state.policy.max_without_progress - state.no_progress
-    if not state.no_progress:
-        return ""
-    return f" ({left} more without progress, then the run stops)" if left > 0 else " (the last one)"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from transom_cli.ui.lines import Line, Span, line, table
+from transom_cli.ui.lines import Line, Span, line, plain, table
 from transom_cli.ui.view import IncidentView, RunView
-from transom_cli.ui.words import cells, count, day_time, fit, span, zone
+from transom_cli.ui.words import cells, count, day_time, span, zone
 
 SHOWN = 3  # on the status screen
-_LEAST = 16  # columns for what it was
+_MENDED = {"swapped": "swapped", "requeued": "requeued", "launched": "relaunched"}  # by what its story has
 _OPEN = {
     "healing": ("the launcher is at it", "warn"),
     "examining": ("being examined", "warn"),
@@ -27,20 +27,20 @@ _CLOSED = {
 
 
 def incident_rows(view: RunView, width: int | None, *, everything: bool) -> list[Line]:
-    """A table, the newest first; where there are more, how to see them."""
+    """The newest first, each on a line, or with its outcome below where that is too long; then how many more."""
     if not view.incidents:
         return []
     shown = view.incidents if everything else view.incidents[:SHOWN]
-    cells_of = [(one, _outcome(one, view.now)) for one in shown]
-    nodes = [_nodes(one) for one in shown]
-    beside = 4 + 14 + max(map(cells, nodes)) + max(cells(text) for _, (text, _) in cells_of) + 6
-    room = None if width is None else max(_LEAST, width - beside)
-    body = [
-        (one.id, day_time(one.began, view.now), who, one.words if room is None else fit(one.words, room), outcome)
-        for (one, outcome), who in zip(cells_of, nodes, strict=True)
-    ]
-    head = line(("incidents", "strong"), (f"   times in {zone(view.now)}", "dim"))
-    lines = [head, *table(("", "", "", "", ""), body, frozenset())[1:]]
+    told = [(one.id, day_time(one.began, view.now), _nodes(one), one.words) for one in shown]
+    outcomes = [_outcome(one, view.now) for one in shown]
+    side = [(*words, outcome) for words, outcome in zip(told, outcomes, strict=True)]
+    lines = table(("",) * 5, side, frozenset())[1:]
+    if width is not None and max(cells(plain(one)) for one in lines) > width:
+        above = table(("",) * 4, told, frozenset())[1:]
+        indent = cells(plain(table(("",) * 3, [words[:3] for words in told], frozenset())[1])) + 2
+        below = [line(" " * indent, outcome) for outcome in outcomes]
+        lines = [one for pair in zip(above, below, strict=True) for one in pair]
+    lines = [line(("incidents", "strong"), (f"   times in {zone(view.now)}", "dim")), *lines]
     if len(view.incidents) > len(shown):
         more = len(view.incidents) - len(shown)
         lines.append(line((f"{count(more)} earlier: `transom explain {view.run_id}` tells all", "dim")))
@@ -53,11 +53,18 @@ def _nodes(incident: IncidentView) -> str:
 
 
 def _outcome(incident: IncidentView, now: float) -> Span:
-    """What came of it, with what was done about a node."""
-    ways = dict.fromkeys(how for _, how in incident.isolated)
-    did = f"{' and '.join(ways)}, " if ways else ""
+    """What came of it, with what was done about a node, or else how it was mended."""
+    did = " and ".join(dict.fromkeys(how for _, how in incident.isolated)) or _mended(incident)
+    did = f"{did}, " if did else ""
     if incident.lasted is None:
         words, tone = _OPEN.get(incident.result, (incident.result, "warn"))
         return f"{did}{words}, {span(now - incident.began)} so far", tone
     words, tone = _CLOSED.get(incident.result, (f"{incident.result} after", ""))
     return f"{did}{words} {span(incident.lasted)}", tone
+
+
+def _mended(incident: IncidentView) -> str:
+    did = {what for _, what, _ in incident.marks}
+    if incident.result != "recovered":
+        return ""
+    return next((words for what, words in _MENDED.items() if what in did), "")

@@ -52,6 +52,16 @@ def rows(label: str, text: str, width: int | None, *, tone: str = "", most: int 
     return [row("" if i else label, (part, tone)) for i, part in enumerate(broken)]
 
 
+def command_rows(label: str, command: str, width: int | None) -> list[Line]:
+    """A command is never cut: one that is too long stands below its label, broken so that a shell takes it as it is."""
+    told = printable(command)
+    if width is None or LABEL + cells(told) <= width:
+        return [row(label, (told, "note"))]
+    parts = textwrap.wrap(told, max(1, width - 1), drop_whitespace=False, break_on_hyphens=False)
+    ends = ["\\"] * (len(parts) - 1) + [""]
+    return [line((label, "dim")), *(line((part + end, "note")) for part, end in zip(parts, ends, strict=True))]
+
+
 def table(head: tuple[str, ...], body: Iterable[tuple[str | Span, ...]], right: frozenset[str]) -> list[Line]:
     """Columns as wide as their widest cell. right: heads of those whose cells end on one line, as numbers do."""
     rows_of = [[_span(cell) for cell in one] for one in body]

@@ -18,8 +18,8 @@ _RIGHT = frozenset({"STEP", "BEAT", "RANKS"})
 
 
 def map_rows(view: RunView, width: int) -> list[Line]:
-    """Of a run whose nodes tell nothing, their names; of one that waits or is over, how many it has."""
-    if not view.node_views:
+    """Of a run whose nodes tell nothing now, their names."""
+    if not view.node_views or not view.nodes_known:
         return _named("nodes", view.nodes, view) + (_named("spares", view.spares, view) if view.spares else [])
     working = tuple(one for one in view.node_views if one.role != "spare")
     spares = tuple(one for one in view.node_views if one.role == "spare")
@@ -27,8 +27,8 @@ def map_rows(view: RunView, width: int) -> list[Line]:
 
 
 def _named(label: str, nodes: tuple[str, ...], view: RunView) -> list[Line]:
-    if not nodes or view.phase == "pending":
-        return []
+    if not nodes or view.phase == "held" or (view.slurm_state == "PENDING" and not view.over):
+        return []  # it has none now
     return [row(label, f"{len(nodes)}: {some(nodes)}")]
 
 
@@ -52,7 +52,7 @@ def _map(label: str, nodes: tuple[NodeView, ...], width: int) -> list[Line]:
 
 def node_table(view: RunView, *, everything: bool) -> list[Line]:
     """Those that differ, and how many do not; with `everything` all of them."""
-    nodes = view.node_views
+    nodes = view.node_views if view.nodes_known else ()
     listed = [one for one in nodes if everything or one.state not in ("ok", "waiting")]
     rest = len(nodes) - len(listed)
     lines = table(_HEAD, [_row(one) for one in listed], _RIGHT) if listed else []
@@ -68,6 +68,6 @@ def _row(one: NodeView) -> tuple[str | Span, ...]:
     if one.alive < one.ranks:
         ranks = (f"{one.alive}/{one.ranks}", "bad")
     doing = "" if one.phase in ("", "step") else f"in {one.phase}"
-    role = {"spare": "spare", "out": "carries no rank any more"}.get(one.role, "")
+    role = {"spare": "spare", "out": "given up"}.get(one.role, "")
     note = "; ".join(x for x in (role, doing, one.note) if x)
     return one.node, (one.state, _TONES[one.state]), step, beat, ranks, note

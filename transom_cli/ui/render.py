@@ -6,12 +6,12 @@ Width None is for a pipe: laid out for 100 columns, and nothing is cut or broken
 from __future__ import annotations
 
 from transom_cli.ui.incidents import incident_rows
-from transom_cli.ui.lines import LABEL, Line, cut, line, plain, row, rows
+from transom_cli.ui.lines import LABEL, Line, command_rows, cut, line, plain, row, rows
 from transom_cli.ui.nodemap import map_rows, node_table
 from transom_cli.ui.slurmwords import reason_words
 from transom_cli.ui.todo import todo
 from transom_cli.ui.view import FRESH, IncidentView, RunView
-from transom_cli.ui.words import clock_time, count, day_time, fit, span
+from transom_cli.ui.words import age, clock_time, count, day_time, fit, several, span
 
 PIPED = 100
 _TONES = {
@@ -36,6 +36,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False) -> lis
     lines = [
         _headline(view),
         *(rows("because", view.verdict, width, tone=_TONES.get(view.word, "")) if view.verdict else []),
+        *_job(view),
         *_progress(view, width),
         *(one for words in view.reports for one in rows("noticed", words, width, tone="warn")),
         *_checkpoints(view, width),
@@ -43,7 +44,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False) -> lis
         *_kept_off(view, width),
         *_sources(view, width),
         *_ahead(view, width),
-        *(row(label, (command, "note")) for label, command in todo(view)),
+        *(one for label, command in todo(view) for one in command_rows(label, command, width)),
         *_warnings(view, width),
     ]
     for part in (node_table(view, everything=everything), incident_rows(view, width, everything=everything)):
@@ -66,13 +67,19 @@ def _headline(view: RunView) -> Line:
     if word == "unknown":
         written = _last_written(view)
         return line(*head, f"  last written {span(view.now - written)} ago ({start})" if written else f"  ({start})")
-    since = f" {span(view.now - view.since)}" if view.since and not view.over else ""
-    took = ""
     if view.over and view.since:
-        took = f" {span(view.now - view.since)} ago"
-        took += f", after {span(view.since - view.submitted)}" if view.submitted is not None else ""
-    told = start.replace(", ", "  ") if view.job_id else ""
-    return line(*head, since or took, f"  {told}" if told else "")
+        took = f", after {span(view.since - view.submitted)}" if view.submitted is not None else ""
+        return line(*head, f" {span(view.now - view.since)} ago{took}")
+    since = f" {span(view.now - view.since)}" if view.since else ""
+    return line(*head, since, f"  {start.replace(', ', '  ')}" if view.job_id else "")
+
+
+def _job(view: RunView) -> list[Line]:
+    """Of a run that is over: else the first line has it."""
+    if not view.over or not view.job_id:
+        return []
+    again = f", {several(view.starts, 'restart')}" if view.starts else ""
+    return [row("job", f"{view.job_id}{again}")]
 
 
 def _last_written(view: RunView) -> float | None:
@@ -82,7 +89,8 @@ def _last_written(view: RunView) -> float | None:
 def _progress(view: RunView, width: int | None) -> list[Line]:
     if view.step < 0:
         return []
-    pace = f"  {_per_step(view.step_time)}" if view.step_time and not view.over else ""
+    stepping = view.step_time and view.word in ("training", "finishing")
+    pace = f"  {_per_step(view.step_time)}" if view.step_time and stepping else ""
     loss = f"  loss {view.loss:.4f}" if view.loss is not None else ""
     tone = "bad" if view.loss is not None and view.loss != view.loss else ""
     if not view.steps:
@@ -109,14 +117,18 @@ def _checkpoints(view: RunView, width: int | None) -> list[Line]:
     """The newest in memory, and the newest on disk, with their ages; when it saves, and why."""
     found = []
     if view.memory >= 0:
-        old = f"{span(view.memory_age)} ago, " if view.memory_age is not None else ""
+        old = f"{age(view.memory_age)} ago, " if view.memory_age is not None else ""
         found.append(f"memory {count(view.memory)} ({old}{view.memory_protection})")
     if view.durable >= 0:
-        old = f"{span(view.durable_age)} ago" if view.durable_age is not None else ""
-        behind = f"{count(view.step - view.durable)} behind" if view.step > view.durable and not view.over else ""
+        old = f"{age(view.durable_age)} ago" if view.durable_age is not None else ""
+        alone = view.memory < 0 and view.step > view.durable  # else it is not what is lost at a fault
+        behind = f"{several(view.step - view.durable, 'step')} behind" if alone and not view.over else ""
         about = ", ".join(x for x in (old, behind) if x)
         found.append(f"disk {count(view.durable)}" + (f" ({about})" if about else ""))
-    lines = rows("checkpoint", "; ".join(found), width) if found else []
+    both = "; ".join(found)
+    lines = rows("checkpoint", both, width) if found else []
+    if len(lines) > 1:  # then one below the other
+        lines = [one for i, text in enumerate(found) for one in rows("" if i else "checkpoint", text, width)]
     if not found and view.step >= 0 and view.word != "unknown":
         lines = [row("checkpoint", ("none yet" if not view.over else "none", "warn"))]
     return [*lines, *(rows("saves", view.rhythm, width) if view.rhythm else [])]
@@ -158,7 +170,7 @@ def _asked(view: RunView) -> str:
         return "asked just now"
     if view.slurm_error:
         return f"as its operator last saw it; now it does not answer: {view.slurm_error}"
-    return "as its operator sees it" if view.operator else "as its operator last saw it"
+    return "as its operator sees it" if view.operator and not view.slurm_lost else "as its operator last saw it"
 
 
 def _ahead(view: RunView, width: int | None) -> list[Line]:
@@ -166,8 +178,9 @@ def _ahead(view: RunView, width: int | None) -> list[Line]:
     for one in view.ahead:
         when = ""
         if one.at is not None and one.at > view.now:
-            when = f", at {day_time(one.at, view.now)} (in {span(one.at - view.now)})"
-        told += rows("" if told else "next", one.words + when, width, most=2)
+            when = f" at {day_time(one.at, view.now)} (in {span(one.at - view.now)})"
+        then = f": {one.then}" if one.then else ""
+        told += rows("" if told else "next", one.words + when + then, width, most=2)
     if view.no_progress and not view.over:
         allowed = f"{view.no_progress} of {view.max_without_progress} restarts without progress are used"
         told.append(row("" if told else "next", (allowed, "warn")))
@@ -181,7 +194,7 @@ def _warnings(view: RunView, width: int | None) -> list[Line]:
     if view.slurm_lost:
         said.append(f"Slurm does not answer, the job's state is not known: {view.slurm_lost}")
     if not view.operator:
-        said.append(f"no operator is alive; start one with `transom attach {view.run_id}`")
+        said.append("no operator is alive to restart the run or to keep bad nodes off")
     written = _last_written(view)
     if written is not None and view.now - written > FRESH and (not view.known or view.phase == "training"):
         said.append(f"nothing was written for {span(view.now - written)}; all above is that old")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-NOTE = "note: `transom attach {run}` redraws itself, without a new process for each look"
+NOTE = "note: `transom attach {run}` redraws itself, without a new process each time"
 _ANCESTORS = 4  # watch, a shell, and what a shell may have put between
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 from transom_cli.errors import NoCheckpoint
+from transom_cli.layout import RunDir
 from transom_cli.ui.view import RunView
 
 
@@ -12,26 +14,32 @@ def todo(view: RunView) -> list[tuple[str, str]]:
     """A word on what it is for, and the command. The run id needs no quotes; paths may."""
     run, word, job = view.run_id, view.word, view.job_id
     story, stop = ("the story", f"transom explain {run}"), ("give up", f"transom stop {run}")
+    attach = [("take it up", f"transom attach {run}")] if not view.operator and not view.over else []
     if word == "held" and job:
         return [story, ("go on", f"scontrol release {job}"), stop]
     if word == "unknown":
-        asked = [("ask Slurm", f"scontrol show job {job}")] if job else []
-        return [("take it up", f"transom attach {run}"), *asked]
+        return [*attach, ("ask Slurm", f"scontrol show job {job}")] if job else attach
     if word == "pending":
-        return [("look", f"squeue --start -j {job}"), stop] if job else [stop]
+        return [*attach, ("look", f"squeue --start -j {job}"), stop] if job else [*attach, stop]
     if word == "starting" and view.path:
-        return [("its output", f"tail -f {shlex.quote(f'{view.path}/slurm-{job}.log')}")]
+        return [*attach, ("its output", f"tail -f {_job_log(view)}")]
     if word == "recovering":
-        return [story]
+        return [*attach, story]
     if word in ("failed", "stopped"):
         on = go_on(view)
         further = [("go on", on)] if on else []
+        further += [("its output", f"less {_job_log(view)}")] if job and word == "failed" and view.path else []
         if view.exit_code == NoCheckpoint.exit_code:
             further = [("look", f"transom ckpt verify {run}")]
         return [story, *further] if view.incidents else further
     if word == "done" and view.durable >= 0:
         return [("the result", f"transom ckpt ls {run}")]
-    return []
+    return attach
+
+
+def _job_log(view: RunView) -> str:
+    """The batch script's output, as the run directory has it."""
+    return shlex.quote(str(RunDir(Path(view.path)).job_log(view.job_id)))
 
 
 def go_on(view: RunView) -> str:

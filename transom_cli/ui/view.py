@@ -10,6 +10,7 @@ from transom_cli.core.decided import UNDECIDED
 from transom_cli.core.state import Exclusion, Incident, State
 
 FRESH = 15.0  # seconds: what was written later than this tells how things are now
+STALE = 60.0  # seconds: what nodes have told before this is not shown as how they are
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,11 @@ class NodeView:
 
 @dataclass(frozen=True)
 class Ahead:
-    """What happens next. at: when (seconds of the wall clock), where that is known."""
+    """What happens next. at: when (seconds of the wall clock), where that is known. then: and what follows on it."""
 
     words: str
     at: float | None = None
+    then: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,11 @@ class RunView:
         waits = self.phase in ("pending", "submitting") and self.slurm_state == "PENDING"
         asked = self.slurm_asked is not None and not self.slurm_error and waits
         return self.over or self.phase == "held" or (self.operator and not self.slurm_lost) or told or asked
+
+    @property
+    def nodes_known(self) -> bool:
+        """Whether the nodes' own words are recent enough to say how each of them is."""
+        return self.nodes_at is not None and self.now - self.nodes_at < STALE
 
     @property
     def word(self) -> str:

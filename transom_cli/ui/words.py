@@ -24,6 +24,11 @@ def span(seconds: float) -> str:
     return f"{hours // 24}d {hours % 24}h"
 
 
+def age(seconds: float) -> str:
+    """As `span`, without what does not matter of a thing that is long past: `23 s`, `17 min`, `6h 12m`."""
+    return f"{int(seconds // 60)} min" if 600 <= seconds < 3600 else span(seconds)
+
+
 def brief(seconds: float) -> str:
     """For a column: `4s`, `3m`, `6h`, `2d`."""
     for unit, size in (("d", DAY), ("h", 3600.0), ("m", 60.0)):
