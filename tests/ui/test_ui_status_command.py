@@ -131,9 +131,9 @@ def test_it_never_loads_torch_nor_what_it_does_not_need(made: Made) -> None:
      ("without_an_operator", 22), ("slurm_is_silent", 22), ("done", 0), ("given_up", 21), ("stopped", 130)],
 )  # fmt: skip
 def test_the_code_says_how_the_run_is(scene: str, code: int, tmp_path: Path) -> None:
-    from transom_cli.cli.status import _code
+    from transom_cli.cli.looking import code_of
 
-    assert _code(SCENES[scene](tmp_path)) == code
+    assert code_of(SCENES[scene](tmp_path)) == code
 
 
 def test_a_code_is_only_given_where_it_is_asked_for(made: Made) -> None:
@@ -193,7 +193,7 @@ def test_slurm_is_asked_where_the_journal_does_not_know(slurm: Path, tmp_path: P
     slurm.chmod(0o755)
     made = Made(tmp_path / "runs").seen((9.0, ev.Started(0, 1)), (8.0, ev.Submitted(0, "submit", JOB, True)))
     asked = transom("status", made.operator().run.path)
-    assert "now it does not answer: slurm_load_jobs error: Unable to contact slurm controller" in asked.stdout
+    assert "asked just now: slurm_load_jobs error: Unable to contact slurm controller" in asked.stdout
     assert asked.returncode == 0
 
 

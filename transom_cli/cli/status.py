@@ -8,22 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from transom_cli.cli.looking import show_list, show_status
 from transom_cli.errors import Unknown
 
 if TYPE_CHECKING:
     from transom_cli.core.state import State
     from transom_cli.layout import RunDir
-    from transom_cli.ui.view import RunView
 
 Run = Annotated[str | None, typer.Argument(help="Run id, name or path [default: the newest].")]
 Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 NoColor = Annotated[bool, typer.Option("--no-color", help="No colours; NO_COLOR in the environment does the same.")]
 
-_BY_STANDING = {"healthy": 0, "degraded": 20, "held": 21, "unknown": 22, "done": 0, "failed": 1, "stopped": 1}
 STOP_PATIENCE = 60.0  # seconds: Slurm gives a job 30 between TERM and KILL, in which it may save
-LEASE_PATIENCE = 3.0  # seconds, to see the lease of an operator on another host renewed
-SLURM_PATIENCE = 3.0  # seconds for Slurm to answer whoever looks on
 
 
 def status(
@@ -47,76 +44,20 @@ def status(
 
     Examples: transom status; transom status llama-70b --all; transom status --json | jq .step
     """
-    import os
-
-    from transom_cli.config.root import runs_root
-    from transom_cli.submit.rundir import find_run
-    from transom_cli.ui.colour import show
-    from transom_cli.ui.lines import line
-    from transom_cli.ui.read import read_view
-    from transom_cli.ui.render import phase_lines, screen
-    from transom_cli.ui.terminal import NOTE, under_watch, width
-
-    view = _with_slurm(read_view(find_run(runs_root(root, os.environ), run), patience=LEASE_PATIENCE))
-    if json_:
-        from transom_cli.ui.document import document
-
-        print(document(view))
-    else:
-        watched = under_watch()
-        room = width(os.environ, watched=watched)
-        more = [(), *(line(text) for text in phase_lines(view, room))] if phases else []
-        show([*screen(view, room, everything=everything), *more], colours=not no_color)
-        if watched:
-            print(NOTE.format(run=view.run_id), file=sys.stderr)
-    if exit_code:
-        raise typer.Exit(_code(view))
-
-
-def _with_slurm(view: RunView) -> RunView:
-    """With Slurm's own answer, where what is written does not tell enough."""
-    from transom_cli.errors import TransomError
-    from transom_cli.ui.slurmwords import with_answer, with_error, worth_asking
-
-    if not worth_asking(view):
-        return view
-    from transom_cli.wiring import slurm_client
-
-    try:
-        return with_answer(view, slurm_client(SLURM_PATIENCE).job(view.job_id))
-    except TransomError as error:
-        return with_error(view, error.why.partition("\n")[0] or error.what)
-
-
-def _code(view: RunView) -> int:
-    return view.exit_code if view.over and view.exit_code is not None else _BY_STANDING[view.standing]
+    _leave(show_status(run, root, json_, everything, phases, exit_code, no_color))
 
 
 def list_(root: Root = None, json_: Json = False, no_color: NoColor = False) -> None:
-    """All my runs, newest first."""
-    import json
-    import os
+    """All my runs, newest first.
 
-    from transom_cli.config.root import runs_root
-    from transom_cli.errors import TransomError
-    from transom_cli.submit.rundir import list_runs
-    from transom_cli.ui.colour import show
-    from transom_cli.ui.read import read_view
-    from transom_cli.ui.runs import list_lines, list_row
-    from transom_cli.ui.terminal import under_watch, width
+    FOR: how long a run has been so, or how long it took. AGE: since it was submitted.
+    """
+    _leave(show_list(root, json_, no_color))
 
-    views = []
-    for run in list_runs(runs_root(root, os.environ)):
-        try:
-            views.append(read_view(run))
-        except TransomError as error:
-            print(f"warning: {run.run_id}: {error.what}", file=sys.stderr)
-    if json_:
-        print(json.dumps({"schema": 1, "runs": [list_row(view) for view in views]}))
-    elif views:
-        show(list_lines(views, width(os.environ, watched=under_watch())), colours=not no_color)
-    else:
-        print(f"no runs in {runs_root(root, os.environ)}; start one with `transom run -- COMMAND`", file=sys.stderr)
+
+def _leave(code: int) -> None:
+    if code:
+        raise typer.Exit(code)
 
 
 def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:

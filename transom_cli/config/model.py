@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from transom_cli.config.places import default_root
 from transom_cli.config.policy import Rules
+from transom_cli.config.slurmtime import slurm_seconds
 from transom_cli.config.values import (
     CheckNames,
     Flags,
@@ -28,7 +29,6 @@ from transom_cli.config.values import (
     Thresholds,
     Variables,
     empty_as_unset,
-    slurm_seconds,
 )
 
 WARNING = 120  # seconds before the time limit

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transom_cli.config.slurmtime import slurm_seconds
 from transom_cli.layout import RunDir
 
 try:
@@ -52,8 +53,6 @@ def _section(told: dict[str, Any], name: str) -> dict[str, Any]:
 def _seconds(time: object) -> int | None:
     if not isinstance(time, str) or not time:
         return None
-    from transom_cli.config.values import slurm_seconds
-
     try:
         return slurm_seconds(time)
     except ValueError:

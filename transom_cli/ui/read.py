@@ -16,6 +16,7 @@ from transom_cli.layout import RunDir, attempt_name, parse_attempt
 from transom_cli.supervise.handed import Handed, newest_handed
 from transom_cli.supervise.journal import Folded, fold
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
+from transom_cli.supervise.reported import read_reports
 from transom_cli.ui.ahead import ahead
 from transom_cli.ui.asked import Asked, read_asked
 from transom_cli.ui.nodestate import NodeSight, node_views
@@ -99,11 +100,7 @@ def _with_memory(run: RunDir, state: State, view: RunView) -> RunView:
 def _with_nodes(run: RunDir, view: RunView, state: State, sights: Mapping[str, NodeSight], asked: Asked) -> RunView:
     """With each node, and what the launcher of the present attempt finds odd."""
     attempt = run.attempt(state.job_id, state.restarts)
-    said = {}
-    if state.job_id and attempt.reports.exists():
-        from transom_cli.supervise.reporting import read_reports  # with all its detectors: seldom needed
-
-        said = read_reports(attempt)
+    said = read_reports(attempt) if state.job_id else {}
     standing, phases, lines = said.get("standing"), said.get("phases"), said.get("lines")
     reports = [one for one in standing if isinstance(one, dict)] if isinstance(standing, list) else []
     slow = {node: str(one.get("words", "")) for one in reversed(reports) for node in _culprits(one)}

@@ -169,7 +169,7 @@ def _asked(view: RunView) -> str:
     if view.slurm_asked is not None and not view.slurm_error:
         return "asked just now"
     if view.slurm_error:
-        return f"as its operator last saw it; now it does not answer: {view.slurm_error}"
+        return f"as its operator last saw it; asked just now: {view.slurm_error}"
     return "as its operator sees it" if view.operator and not view.slurm_lost else "as its operator last saw it"
 
 
