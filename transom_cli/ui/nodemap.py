@@ -9,7 +9,7 @@ from transom_cli.ui.words import brief, count, several, some
 
 GROUP = 8  # letters
 NAMED = 8  # as many nodes are named beside their letters
-_TONES = {
+TONES = {
     "ok": "good", "slow": "warn", "silent": "bad", "suspect": "bad", "probing": "note", "isolated": "bad",
     "waiting": "dim",
 }  # fmt: skip
@@ -38,7 +38,7 @@ def _map(label: str, nodes: tuple[NodeView, ...], width: int) -> list[Line]:
     for start in range(0, len(nodes), a_line):
         spans: list[Span] = []
         for i, one in enumerate(nodes[start : start + a_line]):
-            gap, letter, tone = " " * bool(i and i % GROUP == 0), LETTERS[one.state], _TONES[one.state]
+            gap, letter, tone = " " * bool(i and i % GROUP == 0), LETTERS[one.state], TONES[one.state]
             if spans and spans[-1][1] == tone:
                 spans[-1] = (spans[-1][0] + gap + letter, tone)
             else:
@@ -70,4 +70,4 @@ def _row(one: NodeView) -> tuple[str | Span, ...]:
     doing = "" if one.phase in ("", "step") else f"in {one.phase}"
     role = {"spare": "spare", "out": "given up"}.get(one.role, "")
     note = "; ".join(x for x in (role, doing, one.note) if x)
-    return one.node, (one.state, _TONES[one.state]), step, beat, ranks, note
+    return one.node, (one.state, TONES[one.state]), step, beat, ranks, note
