@@ -12,8 +12,8 @@ from transom_cli.beats.table import NodeTable, RankBeat
 from transom_cli.core.actions import Probe
 from transom_cli.core.events import NodeFault
 from transom_cli.core.state import Exclusion, Incident, Look, State
-from transom_cli.ui.nodestate import Found, NodeSight, node_views
-from transom_cli.ui.readnodes import read_nodes
+from transom_cli.ui.nodestate import Found, NodeSight, NodeViews
+from transom_cli.ui.readnodes import NodeReader
 from transom_cli.ui.view import NodeView
 
 SURE = Found("host:ecc", "fail", "14 uncorrected ECC errors", 0)
@@ -32,7 +32,7 @@ def _table(
 
 def _n2(state: State, sight: NodeSight, slow: dict[str, str] | None = None) -> NodeView:
     sights = {"n1": NodeSight(_table("n1")), "n2": sight}
-    return next(one for one in node_views(state, sights, slow or {}, 10.0) if one.node == "n2")
+    return next(one for one in NodeViews().of(state, sights, slow or {}, 10.0) if one.node == "n2")
 
 
 def test_the_stronger_word_counts() -> None:
@@ -96,14 +96,14 @@ def test_a_checks_last_word_counts_and_logs_of_this_launch() -> None:
     assert _n2(state, NodeSight(_table("n2"), found=(SURE, over))).state == "ok"
     assert _n2(state, NodeSight(_table("n2"), found=(MAYBE,))).state == "suspect"
     sights = {"n2": NodeSight(_table("n2", launch=1), found=(MAYBE,))}
-    assert node_views(State(nodes=("n2",)), sights, {}, 10.0)[0].state == "ok", "a log line of the launch before"
+    assert NodeViews().of(State(nodes=("n2",)), sights, {}, 10.0)[0].state == "ok", "a log line of the launch before"
 
 
 def test_roles() -> None:
     state = State(nodes=("n1", "n2", "n3"), idle=("n1", "n3"), idle_looks=(Look("n3"),))
-    views = node_views(state, {"n2": NodeSight(_table("n2"))}, {}, 10.0)
+    views = NodeViews().of(state, {"n2": NodeSight(_table("n2"))}, {}, 10.0)
     assert [(one.node, one.role) for one in views] == [("n2", "ranks"), ("n3", "out"), ("n1", "spare")]
-    assert node_views(state, {}, {}, 10.0) == ()
+    assert NodeViews().of(state, {}, {}, 10.0) == ()
 
 
 @pytest.mark.parametrize("data", [b"", b"TBT2nonsense", b"\0" * 200])
@@ -113,7 +113,7 @@ def test_a_table_that_is_none_is_passed(data: bytes, tmp_path: Path) -> None:
     (attempt.nodes / "gpu001.beats").write_bytes(data)
     (attempt.nodes / ".gpu002.beats.tmp").write_bytes(data)
     os.utime(attempt.nodes / "gpu002.beats", (NOW - 100, NOW - 100))
-    sights, newest = read_nodes(attempt)
+    sights, newest = NodeReader().read(attempt)
     assert set(sights) == {"gpu000", "gpu002", "gpu003"} and newest == pytest.approx(NOW - 0.6)
     assert sights["gpu002"].behind == pytest.approx(99.4)
 
@@ -125,10 +125,10 @@ def test_findings_are_read_from_their_end_and_torn_lines_passed(tmp_path: Path) 
     made.found("gpu001", "host:ecc", "fail", "bad").found("gpu002", "host:clock", "monitor", "no NTP")
     with made.run.attempt(JOB, 0).findings("gpu001").open("a") as file:
         file.write('{"kind": "host:z", "verdict": "fail", "wor')
-    sights, _ = read_nodes(made.run.attempt(JOB, 0))
+    sights, _ = NodeReader().read(made.run.attempt(JOB, 0))
     assert sights["gpu001"].found[-1] == Found("host:ecc", "fail", "bad", 0)
     assert len(sights["gpu001"].found) < 901 and sights["gpu002"].found == ()
 
 
 def test_an_attempt_that_has_no_folder_has_no_nodes(tmp_path: Path) -> None:
-    assert read_nodes(Made(tmp_path).run.attempt(JOB, 3)) == ({}, None)
+    assert NodeReader().read(Made(tmp_path).run.attempt(JOB, 3)) == ({}, None)

@@ -26,12 +26,18 @@ def show_status(
     phases: bool = False,
     exit_code: bool = False,
     no_color: bool = False,
+    watch: bool = False,
 ) -> int:
     from transom_cli.config.root import runs_root
     from transom_cli.submit.rundir import find_run
     from transom_cli.ui.read import read_view
 
-    view = _with_slurm(read_view(find_run(runs_root(root, os.environ), run), patience=LEASE_PATIENCE))
+    found = find_run(runs_root(root, os.environ), run)
+    if watch:
+        from transom_cli.ui.live import watch_status
+
+        return watch_status(found, _with_slurm, json_=json_, colours=not no_color)
+    view = _with_slurm(read_view(found, patience=LEASE_PATIENCE))
     if json_:
         from transom_cli.ui.document import document
 

@@ -28,6 +28,9 @@ def status(
     root: Root = None,
     json_: Json = False,
     everything: Annotated[bool, typer.Option("--all", help="Every node and every incident.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="The live screen; piped, a line for each change.")
+    ] = False,
     phases: Annotated[bool, typer.Option("--phases", help="And what each rank spends a step on.")] = False,
     exit_code: Annotated[
         bool,
@@ -44,7 +47,7 @@ def status(
 
     Examples: transom status; transom status llama-70b --all; transom status --json | jq .step
     """
-    _leave(show_status(run, root, json_, everything, phases, exit_code, no_color))
+    _leave(show_status(run, root, json_, everything, phases, exit_code, no_color, watch))
 
 
 def list_(root: Root = None, json_: Json = False, no_color: NoColor = False) -> None:

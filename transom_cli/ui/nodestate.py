@@ -40,17 +40,32 @@ class NodeSight:
     found: tuple[Found, ...] = ()
 
 
-def node_views(
-    state: State, sights: Mapping[str, NodeSight], slow: Mapping[str, str], silent_after: float
-) -> tuple[NodeView, ...]:
-    """In Slurm's order, spares at the end. slow: nodes whose ranks are, and in what words. () without any table."""
-    tables = [sight.table for sight in sights.values() if sight.table is not None]
-    if not tables:
-        return ()
-    launch = max((rank.launch for table in tables for rank in table.ranks), default=-1)
-    known = _Known(state, launch, slow, silent_after)
-    order = sorted(state.nodes, key=lambda node: known.role(node) == "spare")
-    return tuple(known.view(node, sights.get(node, NodeSight())) for node in order)
+class NodeViews:
+    """For whoever looks again and again: of what has not changed the view stands."""
+
+    def __init__(self) -> None:
+        self._about: tuple[object, ...] = ()
+        self._made: dict[str, tuple[NodeSight, NodeView]] = {}
+
+    def of(
+        self, state: State, sights: Mapping[str, NodeSight], slow: Mapping[str, str], silent_after: float
+    ) -> tuple[NodeView, ...]:
+        """In Slurm's order, spares at the end. slow: nodes whose ranks are, and in what words. () without any table."""
+        tables = [sight.table for sight in sights.values() if sight.table is not None]
+        if not tables:
+            return ()
+        launch = max((table.ranks[0].launch for table in tables if table.ranks), default=-1)
+        about = (state, tuple(sorted(slow.items())), launch, silent_after)
+        if self._about[1:] != about[1:] or self._about[0] is not state:
+            self._about, self._made = about, {}
+        known = _Known(state, launch, slow, silent_after)
+        none = NodeSight()
+        for node in state.nodes:
+            sight = sights.get(node, none)
+            if node not in self._made or self._made[node][0] is not sight:
+                self._made[node] = sight, known.view(node, sight)
+        views = [self._made[node][1] for node in state.nodes]
+        return (*(v for v in views if v.role != "spare"), *(v for v in views if v.role == "spare"))
 
 
 class _Known:

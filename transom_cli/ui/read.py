@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transom_cli.ckpt.memory.account import together
@@ -14,32 +14,88 @@ from transom_cli.core.job import held_words
 from transom_cli.core.state import Phase, State
 from transom_cli.layout import RunDir, attempt_name, parse_attempt
 from transom_cli.supervise.handed import Handed, newest_handed
-from transom_cli.supervise.journal import Folded, fold
+from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
 from transom_cli.supervise.reported import read_reports
 from transom_cli.ui.ahead import ahead
 from transom_cli.ui.asked import Asked, read_asked
-from transom_cli.ui.nodestate import NodeSight, node_views
-from transom_cli.ui.readnodes import read_nodes
+from transom_cli.ui.nodestate import NodeSight, NodeViews
+from transom_cli.ui.readnodes import NodeReader
 from transom_cli.ui.told import step_time, told
 from transom_cli.ui.view import RunView, view_of
+
+MANY = 128  # nodes
+SELDOM = 10.0  # seconds between two looks at the memory of so many
 
 
 def read_view(run: RunDir, patience: float = 0.0) -> RunView:
     """`patience`: seconds to watch the lease of an operator on another host, where its file alone does not tell."""
-    folded = fold(run.journal)
-    state, asked = folded.state, read_asked(run)
-    alive = _operator_lives(run, patience)
-    running = bool(state.job_id) and not state.phase.over
-    sights, newest = read_nodes(run.attempt(state.job_id, state.restarts)) if running else ({}, None)
-    tables = {node: sight.table for node, sight in sights.items() if sight.table is not None}
-    view = view_of(run.run_id, state, tables, time.time(), operator=alive)
-    view = replace(view, path=str(run.path), checkpoints=str(asked.checkpoints), steps=asked.steps, nodes_at=newest)
-    view = _with_history(_with_operator(run, view), folded, sights, asked)
-    if not view.over:
-        view = _with_nodes(run, _with_memory(run, state, view), state, sights, asked)
-    held = None if alive or view.over else _held_since(run, state)
-    return held_view(view, held) if held is not None else view
+    return Reader(run, patience).look()
+
+
+class Reader:
+    """For whoever looks again and again: of the journal only what is new is read; of a thousand nodes' tables in one
+    look only as many as `budget` seconds allow."""
+
+    def __init__(self, run: RunDir, patience: float = 0.0, budget: float = float("inf")) -> None:
+        self._run, self._patience, self._budget = run, patience, budget
+        self._journal, self._nodes = Folding(run.journal), NodeReader(budget)
+        self._asked, self._views = read_asked(run), NodeViews()
+        self._memory_at, self._memory_of, self._memory = float("-inf"), "", Memory()
+
+    def look(self) -> RunView:
+        run, asked = self._run, self._asked
+        folded = self._journal.more()
+        state = folded.state
+        alive = _operator_lives(run, self._patience)
+        running = bool(state.job_id) and not state.phase.over
+        sights, newest = self._nodes.read(run.attempt(state.job_id, state.restarts)) if running else ({}, None)
+        tables = {node: sight.table for node, sight in sights.items() if sight.table is not None}
+        view = view_of(run.run_id, state, tables, time.time(), operator=alive)
+        view = replace(view, path=str(run.path), checkpoints=str(asked.checkpoints), steps=asked.steps, nodes_at=newest)
+        view = _with_history(_with_operator(run, view), folded, sights, asked)
+        if not view.over:
+            view = self._with_nodes(self._with_memory(view, state), state, sights)
+        held = None if alive or view.over else _held_since(run, state)
+        return held_view(view, held) if held is not None else view
+
+    def _with_memory(self, view: RunView, state: State) -> RunView:
+        """Each node has a file for it: a reader with a budget does not read a thousand of them all the time."""
+        now = time.monotonic()
+        rare = self._budget < float("inf") and len(state.nodes) > MANY and self._memory_of == state.attempt
+        if not rare or now - self._memory_at >= SELDOM:
+            self._memory, self._memory_at, self._memory_of = (
+                _read_memory(self._run, state, view.now),
+                now,
+                state.attempt,
+            )
+        held = self._memory
+        age = None if held.committed is None else max(0.0, view.now - held.committed)
+        return replace(view, memory=held.step, memory_age=age, memory_protection=held.protection, rhythm=held.rhythm)
+
+    def _with_nodes(self, view: RunView, state: State, sights: Mapping[str, NodeSight]) -> RunView:
+        """With each node, and what the launcher of the present attempt finds odd."""
+        said = read_reports(self._run.attempt(state.job_id, state.restarts)) if state.job_id else {}
+        standing, phases, lines = said.get("standing"), said.get("phases"), said.get("lines")
+        reports = [one for one in standing if isinstance(one, dict)] if isinstance(standing, list) else []
+        slow = {node: str(one.get("words", "")) for one in reversed(reports) for node in _culprits(one)}
+        return replace(
+            view,
+            node_views=self._views.of(state, sights, slow, self._asked.node_silent),
+            reports=tuple(str(one.get("words", "")) for one in reports),
+            phases=phases if isinstance(phases, dict) else None,
+            phase_lines=tuple(str(line) for line in lines) if isinstance(lines, list) else (),
+        )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The newest step in the nodes' memory, when it was committed (wall clock), how it is protected; when it saves."""
+
+    step: int = -1
+    committed: float | None = None
+    protection: str = ""
+    rhythm: str = ""
 
 
 def _operator_lives(run: RunDir, patience: float) -> bool:
@@ -82,35 +138,18 @@ def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight]
     )
 
 
-def _with_memory(run: RunDir, state: State, view: RunView) -> RunView:
-    """With the newest step in memory, of which all shares are there."""
+def _read_memory(run: RunDir, state: State, now: float) -> Memory:
+    """The newest step in memory, of which all shares are there."""
     attempt = newest_attempt(run.attempts)
     if attempt is None or attempt.name != attempt_name(state.job_id, state.restarts):
-        return view
-    trainings = read_all(attempt, view.now)
+        return Memory()
+    trainings = read_all(attempt, now)
     steps = [step for sight in trainings.values() for step in together(sight.accounts) if not step.missing]
     if not steps:
-        return view
+        return Memory()
     one = max(steps, key=lambda step: step.step)
-    age = None if one.committed is None else max(0.0, view.now - one.committed)
     rhythm = next((a.rhythm for sight in trainings.values() for a in sight.accounts.values() if a.rhythm), "")
-    return replace(view, memory=one.step, memory_age=age, memory_protection=one.protection, rhythm=rhythm)
-
-
-def _with_nodes(run: RunDir, view: RunView, state: State, sights: Mapping[str, NodeSight], asked: Asked) -> RunView:
-    """With each node, and what the launcher of the present attempt finds odd."""
-    attempt = run.attempt(state.job_id, state.restarts)
-    said = read_reports(attempt) if state.job_id else {}
-    standing, phases, lines = said.get("standing"), said.get("phases"), said.get("lines")
-    reports = [one for one in standing if isinstance(one, dict)] if isinstance(standing, list) else []
-    slow = {node: str(one.get("words", "")) for one in reversed(reports) for node in _culprits(one)}
-    return replace(
-        view,
-        node_views=node_views(state, sights, slow, asked.node_silent),
-        reports=tuple(str(one.get("words", "")) for one in reports),
-        phases=phases if isinstance(phases, dict) else None,
-        phase_lines=tuple(str(line) for line in lines) if isinstance(lines, list) else (),
-    )
+    return Memory(one.step, one.committed, one.protection, rhythm)
 
 
 def _culprits(report: Mapping[str, object]) -> list[str]:

@@ -7,37 +7,90 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from transom_cli.beats.table import BadTable, NodeTable, decode
 from transom_cli.layout import AttemptDir
 from transom_cli.ui.nodestate import Found, NodeSight
 
+LISTED = 5.0  # seconds between two listings, for whoever looks again and again
 TAIL = 64 << 10  # bytes of a node's findings that are looked through
 _TELLING = (b'"suspect"', b'"fail"')  # without one of them nothing in there speaks against the node
 
 
-def read_nodes(attempt: AttemptDir) -> tuple[dict[str, NodeSight], float | None]:
-    """By node what is known of it; and when the newest table was written, by the file system's clock."""
-    tables: dict[str, tuple[NodeTable, float]] = {}
-    found: dict[str, tuple[Found, ...]] = {}
-    for name in _names(attempt):
-        node, _, kind = name.rpartition(".")
-        if kind == "beats":
-            table = _table(f"{attempt.nodes}/{name}")
-            if table is not None and table[0].attempt == attempt.name:
-                tables[node] = table
-        elif kind == "jsonl":
-            found[node] = _findings(f"{attempt.nodes}/{name}")
-    newest = max((written for _, written in tables.values()), default=None)
-    sights = {}
-    for node in {*tables, *found}:
-        has, against = tables.get(node), found.get(node, ())
-        if has is None or newest is None:
-            sights[node] = NodeSight(found=against)
-        else:
-            sights[node] = NodeSight(has[0], max(0.0, newest - has[1]), against)
-    return sights, newest
+class NodeReader:
+    """Tells by node what is known of it, and when the newest table was written, by the file system's clock.
+
+    For whoever looks again and again. budget: seconds that a look may take, more or less: tables that it leaves out
+    come first at the next one, and are shown as they were."""
+
+    def __init__(self, budget: float = float("inf")) -> None:
+        self._budget = budget
+        self._attempt = ""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._listed, self._beside = float("-inf"), frozenset[str]()
+        self._nodes: list[str] = []
+        self._turn = 0
+        self._sights: dict[str, NodeSight] = {}
+        self._sizes: dict[str, int] = {}  # of the findings that were read
+        self._newest: float | None = None
+
+    def read(self, attempt: AttemptDir) -> tuple[dict[str, NodeSight], float | None]:
+        now = time.monotonic()
+        if attempt.name != self._attempt:
+            self._attempt = attempt.name
+            self._begin()
+        if self._budget == float("inf") or now - self._listed >= LISTED:
+            self._list(attempt, now)
+        read = self._read_some(attempt, now + self._budget)
+        seen = [written for _, written, _ in read.values() if written]
+        self._newest = max([*seen, *([self._newest] if self._newest is not None else [])], default=None)
+        for node, (table, written, found) in read.items():
+            before = self._sights.get(node, NodeSight())
+            if table is None:
+                self._sights[node] = replace(before, found=found)
+            else:  # how much older it was than the newest at this look
+                self._sights[node] = NodeSight(table, max(0.0, (self._newest or written) - written), found)
+        return dict(self._sights), self._newest
+
+    def _list(self, attempt: AttemptDir, now: float) -> None:
+        names = _names(attempt)
+        self._listed = now
+        self._beside = frozenset(name[:-6] for name in names if name.endswith(".jsonl"))
+        self._nodes = sorted({*self._beside, *(name[:-6] for name in names if name.endswith(".beats"))})
+
+    def _read_some(
+        self, attempt: AttemptDir, deadline: float
+    ) -> dict[str, tuple[NodeTable | None, float, tuple[Found, ...]]]:
+        """Of the nodes whose turn it is: table, when it was written, findings. All of them at the first look."""
+        read: dict[str, tuple[NodeTable | None, float, tuple[Found, ...]]] = {}
+        start, whole = self._turn % len(self._nodes) if self._nodes else 0, not self._sights
+        for n, node in enumerate((*self._nodes[start:], *self._nodes[:start])):
+            if n and not whole and time.monotonic() > deadline:
+                break
+            self._turn = start + n + 1
+            has = _table(f"{attempt.nodes}/{node}.beats")
+            table, written = has if has is not None and has[0].attempt == attempt.name else (None, 0.0)
+            read[node] = table, written, self._found(attempt, node)
+        return read
+
+    def _found(self, attempt: AttemptDir, node: str) -> tuple[Found, ...]:
+        if node not in self._beside:
+            return ()
+        path = f"{attempt.nodes}/{node}.jsonl"
+        known = self._sights[node].found if node in self._sights else ()
+        try:
+            size = os.stat(path).st_size  # noqa: PTH116
+        except OSError:
+            return known
+        if self._sizes.get(node) == size:
+            return known
+        self._sizes[node] = size
+        return _findings(path)
 
 
 def _names(attempt: AttemptDir) -> list[str]:

@@ -120,7 +120,9 @@ def _about_node(view: RunView, one: NodeView) -> tuple[Line, ...]:
     told = [row("state", (one.state, TONES[one.state]), f"  {one.note}" if one.note else "")]
     if one.ranks:
         last = f"last step {count(one.step)}" if one.step >= 0 else "no step yet"
-        told.append(row("ranks", f"{one.alive} of {one.ranks} live; {last}{beat}{f', in {one.phase}' if one.phase else ''}"))
+        told.append(
+            row("ranks", f"{one.alive} of {one.ranks} live; {last}{beat}{f', in {one.phase}' if one.phase else ''}")
+        )
     kept = [f"{how}: {reason}" for node, how, reason in view.excluded if node == one.node]
     told += [row("kept off", words) for words in kept]
     told += [row("noticed", words) for words in view.reports if one.node in words]

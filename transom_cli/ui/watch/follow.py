@@ -13,6 +13,7 @@ from transom_cli.ui.view import RunView
 
 SLURM = 10.0  # seconds between two questions to Slurm
 CALM = 60.0  # where nothing moves
+BUDGET = 0.01  # seconds for the nodes' tables of a look: of two thousand each is read every few seconds
 TAIL = 64 << 10  # bytes of the job's output
 
 
@@ -21,7 +22,7 @@ class Follow:
 
     def __init__(self, run: RunDir, asked: Callable[[RunView], RunView], patience: float = 0.0) -> None:
         self.run = run
-        self._reader = Reader(run, patience)
+        self._reader = Reader(run, patience, BUDGET)
         self._asked = asked
         self._slurm_at, self._moved_at = float("-inf"), time.monotonic()
         self._answer: RunView | None = None
