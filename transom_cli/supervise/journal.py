@@ -17,8 +17,8 @@ from typing import Any
 from transom_cli.core.actions import Action
 from transom_cli.core.codec import BadRecord, build, event_from_json, event_to_json, plain
 from transom_cli.core.decide import decide
-from transom_cli.core.events import Event
-from transom_cli.core.state import Policy, State
+from transom_cli.core.events import Event, StepSeen
+from transom_cli.core.state import Phase, Policy, State
 from transom_cli.errors import TransomError
 
 SCHEMA = 1
@@ -77,6 +77,7 @@ def fold(path: Path, seen: Callable[[State, Event, State], None] | None = None) 
     state = State(policy=build(Policy, header["policy"]), num_nodes=int(header["num_nodes"]))
     state = replace(state, spares=int(header.get("spares", 0)))
     epoch, last_at, events = 0, 0.0, []
+    further: StepSeen | None = None  # the newest of a row of such lines, which are most of a long journal
     for record in records:
         if int(record.get("epoch", 0)) < epoch:
             continue
@@ -85,13 +86,25 @@ def fold(path: Path, seen: Callable[[State, Event, State], None] | None = None) 
             event = event_from_json(record)
         except BadRecord as error:
             raise JournalError(f"A record of `{path}` cannot be read", str(error)) from error
+        last_at = max(last_at, event.at)
+        events.append(event)
+        if seen is None and isinstance(event, StepSeen) and _only_further(state, event):
+            further = event if further is None or event.step > further.step else further
+            continue
+        if further is not None:
+            state, further = decide(state, further)[0], None
         before = state
         state, _ = decide(before, event)
         if seen is not None:
             seen(before, event, state)
-        last_at = max(last_at, event.at)
-        events.append(event)
+    if further is not None:
+        state, _ = decide(state, further)
     return Folded(state, last_at, tuple(events))
+
+
+def _only_further(state: State, event: StepSeen) -> bool:
+    """Whether it says no more than that all goes on: of several in a row the newest step alone counts."""
+    return state.phase is Phase.TRAINING and state.incident is None and event.attempt == state.attempt
 
 
 class Journal:
