@@ -73,12 +73,13 @@ def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight]
     last = (view.nodes_at - min(moved), view.step) if moved and view.nodes_at is not None else None
     runs = past.running is not None and state.slurm_state == "RUNNING"
     limit = past.running + asked.limit if runs and past.running is not None and asked.limit else None
+    hung = past.launched + asked.first_step if past.launched is not None else None
     return replace(
         view,
         submitted=past.submitted,
         step_time=step_time(past.steps, last),
         durable_age=max(0.0, view.now - past.durable) if past.durable is not None else None,
-        ahead=ahead(state, limit, warned=asked.warned),
+        ahead=ahead(state, limit, warned=asked.warned, hung_at=hung),
     )
 
 
