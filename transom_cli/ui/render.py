@@ -21,10 +21,6 @@ _TONES = {
 _BAR = (12, 40)  # columns of the progress bar
 
 
-def headline(view: RunView) -> str:
-    return plain(_headline(view))
-
-
 def status_lines(view: RunView, width: int = 80, *, everything: bool = False) -> list[str]:
     """As text, cut to `width`."""
     return [plain(one) for one in screen(view, width, everything=everything)]
