@@ -20,7 +20,8 @@ from transom_cli.ui.words import clock_time
 if TYPE_CHECKING:
     from rich.console import Console
 
-TURN = 0.5
+TURN, LONGEST = 0.5, 5.0  # seconds between two looks, at least and at most
+REST = 9.0  # times as long as a look takes: a run of thousands of nodes may cost a tenth of a core
 INTERRUPTED = 130
 NO_OPERATOR = 22
 
@@ -51,6 +52,10 @@ def _over(run: RunDir, view: RunView) -> bool:
     return view.over or (not view.operator and operator_alive(run, patience=STALE) is None)
 
 
+def _rest(began: float) -> None:
+    time.sleep(min(LONGEST, max(TURN, REST * (time.monotonic() - began))))
+
+
 def _on_terminal(run: RunDir) -> RunView:
     from rich.console import Console
     from rich.live import Live
@@ -58,6 +63,7 @@ def _on_terminal(run: RunDir) -> RunView:
     console: Console = Console()
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
+            began = time.monotonic()
             view = read_view(run, patience=STALE)
             lines = screen(view, console.width)
             if view.incidents and view.incidents[0].lasted is None:
@@ -65,7 +71,7 @@ def _on_terminal(run: RunDir) -> RunView:
             live.update(text_of(lines), refresh=True)
             if _over(run, view):
                 return view
-            time.sleep(TURN)
+            _rest(began)
 
 
 def _line_by_line(run: RunDir) -> RunView:
@@ -73,6 +79,7 @@ def _line_by_line(run: RunDir) -> RunView:
     told: set[tuple[float, str]] = set()
     phase = ""
     while True:
+        began = time.monotonic()
         view = read_view(run, patience=STALE)
         if view.phase != phase:
             phase = view.phase
@@ -87,4 +94,4 @@ def _line_by_line(run: RunDir) -> RunView:
                     print(f"{clock_time(at)} {incident.id} {what}: {words}", flush=True)
         if _over(run, view):
             return view
-        time.sleep(TURN)
+        _rest(began)
