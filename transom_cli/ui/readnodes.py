@@ -21,14 +21,15 @@ def read_nodes(attempt: AttemptDir) -> tuple[dict[str, NodeSight], float | None]
     """By node what is known of it; and when the newest table was written, by the file system's clock."""
     tables: dict[str, tuple[NodeTable, float]] = {}
     found: dict[str, tuple[Found, ...]] = {}
-    for name in _names(attempt):
+    folder = str(attempt.nodes)
+    for name in _names(folder):
         node, _, kind = name.rpartition(".")
         if kind == "beats":
-            table = _table(f"{attempt.nodes}/{name}")
+            table = _table(f"{folder}/{name}")
             if table is not None and table[0].attempt == attempt.name:
                 tables[node] = table
         elif kind == "jsonl":
-            found[node] = _findings(f"{attempt.nodes}/{name}")
+            found[node] = _findings(f"{folder}/{name}")
     newest = max((written for _, written in tables.values()), default=None)
     sights = {}
     for node in {*tables, *found}:
@@ -40,9 +41,9 @@ def read_nodes(attempt: AttemptDir) -> tuple[dict[str, NodeSight], float | None]
     return sights, newest
 
 
-def _names(attempt: AttemptDir) -> list[str]:
+def _names(folder: str) -> list[str]:
     try:
-        return [name for name in os.listdir(attempt.nodes) if not name.startswith(".")]  # noqa: PTH208
+        return [name for name in os.listdir(folder) if not name.startswith(".")]  # noqa: PTH208
     except OSError:
         return []
 
