@@ -4,7 +4,7 @@ PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-long check lint types demo clean
-.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status
+.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-watch
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,10 +58,14 @@ bench-operator: setup ## the operator killed in 10 incidents: is everything done
 bench-status: setup ## how long does `transom status` take on a run of 1,024 nodes?
 	$(PY) bench/status.py
 
+bench-watch: setup ## what does `transom status --watch` cost on a run of 2,048 nodes?
+	$(PY) bench/watch.py
+
 LABELS ?=
 
-diagnosis-report: setup ## labelled real logs (LABELS=FOLDER): what the log rules tell, what they miss, with each source left out
+diagnosis-report: setup ## labelled real logs (LABELS=FOLDER), with each source left out; then diagnosis-matrix (25 min)
 	$(PY) bench/diagnosis_report.py $(LABELS)
+	$(PY) bench/diagnosis_matrix.py
 
 bench-healthy: setup ## a healthy, uneven run of 15 minutes: false alarms
 	$(PY) bench/healthy.py
@@ -95,7 +99,7 @@ FAULTS ?=
 health-matrix: setup ## faults on the first, a middle, the last of 4 nodes: found, named, done; 100 healthy preflights (25 min)
 	$(PY) bench/health_matrix.py --only "$(FAULTS)" --healthy $(HEALTHY)
 
-diagnosis-matrix: setup ## real faults in 4-rank jobs on a real Slurm: is the cause told, and whose it is; 20 healthy runs (15 min)
+diagnosis-matrix: setup ## real faults in jobs and in supervised runs: is the cause told, and whose it is; 20 healthy runs (20 min)
 	$(PY) bench/diagnosis_matrix.py
 
 clean: ## remove caches and what the demo left; .venv/ stays

@@ -6,12 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
-from ui_made import JOB, NOW, Made
+from ui_made import JOB, NOW, Made, names
 
 from transom_cli.beats.table import NodeTable, RankBeat
 from transom_cli.core.actions import Probe
 from transom_cli.core.events import NodeFault
 from transom_cli.core.state import Exclusion, Incident, Look, State
+from transom_cli.ui.lines import plain
+from transom_cli.ui.nodemap import node_table
 from transom_cli.ui.nodestate import Found, NodeSight, NodeViews
 from transom_cli.ui.readnodes import NodeReader
 from transom_cli.ui.view import NodeView
@@ -132,3 +134,12 @@ def test_findings_are_read_from_their_end_and_torn_lines_passed(tmp_path: Path) 
 
 def test_an_attempt_that_has_no_folder_has_no_nodes(tmp_path: Path) -> None:
     assert NodeReader().read(Made(tmp_path).run.attempt(JOB, 3)) == ({}, None)
+
+
+def test_the_table_counts_what_it_does_not_list(tmp_path: Path) -> None:
+    made = Made(tmp_path, nodes=6).began().beats(only=names(4), dead={"gpu001": "Z"})
+    view = made.view()
+    last = plain(node_table(view, everything=False)[-1])
+    assert last == "3 nodes ok, 2 nodes not heard of yet, not listed (--all lists them)"
+    assert len(node_table(view, everything=True)) == 1 + 6
+    assert node_table(Made(tmp_path / "x").began().beats().view(), everything=False) == []

@@ -152,6 +152,12 @@ def test_under_watch_its_width_is_kept_and_the_better_view_named(made: Made, tmp
     assert done.stderr == f"note: `transom attach {made.run.run_id}` redraws itself, without a new process each time\n"
 
 
+def test_the_live_view_is_the_same_screen(made: Made) -> None:
+    made.seen((2.0, ev.JobSeen(0, JOB, 0, "COMPLETED", exit_code=0)))
+    shown = _stripped(on_terminal("attach", made.run.path, columns=100)).decode()
+    assert f"{made.run.run_id}  DONE " in shown and "checkpoint  disk 18,000 (17 min ago)" in shown
+
+
 def test_all_runs_are_listed_the_newest_first(made: Made) -> None:
     root = made.run.path.parent
     older = Made(root / "x", nodes=1)
@@ -160,7 +166,10 @@ def test_all_runs_are_listed_the_newest_first(made: Made) -> None:
     head, first, second = asked.stdout.splitlines()
     assert head.split() == ["RUN", "STATE", "FOR", "STEP", "DISK", "JOB", "AGE", "NOTE"]
     assert first.split()[:2] == [made.run.run_id, "training"] and str(JOB) in first and "18,430" in first
-    assert second.split()[:2] == ["gpt-20261101-000000-0000", "unknown"] and "no operator is alive" in second
+    assert (
+        second.split()[:2] == ["gpt-20261101-000000-0000", "unknown"]
+        and "was submitting; no operator is alive" in second
+    )
     rows = json.loads(transom("list", "--root", root, "--json").stdout)["runs"]
     assert [row["word"] for row in rows] == ["training", "unknown"]
 

@@ -42,9 +42,11 @@ def test_only_what_was_lately_counts() -> None:
     assert step_time(((0.0, 1), (5000.0, 6))) == 1000.0, "the last two, however long ago"
 
 
-def test_the_tables_step_counts_where_it_is_newer() -> None:
+def test_the_tables_step_counts_at_first() -> None:
+    """In the first minute: later the journal has lines enough, and all of one clock."""
     assert step_time(((0.0, 1),), (10.0, 6)) == 2.0
     assert step_time(((0.0, 1),), (10.0, 1)) is None and step_time((), (10.0, 6)) is None
+    assert step_time(((0.0, 1), (60.0, 31)), (9000.0, 40)) == 2.0
 
 
 def test_a_launch_and_an_attempt_begin_anew() -> None:
@@ -63,17 +65,24 @@ def test_a_launch_and_an_attempt_begin_anew() -> None:
         ev.OutcomeSeen(11.0, "7.1", "left", "", durable=9),
     ]
     found = told(seen, state)
-    assert (found.submitted, found.durable, found.running, found.steps) == (1.0, 11.0, 7.0, ((10.0, 7),))
+    assert (found.submitted, found.durable, found.running) == (1.0, 11.0, 7.0)
+    assert (found.launched, found.steps) == (9.0, ((10.0, 7),))
     assert told([], State()) == told([ev.JobSeen(2.0, 7, 0, "RUNNING")], State())
 
 
 def test_what_was_asked_for_is_read_as_the_model_has_it(tmp_path: Path) -> None:
-    flags = {"steps": 900, "job.time": "1-02:00:00", "detect.node_silent": 4, "checkpoint.directory": "/c"}
+    flags = {
+        "steps": 900,
+        "job.time": "1-02:00:00",
+        "detect.node_silent": 4,
+        "detect.first_step": 60,
+        "checkpoint.directory": "/c",
+    }
     settings = load(None, flags, site=None, user=tmp_path / "none")
     run = new_run(tmp_path, "r", datetime(2026, 3, 4, tzinfo=timezone.utc), settings, "#!/bin/sh\n")
-    assert read_asked(run) == Asked(Path("/c"), 900, 26 * 3600, True, 4.0)
+    assert read_asked(run) == Asked(Path("/c"), 900, 26 * 3600, True, 4.0, 60.0)
     run.settings.write_text("steps = 'many'\n[job]\ntime = 'soon'\nsignal_before = 0\n")
-    assert read_asked(run) == Asked(run.checkpoints, None, None, False, 10.0)
+    assert read_asked(run) == Asked(run.checkpoints, None, None, False, 10.0, 1800.0)
     run.settings.write_text("not toml")
     assert read_asked(run) == Asked(run.checkpoints)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transom_cli.core.state import Phase
-from transom_cli.ui.colour import text_of
+from transom_cli.ui.colour import painted, text_of
 from transom_cli.ui.document import document
 from transom_cli.ui.lines import Line, plain
 from transom_cli.ui.nodestate import LETTERS
@@ -120,6 +121,8 @@ def test_nothing_but_text_is_shown(view: RunView, width: int | None, everything:
 def test_colours_change_no_word(view: RunView, width: int) -> None:
     lines = screen(view, width)
     assert text_of(lines).plain == "\n".join(plain(one) for one in lines)
+    for one in lines:
+        assert re.sub(r"\x1b\[[0-9;]*m", "", painted(one)) == plain(one)
 
 
 @settings(max_examples=60)

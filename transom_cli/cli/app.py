@@ -15,6 +15,7 @@ from transom_cli import __version__
 from transom_cli.cli.check import check
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.cli.diagnose import diagnose, rules_app
+from transom_cli.cli.doctor import doctor
 from transom_cli.cli.ending import end, told
 from transom_cli.cli.explain import explain
 from transom_cli.cli.launch import agent, launch, operate
@@ -64,6 +65,7 @@ app.command(name="list")(list_)
 app.command()(stop)
 app.command()(nodes)
 app.command()(check)
+app.command()(doctor)
 app.command()(diagnose)
 app.add_typer(rules_app, name="rules")
 app.command()(policy)

@@ -34,8 +34,11 @@ def show_status(
 
     found = find_run(runs_root(root, os.environ), run)
     if watch:
+        import gc
+
         from transom_cli.ui.live import watch_status
 
+        gc.enable()  # this one stays
         return watch_status(found, _with_slurm, json_=json_, colours=not no_color)
     view = _with_slurm(read_view(found, patience=LEASE_PATIENCE))
     if json_:

@@ -36,7 +36,7 @@ SHAPES = {
     "status": Shape(
         show_status,
         {"--json": "json_", "--all": "everything", "--phases": "phases", "--exit-code": "exit_code"}
-        | {"--no-color": "no_color"},
+        | {"--no-color": "no_color", "--watch": "watch", "-w": "watch"},
         {"--root": "root"},
         "run",
     ),

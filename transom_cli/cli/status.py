@@ -28,9 +28,6 @@ def status(
     root: Root = None,
     json_: Json = False,
     everything: Annotated[bool, typer.Option("--all", help="Every node and every incident.")] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="The live screen; piped, a line for each change.")
-    ] = False,
     phases: Annotated[bool, typer.Option("--phases", help="And what each rank spends a step on.")] = False,
     exit_code: Annotated[
         bool,
@@ -39,13 +36,16 @@ def status(
         ),
     ] = False,
     no_color: NoColor = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="The live screen; piped, a line for each change.")
+    ] = False,
 ) -> None:
     """How is my run? One screen, once.
 
     The first line has the answer. A letter for each node: . ok, s slow, ! silent, ? suspect, p probing, x isolated,
     - not heard of yet.
 
-    Examples: transom status; transom status llama-70b --all; transom status --json | jq .step
+    Examples: transom status; transom status llama-70b --all; transom status --watch; transom status --json | jq .step
     """
     _leave(show_status(run, root, json_, everything, phases, exit_code, no_color, watch))
 

@@ -17,8 +17,8 @@ from typing import Any
 from transom_cli.core.actions import Action
 from transom_cli.core.codec import BadRecord, build, event_from_json, event_to_json, plain
 from transom_cli.core.decide import decide
-from transom_cli.core.events import Event
-from transom_cli.core.state import Policy, State
+from transom_cli.core.events import Event, StepSeen
+from transom_cli.core.state import Phase, Policy, State
 from transom_cli.errors import TransomError
 
 SCHEMA = 1
@@ -61,6 +61,7 @@ class Folding:
     def _begin(self) -> None:
         self._offset, self._state, self._epoch, self._last_at = 0, State(), 0, 0.0
         self._events: list[Event] = []
+        self._further: StepSeen | None = None
         self._folded: Folded | None = None
 
     def more(self) -> Folded:
@@ -73,6 +74,7 @@ class Folding:
             return self._folded
         for record in records:
             self._play(record)
+        self._catch_up()
         self._folded = Folded(self._state, self._last_at, tuple(self._events))
         return self._folded
 
@@ -93,6 +95,7 @@ class Folding:
         return whole.decode("utf-8", "replace")
 
     def _play(self, record: dict[str, Any]) -> None:
+        """Of a row of lines that tell of further steps, which are most of a long journal, the newest is played."""
         if int(record.get("epoch", 0)) < self._epoch:
             return
         self._epoch = int(record.get("epoch", 0))
@@ -100,17 +103,32 @@ class Folding:
             event = event_from_json(record)
         except BadRecord as error:
             raise JournalError(f"A record of `{self._path}` cannot be read", str(error)) from error
+        self._last_at = max(self._last_at, event.at)
+        self._events.append(event)
+        if self._seen is None and isinstance(event, StepSeen) and _only_further(self._state, event):
+            if self._further is None or event.step > self._further.step:
+                self._further = event
+            return
+        self._catch_up()
         before = self._state
         self._state, _ = decide(before, event)
         if self._seen is not None:
             self._seen(before, event, self._state)
-        self._last_at = max(self._last_at, event.at)
-        self._events.append(event)
+
+    def _catch_up(self) -> None:
+        if self._further is not None:
+            self._state, _ = decide(self._state, self._further)
+            self._further = None
 
 
 def fold(path: Path, seen: Callable[[State, Event, State], None] | None = None) -> Folded:
     """Play the journal through the core, once. As `Folding`."""
     return Folding(path, seen).more()
+
+
+def _only_further(state: State, event: StepSeen) -> bool:
+    """Whether it says no more than that all goes on: of several in a row the newest step alone counts."""
+    return state.phase is Phase.TRAINING and state.incident is None and event.attempt == state.attempt
 
 
 def _record(line: str) -> dict[str, Any] | None:

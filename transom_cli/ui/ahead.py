@@ -8,8 +8,11 @@ from transom_cli.ui.view import Ahead
 from transom_cli.ui.words import some
 
 
-def ahead(state: State, limit_at: float | None, *, warned: bool) -> tuple[Ahead, ...]:
-    """limit_at: when the job's time is over, by the wall clock. warned: the ranks save before, and the run goes on."""
+def ahead(state: State, limit_at: float | None, *, warned: bool, hung_at: float | None = None) -> tuple[Ahead, ...]:
+    """By the wall clock, limit_at: when the job's time is over; hung_at: when a launch without a step counts as hung.
+
+    warned: the ranks save before the time limit, and the run goes on.
+    """
     if state.phase.over or state.phase is Phase.HELD:
         return ()
     if state.phase is Phase.STOPPING:
@@ -20,8 +23,8 @@ def ahead(state: State, limit_at: float | None, *, warned: bool) -> tuple[Ahead,
     if state.phase is Phase.SUBMITTING:
         found.append(Ahead("the job is being submitted"))
     if state.phase is Phase.STARTING:
-        words = "waiting for the first step" if state.launched else "waiting for the ranks to be started"
-        found.append(Ahead(words))
+        first = Ahead("waiting for the first step; a launch without one counts as hung", hung_at)
+        found.append(first if state.launched else Ahead("waiting for the ranks to be started"))
     if limit_at is not None:
         then = "all ranks save, and the run goes on in its next attempt" if warned else "Slurm ends the attempt"
         found.append(Ahead("time limit", limit_at, then))

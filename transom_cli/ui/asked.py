@@ -14,7 +14,7 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
-SILENT = 10.0  # seconds, as `detect.node_silent` where it is not set
+SILENT, FIRST_STEP = 10.0, 1800.0  # seconds, as in `detect` where they are not set
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Asked:
     limit: int | None = None
     warned: bool = True
     node_silent: float = SILENT
+    first_step: float = FIRST_STEP
 
 
 def read_asked(run: RunDir) -> Asked:
@@ -35,19 +36,24 @@ def read_asked(run: RunDir) -> Asked:
     except (OSError, ValueError):
         return Asked(run.checkpoints)
     job, steps, directory = _section(told, "job"), told.get("steps"), _section(told, "checkpoint").get("directory")
-    silent = _section(told, "detect").get("node_silent")
+    detect = _section(told, "detect")
     return Asked(
         Path(directory) if isinstance(directory, str) and directory else run.checkpoints,
         steps if isinstance(steps, int) else None,
         _seconds(job.get("time")),
         job.get("signal_before") != 0,
-        float(silent) if isinstance(silent, (int, float)) else SILENT,
+        _number(detect.get("node_silent"), SILENT),
+        _number(detect.get("first_step"), FIRST_STEP),
     )
 
 
 def _section(told: dict[str, Any], name: str) -> dict[str, Any]:
     section = told.get(name)
     return section if isinstance(section, dict) else {}
+
+
+def _number(value: object, default: float) -> float:
+    return float(value) if isinstance(value, (int, float)) else default
 
 
 def _seconds(time: object) -> int | None:

@@ -23,7 +23,8 @@ from transom_cli.ui.view import RunView
 if TYPE_CHECKING:
     from rich.console import Console
 
-TURN = 0.5
+TURN, LONGEST = 0.5, 5.0  # seconds between two looks, at least and at most
+REST = 9.0  # times as long as a look takes: a run of thousands of nodes may cost a tenth of a core
 INTERRUPTED = 130
 NO_OPERATOR = 22
 
@@ -54,6 +55,10 @@ def _over(run: RunDir, view: RunView) -> bool:
     return view.over or (not view.operator and operator_alive(run, patience=STALE) is None)
 
 
+def _rest(began: float) -> None:
+    time.sleep(min(LONGEST, max(TURN, REST * (time.monotonic() - began))))
+
+
 def _on_terminal(run: RunDir) -> RunView:
     from rich.console import Console
     from rich.live import Live
@@ -62,6 +67,7 @@ def _on_terminal(run: RunDir) -> RunView:
     reader = Reader(run, STALE)
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
+            began = time.monotonic()
             view = reader.look()
             lines = screen(view, console.width)
             if view.incidents and view.incidents[0].lasted is None:
@@ -69,19 +75,20 @@ def _on_terminal(run: RunDir) -> RunView:
             live.update(text_of(lines), refresh=True)
             if _over(run, view):
                 return view
-            time.sleep(TURN)
+            _rest(began)
 
 
 def _line_by_line(run: RunDir, *, json_: bool = False) -> RunView:
     """For pipes and logs: a line a change, or an object."""
     changes, reader = Changes(), Reader(run, STALE)
     while True:
+        began = time.monotonic()
         view = reader.look()
         for change in changes.of(view):
             print(change.document(view.run_id) if json_ else change.line, flush=True)
         if _over(run, view):
             return view
-        time.sleep(TURN)
+        _rest(began)
 
 
 def watch_status(run: RunDir, asked: Callable[[RunView], RunView], *, json_: bool, colours: bool) -> int:

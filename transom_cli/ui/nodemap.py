@@ -54,10 +54,15 @@ def node_table(view: RunView, *, everything: bool) -> list[Line]:
     """Those that differ, and how many do not; with `everything` all of them."""
     nodes = view.node_views if view.nodes_known else ()
     listed = [one for one in nodes if everything or one.state not in ("ok", "waiting")]
-    rest = len(nodes) - len(listed)
-    lines = table(_HEAD, [_row(one) for one in listed], _RIGHT) if listed else []
-    if rest and listed:
-        lines.append(line((f"{several(rest, 'node')} ok, not listed (--all lists them)", "dim")))
+    if not listed:
+        return []
+    lines = table(_HEAD, [_row(one) for one in listed], _RIGHT)
+    waiting = 0 if everything else sum(one.state == "waiting" for one in nodes)
+    well = len(nodes) - len(listed) - waiting
+    rest = [f"{several(well, 'node')} ok"] if well else []
+    rest += [f"{several(waiting, 'node')} not heard of yet"] if waiting else []
+    if rest:
+        lines.append(line((f"{', '.join(rest)}, not listed (--all lists them)", "dim")))
     return lines
 
 

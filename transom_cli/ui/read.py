@@ -125,17 +125,23 @@ def _with_operator(run: RunDir, view: RunView) -> RunView:
 def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight], asked: Asked) -> RunView:
     """With when things were, how long a step takes, and what comes next."""
     state, past = folded.state, told(folded.events, folded.state)
-    moved = [s.behind + r.age for s in sights.values() if s.table is not None for r in s.table.ranks if r.count]
-    last = (view.nodes_at - min(moved), view.step) if moved and view.nodes_at is not None else None
+    last = _last_step(view, sights) if len(past.steps) == 1 else None
     runs = past.running is not None and state.slurm_state == "RUNNING"
     limit = past.running + asked.limit if runs and past.running is not None and asked.limit else None
+    hung = past.launched + asked.first_step if past.launched is not None else None
     return replace(
         view,
         submitted=past.submitted,
         step_time=step_time(past.steps, last),
         durable_age=max(0.0, view.now - past.durable) if past.durable is not None else None,
-        ahead=ahead(state, limit, warned=asked.warned),
+        ahead=ahead(state, limit, warned=asked.warned, hung_at=hung),
     )
+
+
+def _last_step(view: RunView, sights: Mapping[str, NodeSight]) -> tuple[float, int] | None:
+    """When the newest step of all was done, by the clock of the file system, and which."""
+    moved = [s.behind + r.age for s in sights.values() if s.table is not None for r in s.table.ranks if r.count]
+    return (view.nodes_at - min(moved), view.step) if moved and view.nodes_at is not None else None
 
 
 def _read_memory(run: RunDir, state: State, now: float) -> Memory:

@@ -52,13 +52,14 @@ class NodeReader:
         for node, (table, written, found) in read.items():
             before = self._sights.get(node, NodeSight())
             if table is None:
-                self._sights[node] = replace(before, found=found)
+                if found or node in self._sights or node in self._beside:
+                    self._sights[node] = replace(before, found=found)
             else:  # how much older it was than the newest at this look
                 self._sights[node] = NodeSight(table, max(0.0, (self._newest or written) - written), found)
         return dict(self._sights), self._newest
 
     def _list(self, attempt: AttemptDir, now: float) -> None:
-        names = _names(attempt)
+        names = _names(str(attempt.nodes))
         self._listed = now
         self._beside = frozenset(name[:-6] for name in names if name.endswith(".jsonl"))
         self._nodes = sorted({*self._beside, *(name[:-6] for name in names if name.endswith(".beats"))})
@@ -68,20 +69,21 @@ class NodeReader:
     ) -> dict[str, tuple[NodeTable | None, float, tuple[Found, ...]]]:
         """Of the nodes whose turn it is: table, when it was written, findings. All of them at the first look."""
         read: dict[str, tuple[NodeTable | None, float, tuple[Found, ...]]] = {}
+        folder = str(attempt.nodes)
         start, whole = self._turn % len(self._nodes) if self._nodes else 0, not self._sights
         for n, node in enumerate((*self._nodes[start:], *self._nodes[:start])):
             if n and not whole and time.monotonic() > deadline:
                 break
             self._turn = start + n + 1
-            has = _table(f"{attempt.nodes}/{node}.beats")
+            has = _table(f"{folder}/{node}.beats")
             table, written = has if has is not None and has[0].attempt == attempt.name else (None, 0.0)
-            read[node] = table, written, self._found(attempt, node)
+            read[node] = table, written, self._found(folder, node)
         return read
 
-    def _found(self, attempt: AttemptDir, node: str) -> tuple[Found, ...]:
+    def _found(self, folder: str, node: str) -> tuple[Found, ...]:
         if node not in self._beside:
             return ()
-        path = f"{attempt.nodes}/{node}.jsonl"
+        path = f"{folder}/{node}.jsonl"
         known = self._sights[node].found if node in self._sights else ()
         try:
             size = os.stat(path).st_size  # noqa: PTH116
@@ -93,9 +95,9 @@ class NodeReader:
         return _findings(path)
 
 
-def _names(attempt: AttemptDir) -> list[str]:
+def _names(folder: str) -> list[str]:
     try:
-        return [name for name in os.listdir(attempt.nodes) if not name.startswith(".")]  # noqa: PTH208
+        return [name for name in os.listdir(folder) if not name.startswith(".")]  # noqa: PTH208
     except OSError:
         return []
 

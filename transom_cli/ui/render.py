@@ -10,7 +10,7 @@ from transom_cli.ui.lines import LABEL, Line, command_rows, cut, line, plain, ro
 from transom_cli.ui.nodemap import map_rows, node_table
 from transom_cli.ui.slurmwords import reason_words
 from transom_cli.ui.todo import todo
-from transom_cli.ui.view import FRESH, IncidentView, RunView
+from transom_cli.ui.view import STALE, IncidentView, RunView
 from transom_cli.ui.words import age, clock_time, count, day_time, fit, several, span
 
 PIPED = 100
@@ -19,11 +19,6 @@ _TONES = {
     "recovering": "warn", "stopping": "warn", "stopped": "warn",
 }  # fmt: skip
 _BAR = (12, 40)  # columns of the progress bar
-_DIM = "dim"
-
-
-def headline(view: RunView) -> str:
-    return plain(_headline(view))
 
 
 def status_lines(view: RunView, width: int = 80, *, everything: bool = False) -> list[str]:
@@ -196,9 +191,9 @@ def _warnings(view: RunView, width: int | None) -> list[Line]:
     if not view.operator:
         said.append("no operator is alive to restart the run or to keep bad nodes off")
     written = _last_written(view)
-    if written is not None and view.now - written > FRESH and (not view.known or view.phase == "training"):
+    if written is not None and view.now - written > STALE and (not view.known or view.phase == "training"):
         said.append(f"nothing was written for {span(view.now - written)}; all above is that old")
-    elif view.phase == "training" and view.nodes_at is not None and view.now - view.nodes_at > FRESH:
+    elif view.phase == "training" and view.nodes_at is not None and not view.nodes_known:
         said.append(f"no node has written for {span(view.now - view.nodes_at)}; what is said of them is that old")
     return [one for words in said for one in _warning(words, width)]
 

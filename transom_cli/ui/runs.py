@@ -40,9 +40,10 @@ def _note(view: RunView) -> str:
         return view.verdict
     if view.over:
         return ""
+    was = f"was {view.phase}; " if view.word != view.phase else ""
     if not view.operator:
-        return "no operator is alive"
-    return view.slurm_lost and "Slurm does not answer"
+        return f"{was}no operator is alive"
+    return f"{was}Slurm does not answer" if view.slurm_lost else ""
 
 
 def list_row(view: RunView) -> dict[str, Any]:

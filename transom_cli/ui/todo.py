@@ -21,6 +21,8 @@ def todo(view: RunView) -> list[tuple[str, str]]:
         return [*attach, ("ask Slurm", f"scontrol show job {job}")] if job else attach
     if word == "pending":
         return [*attach, ("look", f"squeue --start -j {job}"), stop] if job else [*attach, stop]
+    if word == "submitting" and view.path:
+        return [*attach, ("its log", f"tail {shlex.quote(str(RunDir(Path(view.path)).operator_log))}")]
     if word == "starting" and view.path:
         return [*attach, ("its output", f"tail -f {_job_log(view)}")]
     if word == "recovering":

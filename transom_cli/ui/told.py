@@ -19,11 +19,12 @@ class Told:
     submitted: float | None = None
     durable: float | None = None  # when the newest checkpoint on disk was seen
     running: float | None = None  # since when the present attempt's job runs
+    launched: float | None = None  # when the newest launch of this attempt was seen
     steps: tuple[tuple[float, int], ...] = ()
 
 
 def told(events: Iterable[ev.Event], state: State) -> Told:
-    submitted = durable = running = None
+    submitted = durable = running = launched = None
     steps: list[tuple[float, int]] = []
     newest = -1
     for event in events:
@@ -37,16 +38,19 @@ def told(events: Iterable[ev.Event], state: State) -> Told:
         elif isinstance(event, ev.OutcomeSeen) and event.durable > newest:
             newest, durable = event.durable, event.at
         elif isinstance(event, ev.LaunchSeen) and event.attempt == state.attempt:
-            steps = []
+            steps, launched = [], event.at
             running = event.at if running is None else running
         elif isinstance(event, ev.JobSeen) and event.state == "RUNNING" and running is None:
             running = event.at if (event.job_id, event.restarts) == parse_attempt(state.attempt or "0.0") else None
-    return Told(submitted, durable, running, tuple(steps))
+    return Told(submitted, durable, running, launched, tuple(steps))
 
 
 def step_time(steps: tuple[tuple[float, int], ...], last: tuple[float, int] | None = None) -> float | None:
-    """Seconds a step, over the last quarter of an hour. last: the newest step of all, and when it was done."""
-    points = [*steps, last] if last is not None and (not steps or last[1] > steps[-1][1]) else [*steps]
+    """Seconds a step, over the last quarter of an hour.
+
+    last: the newest step of all, and when it was done. It is by another clock, so it counts in the first minute alone.
+    """
+    points = [*steps, last] if last is not None and len(steps) == 1 else [*steps]
     if len(points) < 2:
         return None
     end, step = points[-1]
