@@ -165,8 +165,6 @@ def operator_for(run: RunDir) -> Operator:
 
 def runs_root(explicit: Path | None = None) -> Path:
     """Where run directories live: as asked, else as the settings' layers say."""
-    if explicit is not None:
-        return explicit
-    from transom_cli.config.load import load
+    from transom_cli.config import root
 
-    return load(None, {}, os.environ).root
+    return root.runs_root(explicit, os.environ)

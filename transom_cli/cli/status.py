@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from transom_cli.cli.looking import show_list, show_status
 from transom_cli.errors import Unknown
 
 if TYPE_CHECKING:
     from transom_cli.core.state import State
     from transom_cli.layout import RunDir
-    from transom_cli.ui.view import RunView
 
 Run = Annotated[str | None, typer.Argument(help="Run id, name or path [default: the newest].")]
 Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+NoColor = Annotated[bool, typer.Option("--no-color", help="No colours; NO_COLOR in the environment does the same.")]
 
-_BY_PHASE = {"held": 21, "recovering": 20, "failed": 1, "stopped": 1}
 STOP_PATIENCE = 60.0  # seconds: Slurm gives a job 30 between TERM and KILL, in which it may save
 
 
@@ -28,6 +27,7 @@ def status(
     run: Run = None,
     root: Root = None,
     json_: Json = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every node and every incident.")] = False,
     phases: Annotated[bool, typer.Option("--phases", help="And what each rank spends a step on.")] = False,
     exit_code: Annotated[
         bool,
@@ -35,58 +35,32 @@ def status(
             "--exit-code", help="0 healthy, 20 degraded, 21 held, 22 unknown; of a run that is over, its own."
         ),
     ] = False,
+    no_color: NoColor = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="The live screen; piped, a line for each change.")
+    ] = False,
 ) -> None:
-    """How is my run? One screen, once."""
-    import json
-    import math
-    import shutil
+    """How is my run? One screen, once.
 
-    from transom_cli.submit.rundir import find_run
-    from transom_cli.ui.read import read_view
-    from transom_cli.ui.render import phase_lines, status_lines
-    from transom_cli.wiring import runs_root
+    The first line has the answer. A letter for each node: . ok, s slow, ! silent, ? suspect, p probing, x isolated,
+    - not heard of yet.
 
-    view = read_view(find_run(runs_root(root), run), patience=3.0)
-    if json_:
-        loss = view.loss if view.loss is not None and math.isfinite(view.loss) else None  # JSON has no word for others
-        print(json.dumps({"schema": 1, **asdict(view), "loss": loss}))
-    else:
-        width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
-        print("\n".join([*status_lines(view, width), *(["", *phase_lines(view, width)] if phases else [])]))
-    if exit_code:
-        raise typer.Exit(_code(view))
+    Examples: transom status; transom status llama-70b --all; transom status --watch; transom status --json | jq .step
+    """
+    _leave(show_status(run, root, json_, everything, phases, exit_code, no_color, watch))
 
 
-def _code(view: RunView) -> int:
-    if view.over and view.exit_code is not None:
-        return view.exit_code
-    unknown = not view.over and (not view.operator or bool(view.slurm_lost))
-    return 22 if unknown else _BY_PHASE.get(view.phase, 0)
+def list_(root: Root = None, json_: Json = False, no_color: NoColor = False) -> None:
+    """All my runs, newest first.
+
+    FOR: how long a run has been so, or how long it took. AGE: since it was submitted.
+    """
+    _leave(show_list(root, json_, no_color))
 
 
-def list_(root: Root = None, json_: Json = False) -> None:
-    """All my runs, newest first."""
-    import json
-
-    from transom_cli.errors import TransomError
-    from transom_cli.submit.rundir import list_runs
-    from transom_cli.ui.read import read_view
-    from transom_cli.ui.render import headline
-    from transom_cli.wiring import runs_root
-
-    rows = []
-    for run in list_runs(runs_root(root)):
-        try:
-            view = read_view(run)
-        except TransomError as error:
-            print(f"warning: {run.run_id}: {error.what}", file=sys.stderr)
-            continue
-        told = {"run_id": view.run_id, "phase": view.phase, "job_id": view.job_id, "step": view.step}
-        rows.append({**told, "verdict": view.verdict})
-        if not json_:
-            print(headline(view) + (f"  {view.verdict}" if view.phase == "held" else ""))
-    if json_:
-        print(json.dumps({"schema": 1, "runs": rows}))
+def _leave(code: int) -> None:
+    if code:
+        raise typer.Exit(code)
 
 
 def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:

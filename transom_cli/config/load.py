@@ -6,7 +6,6 @@ import this module inside the function that needs it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from pydantic import ValidationError
 
 from transom_cli.config.describe import ENV_PREFIX, Setting, settings_of
 from transom_cli.config.model import Settings
+from transom_cli.config.places import SITE_FILE, absolute, user_file
 from transom_cli.config.policy import DEFAULT_TABLE, RuleTable, sourced, stacked
 from transom_cli.config.problems import Problem, refuse, unknown_key
 from transom_cli.config.text import from_text
@@ -28,7 +28,6 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
-SITE_FILE = Path("/etc/transom.toml")
 _ALL = tuple(settings_of())
 _BY_PATH = {setting.path: setting for setting in _ALL}
 _SECTIONS = {setting.path[:depth] for setting in _ALL for depth in range(len(setting.path))}
@@ -37,14 +36,6 @@ _RULES = ("policy", "rules")
 _PATHS = {setting.path for setting in _ALL if setting.kind == "path"} | {("launch", "python")}
 
 Flat = dict[tuple[str, ...], Any]
-
-
-def user_file(environ: Mapping[str, str]) -> Path:
-    """The user's own settings file, which need not exist."""
-    base = environ.get("XDG_CONFIG_HOME") or ""
-    # the XDG rules: a relative value counts as unset
-    home = Path(base) if base.startswith("/") else Path(environ.get("HOME") or Path.home()) / ".config"
-    return home / "transom" / "config.toml"
 
 
 def load(
@@ -202,12 +193,7 @@ def _absolute(path: tuple[str, ...], value: Any, base: Path | None) -> Any:
         return value
     if path == ("launch", "python") and "/" not in value:
         return value
-    there = Path(value)
-    with contextlib.suppress(RuntimeError):  # "~nobody/..."
-        there = there.expanduser()
-    if there.is_absolute():  # and the current directory, which may be gone, does not matter
-        return str(there)
-    return str((base or Path.cwd()) / there)
+    return absolute(value, base)
 
 
 def _complaints(nested: dict[str, Any], *, strict: bool) -> list[tuple[tuple[str, ...], str]]:

@@ -12,7 +12,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from transom_cli.config.places import default_root
 from transom_cli.config.policy import Rules
+from transom_cli.config.slurmtime import slurm_seconds
 from transom_cli.config.values import (
     CheckNames,
     Flags,
@@ -27,15 +29,10 @@ from transom_cli.config.values import (
     Thresholds,
     Variables,
     empty_as_unset,
-    slurm_seconds,
 )
 
 WARNING = 120  # seconds before the time limit
 OptionalPath = Annotated[Path | None, BeforeValidator(empty_as_unset)]
-
-
-def _runs_root() -> Path:
-    return Path.home() / ".transom" / "runs"
 
 
 class Section(BaseModel):
@@ -242,14 +239,17 @@ class PolicySection(Section):
 
 
 class Settings(Section):
-    """All of it. Sections are tables in TOML files; the first three keys stand above them."""
+    """All of it. Sections are tables in TOML files; the first four keys stand above them."""
 
     name: Line = Field(default="run", min_length=1, max_length=200, description="name of the run, and of its Slurm job")
     root: Path = Field(
-        default_factory=_runs_root,
+        default_factory=default_root,
         description="where run directories live; login and compute nodes must see it; unset: ~/.transom/runs",
     )
     auto_beat: bool = Field(default=True, description="beats without a changed line, from PyTorch's optimizer steps")
+    steps: int | None = Field(
+        default=None, ge=1, description="how many steps the training makes; nothing but what is shown depends on it"
+    )
     job: Job = Field(default_factory=Job)
     launch: Launch = Field(default_factory=Launch)
     detect: Detect = Field(default_factory=Detect)
