@@ -109,6 +109,12 @@ PURE = (
     "submit.options",
     "submit.quoting",
     "submit.render",
+    "telling.documents",
+    "telling.news",
+    "telling.numbers",
+    "telling.pacing",
+    "telling.target",
+    "telling.words",
 )
 # Values and text only. Not here: os, subprocess, time, socket, random, and all else that looks around.
 PURE_STANDARD = {
@@ -125,6 +131,8 @@ PURE_OTHERS = {
     "diagnose.hangs.unpickle": {"io", "pickle"},  # values alone, see its docstring
     "slurm.parse": {"ClusterShell", "datetime"},  # node lists as text; the length between two printed times
     "submit.render": {"jinja2", "sys"},  # which interpreter this is
+    "telling.documents": {"email"},  # a mail as text
+    "telling.words": {"datetime"},  # a time as UTC
 }
 PURE_EXCEPTIONS = {
     ("beats.table", "beats.record"),  # for the names of the phases, which both formats share

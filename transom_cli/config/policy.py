@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
+from transom_cli.config.values import many
 from transom_cli.core.diagnose import CAUSES
 from transom_cli.core.policy import STOP, Rule, compiled
 from transom_cli.diagnose.clue import Category
@@ -21,11 +22,6 @@ DEFAULT_TABLE = Path(__file__).resolve().parent.parent / "policy.toml"
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])", re.ASCII)
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _ENDED = tuple(state.value for state in JobState if state.ended)
-
-
-def _many(value: Any) -> Any:
-    """`category = "cuda_oom"` is as good as a list of one."""
-    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
 def _one_of(what: str, valid: tuple[str, ...]) -> Any:
@@ -67,7 +63,7 @@ ExitCode = Annotated[int, Field(ge=1, le=255)]
 Signal = Annotated[int, Field(ge=1, le=64)]
 Expression = Annotated[str, AfterValidator(_expression)]
 ActionName = Literal["relaunch", "swap", "isolate", "stop", "ignore"]
-OneOrMany = BeforeValidator(_many)
+OneOrMany = BeforeValidator(many)
 
 
 class RuleTable(BaseModel):
