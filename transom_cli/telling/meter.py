@@ -42,6 +42,7 @@ class Meter:
         self._tables: Callable[[], tuple[NodeTable, ...]] = tuple
         self._state, self._born = State(), time.time()
         self._shown: tuple[Family, ...] = ()
+        self._troubles: dict[str, str] = {}  # what fails at the moment, and how
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meter", daemon=True)
 
@@ -69,31 +70,40 @@ class Meter:
         self._shown = families(sight)
 
     def _run(self) -> None:
-        """Nothing of this may end the operator: what fails is told once, and tried again with the next look."""
         try:
             from transom_cli.telling.exposition import registry, serve, sweep, write_text
         except ImportError as error:
             log.error("no metrics: %s; install transom-cli[metrics] where the operator runs", error)
             return
         about = self._about
+        stops: list[Callable[[], None]] = []
         made = registry(about.run.run_id, lambda: self._shown)
-        stop: Callable[[], None] | None = None
-        trouble, pause, over = "", 0.0, False
+
+        def listen() -> None:
+            if about.port is not None and not stops:
+                stops.append(serve(made, about.address, about.port))
+                log.info("metrics: http://%s:%d/metrics", about.address, about.port)
+
+        def write() -> None:
+            if about.textfile is not None:
+                write_text(made, about.textfile, about.run.run_id)
+                sweep(about.textfile)
+
+        pause, over = 0.0, False
         while not over:
             over = self._end.wait(pause)
             pause = about.every
-            try:
-                self.look()
-                if about.port is not None and stop is None and not over:
-                    stop = serve(made, about.address, about.port)
-                    log.info("metrics: http://%s:%d/metrics", about.address, about.port)
-                if about.textfile is not None:
-                    write_text(made, about.textfile, about.run.run_id)
-                    sweep(about.textfile)
-                trouble = ""
-            except Exception as error:
-                if str(error) != trouble:
-                    log.warning("metrics: %s", error)
-                trouble = str(error)
-        if stop is not None:
+            for part in (self.look, write) if over else (self.look, write, listen):
+                self._try(part)
+        for stop in stops:
             stop()
+
+    def _try(self, part: Callable[[], None]) -> None:
+        """Nothing of this may end an operator: what fails is told once, and tried again with the next look."""
+        try:
+            part()
+            self._troubles.pop(part.__name__, None)
+        except Exception as error:
+            if self._troubles.get(part.__name__) != str(error):
+                log.warning("metrics: %s", error)
+            self._troubles[part.__name__] = str(error)

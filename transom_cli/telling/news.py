@@ -135,9 +135,10 @@ def _recovered(state: State, incident: Incident, at: float) -> News:
 
 
 def _held(state: State, at: float) -> News:
-    words = _lines(_job(state), _progress(state.max_step, state.durable))
+    release = f"let it go on: scontrol release {state.job_id}"
+    words = _lines(_job(state), _progress(state.max_step, state.durable), release)
     facts = _facts(state, verdict=state.verdict)
-    headline = f"the job is held: {state.verdict or 'for a reason that Slurm does not tell'}"
+    headline = f"held: {state.verdict or 'Slurm does not tell why'}"
     return News(f"held/{state.attempt}/{state.since:.0f}", "held", at, headline, words, facts)
 
 
@@ -148,7 +149,7 @@ def _over(state: State, at: float) -> News:
     if kind == "failed" and state.exit_code == 21:
         head = "the run is given up"
     count = len(state.incidents)
-    lived = f"over {count} incident{'s' if count > 1 else ''}" if count else ""
+    lived = f"{count} incident{'s' if count > 1 else ''} on the way" if count else ""
     words = _lines(lived, _progress(state.max_step, state.durable), _job(state))
     facts = _facts(state, verdict=state.verdict, exit_code=state.exit_code, incidents=count)
     headline = f"{head}: {state.verdict}" if state.verdict else head

@@ -71,7 +71,9 @@ def _run(sight: Sight) -> list[Family]:
     return [
         Family("transom_run_info", GAUGE, "Always 1: name of the run, version.", "", ("name", "version"), about),
         Family("transom_run_phase", GAUGE, "1 for the phase that the run is in, else 0.", "", ("phase",), phases),
-        _gauge("transom_run_phase_start", "When this phase began, Unix time.", state.since or None, "seconds"),
+        _gauge(
+            "transom_run_phase_start_timestamp", "When this phase began, Unix time.", state.since or None, "seconds"
+        ),
         _gauge("transom_run_exit_code", "How the run ended, once it is over.", state.exit_code),
         _counter("transom_run_starts", "Starts of the job by Slurm.", starts),
         _gauge("transom_run_restarts_without_progress", "Restarts in a row without a newer state.", state.no_progress),
@@ -152,7 +154,7 @@ def _own(sight: Sight) -> list[Family]:
     return [
         Family("transom_notifications", COUNTER, text, "", ("target", "result"), told),
         _counter("transom_operator_starts", "Operators that this run has had.", sight.state.epoch),
-        _gauge("transom_updated", "When these numbers were read, Unix time.", sight.now, "seconds"),
+        _gauge("transom_last_update_timestamp", "When these numbers were read, Unix time.", sight.now, "seconds"),
     ]
 
 

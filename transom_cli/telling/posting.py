@@ -99,15 +99,19 @@ def post(secret: Secret, body: bytes, key: str, timeout: float) -> None:
         "Idempotency-Key": key,
         **dict(secret.headers),
     }
+    parts = urlsplit(secret.url)
+    if parts.scheme not in ("http", "https"):
+        raise Undelivered("its URL is none of http or https", again=False)
     request = urllib.request.Request(secret.url, data=body, headers=headers, method="POST")
     deadline = _Deadline(timeout)
     opener = urllib.request.OpenerDirector()  # with nothing that follows, asks for passwords, or opens files
     for handler in (urllib.request.ProxyHandler(), _Http(deadline), _Https(deadline)):
         opener.add_handler(handler)
-    host = urlsplit(secret.url).hostname or ""
+    host = parts.hostname or ""
     try:
         with opener.open(request, timeout=timeout) as answer:
-            status, after, said = answer.status, answer.headers.get("Retry-After", ""), answer.read(_ANSWER)
+            status, after = answer.status, answer.headers.get("Retry-After", "")
+            said = b"" if _accepted(status) else answer.read(_ANSWER)
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise Undelivered(f"{host}: {_why(error, deadline, timeout)}") from None
     finally:
@@ -115,8 +119,12 @@ def post(secret: Secret, body: bytes, key: str, timeout: float) -> None:
     _judge(host, status, after, said)
 
 
+def _accepted(status: int) -> bool:
+    return 200 <= status < 300
+
+
 def _judge(host: str, status: int, after: str, said: bytes) -> None:
-    if 200 <= status < 300:
+    if _accepted(status):
         return
     words = http.client.responses.get(status, "")
     told = f"{host} answered {status}{f' {words}' if words else ''}"

@@ -76,15 +76,17 @@ def _document(path: Path) -> dict[str, Any]:
     except OSError as error:
         hint = f"make it: install -m 600 /dev/null {path}; docs/notifications.md tells what stands in it"
         raise UsageError(f"cannot read the secrets of notifications, {path}", error.strerror or "", hint) from None
-    with os.fdopen(descriptor, "rb") as file:
-        told = os.fstat(file.fileno())
+    try:
+        told = os.fstat(descriptor)
         if not stat.S_ISREG(told.st_mode) or told.st_size > _BIG:
             raise UsageError(f"the secrets of notifications, {path}, are no file of at most {_BIG} bytes")
         if told.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(told.st_mode) & 0o077:
             mode = f"its mode is {stat.S_IMODE(told.st_mode):04o}, its owner has the number {told.st_uid}"
             what = f"others may read the secrets of notifications, {path}"
             raise NotPermitted(what, mode, f"chmod 600 {path}; if it was readable for long, get new secrets too")
-        data = file.read(_BIG)
+        data = os.read(descriptor, _BIG)
+    finally:
+        os.close(descriptor)
     try:
         document: dict[str, Any] = tomllib.loads(data.decode())
     except ValueError as error:  # of which only the place may be told
