@@ -62,6 +62,7 @@ def test_a_lost_node_is_one_incident_with_its_cause_and_one_recovery() -> None:
         "rank 1 on n2 ended with exit code 1",
         "log: Connection reset by peer",
         "step 46, newest checkpoint on disk: step 40",
+        "next: a restart without n3",
     )
     assert dict(incident.facts)["nodes"] == ("n3",) and dict(incident.facts)["cause"] == "node_lost"
     assert isolated.headline == "n3 drained"
@@ -76,6 +77,7 @@ def test_an_incident_of_unknown_cause_is_told_after_a_minute_once() -> None:
     late = [replace(event, at=event.at + 100) for event in LOST[7:10]]
     news, _ = follow((*LOST[:7], *(ev.Tick(AT + s) for s in (79.9, 80.1, 81, 90)), *late))
     assert [n.key for n in news] == ["started", "i1/incident"]
+    assert news[1].words[-1] == "next: nodes and logs are being examined"
     assert news[1].at == AT + 80 and news[1].headline == "i1: rank 1 on n2 ended with exit code 1"
 
 

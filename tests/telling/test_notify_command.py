@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from telling_made import Answer, program, receiving, secrets
+from telling_made import Answer, program, receiving, secrets, until
 
 from transom_cli.supervise.logjson import JsonLines
 
@@ -149,7 +149,7 @@ def test_a_line_of_the_log_as_json() -> None:
         assert "ValueError: boom" in str(line(logging.ERROR, "x", exc_info=sys.exc_info())["exception"])
 
 
-def test_the_operators_log_is_json_where_that_is_asked_for(home: Path) -> None:
+def test_a_real_operators_log_is_json_and_its_numbers_are_written(home: Path) -> None:
     """Slurm's commands all fail: the operator's words are what counts."""
     from datetime import datetime, timezone
 
@@ -159,18 +159,19 @@ def test_the_operators_log_is_json_where_that_is_asked_for(home: Path) -> None:
     from transom_cli.supervise.journal import write_header
     from transom_cli.wiring import Plan
 
-    asked = load(None, {"log_json": "true"}, {}, site=None, user=home / "none")
+    flags = {"log_json": "true", "metrics.textfile": str(home), "metrics.every": "1"}
+    asked = load(None, flags, {}, site=None, user=home / "none")
     run = new_run(home / "runs", "r", datetime(2026, 3, 4, tzinfo=timezone.utc), asked, "#!/bin/bash\ntrue\n")
     Plan(chdir="/").save(run)
     write_header(run.journal, Policy(), 1)
     for name in ("sbatch", "scontrol", "squeue", "sacct", "scancel"):
         program(home / name, "echo 'Unable to contact slurm controller' >&2; exit 1")
+    numbers = home / f"transom-{run.run_id}.prom"
     env = {**os.environ, "PATH": f"{home}:{os.environ['PATH']}", "HOME": str(home)}
     argv = [sys.executable, "-m", "transom_cli", "operate", "--run-dir", str(run.path)]
     with (home / "log").open("w") as log, subprocess.Popen(argv, env=env, stdout=log, stderr=log) as operator:
-        from telling_made import until
-
         until(lambda: '"SlurmLost"' in (home / "log").read_text(), 40.0)
+        until(lambda: f'transom_slurm_up{{run="{run.run_id}"}} 0.0' in numbers.read_text(), 40.0)
         operator.terminate()
         operator.wait(30)
     told = [json.loads(text) for text in (home / "log").read_text().splitlines()]

@@ -166,6 +166,14 @@ def test_the_run_goes_on_while_every_target_hangs(run: RunDir, tmp_path: Path, m
     assert not run.told.exists()
 
 
+def test_what_nobody_will_tell_any_more_is_said(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notifier_module, "LAST", 0.3)
+    operate(run, asked(tmp_path, 'name = "rec"\nkind = "command"\nargv = "false"'), *STORY)
+    assert "rec was not told any more of i1/incident, i1/recovered, over" in caplog.text
+
+
 def test_a_broken_message_ends_no_run(
     run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -188,7 +196,7 @@ def test_no_secret_is_written_or_logged(
     run: RunDir, tmp_path: Path, answer: Answer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setattr(notifier_module, "LAST", 1.0)
+    monkeypatch.setattr(notifier_module, "LAST", 0.5)
     place = tmp_path / "kept apart"
     place.mkdir()
     with receiving(answer) as server:

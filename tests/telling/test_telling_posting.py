@@ -170,7 +170,11 @@ def test_files_and_other_schemes_are_never_opened(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_running_after_a_post() -> None:
+    def timers() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)}
+
+    before = timers()
     with receiving() as server:
         for _ in range(5):
             post(Secret(server.url()), b"{}", "k", 60.0)
-    until(lambda: not any(isinstance(thread, threading.Timer) for thread in threading.enumerate()))
+    until(lambda: timers() <= before)

@@ -74,6 +74,12 @@ class Courier:
         if self._thread.ident is not None:
             self._thread.join(max(seconds, 0.0))
 
+    @property
+    def untold(self) -> tuple[str, ...]:
+        """Keys of what still waits."""
+        with self._changed:
+            return tuple(news.key for news in self._waiting)
+
     def cut(self) -> None:
         """At once; also what is under way."""
         self._end.set()

@@ -102,8 +102,20 @@ def _incident(state: State, incident: Incident, at: float) -> News:
     first = incident.marks[0].words if incident.marks else ""
     cause = incident.diagnosis.words if incident.diagnosis is not None else first or "not known yet"
     line = f"log: {incident.log_line}" if incident.log_line and incident.log_line not in cause else ""
-    words = _lines("" if first == cause else first, line, _progress(state.max_step, state.durable))
+    words = _lines("" if first == cause else first, line, _progress(state.max_step, state.durable), _next(incident))
     return News(f"{incident.id}/incident", "incident", at, f"{incident.id}: {cause}", words, _of(state, incident))
+
+
+def _next(incident: Incident) -> str:
+    """What transom does about it, as far as it has decided."""
+    diagnosis, capped = incident.diagnosis, any(mark.what == "capped" for mark in incident.marks)
+    out = [n for n in diagnosis.nodes if diagnosis.isolates(n) != "none"] if diagnosis and not capped else []
+    without = f" without {', '.join(out)}" if out else ""
+    return {
+        Stage.HEALING: "next: its launcher is at it, inside the allocation",
+        Stage.EXAMINING: "next: nodes and logs are being examined",
+        Stage.STARTING: "next: the first step",
+    }.get(incident.stage, f"next: a restart{without}")
 
 
 def _closed(before: State, after: State, at: float) -> list[News]:

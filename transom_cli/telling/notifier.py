@@ -13,7 +13,7 @@ from transom_cli.telling.news import tellings
 
 log = logging.getLogger("transom.operator")
 
-LAST = 30.0  # seconds for the last words about a run that is over: no operator comes after this one
+LAST = 30.0  # seconds for the last words about a run that is over
 LEAVING = 5.0  # seconds for what is under way, where another one may come
 CUT = 2.0  # seconds for a command that is cut short
 
@@ -41,6 +41,8 @@ class Notifier:
             courier.close(over=self._over)
         self._wait(LAST if self._over else LEAVING)
         for courier in self._couriers:
+            if self._over and courier.untold:  # no operator comes after this one
+                log.error("%s was not told any more of %s", courier.target.name, ", ".join(courier.untold))
             courier.cut()
         self._wait(CUT)
 
