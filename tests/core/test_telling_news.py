@@ -107,7 +107,7 @@ def test_only_a_hold_that_lasts_is_told_and_so_is_its_end() -> None:
     [
         ((ev.JobSeen(AT + 90, 7, 1, "COMPLETED"),), "done", "the training is done"),
         ((ev.StopAsked(AT + 90, "ann"), ev.Acted(AT + 91, "cancel/7.1"), ev.JobSeen(AT + 92, 7, 1, "CANCELLED")),
-         "stopped", "the run was stopped: stopped by ann"),
+         "stopped", "the run was stopped by ann"),
     ],
 )  # fmt: skip
 def test_the_end_is_told_once(end: tuple[ev.Event, ...], kind: str, headline: str) -> None:
@@ -115,6 +115,14 @@ def test_the_end_is_told_once(end: tuple[ev.Event, ...], kind: str, headline: st
     assert state.phase.over
     assert [(n.kind, n.headline) for n in news if n.final] == [(kind, headline)]
     assert "1 incident on the way" in news[-1].words
+
+
+def test_a_time_limit_is_no_alarm() -> None:
+    left = ev.OutcomeSeen(AT + 50, "7.0", "left", "the time limit is near", nodes=NODES, cause="time_limit", durable=46)
+    back = (ev.Restarted(AT + 53, "i1/restart", 7, 1, "requeued"), ev.JobSeen(AT + 55, 7, 1, "RUNNING", nodes=NODES))
+    news, _ = follow((*LOST[:6], left, *back, ev.StepSeen(AT + 60, "7.1", 47)))
+    assert [(n.key, n.kind) for n in news[1:]] == [("i1/incident", "planned"), ("i1/recovered", "planned")]
+    assert news[-1].headline == "i1: the training goes on after 10 s"
 
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "incidents").glob("*.txt"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -12,6 +13,7 @@ import threading
 import time
 import urllib.request
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,9 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 from telling_made import until
 
 from transom_cli.beats.table import NodeTable, RankBeat
+from transom_cli.ckpt.memory.account import Account, Held, Step
 from transom_cli.core import events as ev
+from transom_cli.core.codec import plain
 from transom_cli.core.decide import decide
 from transom_cli.core.decided import Decided
 from transom_cli.core.state import Diagnosis, Exclusion, Incident, Look, Phase, Policy, Stage, State
@@ -32,6 +36,7 @@ from transom_cli.telling import exposition
 from transom_cli.telling.exposition import registry, serve, sweep, write_text
 from transom_cli.telling.meter import Gauging, Meter
 from transom_cli.telling.numbers import Sight, families
+from transom_cli.telling.saved import read_saved
 
 NODES = ("n1", "n2", "n3", "n4")
 LABELS = {"run", "name", "version", "phase", "category", "state", "place", "target", "result"}
@@ -251,6 +256,25 @@ def test_a_meter_shows_a_run_while_it_lives_and_at_its_end(tmp_path: Path) -> No
     assert age is not None and 99 < float(age[1]) < 200
     with pytest.raises(OSError):
         fetch(port)
+
+
+def test_snapshots_in_memory_are_told_where_all_shares_are_there(tmp_path: Path) -> None:
+    run, now = RunDir(tmp_path), time.time()
+    created = datetime.fromtimestamp(now - 5, timezone.utc).isoformat()
+    folder = run.attempt(7, 0).nodes
+    folder.mkdir(parents=True)
+
+    def show(node: str, *steps: tuple[int, tuple[str, ...]]) -> None:
+        kept = tuple(Step(n, created, "7.0", 2, 10, 2, tuple(Held(0, f, 5) for f in here), ()) for n, here in steps)
+        account = Account("/ckpt", kept, "none", None, (), 0, 10, 2)
+        (folder / f"{node}.memory").write_text(json.dumps({"schema": 1, "trainings": [plain(account)]}))
+
+    show("n1", (45, ("a",)), (44, ("a",)))
+    show("n2", (44, ("b",)))
+    saved = read_saved(run, run.checkpoints, -1, (7, 0), now)
+    assert saved.keys() == {"memory"} and saved["memory"][0] == 44
+    assert saved["memory"][1] == pytest.approx(now - 5, abs=1e-3)
+    assert read_saved(run, run.checkpoints, 40, None, now) == {"disk": (40, None)}
 
 
 def test_what_the_journal_tells_of_the_past_is_no_number(tmp_path: Path) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -178,3 +182,38 @@ def test_nothing_is_left_running_after_a_post() -> None:
         for _ in range(5):
             post(Secret(server.url()), b"{}", "k", 60.0)
     until(lambda: timers() <= before)
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Iterator[tuple[int, Path]]:
+    """An HTTPS server on loopback with a certificate of its own making: its port, and the certificate."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl to make a certificate")
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    words = ("-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost")
+    files = ("-keyout", key, "-out", certificate, "-addext", "subjectAltName=IP:127.0.0.1")
+    subprocess.run(["openssl", "req", "-x509", *words, *files], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    def talk(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as secured:
+            heard = b""
+            while not heard.endswith(b"{}"):
+                heard += secured.recv(65536)
+            secured.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    with speaking(talk) as port:
+        yield port, certificate
+
+
+def test_a_certificate_that_nobody_vouches_for_is_not_accepted(tls: tuple[int, Path]) -> None:
+    error = failed(f"https://127.0.0.1:{tls[0]}/SECRET")
+    assert "127.0.0.1: its certificate is not accepted: " in str(error) and "signed" in str(error)
+
+
+def test_a_sites_own_authority_is_accepted_where_openssl_is_told_of_it(
+    tls: tuple[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tls[1]))
+    post(Secret(f"https://127.0.0.1:{tls[0]}/x"), b"{}", "k", 5.0)

@@ -13,6 +13,7 @@ KINDS = {
     "started": "Slurm has started the job for the first time",
     "incident": "a fault is being handled: told once its cause is known, after a minute at the latest",
     "recovered": "the training steps again, or the fault was none",
+    "planned": "the job is given back before its time limit or for maintenance; and it goes on after that",
     "isolated": "a node was drained or excluded",
     "held": "the job is held, and waits for a person",
     "released": "the job is held no longer",
@@ -25,6 +26,7 @@ FINAL = ("done", "failed", "stopped")
 
 UNDIAGNOSED = 60.0  # seconds after which an incident is told though nothing is known of its cause
 HOLDING = 15.0  # seconds that a hold must last: transom itself holds a job for a moment
+_PLANNED = ("time_limit", "maintenance")  # causes that are nobody's fault and no news in the night
 _ACTED_ON = (Stage.ISOLATING, Stage.WAITING, Stage.RESTARTING, Stage.STARTING)
 
 Fact = str | int | float | tuple[str, ...] | None
@@ -70,17 +72,17 @@ def _by_change(before: State, after: State, at: float) -> list[News]:
     told = []
     if after.slurm_state == "RUNNING" and before.slurm_state != "RUNNING" and not after.starts:
         told.append(News("started", "started", at, "the job runs", (_job(after),), _facts(after)))
+    told += _closed(before, after, at)
+    was = before.incident if before.incident is not None and _tellable(before.incident, at) else None
+    now = after.incident
+    if now is not None and _tellable(now, at) and (was is None or was.id != now.id):
+        told.append(_incident(after, now, at))
     known = {(x.node, x.since) for x in before.exclusions}
     for x in after.exclusions:
         if (x.node, x.since) not in known:
             facts = _facts(after, nodes=(x.node,), how=x.how, cause=x.cause, incident=x.incident)
             key = f"isolated/{x.node}/{x.since:.0f}"
             told.append(News(key, "isolated", at, f"{x.node} {x.how}", _lines(x.reason, x.detail), facts))
-    told += _closed(before, after, at)
-    was = before.incident if before.incident is not None and _tellable(before.incident, at) else None
-    now = after.incident
-    if now is not None and _tellable(now, at) and (was is None or was.id != now.id):
-        told.append(_incident(after, now, at))
     if _holding(before, at) and after.phase is not Phase.HELD and not after.phase.over:
         key = f"released/{before.attempt}/{before.since:.0f}"
         told.append(News(key, "released", at, "the job is held no longer", (_job(after),), _facts(after)))
@@ -102,19 +104,29 @@ def _incident(state: State, incident: Incident, at: float) -> News:
     first = incident.marks[0].words if incident.marks else ""
     cause = incident.diagnosis.words if incident.diagnosis is not None else first or "not known yet"
     line = f"log: {incident.log_line}" if incident.log_line and incident.log_line not in cause else ""
-    words = _lines("" if first == cause else first, line, _progress(state.max_step, state.durable), _next(incident))
-    return News(f"{incident.id}/incident", "incident", at, f"{incident.id}: {cause}", words, _of(state, incident))
+    words = _lines(
+        "" if first == cause else first, line, _progress(state.max_step, state.durable), _next(state, incident)
+    )
+    kind = _kind(incident, "incident")
+    return News(f"{incident.id}/incident", kind, at, f"{incident.id}: {cause}", words, _of(state, incident))
 
 
-def _next(incident: Incident) -> str:
-    """What transom does about it, as far as it has decided."""
+def _kind(incident: Incident, usual: str) -> str:
+    planned = incident.diagnosis is not None and incident.diagnosis.cause in _PLANNED
+    return "planned" if planned else usual
+
+
+def _next(state: State, incident: Incident) -> str:
+    """What transom does about it, as far as it has decided. Of a hold its own message tells."""
+    if state.phase is Phase.HELD:
+        return ""
     diagnosis, capped = incident.diagnosis, any(mark.what == "capped" for mark in incident.marks)
     out = [n for n in diagnosis.nodes if diagnosis.isolates(n) != "none"] if diagnosis and not capped else []
     without = f" without {', '.join(out)}" if out else ""
     return {
         Stage.HEALING: "next: its launcher is at it, inside the allocation",
         Stage.EXAMINING: "next: nodes and logs are being examined",
-        Stage.STARTING: "next: the first step",
+        Stage.STARTING: "next: the job's start, and its first step",
     }.get(incident.stage, f"next: a restart{without}")
 
 
@@ -131,26 +143,35 @@ def _closed(before: State, after: State, at: float) -> list[News]:
 def _recovered(state: State, incident: Incident, at: float) -> News:
     seconds = (incident.ended_at or at) - incident.began
     cause = incident.diagnosis.words if incident.diagnosis is not None else ""
-    again = max(0, incident.step - state.step + 1) if incident.step >= 0 <= state.step else 0
-    how = "goes on" if incident.result == "recovered" else "was no fault"
+    again = _steps_again(state, incident)
     out = tuple(x.node for x in state.exclusions if x.incident == incident.id)
     words = _lines(
         cause,
         f"without {', '.join(out)}" if out else "",
-        f"at step {state.step}; {again} steps are done again" if again else _progress(state.max_step, state.durable),
+        _again(state.step, again) if again else _progress(state.max_step, state.durable),
     )
     facts = _of(state, incident, seconds=round(seconds, 1), steps_again=again, result=incident.result)
-    headline = f"{incident.id}: the training {how} after {_span(seconds)}"
-    if incident.result != "recovered":
-        headline = f"{incident.id}: {how}, it is over after {_span(seconds)}"
-    return News(f"{incident.id}/recovered", "recovered", at, headline, words, facts)
+    how = "the training goes on after" if incident.result == "recovered" else "was no fault, it is over after"
+    headline = f"{incident.id}: {how} {_span(seconds)}"
+    return News(f"{incident.id}/recovered", _kind(incident, "recovered"), at, headline, words, facts)
+
+
+def _steps_again(state: State, incident: Incident) -> int:
+    """Steps done before and again now. A trainer without checkpoints of ours may count from its own start: 0."""
+    counted = incident.result == "recovered" and min(incident.step, state.step, state.durable) >= 0
+    return max(0, incident.step - state.step + 1) if counted else 0
+
+
+def _again(step: int, again: int) -> str:
+    return f"at step {step}; {again} step{'s are' if again > 1 else ' is'} done again"
 
 
 def _held(state: State, at: float) -> News:
     release = f"let it go on: scontrol release {state.job_id}"
     words = _lines(_job(state), _progress(state.max_step, state.durable), release)
     facts = _facts(state, verdict=state.verdict)
-    headline = f"held: {state.verdict or 'Slurm does not tell why'}"
+    why = state.verdict or "Slurm does not tell why"
+    headline = why if why.startswith("held") else f"held: {why}"
     return News(f"held/{state.attempt}/{state.since:.0f}", "held", at, headline, words, facts)
 
 
@@ -165,6 +186,8 @@ def _over(state: State, at: float) -> News:
     words = _lines(lived, _progress(state.max_step, state.durable), _job(state))
     facts = _facts(state, verdict=state.verdict, exit_code=state.exit_code, incidents=count)
     headline = f"{head}: {state.verdict}" if state.verdict else head
+    if kind == "stopped" and state.verdict.startswith("stopped"):
+        headline = f"the run was {state.verdict}"
     return News("over", kind, at, headline, words, facts)
 
 
@@ -192,7 +215,8 @@ def _progress(step: int, durable: int) -> str:
 
 
 def _job(state: State) -> str:
-    return f"job {state.job_id}, start {state.restarts + 1}, {len(state.nodes)} nodes" if state.job_id else ""
+    nodes = f", {len(state.nodes)} nodes" if state.nodes else ""
+    return f"job {state.job_id}, start {state.restarts + 1}{nodes}" if state.job_id else ""
 
 
 def _lines(*lines: str) -> tuple[str, ...]:
