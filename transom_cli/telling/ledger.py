@@ -45,7 +45,7 @@ class Ledger:
             return self._sent.get(target, ())
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Messages by target and what became of them."""
+        """Messages (of what was dropped: news) by target and what became of them."""
         with self._lock:
             return dict(self._counts)
 
@@ -66,7 +66,7 @@ class Ledger:
 
     def _note(self, target: str, keys: list[str], how: str, at: float) -> None:
         self._known.update((target, key) for key in keys)
-        self._counts[target, how] = self._counts.get((target, how), 0) + 1
+        self._counts[target, how] = self._counts.get((target, how), 0) + (len(keys) if how == DROPPED else 1)
         if how == TOLD:
             self._sent[target] = (*self._sent.get(target, ()), at)[-1000:]
 
