@@ -183,16 +183,22 @@ def test_nothing_is_left_running_after_a_post() -> None:
 
 
 @pytest.fixture
-def tls(tmp_path: Path) -> Iterator[tuple[int, Path]]:
-    """An HTTPS server on loopback with a certificate of its own making: its port, and the certificate."""
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """Of our own making, for loopback: key and certificate."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl to make a certificate")
     key, certificate = tmp_path / "key", tmp_path / "certificate"
     words = ("-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost")
     files = ("-keyout", key, "-out", certificate, "-addext", "subjectAltName=IP:127.0.0.1")
     subprocess.run(["openssl", "req", "-x509", *words, *files], check=True, capture_output=True)
+    return key, certificate
+
+
+@pytest.fixture
+def tls(certificate: tuple[Path, Path]) -> Iterator[tuple[int, Path]]:
+    """An HTTPS server with that certificate: its port, and the certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    context.load_cert_chain(certificate[1], certificate[0])
 
     def talk(connection: socket.socket) -> None:
         with context.wrap_socket(connection, server_side=True) as secured:
@@ -202,12 +208,27 @@ def tls(tmp_path: Path) -> Iterator[tuple[int, Path]]:
             secured.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
     with speaking(talk) as port:
-        yield port, certificate
+        yield port, certificate[1]
 
 
 def test_a_certificate_that_nobody_vouches_for_is_not_accepted(tls: tuple[int, Path]) -> None:
     error = failed(f"https://127.0.0.1:{tls[0]}/SECRET")
     assert "127.0.0.1: its certificate is not accepted: " in str(error) and "signed" in str(error)
+
+
+def test_a_server_that_drips_behind_tls_costs_the_deadline_and_no_more(
+    certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[1]))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate[1], certificate[0])
+
+    def talk(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as secured:
+            dripping(secured)
+
+    with speaking(talk) as port:
+        assert "no answer within 1 s" in str(failed(f"https://127.0.0.1:{port}/SECRET", timeout=1.0))
 
 
 def test_a_sites_own_authority_is_accepted_where_openssl_is_told_of_it(

@@ -43,8 +43,10 @@ class _Deadline:
         return time.monotonic() >= self._ends
 
     def watch(self, sock: socket.socket) -> None:
+        """Of a connection that was just made: by a handle of our own, since TLS takes the other one away."""
         with self._lock:
-            self._socket = sock
+            self._close()
+            self._socket = sock.dup()
         if self.over:
             self._end()
 
@@ -55,6 +57,13 @@ class _Deadline:
 
     def cancel(self) -> None:
         self._timer.cancel()
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
 
 
 def _connections(base: type[http.client.HTTPConnection], deadline: _Deadline) -> Callable[..., Any]:
