@@ -78,7 +78,7 @@ def test_an_incident_of_unknown_cause_is_told_after_a_minute_once() -> None:
     news, _ = follow((*LOST[:7], *(ev.Tick(AT + s) for s in (79.9, 80.1, 81, 90)), *late))
     assert [n.key for n in news] == ["started", "i1/incident"]
     assert news[1].words[-1] == "next: nodes and logs are being examined"
-    assert news[1].at == AT + 80 and news[1].headline == "i1: rank 1 on n2 ended with exit code 1"
+    assert news[1].at == AT + 80.1 and news[1].headline == "i1: rank 1 on n2 ended with exit code 1"
 
 
 def test_a_false_alarm_is_told_of_only_where_the_alarm_was() -> None:
@@ -98,8 +98,14 @@ def test_only_a_hold_that_lasts_is_told_and_so_is_its_end() -> None:
     assert [n.key for n in follow((*LOST, held, runs))[0]] == told
     news, _ = follow((*LOST, held, ev.Tick(AT + 56), ev.JobSeen(AT + 80, 7, 1, "RUNNING", nodes=NODES)))
     assert [n.kind for n in news[len(told) :]] == ["held", "released"]
-    assert news[-2].headline == "held: Slurm holds the job: JobHeldAdmin" and news[-2].at == AT + 55
+    assert news[-2].headline == "held: Slurm holds the job: JobHeldAdmin" and news[-2].at == AT + 56
     assert "let it go on: scontrol release 7" in news[-2].words
+
+
+def test_a_hold_that_lasts_since_nobody_was_there_is_news_for_the_next_operator() -> None:
+    held = ev.JobSeen(AT + 40, 7, 1, "PENDING", held=True, reason="JobHeldAdmin")
+    news, _ = follow((*LOST, held, ev.Started(AT + 40_000, 2)))
+    assert (news[-1].kind, news[-1].at) == ("held", AT + 40_000)
 
 
 @pytest.mark.parametrize(

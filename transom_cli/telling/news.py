@@ -58,13 +58,13 @@ def tellings(before: State, since: float, after: State, at: float) -> tuple[News
 
 
 def _by_time(state: State, since: float, at: float) -> list[News]:
-    """What lasts for long enough."""
+    """What lasts for long enough. It is news of the moment at which it is seen to: an operator may have been away."""
     told = []
     incident = state.incident
     if incident is not None and not _tellable(incident, since) and _tellable(incident, at):
-        told.append(_incident(state, incident, incident.began + UNDIAGNOSED))
+        told.append(_incident(state, incident, at))
     if not _holding(state, since) and _holding(state, at):
-        told.append(_held(state, state.since + HOLDING))
+        told.append(_held(state, at))
     return told
 
 
