@@ -57,8 +57,9 @@ bench-operator: setup ## the operator killed in 10 incidents: is everything done
 
 LABELS ?=
 
-diagnosis-report: setup ## labelled real logs (LABELS=FOLDER): what the log rules tell, what they miss, with each source left out
+diagnosis-report: setup ## labelled real logs (LABELS=FOLDER), with each source left out; then diagnosis-matrix (25 min)
 	$(PY) bench/diagnosis_report.py $(LABELS)
+	$(PY) bench/diagnosis_matrix.py
 
 bench-healthy: setup ## a healthy, uneven run of 15 minutes: false alarms
 	$(PY) bench/healthy.py
@@ -92,7 +93,7 @@ FAULTS ?=
 health-matrix: setup ## faults on the first, a middle, the last of 4 nodes: found, named, done; 100 healthy preflights (25 min)
 	$(PY) bench/health_matrix.py --only "$(FAULTS)" --healthy $(HEALTHY)
 
-diagnosis-matrix: setup ## real faults in 4-rank jobs on a real Slurm: is the cause told, and whose it is; 20 healthy runs (15 min)
+diagnosis-matrix: setup ## real faults in jobs and in supervised runs: is the cause told, and whose it is; 20 healthy runs (20 min)
 	$(PY) bench/diagnosis_matrix.py
 
 clean: ## remove caches and what the demo left; .venv/ stays

@@ -1,11 +1,14 @@
 """Is the cause of a real fault told from the logs of a real job? Random kinds, ranks and log shapes; healthy runs too.
 
-    python bench/diagnosis_matrix.py [--rounds 3] [--healthy 20] [--seed 0] [--only KIND,...] [--json]
+    python bench/diagnosis_matrix.py [--rounds 3] [--healthy 20] [--supervised 1] [--seed 0] [--only KIND,...] [--json]
 
 Each row is one Slurm job on the sandbox's four nodes: four ranks of `diagnosis_trainer`, one of which suffers the fault
 at a random step; half of the jobs write one log a rank, half one for all with srun's labels. When the job has ended,
 its logs are diagnosed. Printed: a confusion table (cause), the culprit (top-1), seconds from the fault to the diagnosis
 (in hangs with the trainer's own timeout of 5 s, which is ten minutes elsewhere), and false alarms on healthy runs.
+
+The same faults come over runs that transom supervises (diagnosis_supervised): there the launcher or the operator tells,
+while the job lives, from logs, beats, exits, stacks and probes. Half of the healthy runs are such.
 
 Published figures stand beside it; theirs are of production clusters, these of injected faults in a small job.
 """
@@ -18,10 +21,12 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+import diagnosis_supervised as supervision
 from diagnosis_trainer import FAULTS
 from harness import Bench, progress, run_bench, surroundings, wait_for
 
@@ -89,6 +94,7 @@ class Matrix:
     def __init__(self, bench: Bench, seed: int) -> None:
         self._bench, self._random, self._number = bench, random.Random(seed), 0
         self._book = Rulebook(load())
+        self._supervised = supervision.Supervised(bench, seed)
 
     def row(self, kind: str) -> Row:
         """One job with that fault; "" is a healthy one."""
@@ -114,6 +120,15 @@ class Matrix:
             kind or "healthy", rank, cause, line, tuple(map(str, culprits)), ended - struck, cause in asked.cause, named
         )
 
+    def supervised(self, kind: str) -> Row:
+        rank, node, told, struck, at = self._supervised.job(kind)
+        cause = (told.decided.category or told.cause) if told is not None else "none"
+        asked = supervision.CAUSES.get(kind) or KINDS.get(kind, Kind(("none",))).cause
+        nodes = told.nodes if told is not None else ()
+        words = told.words if told is not None else ""
+        named = (list(nodes[:1]) == [node] or f"rank {rank} on {node} " in words) if kind else None
+        return Row(kind or "healthy", rank, cause, words, nodes, at - struck, cause in asked, named)
+
     def _job(self, folder: Path, kind: str, rank: int, at: int, apart: bool) -> tuple[str, float]:
         """Runs it to its end: the node that suffered, and when the fault struck."""
         logs = folder / "logs"
@@ -136,8 +151,7 @@ class Matrix:
             "--no-requeue" if kind != "requeued" else "--requeue",
         )
         slurm, began = self._bench.slurm, time.time()
-        env = {**self._bench.env, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        job = slurm.submit(Submission(script, words, (), env, folder))
+        job = slurm.submit(Submission(script, words, (), self._bench.env, folder))
         mark = folder / "struck"
         node = ""
         if kind in ("cancelled", "requeued", "node_down"):
@@ -195,37 +209,59 @@ def table(rows: list[Row], hours: float) -> list[str]:
         for r in rows
         if not r.right or r.named is False
     ]
-    return [*lines, PUBLISHED]
+    return lines
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="jobs of each kind [3]")
     parser.add_argument("--healthy", type=int, default=20, help="runs without a fault [20]")
+    parser.add_argument("--supervised", type=int, default=1, help="runs of each kind that transom supervises [1]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="kinds, separated by commas")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     kinds = [kind for kind in asked.only.split(",") if kind] or list(KINDS)
-    if unknown := set(kinds) - set(KINDS):
+    under = [kind for kind in asked.only.split(",") if kind in supervision.KINDS] or list(supervision.KINDS)
+    if unknown := set(kinds) - set(KINDS) - set(supervision.KINDS):
         raise UsageError(f"No fault is called {', '.join(sorted(unknown))}", f"there are {', '.join(KINDS)}")
-    rows: list[Row] = []
-    spent = 0.0
     with Bench(nodes=RANKS) as bench:
         matrix = Matrix(bench, asked.seed)
-        for kind in (*kinds * asked.rounds, *[""] * asked.healthy):
-            began = time.time()
-            rows.append(matrix.row(kind))
-            spent += 0.0 if kind else time.time() - began
-            last = rows[-1]
-            wrong = "" if last.right and last.named is not False else "  WRONG"
-            who = ", ".join(last.culprits)
-            progress(f"{last.kind} (rank {last.rank}): {last.told} {who} after {last.seconds:.1f} s{wrong}")
+        well = asked.healthy // 2 if asked.supervised else 0
+        bare = [kind for kind in kinds if kind in KINDS] * asked.rounds
+        alone = played(matrix.row, [*bare, *[""] * (asked.healthy - well)])
+        watched = played(matrix.supervised, [*under * asked.supervised, *[""] * well])
+    parts = {"logs alone, after the job's end": alone, "supervised, while the job lives": watched}
     if asked.json:
-        print(json.dumps({"rows": [asdict(r) for r in rows], **surroundings()}))
+        told = {name: [asdict(row) for row in part.rows] for name, part in parts.items()}
+        print(json.dumps({"rows": told, **surroundings()}))
     else:
-        print("\n".join(table(rows, spent / 3600)))
+        for name, part in parts.items():
+            if part.rows:
+                print("\n".join([name, *table(part.rows, part.healthy_s / 3600), ""]))
+        print(PUBLISHED)
+    rows = [*alone.rows, *watched.rows]
     return 0 if all(r.right and r.named is not False for r in rows) else 1
+
+
+@dataclass(frozen=True)
+class Part:
+    rows: list[Row]
+    healthy_s: float  # in which there was no fault
+
+
+def played(row: Callable[[str], Row], kinds: list[str]) -> Part:
+    rows: list[Row] = []
+    spent = 0.0
+    for kind in kinds:
+        began = time.time()
+        rows.append(row(kind))
+        spent += 0.0 if kind else time.time() - began
+        last = rows[-1]
+        wrong = "" if last.right and last.named is not False else "  WRONG"
+        who = ", ".join(last.culprits)
+        progress(f"{last.kind} (rank {last.rank}): {last.told} {who} after {last.seconds:.1f} s{wrong}")
+    return Part(rows, spent)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """One rank of a small training on gloo, and a real fault in it: `diagnosis_matrix` runs it under Slurm.
 
-    python bench/diagnosis_trainer.py --fault KIND --rank RANK --at STEP --folder FOLDER
+    python bench/diagnosis_trainer.py --fault KIND --rank RANK --at STEP --folder FOLDER [--timeout S] [--steps N]
 
-It prints what trainers print. When the fault strikes, its moment is written to FOLDER/struck.
+It prints what trainers print, and beats, which outside a run of transom does nothing. When the fault strikes, its
+moment is written to FOLDER/struck; a launch that is started again has none.
 """
 
 from __future__ import annotations
@@ -131,18 +132,25 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--at", type=int, default=10)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="of a collective")
+    parser.add_argument("--steps", type=int, default=STEPS)
     asked = parser.parse_args()
+    launch = os.environ.get("TRANSOM_LAUNCH", "0")
     faulthandler.enable()
     rank, world = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")  # before torch reads them
     import torch
     import torch.distributed as dist
 
-    store = dist.FileStore(str(asked.folder / "store"), world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT))
+    from transom_cli import beat
+
+    store = dist.FileStore(str(asked.folder / f"store-{launch}"), world)
+    patience = timedelta(seconds=asked.timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=patience)
     torch.manual_seed(rank)
     weight = torch.zeros(64, 64)
-    for step in range(STEPS):
-        if step == asked.at and asked.fault and rank == asked.rank:
+    for step in range(asked.steps):
+        if step == asked.at and asked.fault and rank == asked.rank and launch == "0":
             (asked.folder / "struck").write_text(repr(time.time()))
             if asked.fault in FAULTS:
                 sys.stdout.flush()
@@ -153,7 +161,8 @@ def main() -> None:
         loss = (
             float("nan") if asked.fault == "nan" and step >= asked.at else 3.0 / (1 + step) + float(weight.abs().mean())
         )
-        print(f"[rank{rank}]: step {step}/{STEPS} loss: {loss:.4f} | lr: 3.0e-04 | 1.{step:02d} s/it", flush=True)
+        print(f"[rank{rank}]: step {step}/{asked.steps} loss: {loss:.4f} | lr: 3.0e-04 | 1.{step:02d} s/it", flush=True)
+        beat(step, loss=loss)
         time.sleep(0.02)
     dist.barrier()
     print(f"[rank{rank}]: training is done")

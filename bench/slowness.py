@@ -22,8 +22,8 @@ from slow_series import HARD, LOSSES, STEPS, Series, norms
 from slow_training import Fault, Training
 
 from transom_cli.diagnose import numerics
+from transom_cli.diagnose.oddity import Slow
 from transom_cli.diagnose.slow import changepoint, watch
-from transom_cli.diagnose.slow.causes import Slow
 
 PIECE = 20_000  # samples of one series
 CHANGE = 1500  # the sample at which a change begins

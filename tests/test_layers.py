@@ -19,6 +19,7 @@ STANDARD = set(sys.stdlib_module_names)
 
 PURE = (
     "errors",
+    "doctor.symptom",
     "layout",
     "agent.wire",
     "core",
@@ -70,6 +71,7 @@ PURE = (
     "diagnose.hangs.waits",
     "diagnose.hangs.words",
     "diagnose.numerics",
+    "diagnose.oddity",
     "diagnose.slow",
     "diagnose.slow.*",
     "health.about",

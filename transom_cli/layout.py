@@ -68,7 +68,7 @@ class AttemptDir:
 
     @property
     def reports(self) -> Path:
-        """What the launcher finds odd about the training and nobody acts on, as JSON (supervise.reporting)."""
+        """What the launcher finds odd about the training, as JSON (supervise.reporting)."""
         return self.path / "reports.json"
 
     @property
@@ -151,6 +151,11 @@ class RunDir:
     @property
     def operator_log(self) -> Path:
         return self.path / "operator.log"
+
+    @property
+    def templates(self) -> Path:
+        """What the run printed while all was well, by the operator at its end (supervise.pastlogs)."""
+        return self.path / "templates.json"
 
     @property
     def requests(self) -> Path:

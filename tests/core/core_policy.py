@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from transom_cli.config.load import default_rules
 from transom_cli.config.policy import RuleTable
 from transom_cli.core.diagnose import CAUSES
-from transom_cli.core.policy import ACTIONS, SCOPES, Rule
+from transom_cli.core.policy import ACTIONS, ROLLBACK, SCOPES, Rule
 from transom_cli.diagnose.clue import Category
 
 DEFAULT = tuple(RuleTable.model_validate(rule).rule() for rule in default_rules())
@@ -33,3 +33,23 @@ rules = st.builds(
     then=st.sampled_from(("", *ACTIONS)),
 )
 tables = st.lists(rules, max_size=4, unique_by=lambda rule: rule.name).map(tuple)
+
+of_slowness = st.builds(
+    Rule,
+    st.sampled_from(("slow", "slower")),
+    st.sampled_from(ACTIONS),
+    reported=st.just(("slow_node", "slow_all")),
+    lasting=st.sampled_from((0.0, 100.0)),
+    budget=st.sampled_from((1, 2)),
+    then=st.sampled_from(("", "stop", "ignore")),
+)
+of_loss = st.builds(
+    Rule,
+    st.sampled_from(("loss", "lost")),
+    st.sampled_from((ROLLBACK, ROLLBACK, "relaunch", "stop", "ignore")),
+    reported=st.just(("nan_loss",)),
+    skip_batches=st.booleans(),
+    budget=st.sampled_from((1, 2)),
+    then=st.sampled_from(("", "stop", "ignore")),
+)
+report_rules = st.lists(st.one_of(of_slowness, of_loss), max_size=3, unique_by=lambda rule: rule.name).map(tuple)

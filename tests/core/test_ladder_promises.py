@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from core_ladder import NODES, SPARE, exits, fresh
+from core_policy import report_rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transom_cli.core import ladder as sh
 from transom_cli.core.ladder import Memory, Rung, decide
+from transom_cli.core.policy import Rule
 
 launches, steps = st.integers(0, 4), st.integers(-1, 30)
 some_exits = st.lists(st.sampled_from([None, 0, 1, 2, 15, 93, -9, -15]), min_size=3, max_size=3).map(
@@ -17,6 +19,16 @@ some_exits = st.lists(st.sampled_from([None, 0, 1, 2, 15, 93, -9, -15]), min_siz
 )
 some_nodes = st.lists(st.sampled_from((*NODES, SPARE, "n9")), max_size=2).map(tuple)
 at = st.just(0.0)
+reported = st.one_of(
+    st.builds(
+        sh.Reported, at, launches, st.just("slow_node:n2"), st.just("slow_node"), st.just("slow"), steps, some_nodes,
+        over=st.booleans(),
+    ),
+    st.builds(
+        sh.Reported, at, launches, st.just("nan_loss"), st.just("nan_loss"), st.just("no number"), steps, st.just(()),
+        before=steps, back_to=steps, over=st.booleans(),
+    ),
+)  # fmt: skip
 stories = st.lists(
     st.tuples(
         st.sampled_from([0.0, 0.1, 2.0, 150.0]),
@@ -42,6 +54,7 @@ stories = st.lists(
             st.builds(sh.Overtime, at),
             st.builds(sh.Spare, at, st.sampled_from([SPARE, "n2"]), st.booleans()),
             st.builds(sh.Warned, at),
+            reported,
             st.builds(sh.Silent, at, st.sampled_from([SPARE, "n2"]), st.sampled_from([1.0, 20.0, 50.0])),
             st.builds(sh.Draining, at, some_nodes, st.just("fan")),
             st.builds(sh.Flushing, at, launches, steps, st.just(""), st.booleans()),
@@ -53,10 +66,12 @@ stories = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(0, 2), st.booleans(), stories)
-def test_promises(relaunches: int, spare: bool, story: list[tuple[float, sh.Heard]]) -> None:
+@given(st.integers(0, 2), st.booleans(), st.one_of(st.just(()), report_rules), stories)
+def test_promises(relaunches: int, spare: bool, rules: tuple[Rule, ...], story: list[tuple[float, sh.Heard]]) -> None:
     allocated = (*NODES, SPARE) if spare else NODES
     state, now = fresh(allocated, relaunches=relaunches), 0.0
+    state = replace(state, policy=replace(state.policy, rules=rules))
+    by_reports = sum(rule.budget or 0 for rule in rules) * 2  # each rule's budget, for either thing that is reported
     clean: set[int] = set()  # launches of which nothing is left, by their agents' word
     asked: set[int] = set()
     started: list[int] = []
@@ -85,7 +100,9 @@ def test_promises(relaunches: int, spare: bool, story: list[tuple[float, sh.Hear
                     swaps += order.nodes != before.nodes
                     reached = state.durable if state.durable >= 0 else state.max_step
                     in_vain, best = (1, reached) if reached > best else (in_vain + 1, best)
-                    assert in_vain <= 4 * relaunches * (1 + swaps) + swaps, "each of the causes has its budget"
+                    assert in_vain <= 4 * relaunches * (1 + swaps) + swaps + by_reports, (
+                        "each of the causes has its budget"
+                    )
                     assert swaps <= len(allocated) - 3
                 else:
                     best = state.progress

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from transom_cli.diagnose import numerics as nu
 from transom_cli.diagnose.clue import Category
-from transom_cli.diagnose.numerics import Found, NumericsState, Over, Trouble, last_step_before, watch
+from transom_cli.diagnose.numerics import Found, NumericsState, Over, last_step_before, watch
+from transom_cli.diagnose.oddity import Trouble
 
 News = list[Found | Over]
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from transom_cli.beats.spent import RankSpent
 from transom_cli.diagnose.clue import Category
+from transom_cli.diagnose.oddity import Slow
 from transom_cli.diagnose.slow import causes, words
-from transom_cli.diagnose.slow.causes import Slow, Slowness
+from transom_cli.diagnose.slow.causes import Slowness
 from transom_cli.diagnose.slow.heatmap import HeatMap, Row, between, fold
 
 USUAL = {"data": 0.02, "forward": 0.3, "backward": 0.5, "optimizer": 0.05}

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 from slow_training import Fault, Training
 
 from transom_cli.beats.spent import NodeSpent
+from transom_cli.diagnose.oddity import Slow
 from transom_cli.diagnose.slow import watch
-from transom_cli.diagnose.slow.causes import Slow
 from transom_cli.diagnose.slow.watch import Over, SlowState, Told
 
 News = list[tuple[int, Told | Over]]

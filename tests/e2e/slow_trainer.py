@@ -1,6 +1,7 @@
 """A training without torch whose loss stops being a number and whose rank 1 is slow, told by phases as a trainer would.
 
-Ranks wait for each other at every step, through files in the run directory.
+Ranks wait for each other at every step, through files in the run directory. Rank 0 leaves empty checkpoints, in the
+shape of published ones; a launch goes on from the newest, and is not slow on another node.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ parser.add_argument("--slow-at", type=int, default=10**9, help="from there on ra
 args = parser.parse_args()
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-meeting = Path(os.environ["TRANSOM_RUN_DIR"], "meeting")
+meeting = Path(os.environ["TRANSOM_RUN_DIR"], f"meeting-{os.environ['TRANSOM_LAUNCH']}")
 meeting.mkdir(exist_ok=True)
+folder = Path(os.environ["TRANSOM_CHECKPOINT_DIR"])
+slow = rank == 1 and os.environ["TRANSOM_LAUNCH"] == "0"
 
-for step in range(1, args.steps + 1):
+for step in range(1 + max((int(p.name[5:]) for p in folder.glob("step-*")), default=0), args.steps + 1):
     with beat.phase("data"):
         time.sleep(0.01)
     with beat.phase("forward"):
-        time.sleep(0.3 if rank == 1 and step >= args.slow_at else 0.1)
+        time.sleep(0.3 if slow and step >= args.slow_at else 0.1)
     with beat.phase("wait"):
         mine = meeting / f".{rank}.tmp"
         mine.write_text(str(step))
@@ -35,3 +38,6 @@ for step in range(1, args.steps + 1):
             while not (meeting / str(other)).exists() or int((meeting / str(other)).read_text()) < step:
                 time.sleep(0.005)
     beat(step, loss=float("nan") if step >= args.nan_at else 2.0 + 0.1 / step, grad_norm=1.0 + 0.01 / step)
+    if rank == 0 and step % 100 == 0:
+        (folder / f"step-{step}").mkdir(parents=True)
+        (folder / f"step-{step}" / "manifest.json").write_text("{}")

@@ -187,3 +187,25 @@ def test_answers_that_are_none_are_left_out(place: tuple[RunDir, AttemptDir]) ->
     loud["hits"][0]["record"]["text"] = "ValueError: \x1b[31mred"
     loud["hits"].append({**loud["hits"][0], "rule": "of a newer release"})
     assert examine("k", run, attempt, 0, 5.0, [loud]).line == "ValueError: red"
+
+
+def test_that_the_step_was_ended_is_no_cause(place: tuple[RunDir, AttemptDir]) -> None:
+    run, attempt = place
+    cancelled = "slurmstepd: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-01-01T10:10:10 ***\n"
+    write(attempt, 0, f"step 5 loss 3.1\n{cancelled}")
+    write(attempt, 1, f"step 5 loss 3.1\n{cancelled}")
+    assert examine("k", run, attempt, 1, 5.0).category == "unknown"
+    write(attempt, 1, f"step 5\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n{cancelled}")
+    assert examine("k", run, attempt, 1, 5.0).category == "cuda_oom"
+
+
+def test_ranks_that_lost_the_one_that_died_first_are_its_victims(place: tuple[RunDir, AttemptDir]) -> None:
+    run, attempt = place
+    write(attempt, 0, "step 5 loss 3.1\n")
+    write(attempt, 1, f"step 5 loss 3.1\n{PEER}")
+    told = examine("k", run, attempt, 0, 5.0)
+    assert (told.category, told.line) == ("unknown", "step 5 loss 3.1")
+    assert examine("k", run, attempt, 1, 5.0).category == "network_fabric", "it died of that itself"
+    assert examine("k", run, attempt, None, 5.0).category == "network_fabric", "who died first is not known"
+    write(attempt, 0, "step 5\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n")
+    assert examine("k", run, attempt, 0, 5.0).category == "cuda_oom"

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from transom_cli import wiring
+from transom_cli.ckpt.setback import read as setbacks
 from transom_cli.core.events import RankExit
-from transom_cli.core.ladder import THIS_LAUNCHER, End, Ended, Heard
+from transom_cli.core.ladder import THIS_LAUNCHER, End, Ended, GoBack, Heard, NotStarted, Start
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.supervise.agents import Agents
@@ -150,3 +151,27 @@ def test_an_srun_that_would_wait_for_a_silent_node_is_killed(world: World, monke
     assert ended(inbox) == Ended(0.0, 0, unheard=("n2",)) and step.killed
     assert (hands.leftovers.on("n1"), hands.leftovers.on("n2")) == (False, True)
     hands.leftovers.stop()
+
+
+def test_what_is_set_back_is_on_disk_before_the_next_launch(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hands, _, _ = world
+    monkeypatch.chdir(tmp_path)
+    hands.go_back(GoBack(3, 20, (21, 30), "nan_loss"))
+    (told,) = setbacks(Path("checkpoints"))
+    assert (told.launch, told.to, told.skip, told.why) == ("7.0.3", 20, (21, 30), "nan_loss")
+    assert Path("checkpoints/.fence").read_text().strip() == "7.0.3", "what lives on of older launches is kept out"
+
+
+def test_a_launch_that_cannot_be_set_back_is_not_started(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hands, _, inbox = world
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/.setbacks").write_text("{torn")
+    hands.go_back(GoBack(3, 20, None, "nan_loss"))
+    assert hands.start(Start(3, NODES)) is None
+    told = inbox.get(timeout=1)
+    assert isinstance(told, NotStarted) and "cannot be set back to step 20" in told.words

@@ -19,8 +19,8 @@ from transom_cli.beats import account
 from transom_cli.beats import record as rec
 from transom_cli.beats.spent import NodeSpent, RankSpent, decode
 from transom_cli.beats.table import RankBeat
-from transom_cli.diagnose.clue import Category
-from transom_cli.diagnose.slow.causes import Slow
+from transom_cli.core.ladder import Reported
+from transom_cli.diagnose.oddity import Slow
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.reporting import Reporter, hottest, read_reports
 
@@ -32,7 +32,12 @@ class Told:
         self.attempt: AttemptDir = RunDir(tmp_path).attempt(1, 0)
         self.attempt.nodes.mkdir(parents=True)
         self.lines: list[dict[str, Any]] = []
-        self.reporter = Reporter(self.attempt, lambda kind, **fields: self.lines.append({"type": kind, **fields}))
+        self.heard: list[Reported] = []
+        self.checkpoints = tmp_path / "checkpoints"
+        self.reporter = Reporter(self.attempt, self.checkpoints, self.journal, self.heard.append)
+
+    def journal(self, kind: str, **fields: Any) -> None:
+        self.lines.append({"type": kind, **fields})
 
     def losses(self, losses: list[float], launch: int = 0) -> None:
         for step, loss in enumerate(losses):
@@ -52,8 +57,7 @@ def told(tmp_path: Path) -> Told:
 def test_a_loss_that_is_not_a_number_is_told_once_with_a_clue(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     told.losses([2.0] * 20 + [math.nan] * 10)
     assert told.edges == [("nan_loss", False)]
-    (clue,) = told.reporter.clues()
-    assert (clue.source, clue.category) == ("loss", Category.NUMERIC_DIVERGENCE)
+    assert told.lines[0]["clue"]["source"] == "loss"
     said = read_reports(told.attempt)
     (one,) = said["standing"]
     assert one["words"] == "the loss is not a number since step 20; last good at step 19"
@@ -61,7 +65,21 @@ def test_a_loss_that_is_not_a_number_is_told_once_with_a_clue(told: Told, capsys
     assert f"transom: step 22: {one['words']}" in capsys.readouterr().out
     told.losses([2.0] * 5, launch=1)
     assert told.edges[1:] == [("nan_loss", True)]
-    assert told.reporter.clues() == () and read_reports(told.attempt)["standing"] == []
+    assert read_reports(told.attempt)["standing"] == []
+
+
+def test_the_core_hears_of_a_loss_with_the_checkpoint_to_go_back_to(told: Told) -> None:
+    for step in (5, 15, 18, 19, 25):
+        (told.checkpoints / f"step-{step}").mkdir(parents=True)
+        (told.checkpoints / f"step-{step}/manifest.json").touch()
+    (told.checkpoints / "step-18/manifest.json").unlink()
+    told.losses([2.0] * 20 + [math.nan] * 10)
+    (one,) = told.heard
+    assert (one.launch, one.what, one.step, one.before, one.back_to) == (0, "nan_loss", 22, 18, 15)
+    told.losses([math.nan] * 3, launch=1)  # not one good sample between: it is told anew all the same
+    over, again = told.heard[1:]
+    assert (over.over, over.key, again.over, again.launch) == (True, one.key, False, 1)
+    assert (again.before, again.back_to) == (-1, -1)
 
 
 def test_a_loss_that_was_not_fetched_anew_is_one_sample(told: Told) -> None:
@@ -79,8 +97,9 @@ def test_a_slow_node_with_its_map_and_its_heat(told: Told) -> None:
     for _, readings in training.readings(1000):
         told.reporter.look(readings)
     assert told.edges == [("slow_device", False)], "with a word about heat it is the device that is slow"
-    (clue,) = told.reporter.clues()
-    assert {c.node for c in clue.culprits} == {"n1"} and clue.evidence[-1] == "n1: software thermal slowdown"
+    (clue,) = (line["clue"] for line in told.lines)
+    assert [(r.what, r.nodes) for r in told.heard] == [("slow_device", ("n1",))]
+    assert {c["node"] for c in clue["culprits"]} == {"n1"} and clue["evidence"][-1] == "n1: software thermal slowdown"
     said = read_reports(told.attempt)
     assert said["phases"]["ranks"] == 4 and said["lines"][0].startswith("steps ")
     json.dumps(said, allow_nan=False)

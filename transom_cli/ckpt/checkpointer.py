@@ -107,6 +107,19 @@ class Checkpointer:
         """Why the last save failed; None when it did not."""
         return self._saver.last_error
 
+    def batch(self, step: int) -> int:
+        """The batch, counted from 0 in the order of the data, that step `step` (from 1, as save() counts) trains on.
+
+        That is `step - 1` until the policy sets the training back and has it skip the batches of the bad steps; known
+        after restore(). `skipped` tells the same to a loader that keeps its own position.
+        """
+        return self._resuming.batches.of(step)
+
+    @property
+    def skipped(self) -> tuple[tuple[int, int], ...]:
+        """First and last batch of each stretch that is to be left out, in order."""
+        return self._resuming.batches.skipped
+
     def restore(self) -> int | None:
         """Load the newest checkpoint that verifies and fits; return its step: the number of finished steps.
 

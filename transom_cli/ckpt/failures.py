@@ -51,3 +51,9 @@ class BadFile(TransomError):
     """A file that was to be imported is damaged, or holds what is not taken; or an export came out wrong."""
 
     kind = "bad_file"
+
+
+class BadSetbacks(TransomError):
+    """The record of how often the training was set back is damaged, or of another version."""
+
+    kind = "bad_setbacks"

@@ -74,13 +74,13 @@ def publish(work: Path, final: Path) -> None:
     sync_directory(final.parent)
 
 
-def set_aside(bad: Path) -> Path:
-    """Move a bad checkpoint out of the way, to `<name>.bad-<k>` with the first free k. Nothing is deleted."""
+def set_aside(checkpoint: Path, why: str = "bad") -> Path:
+    """Move a checkpoint out of the way, to `<name>.<why>-<k>` with the first free k. Nothing is deleted."""
     k = 1
-    while (aside := bad.with_name(f"{bad.name}.bad-{k}")).exists():
+    while (aside := checkpoint.with_name(f"{checkpoint.name}.{why}-{k}")).exists():
         k += 1
-    bad.rename(aside)
-    sync_directory(bad.parent)
+    checkpoint.rename(aside)
+    sync_directory(checkpoint.parent)
     return aside
 
 

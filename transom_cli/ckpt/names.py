@@ -2,9 +2,11 @@
 
     step-<n>                                a published checkpoint
     step-<n>.bad-<k>                        set aside: step-<n> was published again, and this one did not verify
+    step-<n>.undone-<k>                     set aside: the training was set back to before it (ckpt.setback)
     .tmp-step-<n>-<attempt>-<nonce>         being written by that attempt
     .trash-step-<n>-<attempt>-<nonce>       being deleted by that attempt
     .fence                                  the newest launch that was started over the directory (ckpt.fence)
+    .setbacks                               how often the training was set back, and to where (ckpt.setback)
     .copies-of                              whose copies it gets: the directory of that training (ckpt.also)
     .memory                                 what tells this directory from an earlier one of its name (ckpt.memory)
 
@@ -22,6 +24,7 @@ DCP_METADATA = ".metadata"
 IMPORTED = "imported.json"
 FENCE = ".fence"
 MEMORY = ".memory"
+SETBACKS = ".setbacks"
 COPIES_OF = ".copies-of"
 
 _DATA = re.compile(r"__(0|[1-9][0-9]*)_0\.distcp")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from transom_cli.ckpt import setback
 from transom_cli.ckpt.engine import describe
-from transom_cli.ckpt.failures import NoCheckpointRestores, WorldSizeChanged
+from transom_cli.ckpt.failures import BadManifest, BadSetbacks, NoCheckpointRestores, WorldSizeChanged
 from transom_cli.ckpt.imported import Origin
-from transom_cli.ckpt.inventory import Candidate, candidates
+from transom_cli.ckpt.inventory import Candidate, candidates, read_manifest
 from transom_cli.ckpt.manifest import encode
 from transom_cli.ckpt.names import step_name
 from transom_cli.ckpt.ranks import Ranks
@@ -18,6 +20,7 @@ from transom_cli.ckpt.reading import OnDisk
 from transom_cli.ckpt.recall import InMemory, Remembered, remembered, told
 from transom_cli.ckpt.restore import load, verify_together
 from transom_cli.ckpt.retention import Keep
+from transom_cli.ckpt.setback import Batches, Setback
 from transom_cli.ckpt.snapshots import Snapshots
 from transom_cli.ckpt.state import State
 
@@ -37,13 +40,15 @@ class Resuming:
     ) -> None:  # fmt: skip
         self._places, self._state, self._ranks, self._snapshots = places, state, ranks, snapshots
         self._keep, self._reshard, self._say = keep, reshard, say
+        self.batches = Batches()  # as of the last restore()
 
     def restore(self) -> Restored | None:
         """None when there is nothing at all. Raises NoCheckpointRestores and WorldSizeChanged.
 
         What is in memory alone and does not restore is no reason to stop: there was never more than the disk has.
         """
-        found: list[Remembered | Candidate] = self._ranks.from_first(self._candidates() if self._ranks.first else None)
+        found, setbacks = self._ranks.from_first(self._to_choose_from() if self._ranks.first else None)
+        self.batches = Batches(setbacks)
         passed_over = []
         for candidate in found:
             remembered = isinstance(candidate, Remembered)
@@ -53,10 +58,25 @@ class Resuming:
             self._say(f"passed over {self._name(candidate)}: {reason}")
             if not remembered:
                 passed_over.append(f"{self._name(candidate)}: {reason}")
+        if not passed_over and any(one.to > 0 for one in setbacks):
+            passed_over = [f"the training was set back to step {setbacks[-1].to}, and nothing of it is left"]
         if passed_over:
             raise self._nothing_restores(passed_over)
         self._snapshots.rewind(None)
         return None
+
+    def _to_choose_from(self) -> tuple[list[Remembered | Candidate], tuple[Setback, ...]]:
+        """By the first rank. What a setback has undone is none to go on from."""
+        setbacks: tuple[Setback, ...] = ()
+        try:
+            setbacks = setback.read(self._places[0])
+        except (OSError, BadSetbacks) as error:  # the launcher has set aside what is undone here
+            self._say(f"whether the training was set back is not known: {describe(error)}")
+        for copy in self._places[1:]:
+            with contextlib.suppress(OSError):  # told by who looks for candidates there
+                setback.set_aside(copy, setbacks)
+        found = self._candidates()
+        return [one for one in found if not _is_undone(one, setbacks)], setbacks
 
     def _candidates(self) -> list[Remembered | Candidate]:
         """Newest first; of one step what is in memory comes before what is on disk, and that before its copies."""
@@ -126,3 +146,13 @@ class Resuming:
             sys.stderr.write(f"error: {error}\n")
             sys.stderr.flush()
         return error
+
+
+def _is_undone(found: Remembered | Candidate, setbacks: tuple[Setback, ...]) -> bool:
+    if all(found.step <= one.to for one in setbacks):
+        return False  # the manifest need not be read
+    try:
+        manifest = found.manifest if isinstance(found, Remembered) else read_manifest(found)
+    except BadManifest:
+        return False  # it does not restore, and that is told
+    return setback.undone(setbacks, found.step, manifest.attempt)

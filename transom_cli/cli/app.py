@@ -17,6 +17,7 @@ from transom_cli import __version__
 from transom_cli.cli.check import check
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.cli.diagnose import diagnose, rules_app
+from transom_cli.cli.doctor import doctor
 from transom_cli.cli.launch import agent, launch, operate
 from transom_cli.cli.nodes import nodes
 from transom_cli.cli.notify import notify_app
@@ -65,6 +66,7 @@ app.command(name="list")(list_)
 app.command()(stop)
 app.command()(nodes)
 app.command()(check)
+app.command()(doctor)
 app.command()(diagnose)
 app.add_typer(rules_app, name="rules")
 app.command()(policy)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transom_cli.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    from transom_cli.diagnose.unknown.templates import Templates
 
 LEARNT = 10  # drafts
 
@@ -18,7 +22,7 @@ def run_diagnose(paths: tuple[Path, ...], rules: tuple[Path, ...], healthy: tupl
     from transom_cli.diagnose.whole import diagnose
     from transom_cli.ui.diagnose import lines
 
-    found = diagnose(paths, Rulebook(rulefiles.load(rules)), healthy)
+    found = diagnose(paths, Rulebook(rulefiles.load(rules)), _known(paths, healthy))
     if not found["files"]:
         why = "; ".join(f"{one['file']}: {one['why']}" for one in found["unread"]) or "no text files are in there"
         raise UsageError("No log could be read", why, "Name log files, or a folder of them.")
@@ -31,13 +35,24 @@ def run_diagnose(paths: tuple[Path, ...], rules: tuple[Path, ...], healthy: tupl
     return bool(found["incidents"])
 
 
+def _known(paths: tuple[Path, ...], healthy: tuple[Path, ...]) -> Templates:
+    """What is printed where all is well: the logs that are named, and what runs of ours have kept before this one."""
+    from transom_cli.diagnose.logs.diagnosis import logs_in
+    from transom_cli.diagnose.unknown.reading import all_of
+    from transom_cli.supervise.pastlogs import of_past_runs, run_of
+
+    known = all_of(logs_in(healthy))
+    run = run_of(paths[0]) if paths else None
+    return known.merge(of_past_runs(run)) if run is not None else known
+
+
 def run_learn(paths: tuple[Path, ...], healthy: tuple[Path, ...]) -> None:
     """Drafts of rules, for a file of the site's own."""
     from transom_cli.diagnose.logs.diagnosis import logs_in
     from transom_cli.diagnose.unknown.draft import draft
     from transom_cli.diagnose.unknown.reading import new_in
 
-    found = new_in(logs_in(paths), logs_in(healthy))
+    found = new_in(logs_in(paths), _known(paths, healthy))
     if not found:
         raise UsageError("Nothing near the end of these logs is new", hint="Then no rule can tell it apart.")
     print("\n".join(draft(new) for new in found[:LEARNT]))

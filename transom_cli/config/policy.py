@@ -14,13 +14,18 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from transom_cli.config.values import many
 from transom_cli.core.diagnose import CAUSES
-from transom_cli.core.policy import STOP, Rule, compiled
+from transom_cli.core.policy import ISOLATE, ROLLBACK, STOP, SWAP, Rule, compiled
 from transom_cli.diagnose.clue import Category
+from transom_cli.diagnose.oddity import ODDITIES, Trouble
 from transom_cli.slurm.port import JobState
 
 DEFAULT_TABLE = Path(__file__).resolve().parent.parent / "policy.toml"
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])", re.ASCII)
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_OF_FAILURES = (
+    *("category", "cause", "exit_code", "signal", "slurm_state"),
+    *("before_first_step", "first_attempt", "against_node"),
+)
 _ENDED = tuple(state.value for state in JobState if state.ended)
 
 
@@ -62,7 +67,9 @@ EndState = Annotated[str, _one_of("state in which Slurm ends a job", _ENDED)]
 ExitCode = Annotated[int, Field(ge=1, le=255)]
 Signal = Annotated[int, Field(ge=1, le=64)]
 Expression = Annotated[str, AfterValidator(_expression)]
-ActionName = Literal["relaunch", "swap", "isolate", "stop", "ignore"]
+ActionName = Literal["relaunch", "swap", "isolate", "stop", "ignore", "rollback"]
+Odd = Annotated[str, _one_of("thing that is reported", ODDITIES)]
+_OF_LOSS = tuple(trouble.value for trouble in Trouble)
 OneOrMany = BeforeValidator(many)
 
 
@@ -81,7 +88,10 @@ class RuleTable(BaseModel):
     before_first_step: bool | None = None
     first_attempt: bool | None = None
     against_node: bool | None = None
+    reported: Annotated[tuple[Odd, ...], OneOrMany] = ()
+    lasting: Annotated[float, Field(ge=0), BeforeValidator(_seconds)] = 0.0
     action: ActionName
+    skip_batches: bool = True
     scope: Literal["job", "node"] = "job"
     budget: int | None = Field(default=None, ge=1)
     within: Annotated[float, Field(gt=0), BeforeValidator(_seconds)] | None = None
@@ -92,11 +102,36 @@ class RuleTable(BaseModel):
     def _whole(self) -> RuleTable:
         if self.budget is None and (self.within is not None or self.then is not None):
             raise ValueError(f"rule {self.name!r} has `within` or `then`, but no `budget` that could be spent")
-        asked = self.category or self.cause or self.pattern or self.exit_code or self.signal or self.slurm_state
-        if self.action == STOP and not asked:
+        asked = (self.category, self.cause, self.pattern, self.exit_code, self.signal, self.slurm_state, self.reported)
+        if self.action == STOP and not any(asked):
             raise ValueError(
                 f"rule {self.name!r} stops whatever happened, and a stop needs evidence: name a category, a cause, a "
                 'pattern, an exit code, a signal or a Slurm state; or give it another action, a budget, then = "stop"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _of_reports(self) -> RuleTable:
+        actions = {self.action, self.then}
+        if not self.reported:
+            if self.lasting or ROLLBACK in actions:
+                asked = "`lasting`" if self.lasting else "a rollback"
+                raise ValueError(f"rule {self.name!r} has {asked}, which is for what is `reported`: name what")
+            return self
+        never = [n for n in _OF_FAILURES if getattr(self, n) not in ((), None)]
+        if never:
+            raise ValueError(
+                f"rule {self.name!r} would never fit: it asks for something `reported` and for {', '.join(never)}, and "
+                "a report is about a training that has not failed"
+            )
+        if ROLLBACK in actions and not set(self.reported) <= set(_OF_LOSS):
+            raise ValueError(f"rule {self.name!r} rolls back, which helps against {', '.join(_OF_LOSS)} alone")
+        if actions & {SWAP, ISOLATE} and set(self.reported) & set(_OF_LOSS):
+            raise ValueError(f"rule {self.name!r} would isolate or swap a node for a loss, which is no node's")
+        if self.budget is None and actions - {STOP, "ignore", None}:
+            raise ValueError(
+                f"rule {self.name!r} ends a training that steps, and could do so for ever: give it a budget, as in "
+                'budget = 2, and what follows, as in then = "stop"'
             )
         return self
 

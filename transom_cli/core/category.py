@@ -33,9 +33,10 @@ _OF_CAUSE = {
     "no_checkpoint": Category.CHECKPOINT_CORRUPT,
     "run_dir_unseen": Category.STORAGE_IO,
     "do_not_restart": Category.USER_CODE,
+    "diverged": Category.NUMERIC_DIVERGENCE,
 }
 _NAMES = frozenset(c.value for c in Category) - {Category.UNKNOWN.value}
-_ON_PURPOSE = ("left", "maintenance", "isolated_nodes", "told")
+_ON_PURPOSE = ("left", "maintenance", "isolated_nodes", "told", "slow")
 _OF_LOG = {"user": Category.USER_CODE, "usage": Category.USER_CODE, "peer": Category.NETWORK_FABRIC}
 _OF_CHECK = (  # by the first letters of a check's name; the first that fits
     ("gpu_nvlink", Category.NVLINK_FABRIC),

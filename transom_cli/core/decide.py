@@ -110,7 +110,7 @@ def _heal_seen(state: State, e: ev.HealSeen) -> Step:
     if not _mine(state, e.attempt) or job.restarting(state):
         return state, ()
     e = replace(e, faults=_of_ours(state, e.faults))
-    state = healing.told(state, e)
+    state = healing.told(state if e.durable is None else replace(state, durable=e.durable), e)
     return idle.given_up(state, e) if e.what == "swapped" else (state, ())
 
 

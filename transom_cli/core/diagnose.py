@@ -15,6 +15,7 @@ from transom_cli.core.state import Diagnosis, Incident, State
 
 PREFLIGHT = "preflight"  # the launcher's checks left too few good nodes to begin with
 NODE_FAULT = "node_fault"  # a check found it, beside a training
+SLOW, DIVERGED = REPORTED = ("slow", "diverged")  # a training that stepped was ended for what the policy saw in it
 DO_NOT_RESTART = 93  # a trainer's own word, as in NVIDIA's resiliency tools
 NO_CHECKPOINT = 15
 RUN_DIR_UNSEEN = 14
@@ -24,6 +25,7 @@ CAUSES = (
     *("rank_killed", "rank_failed", "job_failed", "hang", "user_error", "host_oom", "unknown_end"),
     *("do_not_restart", "no_checkpoint", "run_dir_unseen"),
     *("time_limit", "preempted", "maintenance", "isolated_nodes", "left"),
+    *REPORTED,
 )
 """Every cause that a diagnosis can name."""
 TOLD_BY_CODE = ("do_not_restart", "no_checkpoint", "run_dir_unseen")  # exit codes of ours, whichever rank has them
@@ -52,6 +54,7 @@ def diagnose(incident: Incident, state: State) -> Diagnosis | None:
         _node_lost(incident)
         or _told_to_stop(exits, incident, state)
         or _left(incident)
+        or _reported(incident)
         or _node_fault(incident, state)
         or _user_error(incident, state, first)
         or _never_started(incident, state)
@@ -118,6 +121,14 @@ def _left(incident: Incident) -> Diagnosis | None:
     blamed = outcome.suspects if outcome.cause in ("isolated_nodes", PREFLIGHT) else ()
     how = "exclude" if blamed else "none"
     return Diagnosis(outcome.cause or "left", outcome.why, blamed, sure=not blamed, isolate=how, restart=True)
+
+
+def _reported(incident: Incident) -> Diagnosis | None:
+    """The launcher's word stands; which node is to blame for a slow training, if one is, its faults tell."""
+    outcome = incident.outcome
+    if outcome is None or outcome.cause not in REPORTED:
+        return None
+    return Diagnosis(outcome.cause, outcome.why, (), sure=False, isolate="none", restart=True)
 
 
 def _node_fault(incident: Incident, state: State) -> Diagnosis | None:

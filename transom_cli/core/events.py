@@ -154,8 +154,9 @@ class LaunchSeen(Event):
 class HealSeen(Event):
     """The launcher handles a fault inside the allocation.
 
-    what: seen, evidence, examined, diagnosed, swapped (`nodes` carry no rank any more) or recovered.
-    decided: what the launcher's policy made of it, which is the operator's too.
+    what: seen, evidence, examined, diagnosed, swapped (`nodes` carry no rank any more), rolled_back or recovered.
+    decided: what the launcher's policy made of it, which is the operator's too. durable: where the training was set
+    back, the newest step that it can go on from.
     """
 
     attempt: str
@@ -166,6 +167,7 @@ class HealSeen(Event):
     nodes: tuple[str, ...] = ()
     faults: tuple[NodeFault, ...] = ()  # of nodes that checks speak against
     decided: Decided = UNDECIDED
+    durable: int | None = None
 
 
 @dataclass(frozen=True)

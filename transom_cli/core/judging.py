@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from transom_cli.core.category import category_of
 from transom_cli.core.decided import Decided, Taken
-from transom_cli.core.diagnose import TOLD_BY_CODE, first_bad
+from transom_cli.core.diagnose import REPORTED, TOLD_BY_CODE, first_bad
 from transom_cli.core.fingerprint import fingerprint
 from transom_cli.core.policy import STOP, Facts, Verdict, decide_by
 from transom_cli.core.state import Diagnosis, Incident, State
@@ -35,8 +35,12 @@ def judged(diagnosis: Diagnosis | None, incident: Incident, state: State, at: fl
 
 def _stopped_by_launcher(incident: Incident, facts: Facts) -> Verdict | None:
     """It may have counted attempts that no operator has seen. A stop of its own for the same failure stands."""
-    taken = incident.outcome.taken if incident.outcome is not None else ()
-    stops = (t.decided for t in taken if t.decided.action == STOP and t.decided.fingerprint == facts.fingerprint)
+    outcome = incident.outcome
+    if outcome is None:
+        return None
+    reported = outcome.cause in REPORTED  # where the launcher alone knows of what
+    same = (t.decided for t in outcome.taken if reported or t.decided.fingerprint == facts.fingerprint)
+    stops = (decided for decided in same if decided.action == STOP)
     return next((Verdict(STOP, d.rule, d.words) for d in stops), None)
 
 

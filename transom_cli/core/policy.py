@@ -15,6 +15,7 @@ from typing import Any
 from transom_cli.core.decided import Taken
 
 RELAUNCH, SWAP, ISOLATE, STOP, IGNORE = ACTIONS = ("relaunch", "swap", "isolate", "stop", "ignore")
+ROLLBACK = "rollback"  # what can be done about a report, and never about a failure
 JOB, NODE = SCOPES = ("job", "node")
 DEFAULT = "default"  # the source of a rule of the default table: what it decides is told of a stop alone
 _UNKNOWN = "unknown"
@@ -30,6 +31,10 @@ class Rule:
     that the root line contains. exit_code, signal: of the rank that died first, or of the job. slurm_state: in which
     the job ended. before_first_step: no rank of the run has ever made one. first_attempt: the job's first start.
     against_node: the evidence allows to isolate one.
+
+    reported: any of these stands (`diagnose.oddity.ODDITIES`): what is odd about a training that still steps. A rule
+    that asks for it meets no failure, and one that does not meets no report. lasting: and has stood for so many
+    seconds. skip_batches: of a rollback, whether the batches of the bad steps are to be left out.
 
     budget: how often the action may be taken for one fingerprint within `within` seconds (None: in the whole run).
     Then `then` is done, or without it the next rule that fits. scope: whether that is counted in the job, or on the
@@ -47,6 +52,9 @@ class Rule:
     before_first_step: bool | None = None
     first_attempt: bool | None = None
     against_node: bool | None = None
+    reported: tuple[str, ...] = ()
+    lasting: float = 0.0
+    skip_batches: bool = True
     scope: str = JOB
     budget: int | None = None
     within: float | None = None
@@ -69,6 +77,8 @@ class Facts:
     before_first_step: bool = False
     first_attempt: bool = False
     against_node: bool = False
+    reported: str = ""  # what is odd, where nothing has failed
+    lasting: float = 0.0  # for how many seconds so far
 
 
 @dataclass(frozen=True)
@@ -100,7 +110,9 @@ def decide_by(rules: Iterable[Rule], facts: Facts, history: Iterable[Taken], at:
 
 def fits(rule: Rule, facts: Facts) -> bool:
     return (
-        (not rule.category or facts.category in rule.category)
+        bool(rule.reported) == bool(facts.reported)
+        and (not rule.reported or (facts.reported in rule.reported and facts.lasting >= rule.lasting))
+        and (not rule.category or facts.category in rule.category)
         and (not rule.cause or facts.cause in rule.cause)
         and (not rule.exit_code or any(code in rule.exit_code for code in facts.exit_codes))
         and (not rule.signal or any(number in rule.signal for number in facts.signals))
@@ -134,7 +146,7 @@ def _counts(rule: Rule, facts: Facts, taken: Taken, at: float) -> bool:
 def _is_evident(rule: Rule, facts: Facts) -> bool:
     """Whether more is known of the failure than that there was one."""
     cause = rule.cause and facts.cause not in _ENDED_SOMEHOW
-    asked = rule.pattern or rule.exit_code or rule.signal or rule.slurm_state or cause
+    asked = rule.pattern or rule.exit_code or rule.signal or rule.slurm_state or rule.reported or cause
     return bool(asked) or facts.category != _UNKNOWN
 
 
@@ -143,7 +155,7 @@ def _words(rule: Rule, facts: Facts, action: str, times: int) -> str:
     if action != STOP:
         return "" if rule.source == DEFAULT else f"{action}, by rule `{rule.name}`{_of(rule)}{often}"
     line = f': "{facts.line[:_LINE]}"' if facts.line else ""
-    return f"stopped by rule `{rule.name}`{_of(rule)}: {facts.category or facts.cause}{line}{often}"
+    return f"stopped by rule `{rule.name}`{_of(rule)}: {facts.category or facts.cause or facts.reported}{line}{often}"
 
 
 def _of(rule: Rule) -> str:

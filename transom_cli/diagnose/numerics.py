@@ -18,13 +18,13 @@ Edges: each is told once, and once more when it is over.
 
 from __future__ import annotations
 
-import enum
 import math
 import struct
 from dataclasses import dataclass, field, replace
 from statistics import median
 
 from transom_cli.diagnose.clue import Category, Clue
+from transom_cli.diagnose.oddity import Trouble
 
 WINDOW = 64
 KNOWN = 16  # good samples below which there is no spike
@@ -35,16 +35,6 @@ JUMP_FACTOR, JUMP_BEYOND = {"loss": 5.0, "norm": 10.0}, 4.0
 STUCK, ROUNDED = 100, 10
 SCALE, SCALE_STAND = 1.0, 8
 _MAD = 1.4826  # of a normal distribution: standard deviations in a median absolute deviation
-
-
-class Trouble(str, enum.Enum):
-    NAN = "nan_loss"
-    INF = "infinite_loss"
-    SPIKE = "loss_spike"
-    STUCK = "stuck_loss"
-    NORM = "gradient_not_finite"
-    EXPLODING = "gradient_explosion"
-    SCALE = "loss_scale_at_minimum"
 
 
 @dataclass(frozen=True)
@@ -149,6 +139,12 @@ def last_step_before(found: Found) -> int:
     A step's loss is made with the weights that the step before left: a good loss at step s vouches for s - 1 alone.
     """
     return max(-1, found.good - 1)
+
+
+def relaunched(state: NumericsState) -> NumericsState:
+    """Another launch: what is known of the usual is kept, and what goes wrong now is told anew."""
+    loss, norm = (replace(track, last=-1, bad=(), since=-1) for track in (state.loss, state.norm))
+    return replace(state, step=-1, loss=loss, norm=norm, same=0, low=0, standing=())
 
 
 def _set_back(state: NumericsState) -> NumericsState:

@@ -10,11 +10,12 @@ import sys
 import time
 from types import FrameType
 
-from transom_cli.core.state import State
+from transom_cli.core.state import Phase, State
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
 from transom_cli.supervise.lease import operator_alive, read_holder
 from transom_cli.supervise.logjson import JsonLines
+from transom_cli.supervise.pastlogs import remember
 
 UNKNOWN = 22
 
@@ -34,7 +35,10 @@ def operate_here(run: RunDir, stream: object = None) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
-    return exit_code(operator.run())
+    state = operator.run()
+    if state.phase is Phase.DONE:
+        remember(run)
+    return exit_code(state)
 
 
 def exit_code(state: State) -> int:

@@ -13,11 +13,13 @@ from transom_cli.core.events import Examined
 from transom_cli.core.rootline import clean, log_order
 from transom_cli.diagnose.clue import Category
 from transom_cli.diagnose.logs import exchange
+from transom_cli.diagnose.logs.blame import CRIES
 from transom_cli.diagnose.logs.cause import incidents
 from transom_cli.diagnose.logs.hit import Hit
 from transom_cli.diagnose.logs.rule import Level
 from transom_cli.diagnose.unknown.reading import stands_out
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
+from transom_cli.supervise.pastlogs import of_past_runs
 
 SETTLE = 2.0  # seconds for a log on a network file system to show its end
 UNKNOWN = Category.UNKNOWN.value
@@ -62,14 +64,20 @@ def examine(
                 said[path.name] = last_line(data)
         if said:
             told = _told(now, key, hits, said, rank)
-            return _with_new(told, candidates(run, attempt, rank)[:LOOKED_AT]) if told.category == UNKNOWN else told
+            return (
+                _with_new(told, run, candidates(run, attempt, rank)[:LOOKED_AT]) if told.category == UNKNOWN else told
+            )
         if time.monotonic() >= deadline:
             return Examined(now, key, UNKNOWN, "", "no log")
         time.sleep(0.1)
 
 
 def _told(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str], rank: int | None) -> Examined:
-    found = incidents(hits, died=rank)
+    """A step that was cancelled is no cause here: what is left of a failed launch is ended like that, and whether it
+    was the job is known from Slurm."""
+    lost = CRIES if _ended_without_a_cry(hits, said, rank) else ()
+    passed_over = (Category.SLURM_CANCELLED, *lost)
+    found = incidents([hit for hit in hits if hit.rule.category not in passed_over], died=rank)
     if found:
         root, category = found[0].root, found[0].category.value
         if root.level < Level.ENDING and category in OWN_ERRORS:
@@ -79,10 +87,17 @@ def _told(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str], ra
     return Examined(now, key, UNKNOWN, said[name], name)
 
 
-def _with_new(told: Examined, paths: Sequence[Path]) -> Examined:
-    """Where no rule knows why: what is like nothing that the run has printed before, rather than its last line."""
+def _ended_without_a_cry(hits: Sequence[Hit], said: Mapping[str, str], rank: int | None) -> bool:
+    """Whether the rank that died first, with a log of its own, did not complain of the others: then they do of it."""
+    own = f"rank-{rank}.log"
+    return own in said and not any(Path(hit.file).name == own and hit.rule.category in CRIES for hit in hits)
+
+
+def _with_new(told: Examined, run: RunDir, paths: Sequence[Path]) -> Examined:
+    """Where no rule knows why: what is like nothing that this run or one before it has printed, rather than its last
+    line."""
     try:
-        found = stands_out([path for path in paths if path.exists()])
+        found = stands_out([path for path in paths if path.exists()], of_past_runs(run))
     except OSError:
         return told
     if not found:

@@ -219,6 +219,8 @@ class Follower:
             for event in self._attempt.poll(now, state.batch_host):
                 if isinstance(event, (ev.OutcomeSeen, ev.NodeSilent, ev.RanksQuiet)):
                     yield from self._checkpoint(now)  # the budget of a restart counts on what is durable by now
+                if isinstance(event, ev.HealSeen) and event.durable is not None:
+                    self._durable = event.durable  # set back: what comes now counts from there
                 if isinstance(event, ev.LaunchSeen) and parse_attempt(event.attempt)[0] != state.job_id:
                     event = replace(event, succeeds=state.job_id)
                 yield event
@@ -264,11 +266,15 @@ class Follower:
                 yield ev.LiftAsked(now, who, path.name, tuple(str(n) for n in nodes))
 
 
-def newest_checkpoint(directory: Path) -> int:
-    """The step of the newest published checkpoint (its manifest stands), or -1. Its bytes are not read here."""
-    steps = (p for p in _listed(directory) if p.name.startswith("step-") and p.name[5:].isdecimal())
+def newest_checkpoint(directory: Path, up_to: float = float("inf")) -> int:
+    """The step of the newest published checkpoint (its manifest stands), or -1. Its bytes are not read here.
+
+    up_to: of a step that is not beyond this one.
+    """
+    there = (p for p in _listed(directory) if p.name.startswith("step-") and p.name[5:].isdecimal())
+    steps = ((int(p.name[5:]), p) for p in there)
     # os.path and not pathlib: an EIO or EACCES there is "not seen now", and no exception
-    return max((int(p.name[5:]) for p in steps if os.path.exists(p / "manifest.json")), default=-1)  # noqa: PTH110
+    return max((n for n, p in steps if n <= up_to and os.path.exists(p / "manifest.json")), default=-1)  # noqa: PTH110
 
 
 def read_outcome(attempt: AttemptDir, now: float) -> ev.OutcomeSeen | None:

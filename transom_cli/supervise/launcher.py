@@ -96,7 +96,7 @@ class Launcher:
         self._faultwatch = FaultWatch(self._inbox, lambda node: self._agents.ask(node, "faults", PROBE))
         self._giveback = GiveBack(self._allocation, _slurm, self._journal)
         self._sight = Sight(options, self._attempt, self._watch, lambda: self._state, self._agents.dead)
-        self._reporter = Reporter(self._attempt, self._journal)
+        self._reporter = Reporter(self._attempt, options.checkpoints, self._journal, self._inbox.put)
         with_agents = self._start_agents()
         self._reporter.start()
         threading.Thread(target=forget_hold, args=(options.run, self._allocation), daemon=True).start()
@@ -260,6 +260,8 @@ class Launcher:
     def _do(self, order: Order) -> None:
         if isinstance(order, ladder.Start):
             self._start(order)
+        elif isinstance(order, ladder.GoBack):
+            self._hands.go_back(order)
         elif isinstance(order, ladder.CheckNodes):
             self._examining.check(order)
         elif isinstance(order, ladder.Flush):

@@ -10,17 +10,20 @@ import contextlib
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from transom_cli.ckpt import fence
+from transom_cli.ckpt.setback import Setback, set_back
 from transom_cli.core.ladder import (
     THIS_LAUNCHER,
     End,
     Ended,
     Flush,
     Flushing,
+    GoBack,
     Heard,
     Keep,
     Kept,
@@ -62,11 +65,15 @@ class LaunchHands:
         self._agents, self._inbox = agents, inbox
         self._nodes: tuple[str, ...] = ()  # of the present launch
         self._said_rendezvous = False
+        self._cannot_go_back = ""  # why
         self.leftovers = Leftovers(agents.end, journal)
         self.step: TrainingStep | None = None
 
     def start(self, order: Start) -> list[str] | None:
         """srun's command line; None, and a word in the inbox, when the launch cannot be asked for."""
+        if self._cannot_go_back:
+            self._inbox.put(NotStarted(0.0, order.launch, self._cannot_go_back))
+            return None
         try:
             return self._start(order.launch, order.nodes)
         except (OSError, TransomError) as error:
@@ -107,6 +114,19 @@ class LaunchHands:
             fence.take(self._options.checkpoints, f"{self._attempt.name}.{launch}")
         except OSError as error:
             say(f"transom: ranks of older launches are not fenced off from the checkpoints: {error}")
+
+    def go_back(self, order: GoBack) -> None:
+        """A launch that would go on from the bad state is none to start."""
+        name = f"{self._attempt.name}.{order.launch}"
+        try:
+            self._fence(order.launch)
+            moved = set_back(self._options.checkpoints, Setback(name, order.to, order.skip, order.why, time.time()))
+        except (OSError, TransomError) as error:
+            self._cannot_go_back = f"the training cannot be set back to step {order.to}: {error}"
+            say(f"transom: {self._cannot_go_back}")
+            return
+        aside = f"; {', '.join(moved)} are kept as step-<n>.undone-<k>" if moved else ""
+        say(f"transom: launch {order.launch} goes on from step {order.to}{aside}")
 
     def flush(self, order: Flush, overdue: tuple[str, ...], step_time: float) -> None:
         """overdue: nodes that cannot be seen now, and would not answer either."""

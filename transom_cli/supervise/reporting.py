@@ -1,8 +1,9 @@
-"""What is odd about a training and nobody acts on: it is slow, or its loss goes wrong. Told by the launcher.
+"""What is odd about a training that steps: it is slow, or its loss goes wrong. Told by the launcher.
 
 A thread reads the nodes' accounts (`nodes/<node>.spent`) and has them judged (diagnose.slow, diagnose.numerics). Each
-finding is an edge in the launcher's journal ("report"); what stands now, with the map of ranks and phases, is in
-`reports.json`, for `transom status` and for whoever decides about it: each report holds its clue.
+finding is an edge in the launcher's journal ("report"), and a word to the launcher's core, which acts on it where a
+rule of the policy asks for that; what stands now, with the map of ranks and phases, is in `reports.json`, for
+`transom status`: each report holds its clue.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from transom_cli.beats.spent import BadSpent, NodeSpent, decode
 from transom_cli.core.codec import plain
+from transom_cli.core.ladder import Reported
 from transom_cli.diagnose import numerics
 from transom_cli.diagnose.clue import Clue
 from transom_cli.diagnose.slow import causes, watch, words
 from transom_cli.errors import printable
 from transom_cli.files import replace_text
 from transom_cli.layout import AttemptDir
+from transom_cli.supervise.follow import newest_checkpoint
 from transom_cli.supervise.launcherlog import say
 
 SCHEMA = 1
@@ -34,15 +39,17 @@ Journal = Callable[..., None]
 
 
 class Reporter:
-    """One attempt's. `look` is for the thread alone; `clues` for anybody."""
+    """One attempt's. `look` is for the thread alone. hear: told of each edge; what it has of `at` is the hearer's."""
 
-    def __init__(self, attempt: AttemptDir, journal: Journal) -> None:
-        self._attempt, self._journal = attempt, journal
+    def __init__(
+        self, attempt: AttemptDir, checkpoints: Path, journal: Journal, hear: Callable[[Reported], None]
+    ) -> None:
+        self._attempt, self._checkpoints = attempt, checkpoints
+        self._journal, self._hear = journal, hear
         self._slow = watch.SlowState()
         self._loss = numerics.NumericsState()
         self._sampled = (-1, -1)  # launch and step of the loss that was looked at last
         self._standing: dict[str, dict[str, Any]] = {}
-        self._clues: dict[str, Clue] = {}
         self._shown: object = None
         self._end = threading.Event()
 
@@ -51,10 +58,6 @@ class Reporter:
 
     def stop(self) -> None:
         self._end.set()
-
-    def clues(self) -> tuple[Clue, ...]:
-        """Of what stands now, the newest last."""
-        return tuple(self._clues.values())
 
     def _run(self) -> None:
         nodes = 0
@@ -66,18 +69,27 @@ class Reporter:
 
     def look(self, readings: Mapping[str, NodeSpent]) -> None:
         self._slow, slow = watch.watch(self._slow, readings)
+        launch = self._slow.launch[1]
         for edge in slow:
             if isinstance(edge, watch.Told):
                 found = causes.heated(edge.slowness, self._hot(edge.slowness))
-                self._begins(edge.slowness.key, found.kind.value, edge.step, found.clue)
+                nodes = tuple(dict.fromkeys(c.node for c in found.clue.culprits if c.node))
+                kind = found.kind.value
+                self._begins(Reported(0.0, launch, edge.slowness.key, kind, "", edge.step, nodes), found.clue)
             else:
                 self._ends(edge.told.slowness.key, edge.step)
         for one in self._losses(readings):
             if isinstance(one, numerics.Found):
-                self._begins(one.trouble.value, one.trouble.value, one.step, one.clue)
+                self._begins(self._of_loss(one), one.clue)
             else:
                 self._ends(one.found.trouble.value, one.step)
         self._show()
+
+    def _of_loss(self, found: numerics.Found) -> Reported:
+        """With the checkpoint that a rollback would go back to."""
+        kind, before = found.trouble.value, numerics.last_step_before(found)
+        back_to = newest_checkpoint(self._checkpoints, up_to=before) if before >= 0 else -1
+        return Reported(0.0, self._sampled[0], kind, kind, "", found.step, (), before, back_to)
 
     def _losses(self, readings: Mapping[str, NodeSpent]) -> tuple[numerics.Found | numerics.Over, ...]:
         """Of the rank with the lowest number that tells one: the gradients carry what is wrong to all."""
@@ -86,22 +98,30 @@ class Reporter:
         lead = min((rank for rank in told if rank.launch == launch), key=lambda rank: rank.rank, default=None)
         if lead is None or lead.loss is None or (launch, lead.loss_step) == self._sampled:
             return ()
+        if launch > self._sampled[0] >= 0:  # what stood was about the launch before
+            for one in self._loss.standing:
+                self._ends(one.trouble.value, one.step)
+            self._loss = numerics.relaunched(self._loss)
         self._sampled = launch, lead.loss_step
         self._loss, found = numerics.watch(self._loss, lead.loss_step, lead.loss, lead.grad_norm, lead.loss_scale)
         return found
 
-    def _begins(self, key: str, what: str, step: int, clue: Clue) -> None:
-        text = printable("; ".join(clue.evidence))
-        self._ends(key, step, silently=True)  # it is told anew, with what it has become
-        self._standing[key] = {"what": what, "step": step, "words": text, "clue": plain(clue)}
-        self._clues[key] = clue
-        self._journal("report", over=False, **self._standing[key])
-        say(f"transom: step {step}: {text}")
+    def _begins(self, report: Reported, clue: Clue) -> None:
+        words = printable("; ".join(clue.evidence))
+        self._ends(report.key, report.step, silently=True)  # it is told anew, with what it has become
+        told = {"what": report.what, "step": report.step, "words": words, "clue": plain(clue)}
+        self._standing[report.key] = told
+        self._journal("report", over=False, **told)
+        say(f"transom: step {report.step}: {words}")
+        self._hear(replace(report, words=words))
 
     def _ends(self, key: str, step: int, *, silently: bool = False) -> None:
         report = self._standing.pop(key, None)
-        self._clues.pop(key, None)
-        if report is not None and not silently:
+        if report is None:
+            return
+        if not silently:
+            launch = max(self._slow.launch[1], self._sampled[0])
+            self._hear(Reported(0.0, launch, key, str(report["what"]), "", step, over=True))
             self._journal("report", over=True, **{**report, "step": step})
             say(f"transom: step {step}: over: {report['words']}")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from transom_cli.core.policy import NODE, Rule, in_words
+from transom_cli.core.policy import NODE, ROLLBACK, Rule, in_words
 from transom_cli.core.rootline import clean
 
 _HEAD = ("rule", "when", "action", "from")
@@ -25,8 +25,16 @@ def policy_lines(rules: Sequence[Rule]) -> list[str]:
 
 def policy_json(rules: Sequence[Rule]) -> dict[str, Any]:
     """The document of `transom policy --json`. Conditions that ask nothing are left out."""
-    told = [{k: v for k, v in asdict(rule).items() if v not in ((), "", None)} for rule in rules]
-    return {"schema": 1, "rules": told, "else": _ELSE}
+    return {"schema": 1, "rules": [_told(rule) for rule in rules], "else": _ELSE}
+
+
+def _told(rule: Rule) -> dict[str, Any]:
+    about = asdict(rule)
+    if not rule.lasting:
+        del about["lasting"]
+    if ROLLBACK not in (rule.action, rule.then):
+        del about["skip_batches"]
+    return {k: v for k, v in about.items() if v not in ((), "", None)}
 
 
 def when(rule: Rule) -> str:
@@ -39,6 +47,7 @@ def when(rule: Rule) -> str:
     parts = [
         *(f"{word} {' or '.join(map(str, values))}" for word, values in _lists(rule) if values),
         *([f'pattern "{rule.pattern}"'] if rule.pattern else []),
+        *([f"for {in_words(rule.lasting)}"] if rule.lasting else []),
         *(words if asked else other for asked, words, other in yes_no if asked is not None),
     ]
     return ", ".join(parts) or "always"
@@ -57,6 +66,7 @@ def what(rule: Rule) -> str:
 def _lists(rule: Rule) -> tuple[tuple[str, tuple[Any, ...]], ...]:
     return (
         ("category", rule.category),
+        ("reported", rule.reported),
         ("cause", rule.cause),
         ("exit code", rule.exit_code),
         ("signal", rule.signal),

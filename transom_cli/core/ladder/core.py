@@ -11,7 +11,7 @@ from typing import Any
 
 from transom_cli.core.diagnose import first_bad
 from transom_cli.core.events import OutcomeSeen
-from transom_cli.core.ladder import checking, fault, keeping, leaving
+from transom_cli.core.ladder import checking, fault, keeping, leaving, reported
 from transom_cli.core.ladder.events import (
     THIS_LAUNCHER,
     Appeared,
@@ -30,6 +30,7 @@ from transom_cli.core.ladder.events import (
     Overtime,
     Quiet,
     Read,
+    Reported,
     Silent,
     Spare,
     Stepped,
@@ -40,7 +41,7 @@ from transom_cli.core.ladder.events import (
 )
 from transom_cli.core.ladder.judging import let_pass
 from transom_cli.core.ladder.outcome import close, leave
-from transom_cli.core.ladder.state import LadderState, Rung
+from transom_cli.core.ladder.state import LadderState, Leaving, Rung
 from transom_cli.core.state import Stage
 
 Step = tuple[LadderState, tuple[Order, ...]]
@@ -92,7 +93,8 @@ def _exits(state: LadderState, e: Exits) -> Step:
 def _tick(state: LadderState, e: Tick) -> Step:
     state, orders = keeping.tick(state, e.at)
     then = _late(state, e)
-    return then[0], orders + then[1]
+    after = reported.act(then[0], e.at)
+    return after[0], orders + then[1] + after[1]
 
 
 def _late(state: LadderState, e: Tick) -> Step:
@@ -176,7 +178,10 @@ def _ended(state: LadderState, e: Ended) -> Step:
     if e.launch != state.launch or state.rung is not Rung.ENDING:
         return state, ()
     at_fault = state.incident is not None and state.incident.stage is not Stage.STARTING  # else about a former launch
-    return fault.ended(state, e) if at_fault else leaving.ended(state, e)
+    if at_fault:
+        return fault.ended(state, e)
+    reports = state.acting is not None and state.leaving is Leaving.REPORTED and not state.told
+    return reported.ended(state, e) if reports else leaving.ended(state, e)
 
 
 def _stepped(state: LadderState, e: Stepped) -> Step:
@@ -207,6 +212,7 @@ _HANDLERS: dict[type[Heard], Callable[[LadderState, Any], Step]] = {
     Durable: leaving.durable,
     Ended: _ended,
     Read: fault.read,
+    Reported: reported.reported,
     Warned: leaving.warned,
     Draining: leaving.draining,
     Flushing: leaving.flushing,

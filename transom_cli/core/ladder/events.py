@@ -158,6 +158,37 @@ class Faulty(Heard):
 
 
 @dataclass(frozen=True)
+class Reported(Heard):
+    """Something is odd about a launch that steps: `what`, of `diagnose.oddity.ODDITIES`. over: it is no more.
+
+    key: by which it is known from one word to the next. nodes: the likely cause. step: where it was told. Of a loss:
+    before: the newest step whose state is from before the trouble, -1 if none is known to be; back_to: the newest
+    step up to that which has a checkpoint, or -1.
+    """
+
+    launch: int
+    key: str
+    what: str
+    words: str
+    step: int
+    nodes: tuple[str, ...] = ()
+    before: int = -1
+    back_to: int = -1
+    over: bool = False
+
+
+@dataclass(frozen=True)
+class Acting:
+    """What a rule has done about a report. words: which rule, and why. skip: as `Rule.skip_batches`."""
+
+    report: Reported
+    action: str
+    rule: str
+    words: str
+    skip: bool = True
+
+
+@dataclass(frozen=True)
 class Warned(Heard):
     """The time limit is near: USR2, as `sbatch --signal` asks for."""
 
@@ -210,6 +241,19 @@ class Overtime(Heard):
 
 
 # --- what it orders ---
+
+
+@dataclass(frozen=True)
+class GoBack:
+    """From `launch` on, in this attempt and those after it, the training goes on from step `to`, or from before it.
+
+    skip: the first and the last step whose batches it is to leave out; None: none. why: for a person.
+    """
+
+    launch: int
+    to: int
+    skip: tuple[int, int] | None
+    why: str
 
 
 @dataclass(frozen=True)
@@ -273,6 +317,7 @@ class Tell:
     nodes: tuple[str, ...] = ()
     faults: tuple[NodeFault, ...] = ()
     decided: Decided = UNDECIDED
+    durable: int | None = None  # the newest step to go on from, where it went back
 
 
 @dataclass(frozen=True)
@@ -288,4 +333,4 @@ class Leave:
     again: str = ""
 
 
-Order = Start | CheckNodes | Flush | Keep | End | ReadLogs | Tell | Leave
+Order = Start | GoBack | CheckNodes | Flush | Keep | End | ReadLogs | Tell | Leave

@@ -29,7 +29,7 @@ def fail(state: LadderState, at: float, words: str, **found: object) -> Step:
     state = without_old_doubts(state, at)
     if state.told:
         return leave(state, at, "stopped", f"told to stop by {state.told}: {words}; {saved_words(state)}")
-    state = close(state, at, "failed again")
+    state = replace(close(state, at, "failed again"), acting=None)
     name = f"l{len(state.incidents) + 1}"
     incident = Incident(name, state.job_id, state.restart, at, max(state.step, state.max_step))
     incident = replace(incident, marks=(Mark(at, "seen", words),), **found)  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def read(state: LadderState, e: Read) -> Step:
     nodes = _to_be_checked(state, diagnosis)
     if nodes:
         return replace(state, rung=Rung.CHECKING, since=e.at), (*orders, CheckNodes(incident.id, nodes, "deep"))
-    then = _next(state, e.at, diagnosis, after)
+    then = after_diagnosis(state, e.at, diagnosis, after)
     return then[0], orders + then[1]
 
 
@@ -87,7 +87,7 @@ def after_check(state: LadderState, at: float) -> Step:
     if diagnosis is not None and diagnosis != incident.diagnosis:
         told = told_of(incident.id, diagnosis, state.faults)
     state = replace(state, incident=replace(incident, diagnosis=diagnosis))
-    then = _next(state, at, diagnosis, after)
+    then = after_diagnosis(state, at, diagnosis, after)
     return then[0], told + then[1]
 
 
@@ -135,7 +135,7 @@ def _to_be_checked(state: LadderState, diagnosis: Diagnosis | None) -> tuple[str
     return state.in_order((*suspects, *others[: max(2, len(suspects))]))
 
 
-def _next(state: LadderState, at: float, diagnosis: Diagnosis | None, after: Ended) -> Step:
+def after_diagnosis(state: LadderState, at: float, diagnosis: Diagnosis | None, after: Ended) -> Step:
     if state.told:
         return leave(state, at, "stopped", f"told to stop by {state.told}; {saved_words(state)}")
     words = diagnosis.words if diagnosis else "the training step ended"
@@ -159,7 +159,7 @@ def _next(state: LadderState, at: float, diagnosis: Diagnosis | None, after: End
         return leave(state, at, "failed", words)  # a second try would find the same
     spent = _spent(state, diagnosis.cause)
     if spent < state.policy.relaunches:
-        return _relaunch(state, at, diagnosis.cause, state.nodes)
+        return relaunch(state, at, diagnosis.cause, state.nodes)
     why = f"{words}; relaunched {spent} times without progress beyond step {state.progress}"
     suspects = tuple(n for n in diagnosis.nodes if n in state.nodes)
     return _swap(state, at, diagnosis, suspects, why) if suspects else leave(state, at, "failed", why)
@@ -197,7 +197,7 @@ def swap(state: LadderState, at: float, out: tuple[str, ...], into: tuple[str, .
     diagnosis = state.incident.diagnosis if state.incident is not None else None
     decided = diagnosis.decided if diagnosis is not None and diagnosis.cause == cause else UNDECIDED
     told = Tell(name, "swapped", words, cause, out, faults, decided)
-    then = _relaunch(state, at, cause, nodes)
+    then = relaunch(state, at, cause, nodes)
     return then[0], (told, *then[1])
 
 
@@ -210,7 +210,7 @@ def _spent(state: LadderState, cause: str) -> int:
     return 0 if reached(state) > state.progress else dict(state.spent).get(cause, 0)
 
 
-def _relaunch(state: LadderState, at: float, cause: str, nodes: tuple[str, ...]) -> Step:
+def relaunch(state: LadderState, at: float, cause: str, nodes: tuple[str, ...]) -> Step:
     spent = {} if reached(state) > state.progress else dict(state.spent)
     if nodes == state.nodes:
         spent[cause] = spent.get(cause, 0) + 1
@@ -236,5 +236,7 @@ def _relaunch(state: LadderState, at: float, cause: str, nodes: tuple[str, ...])
         progress=max(state.progress, reached(state)),
         spent=tuple(sorted(spent.items())),
         incident=incident,
+        reports=(),
+        acting=None,
     )
     return state, (Start(state.launch, nodes),)

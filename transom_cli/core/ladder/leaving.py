@@ -31,7 +31,7 @@ Step = tuple[LadderState, tuple[Order, ...]]
 
 
 def warned(state: LadderState, e: Warned) -> Step:
-    return _begin(replace(state, warned=True), Leaving.TIME_LIMIT)
+    return begin(replace(state, warned=True), Leaving.TIME_LIMIT)
 
 
 def draining(state: LadderState, e: Draining) -> Step:
@@ -42,19 +42,19 @@ def draining(state: LadderState, e: Draining) -> Step:
     state = replace(state, draining=state.in_order((*state.draining, *new)))
     if not any(n in state.nodes for n in new):
         return state, ()  # spares, which are not used any more
-    then = _begin(state, Leaving.MAINTENANCE)
+    then = begin(state, Leaving.MAINTENANCE)
     return then[0], (Tell("", "draining", e.words, "maintenance", new), *then[1])
 
 
 def stepped(state: LadderState) -> Step:
     """Ranks step: what could not be asked for before is asked for now."""
     if state.warned:
-        return _begin(state, Leaving.TIME_LIMIT)
+        return begin(state, Leaving.TIME_LIMIT)
     still = any(n in state.draining for n in state.nodes)
-    return _begin(state, Leaving.MAINTENANCE) if still else (state, ())
+    return begin(state, Leaving.MAINTENANCE) if still else (state, ())
 
 
-def _begin(state: LadderState, why: Leaving) -> Step:
+def begin(state: LadderState, why: Leaving) -> Step:
     training = state.rung is Rung.TRAINING and state.failing_since is None and state.step >= 0
     if not training or state.told or state.leaving is not Leaving.NOT:
         return state, ()
@@ -77,7 +77,7 @@ def told(state: LadderState, e: Told) -> Step:
         state = replace(state, told=e.signal, told_at=e.at)
         return leave(state, e.at, "stopped", f"told to stop by {e.signal} before the first launch")
     if state.leaving is Leaving.NOT:
-        then = _begin(state, Leaving.TOLD)
+        then = begin(state, Leaving.TOLD)
         return replace(then[0], told=e.signal, told_at=e.at), then[1]
     return replace(state, told=e.signal, told_at=e.at), ()
 
@@ -89,7 +89,7 @@ def flushing(state: LadderState, e: Flushing) -> Step:
     ask_again = e.at + state.policy.ask_again if e.step < 0 and e.again else None
     state = replace(state, saving=e.step, cannot_save=after, ask_again=ask_again, alone=e.alone)
     if e.step < 0 and e.keeps and state.told:
-        return _end(state, e.at)  # they would wait for an order that does not come
+        return end(state, e.at)  # they would wait for an order that does not come
     then = durable(state, Durable(e.at, state.durable))
     what = f"all ranks save at step {e.step}" if e.step >= 0 else f"the ranks cannot be asked to save: {e.words}"
     told = () if after and after == before else (Tell("", "leaving", what, state.leaving.value),)
@@ -100,11 +100,11 @@ def durable(state: LadderState, e: Durable) -> Step:
     state = replace(state, durable=max(e.step, state.durable))
     if state.rung is not Rung.TRAINING or state.leaving is Leaving.NOT or state.saving is None:
         return state, ()
-    by_itself = state.leaving is Leaving.MAINTENANCE and state.durable > state.leaving_from
-    return _end(state, e.at) if state.saved or by_itself else (state, ())
+    by_itself = state.leaving in (Leaving.MAINTENANCE, Leaving.REPORTED) and state.durable > state.leaving_from
+    return end(state, e.at) if state.saved or by_itself else (state, ())
 
 
-def _end(state: LadderState, at: float) -> Step:
+def end(state: LadderState, at: float) -> Step:
     return replace(state, rung=Rung.ENDING, since=at), (End(state.launch, "", evidence=False),)
 
 

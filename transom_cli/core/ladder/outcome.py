@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.diagnose import NODE_FAULT, first_bad
+from transom_cli.core.diagnose import NODE_FAULT, REPORTED, first_bad
 from transom_cli.core.events import OutcomeSeen
 from transom_cli.core.judging import taken_in
 from transom_cli.core.ladder.events import Keep, Leave, Order
@@ -37,7 +37,8 @@ def leave(
     missing = tuple(n for n in state.nodes if n in silent or (after is not None and n in after.unheard))
     suspects = incident.quiet_nodes if incident is not None else ()
     if status == "failed" and incident is not None and incident.diagnosis is not None and not hung:
-        cause = cause or (NODE_FAULT if incident.diagnosis.cause == NODE_FAULT else "")
+        told = incident.diagnosis.cause
+        cause = cause or (told if told in (NODE_FAULT, *REPORTED) else "")
     cause = cause or ("hang" if hung else Leaving.TIME_LIMIT.value if status == "stopped" and state.warned else "")
     outcome = OutcomeSeen(at, state.attempt, status, why, exits, missing, state.nodes, cause, suspects, state.durable)
     outcome = replace(outcome, blamed=_blamed(state), step=state.max_step)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from transom_cli.core.decided import Taken
 from transom_cli.core.events import NodeFault, RankExit
-from transom_cli.core.ladder.events import Begun, Ended
+from transom_cli.core.ladder.events import Acting, Begun, Ended, Reported
 from transom_cli.core.policy import Rule
 from transom_cli.core.state import Incident
 from transom_cli.layout import attempt_name
@@ -68,6 +68,7 @@ class Leaving(enum.Enum):
     NOT = ""
     TIME_LIMIT = "time_limit"
     MAINTENANCE = "maintenance"
+    REPORTED = "reported"  # it is slow, or its loss goes wrong, and a rule asks for more than a report
     TOLD = "told"  # TERM: it is left in any case
 
 
@@ -128,6 +129,8 @@ class LadderState:
     incidents: tuple[Incident, ...] = ()
     taken: tuple[Taken, ...] = ()  # what the policy decided in the attempts before, at times of this launcher's clock
     ignored: tuple[Taken, ...] = ()  # what it let pass in this one, since it is to be ignored
+    reports: tuple[Reported, ...] = ()  # what is odd about this launch
+    acting: Acting | None = None  # what is being done about one of them
     after: Ended | None = None  # how the launch in question was ended
     memory: Memory = Memory.NONE
     kept: str = ""  # what came of it

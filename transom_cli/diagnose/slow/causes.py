@@ -13,12 +13,12 @@ Without waits (beats.collectives is not installed) "backward" and "other" may ho
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from transom_cli.beats.phases import OTHER, WAIT
 from transom_cli.diagnose.clue import Category, Clue, Culprit
+from transom_cli.diagnose.oddity import Slow
 from transom_cli.diagnose.slow.changepoint import Slower
 from transom_cli.diagnose.slow.heatmap import HeatMap, Row
 
@@ -27,17 +27,6 @@ WITH = 0.5  # share of the largest excess from which a rank is slow too
 ALL = 0.8  # share of the ranks from which they are all
 _STORAGE = ("checkpoint", "restore")
 _MAY_HOLD_WAITS = ("backward", OTHER)
-
-
-class Slow(str, enum.Enum):
-    """Why a training is slow. `Category` has no slowness: the one that comes nearest stands in the clue."""
-
-    STORAGE = "slow_storage"
-    LOADER = "slow_loader"
-    DEVICE = "slow_device"
-    NODE = "slow_node"
-    LINK = "slow_link"
-    ALL = "slow_all"
 
 
 _CATEGORY = {

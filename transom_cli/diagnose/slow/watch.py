@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 
 from transom_cli.beats.phases import WAIT
 from transom_cli.beats.spent import NodeSpent, RankSpent
+from transom_cli.diagnose.oddity import Slow
 from transom_cli.diagnose.slow import causes, changepoint
-from transom_cli.diagnose.slow.causes import Slow, Slowness
+from transom_cli.diagnose.slow.causes import Slowness
 from transom_cli.diagnose.slow.changepoint import AsBefore, Limits, Series, Slower
 from transom_cli.diagnose.slow.heatmap import HeatMap, Row, between
 from transom_cli.diagnose.slow.history import Snapshot, around, map_between, remember

@@ -10,27 +10,31 @@ from transom_cli.diagnose.logs import grammar
 from transom_cli.diagnose.logs.reading import opened
 from transom_cli.diagnose.unknown.novel import New, unrecognised
 from transom_cli.diagnose.unknown.tape import Line, Tape
-from transom_cli.diagnose.unknown.templates import mine
+from transom_cli.diagnose.unknown.templates import Templates, mine
 from transom_cli.diagnose.unknown.tokens import is_telling
 
 PART = 2 << 20  # bytes of a log's beginning, and as many of its end
+NONE = Templates()
 ALL = 128 << 20  # bytes of all logs together: a second for some five megabytes
 
 
-def new_in(paths: Iterable[Path], healthy: Iterable[Path] = ()) -> tuple[New, ...]:
-    """What stands near the logs' ends and nowhere before, nor in `healthy`, logs of runs that were well."""
+def new_in(paths: Iterable[Path], known: Templates = NONE) -> tuple[New, ...]:
+    """What stands near the logs' ends and nowhere before, nor is known from runs that were well."""
     tape = _taped(paths)
-    known = mine(tape.healthy())
-    for path in _some(healthy):
-        known = known.merge(mine(line.text for line in _lines(path)))
-    return unrecognised(known, tape.near())
+    return unrecognised(mine(tape.healthy()).merge(known), tape.near())
 
 
-def stands_out(paths: Iterable[Path]) -> tuple[New, ...]:
-    """As `new_in`, what speaks of something wrong. Nothing where the logs have no earlier part to compare with."""
+def stands_out(paths: Iterable[Path], known: Templates = NONE) -> tuple[New, ...]:
+    """As `new_in`, what speaks of something wrong. Nothing where there is nothing to compare with."""
     tape = _taped(paths)
-    found = unrecognised(mine(tape.healthy()), tape.near()) if tape.healthy() else ()
+    healthy = tape.healthy()
+    found = unrecognised(mine(healthy).merge(known), tape.near()) if healthy or known.templates else ()
     return tuple(new for new in found if is_telling(new.first.text))
+
+
+def all_of(paths: Iterable[Path]) -> Templates:
+    """Of logs of a run that was well: whatever stands in them."""
+    return mine(line.text for path in _some(paths) for line in _lines(path))
 
 
 def _taped(paths: Iterable[Path]) -> Tape:

@@ -13,7 +13,6 @@ from transom_cli.diagnose.unknown.tokens import WORDS
 from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
 
-NAME = "templates.json"  # in a run's directory
 SCHEMA = 1
 BYTES = 16 * 1024 * 1024  # of a file; larger ones are not read
 _WORD = 200  # characters of a word that are kept

@@ -1,0 +1,112 @@
+"""A training that was set back goes on from before the bad steps, and not from what they left anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ckpt_made import Training, names_in
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transom_cli.ckpt import Checkpointer, setback
+from transom_cli.ckpt.failures import BadSetbacks, NoCheckpointRestores
+from transom_cli.ckpt.setback import Batches, Setback, set_back
+
+
+def become(monkeypatch: pytest.MonkeyPatch, launch: str) -> None:
+    attempt, _, number = launch.rpartition(".")
+    monkeypatch.setenv("TRANSOM_ATTEMPT", attempt)
+    monkeypatch.setenv("TRANSOM_LAUNCH", number)
+
+
+def saved(directory: Path, monkeypatch: pytest.MonkeyPatch, launch: str, steps: list[int], **how: object) -> list[str]:
+    """A launch that saves at these steps; digests of the state at each."""
+    become(monkeypatch, launch)
+    training = Training(1)
+    digests = []
+    with_copies = Checkpointer(training.state, directory, every=1, keep=9, **how)  # type: ignore[arg-type]
+    with_copies.restore()
+    for step in steps:
+        training.step()
+        with_copies.save(step)
+        with_copies.wait(strict=True)
+        digests.append(training.digest())
+    with_copies.close(strict=True)
+    return digests
+
+
+def test_it_goes_on_from_before_and_what_was_after_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = saved(tmp_path, monkeypatch, "7.0.0", [1, 2, 3, 4])
+    assert set_back(tmp_path, Setback("7.0.1", 2, (2, 4), "nan_loss")) == ("step-4", "step-3")
+    assert set_back(tmp_path, Setback("7.0.1", 2, (2, 4), "nan_loss")) == ()  # again: nothing more
+    assert [n for n in names_in(tmp_path) if "undone" in n] == ["step-3.undone-1", "step-4.undone-1"]
+
+    become(monkeypatch, "7.0.1")
+    again = Training(2)
+    checkpointer = Checkpointer(again.state, tmp_path, every=1, keep=9)
+    assert checkpointer.restore() == 2
+    assert again.digest() == digests[1]
+    assert [checkpointer.batch(step) for step in (1, 2, 3, 4)] == [0, 4, 5, 6]
+    assert checkpointer.skipped == ((1, 3),)
+    for _ in range(2):  # on other batches than before
+        again.step()
+    checkpointer.save(3)  # of another history: it is published, and the former one does not stand in its way
+    checkpointer.close(strict=True)
+    assert {"step-3", "step-3.undone-1"} <= set(names_in(tmp_path))
+    third = Training(3)
+    assert Checkpointer(third.state, tmp_path, every=1).restore() == 3
+    assert third.digest() == again.digest() != digests[2]
+
+
+def test_copies_elsewhere_are_not_gone_on_from_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main, copy = tmp_path / "main", tmp_path / "copy"
+    saved(main, monkeypatch, "7.0.0", [1, 2, 3], also={copy: 1})
+    set_back(main, Setback("7.1.0", 1))
+    become(monkeypatch, "7.1.0")
+    checkpointer = Checkpointer(Training(2).state, main, every=1, also={copy: 1})
+    assert checkpointer.restore() == 1
+    assert checkpointer.batch(9) == 8
+    checkpointer.close()
+    assert "step-3.undone-1" in names_in(copy)
+
+
+def test_with_nothing_left_to_go_on_from_it_does_not_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, monkeypatch, "7.0.0", [5, 6])
+    set_back(tmp_path, Setback("7.0.1", 4))
+    become(monkeypatch, "7.0.1")
+    with pytest.raises(NoCheckpointRestores, match="None of the 1"):
+        Checkpointer(Training(2).state, tmp_path, every=1).restore()
+
+
+def test_what_a_cut_off_setback_has_left_in_place_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, monkeypatch, "7.0.0", [1, 2, 3])
+    monkeypatch.setattr(setback, "set_aside", lambda directory, setbacks: ())
+    set_back(tmp_path, Setback("7.0.1", 1))
+    become(monkeypatch, "7.0.1")
+    assert Checkpointer(Training(2).state, tmp_path, every=1).restore() == 1
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 2, "setbacks": []}', '{"schema": 1, "setbacks": [{"to": 1}]}'])
+def test_a_record_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".setbacks").write_text(text)
+    with pytest.raises(BadSetbacks, match=r"\.setbacks"):
+        set_back(tmp_path, Setback("7.0.1", 1))
+    assert (tmp_path / ".setbacks").read_text() == text
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 20)), max_size=6))
+def test_batches_are_those_of_the_data_without_the_skipped(spans: list[tuple[int, int]]) -> None:
+    """By hand: each setback strikes out what its steps had trained on."""
+    left = list(range(400))
+    for first, length in spans:
+        del left[first - 1 : first + length]
+    setbacks = [Setback(f"7.0.{n}", 1, (first, first + length)) for n, (first, length) in enumerate(spans, 1)]
+    batches = Batches(setbacks)
+    assert [batches.of(step) for step in range(1, 200)] == left[:199]
+    struck = [b for first, last in batches.skipped for b in range(first, last + 1)]
+    assert sorted(set(range(400)) - set(left)) == struck

@@ -1,0 +1,150 @@
+"""Whether the doctor tells what keeps transom from working, from readings as real systems give them."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transom_cli.doctor import examine as examining
+from transom_cli.doctor.examine import examine
+from transom_cli.doctor.symptom import (
+    Grade,
+    Symptom,
+    config_of,
+    logind,
+    of_cluster,
+    of_cpu_limit,
+    of_logout,
+    of_rights,
+    of_versions,
+)
+from transom_cli.errors import UsageError
+from transom_cli.slurm.fake import FakeSlurm
+from transom_cli.slurm.runner import Runner
+from transom_cli.ui.doctor import symptom_lines
+
+CONFIG = """\
+Configuration data as of 2026-01-01T10:00:00
+AccountingStorageType   = accounting_storage/slurmdbd
+ClusterName             = alps
+JobRequeue              = 1
+KillWait                = 30 sec
+ProctrackType           = proctrack/cgroup
+SlurmUser               = slurm(64030)
+
+Slurmctld(primary) at ctl is UP
+"""
+
+
+def grades(found: list[Symptom]) -> dict[str, Grade]:
+    return {one.about: one.grade for one in found}
+
+
+def test_a_cluster_as_it_should_be_has_nothing_to_tell() -> None:
+    assert {one.grade for one in of_cluster(config_of(CONFIG))} == {Grade.OK}
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "about", "grade"),
+    [
+        ("JobRequeue              = 1", "JobRequeue              = 0", "requeue", Grade.WARN),
+        ("KillWait                = 30 sec", "KillWait                = 5 sec", "kill wait", Grade.WARN),
+        ("proctrack/cgroup", "proctrack/linuxproc", "stray processes", Grade.NOTE),
+        ("accounting_storage/slurmdbd", "accounting_storage/none", "accounting", Grade.NOTE),
+        ("accounting_storage/slurmdbd", "(null)", "accounting", Grade.NOTE),
+    ],
+)
+def test_what_a_recovery_depends_on(was: str, now: str, about: str, grade: Grade) -> None:
+    assert was in CONFIG
+    assert grades(of_cluster(config_of(CONFIG.replace(was, now))))[about] is grade
+
+
+def test_who_may_drain() -> None:
+    config = config_of(CONFIG)
+    assert of_rights("root", 0, config, "").grade is Grade.OK
+    assert of_rights("slurm", 64030, config, "").grade is Grade.OK
+    assert of_rights("ada", 1000, config, "Operator").grade is Grade.OK
+    assert of_rights("ada", 1000, config, "None").grade is of_rights("ada", 1000, config, "").grade is Grade.NOTE
+
+
+def test_machines_that_end_processes_at_logout() -> None:
+    kill, excluded = logind(
+        ["[Login]\n#KillUserProcesses=yes\n", "KillUserProcesses = yes\nKillExcludeUsers=eve bob\n"]
+    )
+    assert kill and excluded == ("eve", "bob")
+    assert logind(["KillUserProcesses=yes\n", "KillUserProcesses=no\n"])[0] is False, "the later one holds"
+    assert of_logout(kill, excluded, "ada", lingers=False).grade is Grade.WARN
+    assert of_logout(kill, excluded, "ada", lingers=True).grade is Grade.OK
+    assert of_logout(kill, excluded, "bob", lingers=False).grade is Grade.OK
+    assert of_logout(False, excluded, "ada", lingers=False).grade is Grade.OK
+
+
+def test_limits_and_versions() -> None:
+    assert of_cpu_limit(float("inf")) is None
+    assert [of_cpu_limit(s).grade for s in (600.0, 36000.0)] == [Grade.WARN, Grade.NOTE]  # type: ignore[union-attr]
+    assert of_versions({"squeue": "22.05.8", "sbatch": "22.05.8"}).words == "22.05.8"
+    assert of_versions({"squeue": "22.05.8", "sbatch": "24.11.1"}).grade is Grade.WARN
+    assert of_versions({"squeue": "", "sbatch": ""}).grade is Grade.NOTE
+
+
+@given(st.text(), st.text(), st.text(), st.sampled_from(list(Grade)), st.integers(60, 200))
+def test_no_line_is_wider_than_asked_and_none_can_move_the_cursor(
+    about: str, words: str, hint: str, grade: Grade, width: int
+) -> None:
+    for line in symptom_lines(Symptom(about[:10], grade, words, hint), width):
+        assert len(line) <= width or len(about[:10]) != len(repr(about[:10])) - 2
+        assert line.isprintable()
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Slurm's commands, as far as the doctor asks them."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (tmp_path / "config").write_text(CONFIG)
+    for name in (*examining.NEEDED, "sacct", "sacctmgr"):
+        said = f"cat {tmp_path}/config" if name == "scontrol" else "echo None" if name == "sacctmgr" else "true"
+        script = f'#!/bin/sh\nif [ "$1" = --version ]; then echo slurm 22.05.8; else {said}; fi\n'
+        (folder / name).write_text(script)
+        (folder / name).chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def test_a_place_where_all_is_well(commands: Path, tmp_path: Path) -> None:
+    found = list(examine(FakeSlurm(), Runner(), lambda: tmp_path / "not" / "yet" / "there"))
+    told = grades(found)
+    assert Grade.FAIL not in told.values()
+    assert [told[name] for name in ("settings", "runs", "slurm", "controller", "requeue")] == [Grade.OK] * 5
+    assert next(one.words for one in found if one.about == "controller").startswith("alps: answers in ")
+    assert list(tmp_path.glob(".transom-doctor-*")) == [], "nothing is left"
+
+
+def test_places_where_it_cannot_work(commands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong() -> Path:
+        raise UsageError("1 setting is wrong", "job.nodes: not a number", "correct it")
+
+    assert grades(list(examine(FakeSlurm(), Runner(), wrong)))["settings"] is Grade.FAIL
+    (tmp_path / "file").touch()
+    assert grades(list(examine(FakeSlurm(), Runner(), lambda: tmp_path / "file" / "runs")))["runs"] is Grade.FAIL
+    (commands / "scontrol").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    assert grades(list(examine(FakeSlurm(), Runner(), lambda: tmp_path)))["controller"] is Grade.FAIL
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (one,) = [s for s in examine(FakeSlurm(), Runner(), lambda: tmp_path) if s.about == "slurm"]
+    assert one.grade is Grade.FAIL and "sbatch" in one.words and "make demo" in one.hint
+
+
+def test_the_command(commands: Path, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "transom_cli", "doctor", "--root", str(tmp_path), "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    said = json.loads(done.stdout)
+    assert said["schema"] == 1 and said["well"] is (done.returncode == 0)
+    assert {"about", "grade", "words", "hint"} == set(said["found"][0])

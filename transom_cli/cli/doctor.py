@@ -1,0 +1,39 @@
+"""`transom doctor`: can transom work from here?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def doctor(
+    root: Annotated[Path | None, typer.Option("--root", help="Where run directories live.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """See whether transom can do its work from here: Slurm, rights, files, this machine's habits. Nothing is changed.
+
+    Exit code 0: it can; 1: something keeps it from working (`fail`). What compute nodes are like tells `transom check`.
+    """
+    import json
+    import shutil
+    import sys
+    from dataclasses import asdict
+
+    from transom_cli.doctor.examine import examine
+    from transom_cli.doctor.symptom import Grade, Symptom
+    from transom_cli.slurm.runner import Runner
+    from transom_cli.ui.doctor import symptom_lines
+    from transom_cli.wiring import runs_root, slurm_client
+
+    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
+    found: list[Symptom] = []
+    for one in examine(slurm_client(timeout=10.0), Runner(timeout=10.0), lambda: root or runs_root()):
+        found.append(one)
+        if not json_:
+            print("\n".join(symptom_lines(one, width)), flush=True)
+    failed = any(one.grade is Grade.FAIL for one in found)
+    if json_:
+        print(json.dumps({"schema": 1, "well": not failed, "found": [asdict(one) for one in found]}))
+    raise typer.Exit(1 if failed else 0)

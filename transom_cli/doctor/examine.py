@@ -1,0 +1,150 @@
+"""The doctor's readings: Slurm's commands, the system's files, Python's packages. Each has a deadline of its own."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import pwd
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from transom_cli import __version__
+from transom_cli.doctor import symptom
+from transom_cli.doctor.symptom import Grade, Symptom
+from transom_cli.errors import TransomError
+from transom_cli.slurm.port import Slurm
+from transom_cli.slurm.runner import Runner
+
+NEEDED = ("sbatch", "squeue", "scontrol", "scancel", "srun")
+USEFUL = ("sacct",)
+PATIENCE = 10.0  # seconds for each answer
+ROOM = 1 << 30  # bytes: a run without checkpoints takes some megabytes
+_DROP_INS = "logind.conf.d/*.conf"
+_OPTIONAL = (
+    ("torch", "for checkpoints and `transom check` probes, where ranks run: transom-cli[train]"),
+    ("pyslurm", "transom uses Slurm's commands without it"),
+    ("nvidia-ml-py", "GPU checks, where ranks run: transom-cli[train]"),
+    ("py-spy", "stacks of hung ranks, where ranks run"),
+)
+
+
+def examine(slurm: Slurm, runner: Runner, root: Callable[[], Path]) -> Iterator[Symptom]:
+    """One after the other, as they come. root: where runs live, by the settings; raises what is wrong with these."""
+    yield Symptom("transom", Grade.OK, f"{__version__} on Python {sys.version.split()[0]}")
+    try:
+        runs = root()
+    except TransomError as error:
+        yield Symptom("settings", Grade.FAIL, "; ".join([error.what, *error.why.splitlines()]), error.hint)
+    else:
+        yield Symptom("settings", Grade.OK, "those of the site, the user and the environment are well")
+        yield _runs(runs)
+    yield from _slurm(slurm, runner)
+    yield _logout()
+    limit = symptom.of_cpu_limit(float("inf") if _cpu() == resource.RLIM_INFINITY else _cpu())
+    if limit is not None:
+        yield limit
+    yield from _packages()
+
+
+def _slurm(slurm: Slurm, runner: Runner) -> Iterator[Symptom]:
+    missing = [name for name in NEEDED if shutil.which(name) is None]
+    if missing:
+        hint = "run transom where Slurm's commands are, on a login node; to try it without a cluster: make demo"
+        yield Symptom("slurm", Grade.FAIL, f"no {', '.join(missing)} here", hint)
+        return
+    yield symptom.of_versions({name: _version(name) for name in (*NEEDED, *USEFUL) if shutil.which(name)})
+    began = time.monotonic()
+    try:
+        jobs = slurm.jobs()
+        took = time.monotonic() - began
+        config = symptom.config_of(runner.run(["scontrol", "show", "config"], timeout=PATIENCE))
+    except TransomError as error:
+        yield Symptom("controller", Grade.FAIL, "; ".join([error.what, *error.why.splitlines()]), error.hint)
+        return
+    name = config.get("ClusterName", "")
+    words = f"{name + ': ' if name else ''}answers in {took * 1000:.0f} ms, {len(jobs)} jobs of yours"
+    slow = Symptom("controller", Grade.WARN, words, "sdiag shows what keeps it")
+    yield slow if took > 2.0 else Symptom("controller", Grade.OK, words)
+    yield from symptom.of_cluster(config)
+    me = pwd.getpwuid(os.getuid()).pw_name
+    yield symptom.of_rights(me, os.getuid(), config, _admin_level(runner, me))
+
+
+def _admin_level(runner: Runner, user: str) -> str:
+    words = ["sacctmgr", "-n", "-P", "show", "user", user, "format=AdminLevel"]
+    try:
+        return runner.run(words, timeout=PATIENCE).strip()
+    except TransomError:
+        return ""
+
+
+def _runs(root: Path) -> Symptom:
+    """Runs' directories are shared by login and compute nodes. Which file systems are, only compute nodes know."""
+    there = next(path for path in (root, *root.parents) if path.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=there, prefix=".transom-doctor-"):
+            pass
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        hint = "choose another: --root, TRANSOM_ROOT, or `root` in the settings"
+        return Symptom("runs", Grade.FAIL, f"cannot write in {there}: {error.strerror}", hint)
+    kind = _file_system(there)
+    words = f"{root} on {kind or 'a file system'}, {free / (1 << 30):,.0f} GiB free"
+    if free < ROOM:
+        return Symptom("runs", Grade.WARN, words, f"make room: df -h {there}")
+    if kind in ("tmpfs", "ramfs"):
+        return Symptom("runs", Grade.WARN, f"{words}: in this machine's memory alone", "choose a shared file system")
+    return Symptom("runs", Grade.OK, words, "whether compute nodes see it too: transom check")
+
+
+def _file_system(path: Path) -> str:
+    """Of the longest mount point that the path lies in (proc(5), /proc/self/mounts)."""
+    real = path.resolve()
+    try:
+        rows = [line.split() for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines()]
+    except OSError:
+        return ""
+    mounts = ((row[1], row[2]) for row in rows if len(row) > 2)
+    fitting = [(len(point), kind) for point, kind in mounts if real.is_relative_to(point)]
+    return max(fitting, default=(0, ""))[1]
+
+
+def _logout() -> Symptom:
+    texts = []
+    drop_ins = [path for folder in ("/usr/lib", "/run", "/etc") for path in Path(folder, "systemd").glob(_DROP_INS)]
+    for path in (Path("/etc/systemd/logind.conf"), *sorted(drop_ins, key=lambda path: path.name)):
+        try:
+            texts.append(path.read_text(errors="replace"))
+        except OSError:
+            continue
+    user = pwd.getpwuid(os.getuid()).pw_name
+    return symptom.of_logout(*symptom.logind(texts), user, Path("/var/lib/systemd/linger", user).exists())
+
+
+def _cpu() -> int:
+    return resource.getrlimit(resource.RLIMIT_CPU)[0]
+
+
+def _version(name: str) -> str:
+    try:
+        done = subprocess.run(
+            [name, "--version"], capture_output=True, text=True, timeout=PATIENCE, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip().removeprefix("slurm ")
+
+
+def _packages() -> Iterator[Symptom]:
+    """By their metadata alone: an import may take seconds, or the process with it."""
+    for name, use in _OPTIONAL:
+        try:
+            yield Symptom(name, Grade.OK, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            yield Symptom(name, Grade.NOTE, f"not in this Python ({use})")

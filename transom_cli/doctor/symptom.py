@@ -1,0 +1,116 @@
+"""What the doctor finds, and how the readings of Slurm's and the system's files are judged. Pure."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+class Grade(str, enum.Enum):
+    OK = "ok"
+    NOTE = "note"  # something is not there, and transom does without it
+    WARN = "warn"  # it works, and will not when it matters
+    FAIL = "fail"  # it cannot work
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """words: what was found. hint: what now; "" where there is nothing to do."""
+
+    about: str
+    grade: Grade
+    words: str
+    hint: str = ""
+
+
+KILL_WAIT = 30  # seconds between TERM and KILL for which transom plans to save
+
+
+def of_cluster(config: Mapping[str, str]) -> list[Symptom]:
+    """Of `scontrol show config`: what a run's recovery depends on (slurm.conf(5))."""
+    found = []
+    if config.get("JobRequeue") == "0":
+        hint = 'ask for it by `--requeue` in [job] sbatch, or set restart.how = "resubmit"'
+        found.append(Symptom("requeue", Grade.WARN, "JobRequeue=0: jobs are not requeued unless they ask for it", hint))
+    else:
+        found.append(Symptom("requeue", Grade.OK, "jobs may be requeued"))
+    wait = _seconds(config.get("KillWait", ""))
+    if wait is not None and wait < KILL_WAIT:
+        words = f"KillWait={wait}: so many seconds remain for a last checkpoint, where {KILL_WAIT} are planned with"
+        found.append(Symptom("kill wait", Grade.WARN, words, "ask the site for KillWait=30, its default"))
+    track = config.get("ProctrackType", "")
+    if track and "cgroup" not in track:
+        words = f"ProctrackType={track}: processes that leave their session may outlive their step"
+        found.append(Symptom("stray processes", Grade.NOTE, words, "transom looks for them by itself"))
+    if config.get("AccountingStorageType", "").rpartition("/")[2] in ("", "none", "(null)"):
+        words = "there is no accounting: how former attempts ended is known from transom's own files alone"
+        found.append(Symptom("accounting", Grade.NOTE, words))
+    else:
+        found.append(Symptom("accounting", Grade.OK, config["AccountingStorageType"].rpartition("/")[2]))
+    return found
+
+
+def of_rights(user: str, uid: int, config: Mapping[str, str], admin: str) -> Symptom:
+    """Who may drain nodes. admin: the user's AdminLevel in the accounting, "" where that is not known."""
+    slurm_user = config.get("SlurmUser", "").partition("(")[0]
+    may = uid == 0 or user == slurm_user or admin.lower() in ("operator", "administrator")
+    if may:
+        return Symptom("drain", Grade.OK, f"{user} may drain nodes")
+    words = f"{user} may not drain nodes, as is usual: bad ones are excluded from the run's own jobs instead"
+    return Symptom("drain", Grade.NOTE, words, "an administrator sees them by `transom nodes`; docs/health.md")
+
+
+def of_logout(kill: bool, excluded: Sequence[str], user: str, lingers: bool) -> Symptom:
+    """logind.conf(5): KillUserProcesses ends what is left of a session, the operator too."""
+    if not kill or user in excluded or user == "root" or lingers:
+        return Symptom("logout", Grade.OK, "what is started here outlives the session")
+    words = "this machine ends a user's processes at logout (KillUserProcesses=yes): the operator would go with them"
+    hint = f"loginctl enable-linger {user}; or start it as a service: systemd-run --user --scope transom run ..."
+    return Symptom("logout", Grade.WARN, words, hint)
+
+
+def logind(texts: Sequence[str]) -> tuple[bool, tuple[str, ...]]:
+    """KillUserProcesses and KillExcludeUsers of logind.conf and its drop-ins, the later ones stronger."""
+    kill = False
+    excluded: tuple[str, ...] = ("root",)
+    for line in "\n".join(texts).splitlines():
+        name, _, value = (part.strip() for part in line.partition("="))
+        if name == "KillUserProcesses":
+            kill = value.lower() in ("yes", "true", "on", "1")
+        elif name == "KillExcludeUsers":
+            excluded = tuple(value.split())
+    return kill, excluded
+
+
+def of_cpu_limit(seconds: float) -> Symptom | None:
+    """RLIMIT_CPU, as sites set it on login nodes. An operator takes about a second a minute at most."""
+    if seconds == float("inf"):
+        return None
+    words = f"a process gets {seconds:.0f} s of processor time here and is killed then: an operator for some days"
+    grade = Grade.WARN if seconds < 3600 else Grade.NOTE
+    hint = "transom attach goes on where a killed operator stopped; a launcher goes on without any"
+    return Symptom("cpu limit", grade, words, hint)
+
+
+def of_versions(versions: Mapping[str, str]) -> Symptom:
+    """What each Slurm command says of itself ("": nothing): others than the controller's may speak another protocol."""
+    kinds = sorted(set(versions.values()) - {""})
+    if not kinds:
+        return Symptom("slurm", Grade.NOTE, "its commands are here, and do not say of which version they are")
+    if len(kinds) == 1:
+        return Symptom("slurm", Grade.OK, kinds[0])
+    told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    return Symptom("slurm", Grade.WARN, f"commands of different versions: {told}", "which -a sbatch squeue scontrol")
+
+
+def config_of(text: str) -> dict[str, str]:
+    """`scontrol show config`: a line "Name = value" each."""
+    pairs = (line.partition("=") for line in text.splitlines() if " = " in line)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _seconds(value: str) -> int | None:
+    found = re.match(r"(\d+)\b", value)
+    return int(found[1]) if found else None
