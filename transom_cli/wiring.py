@@ -190,12 +190,18 @@ def notifier_for(run: RunDir, settings: Settings, ledger: Ledger) -> Notifier:
     return Notifier([Courier(t, about, send(t), ledger, per_hour) for t in targets if t.events])
 
 
+def secrets_of(settings: Settings) -> Path:
+    """The file of URLs and tokens: as set, else beside the user's own settings."""
+    from transom_cli.config.load import user_file
+
+    return settings.notify.secrets or user_file(os.environ).parent / "secrets.toml"
+
+
 def senders_of(settings: Settings) -> Callable[[Target], Send]:
     """How a target is told, with the secrets and within the time that the settings name."""
-    from transom_cli.telling.secretfile import secret_path
     from transom_cli.telling.senders import sender
 
-    secrets = secret_path(settings.notify.secrets, os.environ)
+    secrets = secrets_of(settings)
     return lambda target: sender(target, secrets, settings.notify.timeout)
 
 
@@ -215,9 +221,8 @@ def meter_for(run: RunDir, settings: Settings, ledger: Ledger) -> Meter | None:
 def require_telling(settings: Settings) -> None:
     """Refuse, before anything is submitted, notifications and metrics that would only fail in the night."""
     from transom_cli.telling.ready import require_metrics, require_target
-    from transom_cli.telling.secretfile import secret_path
 
-    secrets = secret_path(settings.notify.secrets, os.environ)
+    secrets = secrets_of(settings)
     for table in settings.notify.targets:
         if table.events:
             require_target(table.target(), secrets)

@@ -7,12 +7,18 @@ import logging
 import os
 import subprocess
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 from telling_made import Answer, program, receiving, secrets, until
 
+from transom_cli.config.load import load
+from transom_cli.core.state import Policy
+from transom_cli.submit.rundir import new_run
+from transom_cli.supervise.journal import write_header
 from transom_cli.supervise.logjson import JsonLines
+from transom_cli.wiring import Plan
 
 
 def transom(home: Path, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -74,6 +80,16 @@ def test_what_would_be_sent_is_shown_without_a_secret(home: Path) -> None:
     assert '"event": "incident"' in done.stdout and "Subject: [incident]" in done.stdout
     shown = json.loads(transom(home, "notify", "test", "-f", file, "--dry-run", "--json").stdout)
     assert [m["target"] for m in shown["messages"]] == ["team", "m"]
+
+
+def test_the_targets_of_a_run_are_those_that_it_was_started_with(home: Path) -> None:
+    with receiving() as server:
+        secrets(home / "config/transom/secrets.toml", team=server.url())
+        asked = load(settings(home, 'name = "team"\nkind = "webhook"'), {}, {}, site=None, user=home / "none")
+        run = new_run(home / "runs", "r", datetime(2026, 3, 4, tzinfo=timezone.utc), asked, "#!/bin/bash\ntrue\n")
+        done = transom(home, "notify", "test", "--run", run.path, "--event", "failed")
+        assert done.returncode == 0, done.stderr
+    assert json.loads(server.heard[0].body)["event"] == "failed"
 
 
 @pytest.mark.parametrize(
@@ -151,14 +167,6 @@ def test_a_line_of_the_log_as_json() -> None:
 
 def test_a_real_operators_log_is_json_and_its_numbers_are_written(home: Path) -> None:
     """Slurm's commands all fail: the operator's words are what counts."""
-    from datetime import datetime, timezone
-
-    from transom_cli.config.load import load
-    from transom_cli.core.state import Policy
-    from transom_cli.submit.rundir import new_run
-    from transom_cli.supervise.journal import write_header
-    from transom_cli.wiring import Plan
-
     flags = {"log_json": "true", "metrics.textfile": str(home), "metrics.every": "1"}
     asked = load(None, flags, {}, site=None, user=home / "none")
     run = new_run(home / "runs", "r", datetime(2026, 3, 4, tzinfo=timezone.utc), asked, "#!/bin/bash\ntrue\n")

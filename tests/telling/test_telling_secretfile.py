@@ -9,8 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from transom_cli.config.load import load
 from transom_cli.errors import NotPermitted, TransomError, UsageError
-from transom_cli.telling.secretfile import Secret, read_secret, secret_path
+from transom_cli.telling.secretfile import read_secret
+from transom_cli.wiring import secrets_of
 
 
 def write(path: Path, text: str, mode: int = 0o600) -> Path:
@@ -104,8 +106,12 @@ def test_no_text_of_a_broken_file_comes_into_the_error(file: Path, secret: str) 
         assert secret not in str(error)
 
 
-def test_where_it_is(tmp_path: Path) -> None:
-    assert secret_path(None, {"HOME": "/home/ann"}) == Path("/home/ann/.config/transom/secrets.toml")
-    assert secret_path(None, {"HOME": "/h", "XDG_CONFIG_HOME": "/x"}) == Path("/x/transom/secrets.toml")
-    assert secret_path(tmp_path, {}) == tmp_path
-    assert Secret("u") == Secret("u")
+def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(site=None, user=tmp_path / "none")
+    monkeypatch.setenv("HOME", "/home/ann")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    assert secrets_of(settings) == Path("/home/ann/.config/transom/secrets.toml")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/x")
+    assert secrets_of(settings) == Path("/x/transom/secrets.toml")
+    named = load(None, {"notify.secrets": str(tmp_path)}, site=None, user=tmp_path / "none")
+    assert secrets_of(named) == tmp_path

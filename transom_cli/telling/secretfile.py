@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,13 +37,6 @@ class Secret:
 
     url: str = field(repr=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-
-
-def secret_path(settings: Path | None, environ: Mapping[str, str]) -> Path:
-    """As set, else `secrets.toml` beside the user's settings."""
-    from transom_cli.config.load import user_file
-
-    return settings or user_file(environ).parent / "secrets.toml"
 
 
 def read_secret(path: Path, target: str) -> Secret:
