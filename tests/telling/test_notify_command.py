@@ -178,10 +178,14 @@ def test_a_real_operators_log_is_json_and_its_numbers_are_written(home: Path) ->
     env = {**os.environ, "PATH": f"{home}:{os.environ['PATH']}", "HOME": str(home)}
     argv = [sys.executable, "-m", "transom_cli", "operate", "--run-dir", str(run.path)]
     with (home / "log").open("w") as log, subprocess.Popen(argv, env=env, stdout=log, stderr=log) as operator:
-        until(lambda: '"SlurmLost"' in (home / "log").read_text(), 40.0)
-        until(lambda: f'transom_slurm_up{{run="{run.run_id}"}} 0.0' in numbers.read_text(), 40.0)
-        operator.terminate()
-        operator.wait(30)
+        try:
+            until(lambda: '"SlurmLost"' in (home / "log").read_text(), 40.0)
+            until(
+                lambda: numbers.exists() and f'transom_slurm_up{{run="{run.run_id}"}} 0.0' in numbers.read_text(), 40.0
+            )
+        finally:
+            operator.terminate()
+            operator.wait(30)
     told = [json.loads(text) for text in (home / "log").read_text().splitlines()]
     assert {one["run"] for one in told} == {run.run_id}
     orders = [one for one in told if one.get("event") == "order"]
