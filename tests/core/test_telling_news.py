@@ -131,6 +131,16 @@ def test_a_time_limit_is_no_alarm() -> None:
     assert news[-1].headline == "i1: the training goes on after 10 s"
 
 
+def test_an_alarm_that_was_only_a_time_limit_has_its_all_clear() -> None:
+    ended = ev.JobSeen(AT + 50, 7, 0, "TIMEOUT")
+    nodes = [ev.Probed(AT + 130, f"i1/probe/{n}/1", n, "PASS", "answers") for n in NODES]
+    read = ev.Examined(AT + 131, "i1/examine", "unknown", "", "")
+    back = (ev.Restarted(AT + 140, "i1/restart", 7, 1, "requeued"), ev.JobSeen(AT + 141, 7, 1, "RUNNING", nodes=NODES))
+    news, _ = follow((*LOST[:6], ended, *nodes, read, *back, ev.StepSeen(AT + 150, "7.1", 47)))
+    assert [n.kind for n in news] == ["started", "incident", "recovered"]
+    assert "time limit" in news[-1].words[0]
+
+
 TRANSCRIPTS = sorted((Path(__file__).parent / "incidents").glob("*.txt"))
 
 

@@ -204,6 +204,11 @@ def fetch(port: int, accept: str = "") -> tuple[str, str]:
         return answer.read().decode(), answer.headers["Content-Type"]
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_the_endpoint_speaks_both_formats_and_ends() -> None:
     port = free_port()
     stop = serve(registry("demo-1", lambda: families(sight(some_state()))), "127.0.0.1", port)
@@ -249,6 +254,7 @@ def test_a_meter_shows_a_run_while_it_lives_and_at_its_end(tmp_path: Path) -> No
     follow(meter, time.time() + 1)
     until(lambda: (files / "transom-demo-1.prom").exists())
     until(lambda: "transom_run_step" in (files / "transom-demo-1.prom").read_text())
+    until(lambda: listens(port))
     until(lambda: 'transom_notifications_total{result="told"' in fetch(port)[0])
     meter.close()
     text = (files / "transom-demo-1.prom").read_text()

@@ -112,8 +112,10 @@ def _incident(state: State, incident: Incident, at: float) -> News:
 
 
 def _kind(incident: Incident, usual: str) -> str:
+    """A planned end is no alarm; one that was told as an alarm before that was known has its all-clear."""
     planned = incident.diagnosis is not None and incident.diagnosis.cause in _PLANNED
-    return "planned" if planned else usual
+    known = next((mark.at for mark in incident.marks if mark.what == "diagnosed"), incident.began)
+    return "planned" if planned and known - incident.began < UNDIAGNOSED else usual
 
 
 def _next(state: State, incident: Incident) -> str:
