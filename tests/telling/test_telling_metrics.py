@@ -185,8 +185,24 @@ def test_the_file_is_whole_at_every_moment_and_readable_by_all(tmp_path: Path) -
     assert broken == []
 
 
+def test_a_folder_that_is_full_keeps_the_old_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = registry("demo-1", lambda: families(sight(some_state())))
+    write_text(made, tmp_path, "demo-1")
+    path = tmp_path / "transom-demo-1.prom"
+    old = path.read_text()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(exposition.os, "fchmod", full)
+    with pytest.raises(OSError):
+        write_text(made, tmp_path, "demo-1")
+    assert path.read_text() == old and list(tmp_path.iterdir()) == [path]
+
+
 def test_files_of_runs_that_are_over_are_swept(tmp_path: Path) -> None:
-    for name, age in (("transom-old.prom", 7200), ("transom-new.prom", 60), ("others.prom", 7200)):
+    ages = {"transom-old.prom": 7200, ".transom-old.prom.1.tmp": 7200, "transom-new.prom": 60, "others.prom": 7200}
+    for name, age in ages.items():
         (tmp_path / name).write_text("")
         os.utime(tmp_path / name, (time.time() - age,) * 2)
     sweep(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -61,19 +62,27 @@ def serve(made: CollectorRegistry, address: str, port: int) -> Callable[[], None
 
 
 def write_text(made: CollectorRegistry, folder: Path, run_id: str) -> None:
-    """`transom-<run>.prom` for node_exporter's textfile collector: the old text or the new one, readable by all."""
+    """`transom-<run>.prom` for node_exporter's textfile collector: the old text or the new one, readable by all.
+
+    Unlike `files.publish_bytes`, whatever the umask, and with no fsync. Others may write to the folder, too: nothing
+    that lies there already is opened.
+    """
     path = folder / f"{OURS}{run_id}.prom"
-    temporary = folder / f".{path.name}.tmp"
-    with temporary.open("wb") as file:
-        file.write(generate_latest(made))
-        os.fchmod(file.fileno(), 0o644)
-    temporary.rename(path)
+    temporary = folder / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(generate_latest(made))
+            os.fchmod(file.fileno(), 0o644)
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def sweep(folder: Path) -> None:
     """Remove what runs of this user left that are over, or nobody would: the last numbers are shown for an hour."""
-    for path in folder.glob(f"{OURS}*.prom"):
+    for path in (*folder.glob(f"{OURS}*.prom"), *folder.glob(f".{OURS}*.tmp")):
         with contextlib.suppress(OSError):
-            told = path.stat()
+            told = path.lstat()
             if told.st_uid == os.geteuid() and time.time() - told.st_mtime > FORGOTTEN:
                 path.unlink()
