@@ -100,10 +100,12 @@ class Meter:
 
     def _try(self, part: Callable[[], None]) -> None:
         """Nothing of this may end an operator: what fails is told once, and tried again with the next look."""
+        name = part.__name__
         try:
             part()
-            self._troubles.pop(part.__name__, None)
+            self._troubles.pop(name, None)
         except Exception as error:
-            if self._troubles.get(part.__name__) != str(error):
-                log.warning("metrics: %s", error)
-            self._troubles[part.__name__] = str(error)
+            words = (error.strerror if isinstance(error, OSError) else None) or str(error)  # no name of the moment's
+            if self._troubles.get(name) != words:
+                log.warning("metrics: cannot %s: %s", name, words)
+            self._troubles[name] = words
