@@ -36,7 +36,7 @@ from transom_cli.telling import exposition
 from transom_cli.telling.exposition import registry, serve, sweep, write_text
 from transom_cli.telling.meter import Gauging, Meter
 from transom_cli.telling.numbers import Sight, families
-from transom_cli.telling.saved import read_saved
+from transom_cli.telling.saved import in_memory, on_disk
 
 NODES = ("n1", "n2", "n3", "n4")
 LABELS = {"run", "name", "version", "phase", "category", "state", "place", "target", "result"}
@@ -266,6 +266,7 @@ def test_a_meter_shows_a_run_while_it_lives_and_at_its_end(tmp_path: Path) -> No
     port, files = free_port(), tmp_path / "textfile"
     files.mkdir()
     meter = Meter(gauging(tmp_path, port, files), lambda: {("ops", "told"): 2})
+    hold(RunDir(tmp_path / "demo-1"), "n1", 1, (43, ("a",)))
     meter.watch(lambda: (NodeTable("n1", "7.0", 1, (beat(0, 7, launch=0),)),))
     follow(meter, time.time() + 1)
     until(lambda: (files / "transom-demo-1.prom").exists())
@@ -275,28 +276,29 @@ def test_a_meter_shows_a_run_while_it_lives_and_at_its_end(tmp_path: Path) -> No
     meter.close()
     text = (files / "transom-demo-1.prom").read_text()
     age = re.search(r'transom_checkpoint_age_seconds\{place="disk",run="demo-1"\} ([0-9.]+)', text)
+    assert 'transom_checkpoint_step{place="memory",run="demo-1"} 43.0' in text
     assert age is not None and 99 < float(age[1]) < 200
     with pytest.raises(OSError):
         fetch(port)
 
 
+def hold(run: RunDir, node: str, of: int, *steps: tuple[int, tuple[str, ...]]) -> None:
+    """What a node's memory holder shows: each step with the files that are here, of so many nodes."""
+    created = datetime.fromtimestamp(time.time() - 5, timezone.utc).isoformat(timespec="seconds")
+    kept = tuple(Step(n, created, "7.0", of, 10, of, tuple(Held(0, f, 5) for f in here), ()) for n, here in steps)
+    folder = run.attempt(7, 0).nodes
+    folder.mkdir(parents=True, exist_ok=True)
+    account = Account("/ckpt", kept, "none", None, (), 0, 10, of)
+    (folder / f"{node}.memory").write_text(json.dumps({"schema": 1, "trainings": [plain(account)]}))
+
+
 def test_snapshots_in_memory_are_told_where_all_shares_are_there(tmp_path: Path) -> None:
     run, now = RunDir(tmp_path), time.time()
-    created = datetime.fromtimestamp(now - 5, timezone.utc).isoformat()
-    folder = run.attempt(7, 0).nodes
-    folder.mkdir(parents=True)
-
-    def show(node: str, *steps: tuple[int, tuple[str, ...]]) -> None:
-        kept = tuple(Step(n, created, "7.0", 2, 10, 2, tuple(Held(0, f, 5) for f in here), ()) for n, here in steps)
-        account = Account("/ckpt", kept, "none", None, (), 0, 10, 2)
-        (folder / f"{node}.memory").write_text(json.dumps({"schema": 1, "trainings": [plain(account)]}))
-
-    show("n1", (45, ("a",)), (44, ("a",)))
-    show("n2", (44, ("b",)))
-    saved = read_saved(run, run.checkpoints, -1, (7, 0), now)
-    assert saved.keys() == {"memory"} and saved["memory"][0] == 44
-    assert saved["memory"][1] == pytest.approx(now - 5, abs=1e-3)
-    assert read_saved(run, run.checkpoints, 40, None, now) == {"disk": (40, None)}
+    hold(run, "n1", 2, (45, ("a",)), (44, ("a",)))
+    hold(run, "n2", 2, (44, ("b",)))
+    assert in_memory(run.attempt(7, 0), now) == (44, pytest.approx(now - 5, abs=2))
+    assert in_memory(run.attempt(7, 1), now) is None
+    assert on_disk(run.checkpoints, 40) == (40, None) and on_disk(run.checkpoints, -1) is None
 
 
 def test_what_the_journal_tells_of_the_past_is_no_number(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from transom_cli.beats.table import NodeTable
 from transom_cli.core.events import Event
 from transom_cli.core.state import State
 from transom_cli.layout import RunDir
-from transom_cli.telling.numbers import Family, Sight, families
-from transom_cli.telling.saved import read_saved
+from transom_cli.telling.numbers import DISK, MEMORY, Family, Sight, families
+from transom_cli.telling.saved import Saved, in_memory, on_disk
 
 log = logging.getLogger("transom.operator")
 
+MEMORY_EVERY = 0.05  # seconds for each node between two looks at what their memories hold: a file of each is read
 LAST = 5.0  # seconds for the last numbers of an operator
 
 
@@ -43,6 +44,8 @@ class Meter:
         self._state, self._born = State(), time.time()
         self._shown: tuple[Family, ...] = ()
         self._troubles: dict[str, str] = {}  # what fails at the moment, and how
+        self._memory: Saved | None = None
+        self._memory_due = 0.0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meter", daemon=True)
 
@@ -64,8 +67,12 @@ class Meter:
     def look(self) -> None:
         """Read the run as it is now."""
         state, about, now = self._state, self._about, time.time()
-        attempt = (state.job_id, state.restarts) if state.job_id and not state.phase.over else None
-        saved = read_saved(about.run, about.checkpoints, state.durable, attempt, now)
+        if now >= self._memory_due or state.phase.over:
+            self._memory_due = now + max(about.every, MEMORY_EVERY * len(state.nodes))
+            lives = state.job_id and not state.phase.over
+            self._memory = in_memory(about.run.attempt(state.job_id, state.restarts), now) if lives else None
+        places = {DISK: on_disk(about.checkpoints, state.durable), MEMORY: self._memory}
+        saved = {place: found for place, found in places.items() if found is not None}
         sight = Sight(about.run.run_id, about.name, __version__, now, state, self._tables(), saved, self._told())
         self._shown = families(sight)
 

@@ -7,28 +7,26 @@ from pathlib import Path
 from transom_cli.ckpt.memory.account import together
 from transom_cli.ckpt.memory.shown import read_all
 from transom_cli.ckpt.names import step_name
-from transom_cli.layout import RunDir
-from transom_cli.telling.numbers import DISK, MEMORY
+from transom_cli.layout import AttemptDir
+
+Saved = tuple[int, float | None]  # a step, and when it was committed (seconds since the epoch; None: not known)
 
 
-def read_saved(
-    run: RunDir, checkpoints: Path, durable: int, attempt: tuple[int, int] | None, now: float
-) -> dict[str, tuple[int, float | None]]:
-    """By place the newest step and when it was committed (seconds since the epoch; None: not known).
+def on_disk(checkpoints: Path, durable: int) -> Saved | None:
+    """durable: the newest published checkpoint's step, or -1."""
+    if durable < 0:
+        return None
+    try:
+        return durable, (checkpoints / step_name(durable) / "manifest.json").stat().st_mtime
+    except OSError:
+        return durable, None
 
-    durable: the newest published checkpoint's step, or -1. attempt: the present one, while it may hold snapshots.
-    """
-    found: dict[str, tuple[int, float | None]] = {}
-    if durable >= 0:
-        try:
-            at = (checkpoints / step_name(durable) / "manifest.json").stat().st_mtime
-        except OSError:
-            at = None
-        found[DISK] = (durable, at)
-    if attempt is not None:
-        sights = read_all(run.attempt(*attempt), now).values()
-        whole = [step for sight in sights for step in together(sight.accounts) if not step.missing]
-        if whole:
-            newest = max(whole, key=lambda step: step.step)
-            found[MEMORY] = (newest.step, newest.committed)
-    return found
+
+def in_memory(attempt: AttemptDir, now: float) -> Saved | None:
+    """The newest snapshot of which all shares are there. Reads a file for each node."""
+    sights = read_all(attempt, now).values()
+    whole = [step for sight in sights for step in together(sight.accounts) if not step.missing]
+    if not whole:
+        return None
+    newest = max(whole, key=lambda step: step.step)
+    return newest.step, newest.committed
