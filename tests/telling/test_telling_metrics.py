@@ -336,3 +336,9 @@ def test_nothing_else_loads_the_library() -> None:
     program = "import sys, transom_cli.wiring, transom_cli.telling.meter, transom_cli.cli.app; print('prometheus_client' in sys.modules)"  # fmt: skip  # noqa: E501
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"
+
+
+def test_every_number_is_in_the_docs() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "notifications.md").read_text()
+    told = {name.removesuffix("_sum").removesuffix("_count") for name, *_ in read(sight(some_state(exit_code=1)))}
+    assert len(told) > 20 and [name for name in sorted(told) if f"`{name}" not in text] == []
