@@ -126,6 +126,12 @@ PURE = (
     "ui.told",
     "ui.view",
     "ui.words",
+    "telling.documents",
+    "telling.news",
+    "telling.numbers",
+    "telling.pacing",
+    "telling.target",
+    "telling.words",
 )
 # Values and text only. Not here: os, subprocess, time, socket, random, and all else that looks around.
 PURE_STANDARD = {
@@ -144,6 +150,8 @@ PURE_OTHERS = {
     "submit.render": {"jinja2", "sys"},  # which interpreter this is
     "ui.slurmwords": {"datetime"},  # a time as Slurm prints it
     "ui.words": {"datetime"},  # a time as people read it, in their zone
+    "telling.documents": {"email"},  # a mail as text
+    "telling.words": {"datetime"},  # a time as UTC
 }
 PURE_EXCEPTIONS = {
     ("beats.table", "beats.record"),  # for the names of the phases, which both formats share

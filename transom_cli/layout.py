@@ -149,6 +149,11 @@ class RunDir:
         return self.path / JOB_LOG.replace("%j", str(job_id))
 
     @property
+    def told(self) -> Path:
+        """What was told to whom (telling.ledger): one file an epoch, written by that operator."""
+        return self.path / "told"
+
+    @property
     def operator_log(self) -> Path:
         return self.path / "operator.log"
 

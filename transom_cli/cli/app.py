@@ -21,6 +21,7 @@ from transom_cli.cli.explain import explain
 from transom_cli.cli.goodput import goodput
 from transom_cli.cli.launch import agent, launch, operate
 from transom_cli.cli.nodes import nodes
+from transom_cli.cli.notify import notify_app
 from transom_cli.cli.policy import policy
 from transom_cli.cli.run import attach, run
 from transom_cli.cli.sandbox import sandbox_app
@@ -71,6 +72,7 @@ app.command()(doctor)
 app.command()(diagnose)
 app.add_typer(rules_app, name="rules")
 app.command()(policy)
+app.add_typer(notify_app, name="notify")
 app.add_typer(ckpt_app, name="ckpt")
 app.add_typer(sandbox_app, name="sandbox")
 app.command(hidden=True)(launch)

@@ -84,6 +84,11 @@ def number_as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def many(value: Any) -> Any:
+    """`events = "held"` is as good as a list of one."""
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
 def empty_as_unset(value: Any) -> Any:
     """A later layer takes an optional setting back with the empty text."""
     return None if value == "" else value
