@@ -28,11 +28,14 @@ class Shown(Follow):
     """What is looked at, as the test wants it."""
 
     def __init__(self, view: RunView, output: str = "") -> None:
-        self.view, self.output, self.looks = view, output, 0
+        self.view, self.output, self.looks, self.tells = view, output, 0, False
 
     def look(self) -> RunView:
         self.looks += 1
         return self.view
+
+    def story(self, incident: str) -> tuple[str, ...]:
+        return (f"the story of {incident}",) if self.tells else ()
 
     def log(self, view: RunView) -> tuple[Path, str]:
         return Path("/runs/a b/slurm-1.log"), self.output
@@ -133,11 +136,15 @@ def test_an_incident_is_opened_as_explain_tells_it_and_its_command_is_copied(man
         await pilot.pause(0.2)
         assert app.clipboard == f"transom explain {many.run_id} i1"
         assert text(app)[-1].startswith("copied, where the terminal allows it: transom explain")
+        follow.tells = True
+        await pilot.pause(0.3)
+        assert "the story of i1" in "\n".join(text(app)), "as explain tells it"
         await pilot.press("escape")
         await pilot.pause(0.2)
-        assert "diagnosed" not in "\n".join(text(app))
+        assert "the story of" not in "\n".join(text(app))
 
-    play(Shown(many), story)
+    follow = Shown(many)
+    play(follow, story)
 
 
 def test_tabs_by_number_and_by_tab(many: RunView) -> None:

@@ -18,6 +18,7 @@ import ui_scenes as scenes
 from ui_made import JOB, Made
 
 from transom_cli.core import events as ev
+from transom_cli.layout import RunDir
 from transom_cli.supervise.journal import Folding, fold
 from transom_cli.ui.changes import Changes
 from transom_cli.ui.readnodes import NodeReader
@@ -106,3 +107,17 @@ def test_piped_it_ends_with_the_run_and_a_reader_may_leave(tmp_path: Path, words
     shell = " ".join([*command(made, *words), "| head -1"])
     left = subprocess.run(shell, shell=True, capture_output=True, text=True, timeout=60, check=False)
     assert left.stderr == "" and left.stdout.splitlines() == lines[:1]
+
+
+def test_an_incidents_story_is_what_explain_prints(tmp_path: Path) -> None:
+    scenes.one_node_of_many(tmp_path)
+    (run,) = (RunDir(path) for path in tmp_path.iterdir())
+    argv = [sys.executable, "-m", "transom_cli", "explain", "--root", str(tmp_path), run.run_id, "i1"]
+    printed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+    told = Follow(run, lambda view: view).story("i1")
+    assert told and [one for one in told if "so far" not in one] == [one for one in printed[1:] if "so far" not in one]
+    assert (
+        Follow(run, lambda view: view).story("i9")
+        == ()
+        == Follow(RunDir(tmp_path / "x"), lambda view: view).story("i1")
+    )

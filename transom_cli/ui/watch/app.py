@@ -62,6 +62,7 @@ class WatchApp(App[RunView | None]):
         self._curves = plots.Curves()
         self._output: tuple[str, str] = ("", "")
         self._opened: str | None = None
+        self._stories: dict[str, tuple[str, ...]] = {}  # of the incident that is open
         self._paused = self._wrap = False
         self._said = ""
         self._shown: list[Line] = []  # of what is open
@@ -98,10 +99,12 @@ class WatchApp(App[RunView | None]):
             self.call_from_thread(self._say, error.what)
             return
         log = self._follow.log(view) if self._tab == content.LOG else None
-        self.call_from_thread(self._seen, view, log)
+        kind, _, name = (self._opened or "").partition(" ")
+        stories = {name: self._follow.story(name)} if kind == "incident" else {}
+        self.call_from_thread(self._seen, view, log, stories)
 
-    def _seen(self, view: RunView, log: tuple[object, str] | None) -> None:
-        self._view = view
+    def _seen(self, view: RunView, log: tuple[object, str] | None, stories: dict[str, tuple[str, ...]]) -> None:
+        self._view, self._stories = view, stories
         if log is not None:
             self._output = (shlex.quote(str(log[0])), log[1])
         self._curves.add(view.now, view.step, view.loss, view.step_time)
@@ -163,7 +166,7 @@ class WatchApp(App[RunView | None]):
         if self._tab == content.NODES:
             return content.node_items(view, self._wish)
         if self._tab == content.INCIDENTS:
-            return (), content.incident_items(view, self._wish)
+            return (), content.incident_items(view, self._wish, self._stories)
         if self._tab == content.CHECKPOINTS:
             return (), content.checkpoint_items(view)
         if self._tab == content.LOG:
@@ -229,6 +232,8 @@ class WatchApp(App[RunView | None]):
     def _open(self) -> None:
         chosen = self._main.query_one("#pane", Pane).selected
         self._opened = chosen.key if chosen is not None and (chosen.details or chosen.command) else None
+        if self._opened is not None and self._tab == content.INCIDENTS:
+            self._look()
 
     def _close(self) -> None:
         if self._opened is None:

@@ -5,7 +5,7 @@ Pure. The names keep the selection where it is when rows move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from transom_cli.ui.lines import Line, line, plain, row, table
@@ -61,13 +61,13 @@ def node_items(view: RunView, wish: Wish) -> tuple[Line, list[Item]]:
     return head, _with_words(items, wish.words)
 
 
-def incident_items(view: RunView, wish: Wish) -> list[Item]:
-    """Newest first. What an opened one tells is what `transom explain` prints."""
+def incident_items(view: RunView, wish: Wish, stories: Mapping[str, tuple[str, ...]]) -> list[Item]:
+    """Newest first. stories: of those that are open, as `transom explain` tells them."""
     items = [
         Item(
             f"incident {one.id}",
             line((incident_line(one), _tone(one))),
-            tuple(line(text) for text in incident_lines(one, 10_000)[1:]),
+            tuple(line(text) for text in stories.get(one.id, ()) or incident_lines(one, 10_000)[1:]),
             f"transom explain {view.run_id} {one.id}",
         )
         for one in view.incidents

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
 from transom_cli.ui.read import Reader
 from transom_cli.ui.readgoodput import with_goodput
@@ -56,6 +57,19 @@ class Follow:
             slurm_state=known.slurm_state if known.slurm_asked is not None else view.slurm_state,
             slurm_reason=known.slurm_reason if known.slurm_asked is not None else view.slurm_reason,
         )
+
+    def story(self, incident: str) -> tuple[str, ...]:
+        """What `transom explain` tells of an incident, from its second line on; () where that cannot be read now."""
+        from transom_cli.ui.book import incidents
+        from transom_cli.ui.ledger import read_book
+        from transom_cli.ui.story import story_lines, story_of
+
+        try:
+            book = read_book(self.run)
+        except (OSError, TransomError):
+            return ()
+        found = next((one for one in incidents(book) if one.id == incident), None)
+        return tuple(story_lines(story_of(found, book))[1:]) if found is not None else ()
 
     def log(self, view: RunView) -> tuple[Path, str]:
         """The job's output, and its end."""
