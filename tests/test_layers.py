@@ -108,7 +108,20 @@ PURE = (
     "health.probe.shapes",
     "health.probe.speeds",
     "health.probe.told",
+    "report.asked",
+    "report.curves",
+    "report.document",
+    "report.incidents",
+    "report.material",
+    "report.nodes",
+    "report.scale",
+    "report.shapes",
+    "report.spent",
+    "report.timeline",
     "ui.book",
+    "ui.concerning",
+    "ui.goodput",
+    "ui.story",
     "ui.wrapping",
     "submit.options",
     "submit.quoting",
@@ -148,6 +161,9 @@ PURE_OTHERS = {
     "diagnose.hangs.unpickle": {"io", "pickle"},  # values alone, see its docstring
     "slurm.parse": {"ClusterShell", "datetime"},  # node lists as text; the length between two printed times
     "submit.render": {"jinja2", "sys"},  # which interpreter this is
+    "report.scale": {"datetime"},  # words of an axis, in their zone
+    "ui.goodput": {"datetime"},  # a time as UTC
+    "ui.story": {"datetime"},  # a time as people read it, in their zone
     "ui.slurmwords": {"datetime"},  # a time as Slurm prints it
     "ui.words": {"datetime"},  # a time as people read it, in their zone
     "telling.documents": {"email"},  # a mail as text

@@ -23,6 +23,7 @@ from transom_cli.cli.launch import agent, launch, operate
 from transom_cli.cli.nodes import nodes
 from transom_cli.cli.notify import notify_app
 from transom_cli.cli.policy import policy
+from transom_cli.cli.report import report
 from transom_cli.cli.run import attach, run
 from transom_cli.cli.sandbox import sandbox_app
 from transom_cli.cli.status import list_, status, stop
@@ -64,6 +65,7 @@ app.command()(attach)
 app.command()(status)
 app.command()(explain)
 app.command()(goodput)
+app.command()(report)
 app.command(name="list")(list_)
 app.command()(stop)
 app.command()(nodes)

@@ -127,16 +127,16 @@ def headline(story: Story) -> str:
 def story_lines(story: Story, width: int = NEVER_CUT) -> list[str]:
     found = wrapped("", headline(story), width)
     found += wrapped("    ", f"{when(story.began)}, attempt {story.attempt}: {story.title}", width)
-    last, shown = story.began, list(_shown(story))
+    last, shown = story.began, list(shown_lines(story))
     for time, (line, words) in zip(clock([line.at for line, _ in shown]), shown, strict=True):
         took = f"+{span(line.at - last)}" if line.at - last >= SHORT else ""
         found += wrapped(f"  {time} {took:>9}  {line.part:<9}", words, width)
         last = line.at
-    found += [line for label, words in _end(story) for line in wrapped(f"  {label:<{_LABEL}}", words, width)]
+    found += [line for label, words in ending(story) for line in wrapped(f"  {label:<{_LABEL}}", words, width)]
     return [fit(line, width) for line in found]
 
 
-def _shown(story: Story) -> Iterator[tuple[Line, str]]:
+def shown_lines(story: Story) -> Iterator[tuple[Line, str]]:
     """Each line with its words. Launcher and operator see the same things: no words stand there twice."""
     told: set[str] = set()
     last = ""
@@ -165,7 +165,7 @@ def when(at: float) -> str:
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
-def _end(story: Story) -> Iterator[tuple[str, str]]:
+def ending(story: Story) -> Iterator[tuple[str, str]]:
     if story.cost is not None:
         told = ", ".join(f"{kind} {time}" for kind, time in spent(story.cost))
         hours = f"; {_gpu_time(story.gpu_hours)}" if story.gpu_hours is not None else ""
