@@ -9,6 +9,8 @@ from __future__ import annotations
 
 def printable(text: str) -> str:
     """``text`` as a terminal may get it: escape sequences, and bytes that are not UTF-8, as Python writes them."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

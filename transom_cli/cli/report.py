@@ -30,6 +30,8 @@ def report(
     transom report demo -o demo.html
     transom report demo -o - | less
     """
+    import gc
+
     from transom_cli.report.document import document
     from transom_cli.report.gather import gather
     from transom_cli.report.page import page
@@ -37,6 +39,7 @@ def report(
     from transom_cli.submit.rundir import find_run
     from transom_cli.wiring import runs_root
 
+    gc.disable()  # a month's journal is a million small values, and all are kept to the end
     found = find_run(runs_root(root), run)
     path = None if str(out) == "-" else target(found, out, force=force)
     text = page(document(gather(found, patience=LEASE_PATIENCE)))

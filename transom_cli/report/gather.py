@@ -15,8 +15,9 @@ from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.report.material import Examined, Found, Loss, Material
 from transom_cli.report.nodes import FACTS
 from transom_cli.supervise.handed import attempt_numbers
+from transom_cli.supervise.journal import Folded
 from transom_cli.ui.ledger import WELL, read_book
-from transom_cli.ui.read import read_view
+from transom_cli.ui.read import Reader
 
 try:
     import tomllib
@@ -30,11 +31,11 @@ EXAMINATION = 16 << 20  # bytes of an examination's file
 
 def gather(run: RunDir, *, patience: float = 0.0, now: float | None = None) -> Material:
     """patience: as in `ui.read.read_view`. now: as in `ui.ledger.read_book`. Raises JournalError."""
-    view = read_view(run, patience)
     settings = _settings(run)
     job = settings.get("job") if isinstance(settings, Mapping) else None
     gpus = job.get("gpus_per_node") if isinstance(job, Mapping) else 0
-    book = read_book(run, view.now if now is None else now, gpus=gpus if isinstance(gpus, int) else 0)
+    book = read_book(run, now, patience=patience, gpus=gpus if isinstance(gpus, int) else 0)
+    view = Reader(run, patience).look(Folded(book.state, max(e.at for e in book.events), book.events))
     attempts = [run.attempt(*number) for number in sorted(attempt_numbers(run), reverse=True)]
     budget = _Budget(FILES)
     found: list[Found] = []
@@ -131,11 +132,14 @@ def _losses(attempt: AttemptDir) -> Iterator[Loss]:
         text = attempt.progress.read_bytes()
     except OSError:
         return
-    for record in json_lines(text) if b'"loss"' in text else ():
-        at, step, loss = record.get("wall"), record.get("step"), record.get("loss")
-        launch = record.get("launch")
-        if all(isinstance(x, (int, float)) for x in (at, loss)) and isinstance(step, int) and isinstance(launch, int):
-            yield Loss(attempt.name, launch, float(str(at)), step, float(str(loss)))
+    if b'"loss"' not in text:
+        return
+    for record in json_lines(text):
+        at, launch, step, loss = (record.get(key) for key in ("wall", "launch", "step", "loss"))
+        if not isinstance(at, (int, float)) or not isinstance(launch, int) or not isinstance(step, int):
+            continue
+        if isinstance(loss, (int, float)):
+            yield Loss(attempt.name, launch, float(at), step, float(loss))
 
 
 def _last(attempt: AttemptDir) -> Iterator[Loss]:

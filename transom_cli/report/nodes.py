@@ -6,17 +6,19 @@ Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from transom_cli.report.material import Examined, Material
+from transom_cli.report.material import Examined, Found, Material
 from transom_cli.report.shapes import Block, Cell, Section, Table, Words
 from transom_cli.ui.concerning import nodes_of
 from transom_cli.ui.story import Story, when
+from transom_cli.ui.view import NodeView
 from transom_cli.ui.words import count, several, some, span
 
 MOST = 200  # rows of each table
 FACTS = "facts"  # the check that tells what a node says of itself (health.node.facts)
 _TONES = {"ok": "good", "slow": "warn", "silent": "bad", "suspect": "bad", "probing": "warn", "isolated": "bad"}
+_WORST = ("fail", "suspect", "monitor", "unknown")
 _VERDICTS = {"fail": "bad", "suspect": "warn", "monitor": "dim", "unknown": "dim"}
 
 
@@ -35,7 +37,7 @@ def nodes(material: Material, stories: Sequence[Story]) -> Section:
 def _nodes(material: Material, stories: Sequence[Story]) -> Table:
     """Of many, only those of which there is something to say."""
     blamed = Counter(node for story in stories for node in story.nodes)
-    found = Counter(one.node for one in material.found)
+    found = Counter(one.node for one in material.found if one.verdict in _WORST[:2])
     views = {one.node: one for one in material.view.node_views}
     kept = {x.node for x in material.book.state.exclusions}
     names = nodes_of(material.book)
@@ -44,18 +46,26 @@ def _nodes(material: Material, stories: Sequence[Story]) -> Table:
     rows = []
     for name in shown:
         view = views.get(name)
-        state = Cell(view.state, _TONES.get(view.state, "")) if view else Cell("-")
-        step = Cell(count(view.step) if view and view.step >= 0 else "-")
-        role = Cell(view.role if view else "-")
-        rows.append((Cell(name), state, role, step, Cell(count(blamed[name])), Cell(count(found[name]))))
+        counts = (Cell(count(blamed[name])), Cell(count(found[name])))
+        rows.append((Cell(name), *_now(view), *counts) if views else (Cell(name), *counts))
     left = len(names) - len(shown)
     note = (
         f"{several(left, 'node')} more, of which nothing is to be said." if left and shown == tuple(odd[:MOST]) else ""
     )
     note = f"{several(left, 'node')} more." if left and len(odd) > MOST else note
-    head = ("node", "now", "role", "step", "incidents", "findings")
+    head = ("node", *(("now", "role", "step") if views else ()), "incidents", "against it")
     caption = f"Every node that the run was given: {count(len(names))}"
-    return Table(caption, head, tuple(rows), frozenset({"step", "incidents", "findings"}), note)
+    return Table(caption, head, tuple(rows), frozenset({"step", "incidents", "against it"}), note)
+
+
+def _now(view: NodeView | None) -> tuple[Cell, ...]:
+    if view is None:
+        return (Cell("left"), Cell("-"), Cell("-"))
+    return (
+        Cell(view.state, _TONES.get(view.state, "")),
+        Cell(view.role),
+        Cell(count(view.step) if view.step >= 0 else "-"),
+    )
 
 
 def _kept_off(material: Material) -> Table:
@@ -68,47 +78,65 @@ def _kept_off(material: Material) -> Table:
 
 
 def _found(material: Material) -> Table:
-    told = sorted(material.found, key=lambda one: (one.verdict != "fail", one.at))
+    """What was the same on several nodes, or in several attempts, has one row."""
+    told: dict[tuple[str, str, str], list[Found]] = {}
+    for one in material.found:
+        told.setdefault((one.verdict, one.kind, one.words), []).append(one)
     rows = tuple(
         (
-            Cell(one.node),
-            Cell(one.verdict, _VERDICTS.get(one.verdict, "")),
-            Cell(one.kind),
-            Cell(when(one.at)),
-            Cell(one.attempt),
-            Cell(count(one.times)),
-            Cell(one.words),
+            _verdict(verdict),
+            Cell(kind),
+            Cell(_on(one.node for one in same)),
+            Cell(when(min(one.at for one in same))),
+            Cell(count(sum(one.times for one in same))),
+            Cell(words),
         )
-        for one in told[:MOST]
+        for (verdict, kind, words), same in sorted(told.items(), key=_weight)[:MOST]
     )
-    left = len(told) - len(rows)
-    head = ("node", "verdict", "check", "first", "attempt", "times", "what")
-    note = f"{several(left, 'finding')} more: `transom explain RUN NODE` tells them." if left > 0 else ""
+    head = ("verdict", "check", "on", "first", "times", "what")
+    note = _left(len(told) - len(rows), "finding")
     return Table("Found by agents while the run trained", head, rows, frozenset({"times"}), note)
 
 
 def _examined(examined: Sequence[Examined]) -> Table:
-    """What was the same on several nodes has one row."""
-    told: dict[tuple[str, str, str], dict[str, None]] = {}
+    """What was the same on several nodes has one row, and so have checks that say the same of the same nodes."""
+    told: dict[tuple[str, str, str], set[str]] = {}
     for one in examined:
         if one.check != FACTS:
-            told.setdefault((one.verdict, one.check, one.evidence), {})[one.node] = None
-    order = ("fail", "suspect", "monitor", "unknown")
-    ranked = sorted(told.items(), key=lambda item: order.index(item[0][0]) if item[0][0] in order else len(order))
+            told.setdefault((one.verdict, one.check, one.evidence), set()).add(one.node)
+    alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for (verdict, check, evidence), where in told.items():
+        alike.setdefault((verdict, evidence, tuple(sorted(where))), []).append(check)
     rows = tuple(
-        (Cell(verdict, _VERDICTS.get(verdict, "")), Cell(check), Cell(some(tuple(where), 4)), Cell(evidence))
-        for (verdict, check, evidence), where in ranked[:MOST]
+        (_verdict(verdict), Cell(", ".join(checks)), Cell(_on(where)), Cell(evidence))
+        for (verdict, evidence, where), checks in sorted(alike.items(), key=_weight)[:MOST]
     )
-    left = len(ranked) - len(rows)
-    note = f"{several(left, 'finding')} more." if left > 0 else ""
+    note = _left(len(alike) - len(rows), "finding")
     return Table("Found by examinations", ("verdict", "check", "on", "what"), rows, note=note)
+
+
+def _weight(item: tuple[tuple[object, ...], object]) -> int:
+    verdict = item[0][0]
+    return _WORST.index(verdict) if verdict in _WORST else len(_WORST)
+
+
+def _verdict(word: str) -> Cell:
+    return Cell(word, _VERDICTS.get(word, ""))
+
+
+def _on(nodes: Iterable[str]) -> str:
+    return some(tuple(sorted(set(nodes))), 4)
+
+
+def _left(more: int, what: str) -> str:
+    return f"{several(more, what)} more: `transom explain RUN NODE` tells those of a node." if more > 0 else ""
 
 
 def facts(examined: Sequence[Examined]) -> Table:
     """What nodes say of themselves: system, Python, driver; one row for those that say the same."""
-    alike: dict[str, dict[str, None]] = {}
+    alike: dict[str, list[str]] = {}
     for one in examined:
         if one.check == FACTS:
-            alike.setdefault(one.evidence, {})[one.node] = None
-    rows = tuple((Cell(some(tuple(where), 4)), Cell(told)) for told, where in alike.items())[:MOST]
+            alike.setdefault(one.evidence, []).append(one.node)
+    rows = tuple((Cell(_on(where)), Cell(told)) for told, where in alike.items())[:MOST]
     return Table("What nodes say of themselves", ("on", "facts"), rows)

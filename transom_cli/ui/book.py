@@ -46,8 +46,8 @@ def incidents(book: Book) -> tuple[Incident, ...]:
     """Oldest first."""
     state = book.state
     heard = (*state.incidents, *((state.incident,) if state.incident is not None else ()))
-    told = {launcher.attempt: launcher.records for launcher in book.launchers}
-    own = [_in_time(incident, told.get(incident.attempt, ())) for incident in heard]
+    written = {launcher.attempt: _written(launcher) for launcher in book.launchers}
+    own = [_in_time(incident, written.get(incident.attempt, {})) for incident in heard]
     known = {(i.attempt, m.words) for i in heard for m in i.marks if m.what == "seen"}
     alone = [i for launcher in book.launchers for i in _alone(launcher, known)]
     return tuple(sorted((*own, *alone), key=lambda i: i.began))
@@ -64,11 +64,15 @@ def heals(records: tuple[Mapping[str, Any], ...], attempt: str) -> Iterator[Heal
                 continue  # another version's
 
 
-def _in_time(incident: Incident, records: tuple[Mapping[str, Any], ...]) -> Incident:
+def _written(launcher: Launcher) -> dict[tuple[str, str], float]:
+    """When the launcher first said what, and in which words."""
     written: dict[tuple[str, str], float] = {}
-    for told in heals(records, incident.attempt):
+    for told in heals(launcher.records, launcher.attempt):
         written.setdefault((told.what, told.words), told.at)
+    return written
 
+
+def _in_time(incident: Incident, written: Mapping[tuple[str, str], float]) -> Incident:
     def right(mark: Mark) -> Mark:
         wall = written.get((mark.what, mark.words), mark.at)
         return replace(mark, at=wall) if mark.at - wall > LATE else mark

@@ -43,9 +43,10 @@ class Reader:
         self._asked, self._views = read_asked(run), NodeViews()
         self._memory_at, self._memory_of, self._memory = float("-inf"), "", Memory()
 
-    def look(self) -> RunView:
+    def look(self, played: Folded | None = None) -> RunView:
+        """played: the journal, of whoever has just read it."""
         run, asked = self._run, self._asked
-        folded = self._journal.more()
+        folded = played or self._journal.more()
         state = folded.state
         alive = _operator_lives(run, self._patience)
         running = bool(state.job_id) and not state.phase.over

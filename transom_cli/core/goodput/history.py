@@ -131,13 +131,16 @@ def _with_samples(launches: Sequence[Launch], events: Sequence[ev.Event]) -> tup
     bounds = [*(one.at for one in launches[1:]), None]
     stepping = any(isinstance(e, ev.StepSeen) for e in events)
     for one, end in zip(launches, bounds, strict=False):
+        if one.exact:
+            found.append(one)
+            continue
         samples: list[Sample] = []
         for e in events:
             if ns(e.at) < one.at or (end is not None and ns(e.at) >= end):
                 continue
             if isinstance(e, ev.StepSeen) or (isinstance(e, ev.CheckpointSeen) and (samples or not stepping)):
                 samples.append(Sample(ns(e.at), e.step))
-        found.append(one if one.exact else replace(one, samples=tuple(samples)))
+        found.append(replace(one, samples=tuple(samples)))
     return tuple(found)
 
 

@@ -1,0 +1,198 @@
+"""How long `transom report` takes on a long run with many incidents, and how large its file is.
+
+    python bench/report.py [--days 30] [--incidents 1000] [--nodes 64] [--times 3] [--keep DIR]
+
+The run is made up: a step every 2.3 s, a checkpoint every half hour, a fault every so often that its launcher mends
+with a relaunch, every twentieth of them a requeue. In it stand all lines that operator and launchers write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transom_cli.core import events as ev
+from transom_cli.core.codec import event_to_json
+from transom_cli.core.state import Policy
+from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.supervise.journal import write_header
+
+JOB = 48213
+A_STEP = 2.3  # seconds
+SAVED = 1800.0  # seconds between two checkpoints
+BACK = 95.0  # seconds from a fault to the next step
+REQUEUED = 20  # every so many faults
+LINE = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.4.%d]:17292"
+
+
+def make(folder: Path, days: float, incidents: int, nodes: int, now: float | None = None) -> RunDir:
+    run = RunDir(folder / "llama-70b-20261122-065825-c382")
+    run.attempts.mkdir(parents=True)
+    run.settings.write_text(SETTINGS % nodes)
+    write_header(run.journal, Policy(), nodes)
+    made = _Made(run, (time.time() if now is None else now) - days * 86400, tuple(f"gpu{n:03d}" for n in range(nodes)))
+    made.start()
+    for number in range(1, incidents + 1):
+        made.train(days * 86400 / (incidents + 1) - BACK)
+        made.fault(number)
+    made.train(days * 86400 / (incidents + 1))
+    made.end()
+    return run
+
+
+SETTINGS = """name = "llama-70b"
+steps = 1200000
+
+[job]
+nodes = %d
+gpus_per_node = 8
+partition = "train"
+time = "1-00:00:00"
+signal_before = 300
+
+[job.env]
+NCCL_DEBUG = "WARN"
+
+[detect]
+factor = 8.0
+floor = 5.0
+"""
+
+
+class _Made:
+    def __init__(self, run: RunDir, at: float, nodes: tuple[str, ...]) -> None:
+        self._run, self._at, self._nodes = run, at, nodes
+        self._restarts = self._launch = self._step = 0
+        self._durable, self._saved = 0, at
+        self._journal: list[dict[str, Any]] = []
+        self._launcher: list[dict[str, Any]] = []
+        self._progress: list[dict[str, Any]] = []
+
+    @property
+    def _attempt(self) -> AttemptDir:
+        return self._run.attempt(JOB, self._restarts)
+
+    def _tell(self, event: ev.Event) -> None:
+        self._journal.append({"epoch": 1, **event_to_json(type(event)(**{**vars(event), "at": self._at}))})
+
+    def _write(self, kind: str, **more: object) -> None:
+        self._launcher.append({"type": kind, "wall": self._at, "launch": self._launch, **more})
+
+    def start(self) -> None:
+        self._tell(ev.Started(0, 1))
+        self._tell(ev.Submitted(0, "submit", JOB, True))
+        self._at += 600.0
+        self._begin()
+
+    def _begin(self) -> None:
+        """The job runs, its nodes are examined, and the ranks start."""
+        self._tell(ev.JobSeen(0, JOB, self._restarts, "RUNNING", nodes=self._nodes, batch_host=self._nodes[0]))
+        self._write("attempt", nodes=list(self._nodes), host=self._nodes[0], pid=1)
+        self._at += 20.0
+        self._write("heal", incident="", what="checked", words=f"{len(self._nodes)} nodes examined in 20 s", cause="")
+        self._launches()
+
+    def _launches(self) -> None:
+        self._write("launch", nodes=list(self._nodes), idle=[], world_size=8 * len(self._nodes), faults=[])
+        self._tell(ev.LaunchSeen(0, self._attempt.name, self._launch, self._nodes, 8 * len(self._nodes)))
+        self._at += 60.0
+
+    def train(self, seconds: float) -> None:
+        """A line a minute, as operator and launcher write it."""
+        end = self._at + seconds
+        while self._at < end:
+            self._step += round(60.0 / A_STEP)
+            self._at += min(60.0, max(1.0, end - self._at))
+            loss = 1.7 + 9.0 * math.exp(-self._step / 60000) + 0.03 * math.sin(self._step / 700)
+            self._progress.append({"wall": self._at, "launch": self._launch, "step": self._step, "loss": loss})
+            self._tell(ev.StepSeen(0, self._attempt.name, self._step))
+            if self._at - self._saved >= SAVED:
+                self._saved, self._durable = self._at, self._step
+                self._tell(ev.CheckpointSeen(0, self._step))
+
+    def fault(self, number: int) -> None:
+        node = self._nodes[number % len(self._nodes)]
+        name, attempt = f"l{number}", self._attempt.name
+        for wait, what, words in _heals(node, number):
+            self._at += wait
+            nodes = (node,) if what == "diagnosed" else ()
+            told = ev.HealSeen(0, attempt, name, what, words, "hang" if what == "diagnosed" else "", nodes)
+            self._tell(told)
+            about = {k: v for k, v in vars(told).items() if k not in ("at", "attempt", "decided", "faults", "durable")}
+            self._write("heal", **{**about, "nodes": list(told.nodes)})
+        self._step = self._durable
+        if number % REQUEUED:
+            self._launch += 1
+            self._launches()
+            return
+        self._write("outcome", status="failed", why=f"no answer from {node}", exit_code=1)
+        outcome = ev.OutcomeSeen(0, attempt, "failed", f"no answer from {node}", cause="hang", nodes=self._nodes)
+        self._tell(outcome)
+        self._save()
+        self._at += 3.0
+        restarts = self._restarts + 1
+        self._tell(ev.Restarted(0, f"i{number}/restart", JOB, restarts, "requeued"))
+        self._at += 40.0
+        self._restarts, self._launch = restarts, 0
+        self._begin()
+
+    def _save(self) -> None:
+        """What the launcher of this attempt has written."""
+        self._attempt.nodes.mkdir(parents=True, exist_ok=True)
+        for path, lines in ((self._attempt.launcher_journal, self._launcher), (self._attempt.progress, self._progress)):
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        for n, node in enumerate(self._nodes):
+            verdict, words = ("suspect", "GPU 3 has 14 uncorrected ECC errors") if n == 5 else ("monitor", "load 91.0")
+            found = {"schema": 1, "wall": self._at, "kind": "host:ecc", "verdict": verdict, "words": words}
+            self._attempt.findings(node).write_text(json.dumps({**found, "rank": None, "launch": 0}) + "\n")
+        self._launcher, self._progress = [], []
+
+    def end(self) -> None:
+        self._write("outcome", status="done", why="", exit_code=0)
+        self._save()
+        self._tell(ev.JobSeen(0, JOB, self._restarts, "COMPLETED", exit_code=0))
+        with self._run.journal.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in self._journal)
+
+
+def _heals(node: str, number: int) -> Iterator[tuple[float, str, str]]:
+    """Seconds after the line before, what, words."""
+    yield 18.4, "seen", f"no step for 18.4 s (limit 18.4 s), ranks {number % 512} stand out"
+    for other in ("gpu000", "gpu001", node):
+        yield 0.4, "evidence", f"rank 0 on {other}, state S, in poll (libc.so.6) < all_reduce (distributed.py:2501)"
+    yield 0.3, "examined", f"rank-{number % 512}.log: {LINE % (number % 200)}"
+    yield 0.1, "diagnosed", f"a rank hangs in all_reduce; {node} stands out"
+    yield 0.1, "decided", "relaunch, by rule `hang` (default)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--days", type=float, default=30.0)
+    parser.add_argument("--incidents", type=int, default=1000)
+    parser.add_argument("--nodes", type=int, default=64)
+    parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--keep", type=Path, help="make the run directory there, and leave it")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = make(asked.keep or Path(folder), asked.days, asked.incidents, asked.nodes)
+        out = Path(folder) / "report.html"
+        for _ in range(asked.times):
+            before, began = os.times(), time.perf_counter()
+            command = [sys.executable, "-m", "transom_cli", "report", str(run.path), "-o", str(out)]
+            subprocess.run(command, check=True, capture_output=True)
+            after = os.times()
+            spent = sum(after[2:4]) - sum(before[2:4])
+            print(f"{time.perf_counter() - began:.2f} s, of the processor {spent:.2f} s; {out.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
