@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from transom_cli.core import events as ev
 from transom_cli.core.goodput import Kind
 from transom_cli.report.asked import asked
@@ -23,6 +25,7 @@ from transom_cli.ui.words import count, span
 
 CHECKPOINTS = 50  # rows
 _TONES = {"healthy": "good", "done": "good", "held": "bad", "failed": "bad", "degraded": "warn", "unknown": "warn"}
+_BAR = re.compile(r"\[#*-*\]")  # of letters, which a page has no need of
 _NOT_HERE = ("nodes", "incidents")  # rows of the status screen that a section tells better
 
 
@@ -69,7 +72,7 @@ def _head(view: RunView) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     for one in lines[1:]:
         if not one:
             break
-        label, words = one[0][0].strip(" :"), one[1:]
+        label, words = one[0][0].strip(" :"), tuple(part for part in one[1:] if not _BAR.fullmatch(part[0]))
         if label:
             found.append((label, words))
         elif found:

@@ -13,7 +13,7 @@ from transom_cli.report.shapes import Block, Cell, Section, Table, Words
 from transom_cli.ui.concerning import nodes_of
 from transom_cli.ui.story import Story, when
 from transom_cli.ui.view import NodeView
-from transom_cli.ui.words import count, several, some, span
+from transom_cli.ui.words import count, some, span
 
 MOST = 200  # rows of each table
 FACTS = "facts"  # the check that tells what a node says of itself (health.node.facts)
@@ -49,10 +49,8 @@ def _nodes(material: Material, stories: Sequence[Story]) -> Table:
         counts = (Cell(count(blamed[name])), Cell(count(found[name])))
         rows.append((Cell(name), *_now(view), *counts) if views else (Cell(name), *counts))
     left = len(names) - len(shown)
-    note = (
-        f"{several(left, 'node')} more, of which nothing is to be said." if left and shown == tuple(odd[:MOST]) else ""
-    )
-    note = f"{several(left, 'node')} more." if left and len(odd) > MOST else note
+    note = f"{count(left)} more, of which nothing is to be said." if left and shown == tuple(odd[:MOST]) else ""
+    note = f"{count(left)} more." if left and len(odd) > MOST else note
     head = ("node", *(("now", "role", "step") if views else ()), "incidents", "against it")
     caption = f"Every node that the run was given: {count(len(names))}"
     return Table(caption, head, tuple(rows), frozenset({"step", "incidents", "against it"}), note)
@@ -129,7 +127,7 @@ def _on(nodes: Iterable[str]) -> str:
 
 
 def _left(more: int, what: str) -> str:
-    return f"{several(more, what)} more: `transom explain RUN NODE` tells those of a node." if more > 0 else ""
+    return f"{count(more)} more {what}s: `transom explain RUN NODE` tells those of a node." if more > 0 else ""
 
 
 def facts(examined: Sequence[Examined]) -> Table:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from transom_cli.core.goodput import NS, Account, Kind, Sums
 from transom_cli.report.shapes import Bar, Cell, Section, Strip, Strips, Table, Words
 from transom_cli.ui.goodput import WORDS, percent, spent
-from transom_cli.ui.words import count, several, span
+from transom_cli.ui.words import count, span
 
 MOST = 100  # attempts, causes
 
@@ -91,7 +91,11 @@ def _share(part: int, whole: Sums) -> str:
 
 
 def _left(more: int, what: str, which: str) -> str:
-    return f"{several(more, what)} more, {which}: `transom goodput --json` has all." if more > 0 else ""
+    return (
+        f"{count(more)} more {what}{'' if more == 1 else 's'}, {which}: `transom goodput --json` has all."
+        if more > 0
+        else ""
+    )
 
 
 def _time(ns: int) -> str:

@@ -5,7 +5,9 @@ What lies closer together than can be seen is drawn as one, and its title says h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 
 from transom_cli.core import events as ev
 from transom_cli.core.goodput import NS, Kind, Span
@@ -134,13 +136,17 @@ def _ticks(told: Sequence[tuple[float, str, str, str]], scale: Scale, what: str)
     places: dict[int, list[tuple[float, str, str, str]]] = {}
     for one in told:
         places.setdefault(round(scale.at(one[0]) * CELLS / 100), []).append(one)
-    found, free = [], 0.0
+    found: list[Tick] = []
     for here in (places[n] for n in sorted(places)):
         at, tone, title, label = max(here, key=lambda one: _WEIGHT.get(one[1], 0))
-        x = scale.at(at)
         if len(here) > 1:
-            title = f"{len(here)} {what}, from {here[0][2]} to {here[-1][2]}"
-        shown = label and x >= free and x <= 100 - LABEL_ROOM
-        free = x + LABEL_ROOM if shown else free
-        found.append(Tick(x, tone, f"{title}, {when(at)}", label if shown else ""))
-    return tuple(found)
+            title, label = f"{len(here)} {what}, from {here[0][2]} to {here[-1][2]}", f"{len(here)}x"
+        found.append(Tick(scale.at(at), tone, f"{title}, {when(at)}", label if here[0][3] else ""))
+    return tuple(_labelled(found))
+
+
+def _labelled(ticks: list[Tick]) -> Iterator[Tick]:
+    """With the labels that have room before the next tick."""
+    for tick, after in zip_longest(ticks, ticks[1:]):
+        room = (100.0 if after is None else after.x) - tick.x
+        yield tick if room >= LABEL_ROOM else replace(tick, label="")

@@ -47,7 +47,7 @@ def incidents(book: Book) -> tuple[Incident, ...]:
     state = book.state
     heard = (*state.incidents, *((state.incident,) if state.incident is not None else ()))
     written = {launcher.attempt: _written(launcher) for launcher in book.launchers}
-    own = [_in_time(incident, written.get(incident.attempt, {})) for incident in heard]
+    own = [_in_time(incident, written.get(incident.attempt, {})) for incident in sorted(heard, key=lambda i: i.began)]
     known = {(i.attempt, m.words) for i in heard for m in i.marks if m.what == "seen"}
     alone = [i for launcher in book.launchers for i in _alone(launcher, known)]
     return tuple(sorted((*own, *alone), key=lambda i: i.began))
@@ -64,18 +64,26 @@ def heals(records: tuple[Mapping[str, Any], ...], attempt: str) -> Iterator[Heal
                 continue  # another version's
 
 
-def _written(launcher: Launcher) -> dict[tuple[str, str], float]:
-    """When the launcher first said what, and in which words."""
-    written: dict[tuple[str, str], float] = {}
+def _written(launcher: Launcher) -> dict[tuple[str, str], list[float]]:
+    """When the launcher said what, and in which words."""
+    written: dict[tuple[str, str], list[float]] = {}
     for told in heals(launcher.records, launcher.attempt):
-        written.setdefault((told.what, told.words), told.at)
+        written.setdefault((told.what, told.words), []).append(told.at)
     return written
 
 
-def _in_time(incident: Incident, written: Mapping[tuple[str, str], float]) -> Incident:
+def _in_time(incident: Incident, written: Mapping[tuple[str, str], list[float]]) -> Incident:
+    """Takes from `written` what it has used: a launcher says the same words of one fault after the other."""
+
     def right(mark: Mark) -> Mark:
-        wall = written.get((mark.what, mark.words), mark.at)
-        return replace(mark, at=wall) if mark.at - wall > LATE else mark
+        times = written.get((mark.what, mark.words), [])
+        at_once = [at for at in times if abs(mark.at - at) <= LATE]
+        earlier = [at for at in times if at < mark.at]
+        if not at_once and not earlier:
+            return mark
+        at = at_once[0] if at_once else earlier[0]
+        times.remove(at)
+        return mark if at_once else replace(mark, at=at)
 
     marks = tuple(map(right, incident.marks))
     began = min((incident.began, *(m.at for m in marks)))
