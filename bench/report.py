@@ -110,8 +110,9 @@ class _Made:
         """A line a minute, as operator and launcher write it."""
         end = self._at + seconds
         while self._at < end:
-            self._step += round(60.0 / A_STEP)
-            self._at += min(60.0, max(1.0, end - self._at))
+            passed = min(60.0, max(A_STEP, end - self._at))
+            self._step += round(passed / A_STEP)
+            self._at += passed
             loss = 1.7 + 9.0 * math.exp(-self._step / 60000) + 0.03 * math.sin(self._step / 700)
             self._progress.append({"wall": self._at, "launch": self._launch, "step": self._step, "loss": loss})
             self._tell(ev.StepSeen(0, self._attempt.name, self._step))

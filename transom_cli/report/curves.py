@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from statistics import median
 
 from transom_cli.core.goodput import NS, History
@@ -22,6 +23,7 @@ COLUMNS = 400
 _UNITS = 1000.0
 _HEADROOM = 1.05
 _RARE = 0.99  # of step times, those above are cut off at the top
+_NEAR = 2  # columns: with more than that between them, two points are not joined
 Point = tuple[float, float]  # seconds, value
 
 
@@ -121,7 +123,7 @@ def losses(told: Sequence[Loss], last: Sequence[Loss], scale: Scale) -> Plot | W
         kept = f" The newest that agents told: {newest}." if newest else ""
         return Words(f"Loss: not recorded over time.{kept}", "dim")
     odd = len(told) - len(values)
-    note = f"{several(odd, 'value')} that are no finite number are left out." if odd else "As the trainer told it."
+    note = f"Left out, as no finite number: {several(odd, 'value')}." if odd else "As the trainer told it."
     return _drawn("Loss", note, list(curves.values()), _around(values), scale, lambda v: f"{v:.4g}")
 
 
@@ -142,27 +144,34 @@ def _drawn(
     scale: Scale,
     words: Callable[[float], str],
 ) -> Plot:
-    lines, bands = [], []
-    for points in curves:
-        columns = _by_column(points, scale)
-        lines.append(_path([(at, median(told)) for at, told in columns], scale, values))
-        if len(columns) < len(points):
-            upper = [(at, max(told)) for at, told in columns]
-            lower = [(at, min(told)) for at, told in reversed(columns)]
-            bands.append(_path([*upper, *lower], scale, values) + "Z")
-    traces = [Trace(" ".join(bands), "band", "lowest to highest")] if bands else []
-    traces.append(Trace(" ".join(filter(None, lines)), "line", caption))
+    points = sorted(point for curve in curves for point in curve)
+    if len(points) <= COLUMNS:
+        traces = [Trace(" ".join(_path(curve, scale, values) for curve in curves if curve), "line", caption)]
+    else:
+        rows = _rows(points, scale)
+        lines = [_path([(at, median(told)) for at, told in row], scale, values) for row in rows]
+        bands = [_band(row, scale, values) for row in rows]
+        traces = [Trace(" ".join(bands), "band", "lowest to highest"), Trace(" ".join(lines), "line", "median")]
     return Plot(caption, note, words(values.high), words(values.low), tuple(traces), scale.axis(), note)
 
 
-def _by_column(points: Sequence[Point], scale: Scale) -> list[tuple[float, list[float]]]:
-    """Time and values of each column that has some; a few points stay by themselves."""
-    if len(points) <= COLUMNS:
-        return [(at, [value]) for at, value in points]
-    columns: dict[int, list[Point]] = {}
-    for point in points:
-        columns.setdefault(int(scale.at(point[0]) * COLUMNS / 100), []).append(point)
-    return [(sum(at for at, _ in here) / len(here), [value for _, value in here]) for here in columns.values()]
+def _rows(points: Sequence[Point], scale: Scale) -> list[list[tuple[float, list[float]]]]:
+    """Time and values of each column that has some; columns that are no neighbours are in rows of their own."""
+    rows: list[list[tuple[float, list[float]]]] = []
+    before = -_NEAR - 1
+    for column, group in groupby(points, key=lambda point: int(scale.at(point[0]) * COLUMNS / 100)):
+        here = list(group)
+        if column - before > _NEAR:
+            rows.append([])
+        rows[-1].append((sum(at for at, _ in here) / len(here), [value for _, value in here]))
+        before = column
+    return rows
+
+
+def _band(row: Sequence[tuple[float, list[float]]], scale: Scale, values: Range) -> str:
+    upper = [(at, max(told)) for at, told in row]
+    lower = [(at, min(told)) for at, told in reversed(row)]
+    return _path([*upper, *lower], scale, values) + "Z"
 
 
 def _path(points: Iterable[Point], scale: Scale, values: Range) -> str:

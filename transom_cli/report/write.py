@@ -20,7 +20,9 @@ def target(run: RunDir, out: Path | None, *, force: bool) -> Path:
     """
     path = Path(f"{run.run_id}.html") if out is None else out / f"{run.run_id}.html" if out.is_dir() else out
     if path.exists() and not force and not _report(path):
-        raise UsageError(f"{path} exists, and is no report of transom's", hint="--force replaces it; or give -o FILE")
+        raise UsageError(
+            f"{path} exists, and is no report of transom's", hint="--force replaces it; or give another file: -o FILE"
+        )
     return path
 
 
