@@ -119,6 +119,8 @@ class WatchApp(App[RunView | None]):
         if view is None:
             self._put("head", [line((self._said or "looking ...", "dim"))])
             return
+        if not self._main.query("#pane"):
+            return  # it is being taken down
         pane = self._main.query_one("#pane", Pane)
         columns, items = self._items(view)
         pane.tail = self._tab == content.LOG
