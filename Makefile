@@ -4,7 +4,7 @@ PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-long check lint types demo clean
-.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-watch
+.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-watch bench-report images
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,12 @@ bench-operator: setup ## the operator killed in 10 incidents: is everything done
 
 bench-status: setup ## how long does `transom status` take on a run of 1,024 nodes?
 	$(PY) bench/status.py
+
+bench-report: setup ## how long does `transom report` take on a month of 1,000 incidents?
+	$(PY) bench/report.py
+
+images: setup ## docs/images/*.png: the report and the live screen of made-up runs (needs Chromium)
+	$(PY) scripts/images.py
 
 bench-watch: setup ## what does `transom status --watch` cost on a run of 2,048 nodes?
 	$(PY) bench/watch.py

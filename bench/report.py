@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
@@ -34,23 +33,33 @@ REQUEUED = 20  # every so many faults
 LINE = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.4.%d]:17292"
 
 
-def make(folder: Path, days: float, incidents: int, nodes: int, now: float | None = None) -> RunDir:
+def make(
+    folder: Path,
+    days: float,
+    incidents: int,
+    nodes: int,
+    *,
+    now: float | None = None,
+    steps: int = 1_200_000,
+    requeued: int = REQUEUED,
+) -> RunDir:
+    """requeued: every so many faults end in a requeue. now: when the run ends, seconds; the present where not given."""
     run = RunDir(folder / "llama-70b-20261122-065825-c382")
     run.attempts.mkdir(parents=True)
-    run.settings.write_text(SETTINGS % nodes)
+    run.settings.write_text(SETTINGS % (steps, nodes))
     write_header(run.journal, Policy(), nodes)
     made = _Made(run, (time.time() if now is None else now) - days * 86400, tuple(f"gpu{n:03d}" for n in range(nodes)))
     made.start()
     for number in range(1, incidents + 1):
         made.train(days * 86400 / (incidents + 1) - BACK)
-        made.fault(number)
+        made.fault(number, requeue=number % requeued == 0)
     made.train(days * 86400 / (incidents + 1))
     made.end()
     return run
 
 
 SETTINGS = """name = "llama-70b"
-steps = 1200000
+steps = %d
 
 [job]
 nodes = %d
@@ -113,14 +122,13 @@ class _Made:
             passed = min(60.0, max(A_STEP, end - self._at))
             self._step += round(passed / A_STEP)
             self._at += passed
-            loss = 1.7 + 9.0 * math.exp(-self._step / 60000) + 0.03 * math.sin(self._step / 700)
-            self._progress.append({"wall": self._at, "launch": self._launch, "step": self._step, "loss": loss})
+            self._progress.append({"wall": self._at, "launch": self._launch, "step": self._step})
             self._tell(ev.StepSeen(0, self._attempt.name, self._step))
             if self._at - self._saved >= SAVED:
                 self._saved, self._durable = self._at, self._step
                 self._tell(ev.CheckpointSeen(0, self._step))
 
-    def fault(self, number: int) -> None:
+    def fault(self, number: int, *, requeue: bool) -> None:
         node = self._nodes[number % len(self._nodes)]
         name, attempt = f"l{number}", self._attempt.name
         for wait, what, words in _heals(node, number):
@@ -131,7 +139,7 @@ class _Made:
             about = {k: v for k, v in vars(told).items() if k not in ("at", "attempt", "decided", "faults", "durable")}
             self._write("heal", **{**about, "nodes": list(told.nodes)})
         self._step = self._durable
-        if number % REQUEUED:
+        if not requeue:
             self._launch += 1
             self._launches()
             return

@@ -84,8 +84,10 @@ def test_a_run_directory_with_such_a_name(tmp_path: Path, reported: Reported) ->
 def test_what_may_be_secret_is_left_out(tmp_path: Path, reported: Reported) -> None:
     settings = (
         'name = "demo"\n[job]\nsetup = ["export WANDB_API_KEY=hunter2 X=1", "curl https://ada:hunter2@site/x"]\n'
-        '[job.env]\nHF_TOKEN = "hunter2"\nPLAIN = "hunter2"\n[x]\napi_key = "hunter2"\nmonkey = "shown"\n'
+        '[job.env]\nHF_TOKEN = "hunter2"\nPLAIN = "hunter2"\n[x]\napi_key = "hunter2"\n'
+        'monkey = "shown 1"\ntokenizer = "shown 2"\n'
     )
     text = reported(Made(tmp_path, settings=settings).began().stepped().operator().run)
     assert "hunter2" not in text
+    assert "shown 1" in text and "shown 2" in text
     assert "job.env.PLAIN" in text and "X=1" in text and "(left out)@site/x" in text

@@ -15,7 +15,7 @@ from transom_cli.report.shapes import Cell, Table, Words
 
 HIDDEN = "(left out)"
 RULES = ("policy", "rules")
-_SECRET = r"(?:key|token|secret|passw|credential|auth)"
+_SECRET = r"(?:(?:\b|_|-|api|access)key|token(?![is])|secret|passw|credential)"  # not: monkey, tokenizer, tokens
 _NAME = re.compile(_SECRET, re.IGNORECASE)
 _ASSIGNED = re.compile(rf"([\w-]*{_SECRET}[\w-]*\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;]+)", re.IGNORECASE)
 _IN_URL = re.compile(r"(://)[^/\s@]+@")

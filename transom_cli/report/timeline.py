@@ -21,8 +21,16 @@ from transom_cli.ui.words import several, span, zone
 EXACT = 400  # spans up to which each is drawn by itself
 COLUMNS = 300  # else the time is cut into so many
 CELLS = 400  # places for ticks
-LABEL_ROOM = 9.0  # percent that a label takes on a narrow window
+LABEL_ROOM = 8.0  # percent that a label takes on a narrow window
 _THIN = 0.15  # percent: no bar is thinner
+_RESULTS = {
+    "recovered": "good",
+    "nothing": "dim",
+    "ignored": "dim",
+    "done": "dim",
+    "stopped": "bad",
+    "failed again": "bad",
+}
 _WEIGHT = {"good": 1, "warn": 2, "bad": 3}  # of tones, where several ticks share a place
 
 
@@ -120,9 +128,7 @@ def _incidents(stories: Sequence[Story], scale: Scale) -> Strip | None:
 
 
 def tone_of(story: Story) -> str:
-    if story.lasted is None:
-        return "warn"
-    return {"recovered": "good", "nothing": "dim", "ignored": "dim", "done": "dim"}.get(story.result, "bad")
+    return "warn" if story.lasted is None else _RESULTS.get(story.result, "warn")
 
 
 def _checkpoints(book: Book, scale: Scale) -> Strip | None:
@@ -140,7 +146,7 @@ def _ticks(told: Sequence[tuple[float, str, str, str]], scale: Scale, what: str)
     for here in (places[n] for n in sorted(places)):
         at, tone, title, label = max(here, key=lambda one: _WEIGHT.get(one[1], 0))
         if len(here) > 1:
-            title, label = f"{len(here)} {what}, from {here[0][2]} to {here[-1][2]}", f"{len(here)}x"
+            title, label = f"{len(here)} {what}, from {here[0][2]} to {here[-1][2]}", f"{label} +{len(here) - 1}"
         found.append(Tick(scale.at(at), tone, f"{title}, {when(at)}", label if here[0][3] else ""))
     return tuple(_labelled(found))
 
