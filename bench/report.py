@@ -28,7 +28,9 @@ from transom_cli.supervise.journal import write_header
 JOB = 48213
 A_STEP = 2.3  # seconds
 SAVED = 1800.0  # seconds between two checkpoints
-BACK = 95.0  # seconds from a fault to the next step
+BACK = 80.0  # seconds from a fault to the training's next start
+AGAIN = 63.0  # and as many more where the job is requeued
+FIRST = 680.0  # from the submission to the first start
 REQUEUED = 20  # every so many faults
 LINE = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.4.%d]:17292"
 
@@ -48,7 +50,8 @@ def make(
     run.attempts.mkdir(parents=True)
     run.settings.write_text(SETTINGS % (steps, nodes))
     write_header(run.journal, Policy(), nodes)
-    made = _Made(run, (time.time() if now is None else now) - days * 86400, tuple(f"gpu{n:03d}" for n in range(nodes)))
+    begin = (time.time() if now is None else now) - days * 86400 - FIRST - AGAIN * (incidents // requeued)
+    made = _Made(run, begin, tuple(f"gpu{n:03d}" for n in range(nodes)))
     made.start()
     for number in range(1, incidents + 1):
         made.train(days * 86400 / (incidents + 1) - BACK)

@@ -197,3 +197,27 @@ def test_any_words_fit_any_width(marks: list[tuple[float, str, str]], title: str
     for width in (60, 80, 131, 200):
         lines = story_lines(story_of(incident, EMPTY), width)
         assert all(len(line) <= width and line.isprintable() for line in lines)
+
+
+def test_two_faults_told_in_the_same_words_have_each_its_own_time(tmp_path: Path) -> None:
+    """A launcher tells one after the other in one attempt; of the second, the operator heard late."""
+    run = RunDir(tmp_path / "run")
+    run.attempt(7, 0).path.mkdir(parents=True)
+    write_header(run.journal, Policy(), 2)
+    journal = Journal(run.journal, 1)
+    started = (ev.Started(1.0, 1), ev.Submitted(2.0, "submit", 7, True), ev.JobSeen(3.0, 7, 0, "RUNNING", nodes=("a",)))
+    for event in (*started, ev.LaunchSeen(4.0, "7.0", 0, ("a",), 8), ev.StepSeen(5.0, "7.0", 1)):
+        journal.append(event)
+    told = []
+    for n, (wall, heard) in enumerate(((100.0, 100.5), (500.0, 900.0)), 1):
+        for what, words in (("seen", f"rank {n} ended"), ("decided", "relaunch, by rule `hang` (default)")):
+            journal.append(ev.HealSeen(heard, "7.0", f"l{n}", what, words))
+            told.append({"type": "heal", "wall": wall, "incident": f"l{n}", "what": what, "words": words})
+        journal.append(ev.LaunchSeen(heard + 10, "7.0", n, ("a",), 8))
+        journal.append(ev.StepSeen(heard + 20, "7.0", 10 * n))
+    journal.close()
+    run.attempt(7, 0).launcher_journal.write_text("".join(json.dumps(line) + "\n" for line in told))
+    found = incidents(read_book(run, now=2000.0))
+    times = [[m.at for m in one.marks if m.what in ("seen", "decided")] for one in found]
+    assert times == [[100.5, 100.5], [500.0, 500.0]]
+    assert [one.began for one in found] == [100.5, 500.0]
