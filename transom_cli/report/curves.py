@@ -21,7 +21,7 @@ from transom_cli.ui.words import count, several, span
 
 COLUMNS = 400
 _UNITS = 1000.0
-_HEADROOM = 1.05
+_HEADROOM, _ABOVE = 1.05, 1.25  # of steps, and of the time of a step
 _RARE = 0.99  # of step times, those above are cut off at the top
 _NEAR = 2  # columns: with more than that between them, two points are not joined
 Point = tuple[float, float]  # seconds, value
@@ -90,7 +90,7 @@ def step_times(history: History, scale: Scale) -> Plot | Words:
     values = sorted(value for points in pace for _, value in points)
     if not values:
         return Words("Time of a step: not recorded. No launch has two steps whose times are known.", "dim")
-    top = values[min(len(values) - 1, math.ceil(_RARE * len(values)) - 1)] * _HEADROOM
+    top = values[min(len(values) - 1, math.ceil(_RARE * len(values)) - 1)] * _ABOVE
     cut = sum(value > top for value in values)
     note = f"Wall time between two known steps by the steps between them; the median is {_seconds(median(values))}."
     note += f" {several(cut, 'value')} above the upper edge, up to {_seconds(values[-1])}." if cut else ""

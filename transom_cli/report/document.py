@@ -110,7 +110,7 @@ def _checkpoints(book: Book, view: RunView) -> Section:
     rows = []
     for before, one in zip([None, *seen], seen, strict=False):
         after = span(one.at - before.at) if before is not None else "-"
-        rows.append((Cell(count(one.step)), Cell(when(one.at)), Cell(after)))
+        rows.append((Cell(count(one.step)), Cell(when(one.at), "time"), Cell(after)))
     shown = tuple(reversed(rows[-CHECKPOINTS:]))
     left = len(rows) - len(shown)
     note = f"{count(left)} before them." if left else ""

@@ -45,7 +45,7 @@ def incidents(run_id: str, stories: Sequence[Story], known: Mapping[str, str]) -
 def _row(story: Story, known: Mapping[str, str]) -> tuple[Cell, ...]:
     return (
         Cell(story.id, link=known.get(story.id, "")),
-        Cell(when(story.began)),
+        Cell(when(story.began), "time"),
         Cell(story.category or "not diagnosed"),
         Cell(some(story.nodes, 3) or "-"),
         Cell(story.result, tone_of(story)),

@@ -71,7 +71,9 @@ def _kept_off(material: Material) -> Table:
     for one in material.book.state.exclusions[:MOST]:
         until = "until it is lifted" if one.until is None else when(one.until)
         left = f", {span(one.until - now)} more" if one.until is not None and one.until > now else ""
-        rows.append((Cell(one.node), Cell(one.how, "bad"), Cell(when(one.since)), Cell(until + left), Cell(one.reason)))
+        rows.append(
+            (Cell(one.node), Cell(one.how, "bad"), Cell(when(one.since), "time"), Cell(until + left), Cell(one.reason))
+        )
     return Table("Nodes that the run keeps off", ("node", "how", "since", "until", "why"), tuple(rows))
 
 
@@ -85,7 +87,7 @@ def _found(material: Material) -> Table:
             _verdict(verdict),
             Cell(kind),
             Cell(_on(one.node for one in same)),
-            Cell(when(min(one.at for one in same))),
+            Cell(when(min(one.at for one in same)), "time"),
             Cell(count(sum(one.times for one in same))),
             Cell(words),
         )

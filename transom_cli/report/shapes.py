@@ -1,7 +1,7 @@
 """What a report is made of, as plain values: tables, strips along the time, curves, stories. Pure.
 
-Text is anybody's, and not escaped. A tone is a word of the template's own (good, warn, bad, dim, or a kind of time).
-Places along the time are percent of the run's time; other lengths are pixels.
+Text is anybody's, and not escaped. A tone is a class of style.css: good, warn, bad, dim, time, or a kind of time.
+Places along the time are percent of the run's time.
 """
 
 from __future__ import annotations
