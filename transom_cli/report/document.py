@@ -21,7 +21,7 @@ from transom_cli.ui.lines import plain
 from transom_cli.ui.render import screen
 from transom_cli.ui.story import story_of, when
 from transom_cli.ui.view import RunView
-from transom_cli.ui.words import count, span
+from transom_cli.ui.words import count, several, span
 
 CHECKPOINTS = 50  # rows
 _TONES = {"healthy": "good", "done": "good", "held": "bad", "failed": "bad", "degraded": "warn", "unknown": "warn"}
@@ -84,10 +84,11 @@ def _figures(book: Book, view: RunView, incidents: int) -> tuple[tuple[str, str,
     account = book.account
     lost = account.whole.without(Kind.PRODUCTIVE) / 1e9
     of = f"of {count(view.steps)}" if view.steps else ""
+    step = max(view.step, book.state.max_step)  # a new attempt has none yet
     return (
         ("goodput", percent(account.whole.goodput), f"of {span(account.whole.wall / 1e9)}"),
-        ("step", count(view.step) if view.step >= 0 else "-", of),
-        ("restarts", count(view.starts), f"{count(len(account.attempts))} attempts"),
+        ("newest step", count(step) if step >= 0 else "-", of),
+        ("restarts", count(view.starts), several(len(account.attempts), "attempt")),
         ("incidents", count(incidents), ""),
         ("not productive", span(lost), ""),
         (
