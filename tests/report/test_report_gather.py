@@ -92,3 +92,7 @@ def test_settings_that_cannot_be_understood(tmp_path: Path, reported: Callable[[
     one = made(tmp_path)
     one.run.settings.write_text("steps = [")
     assert "Settings: not recorded. run.toml cannot be understood: " in Page(reported(one.run)).text
+
+
+def test_a_run_of_which_nothing_was_written_yet(tmp_path: Path, reported: Callable[[RunDir], str]) -> None:
+    assert "No incident so far." in Page(reported(Made(tmp_path).run)).texts

@@ -35,7 +35,7 @@ def gather(run: RunDir, *, patience: float = 0.0, now: float | None = None) -> M
     job = settings.get("job") if isinstance(settings, Mapping) else None
     gpus = job.get("gpus_per_node") if isinstance(job, Mapping) else 0
     book = read_book(run, now, patience=patience, gpus=gpus if isinstance(gpus, int) else 0)
-    view = Reader(run, patience).look(Folded(book.state, max(e.at for e in book.events), book.events))
+    view = Reader(run, patience).look(Folded(book.state, max((e.at for e in book.events), default=0.0), book.events))
     attempts = [run.attempt(*number) for number in sorted(attempt_numbers(run), reverse=True)]
     budget = _Budget(FILES)
     found: list[Found] = []
@@ -79,7 +79,8 @@ class _Budget:
 
 def _settings(run: RunDir) -> Mapping[str, Any] | str:
     try:
-        return tomllib.loads(run.settings.read_text(encoding="utf-8", errors="surrogateescape"))
+        told: dict[str, Any] = tomllib.loads(run.settings.read_text(encoding="utf-8", errors="surrogateescape"))
+        return told
     except OSError as error:
         return f"run.toml cannot be read: {error.strerror}."
     except ValueError as error:
