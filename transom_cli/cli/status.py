@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from transom_cli.cli.complete import run_ids
 from transom_cli.errors import Unknown, UsageError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from transom_cli.layout import RunDir
     from transom_cli.ui.view import RunView
 
-Run = Annotated[str | None, typer.Argument(help="Run id, name or path [default: the newest].")]
+Run = Annotated[str | None, typer.Argument(help="Run id, name or path [default: the newest].", autocompletion=run_ids)]
 Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
