@@ -1,7 +1,4 @@
-"""The pages of docs/ that are made from the code: settings, commands, messages. `make docs-reference` rewrites them.
-
-With words (page names) it prints these pages instead. A test compares each page with what is made here.
-"""
+"""The pages of docs/ that are made from the code. `make docs-reference` rewrites them; tests compare them with it."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from reference_commands import commands_markdown  # noqa: E402
 from reference_messages import messages_markdown  # noqa: E402
@@ -23,13 +20,10 @@ PAGES = {
 }
 
 
-def main(names: list[str]) -> None:
-    for name in names:
-        print(PAGES[name](), end="")
-    if not names:
-        for name, text in PAGES.items():
-            (ROOT / "docs" / name).write_text(text(), encoding="utf-8")
+def main() -> None:
+    for name, text in PAGES.items():
+        (ROOT / "docs" / name).write_text(text(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +46,14 @@ class Message:
 
 def messages_markdown(package: Path) -> str:
     trees = {_module(path, package): ast.parse(path.read_text("utf-8")) for path in sorted(package.rglob("*.py"))}
-    found = [message for module, tree in trees.items() if _is_met(module) for message in _messages(module, tree, trees)]
+    everywhere = {name: node for tree in trees.values() for name, node in _classes(tree).items()}
+    everywhere |= _classes(trees["errors"])
+    codes = _codes(everywhere, everywhere)
+    found = []
+    for module, tree in trees.items():
+        if _is_met(module):  # of two classes with one name, a module means its own
+            own = _classes(tree)
+            found += _messages(module, tree, {**codes, **_codes(own, {**everywhere, **own})})
     parts = [_INTRO]
     for title, _ in _ROOMS:
         rows = {(m.what, m.code): m.hint for m in found if _room(m.module) == title}
@@ -73,8 +80,7 @@ def _room(module: str) -> str:
     return max(_ROOMS, key=lambda room: _under(module, room[1]))[0]
 
 
-def _messages(module: str, tree: ast.Module, trees: dict[str, ast.Module]) -> Iterator[Message]:
-    codes = _codes(module, trees)
+def _messages(module: str, tree: ast.Module, codes: dict[str, int]) -> Iterator[Message]:
     for function in [tree, *(node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef)))]:
         said = _said(function)
         for call in _own(function):
@@ -144,12 +150,13 @@ def _constant(node: ast.expr | None) -> str:
     return text if any(c.islower() for c in text.replace("...", "")) or text.startswith("--") else ""
 
 
-def _codes(module: str, trees: dict[str, ast.Module]) -> dict[str, int]:
-    """Exit code of each error class, by name; of two with one name, that of the module itself."""
-    classes: dict[str, ast.ClassDef] = {}
-    for name in [*(name for name in trees if name != module), "errors", module]:
-        classes |= {node.name: node for node in ast.walk(trees[name]) if isinstance(node, ast.ClassDef)}
-    return {name: code for name in classes if (code := _code(name, classes)) is not None}
+def _classes(tree: ast.Module) -> dict[str, ast.ClassDef]:
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _codes(names: Iterable[str], classes: dict[str, ast.ClassDef]) -> dict[str, int]:
+    """The exit code of each that is an error's class."""
+    return {name: code for name in names if (code := _code(name, classes)) is not None}
 
 
 def _code(name: str, classes: dict[str, ast.ClassDef]) -> int | None:
