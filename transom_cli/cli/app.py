@@ -78,7 +78,7 @@ app.command(hidden=True)(operate)
 
 def run_app() -> None:
     try:
-        app()
+        app(prog_name="transom")  # also as `python -m transom_cli`
     except TransomError as error:
         _end(error)
     except OSError as error:
