@@ -4,7 +4,7 @@ PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-long check lint types docs docs-reference demo clean
-.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report
+.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-watch
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,12 @@ bench-identity: setup ## is the result of 20 runs with a random fault bit-identi
 
 bench-operator: setup ## the operator killed in 10 incidents: is everything done exactly once? (about 16 minutes)
 	$(PY) bench/operator_kill.py
+
+bench-status: setup ## how long does `transom status` take on a run of 1,024 nodes?
+	$(PY) bench/status.py
+
+bench-watch: setup ## what does `transom status --watch` cost on a run of 2,048 nodes?
+	$(PY) bench/watch.py
 
 LABELS ?=
 

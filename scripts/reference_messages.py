@@ -14,13 +14,15 @@ stand for names, paths and numbers. Below it follow the reason, most of the time
 and a hint, which is given here too. What the exit codes mean, and what to do about the common errors, is told in
 [Troubleshooting](troubleshooting.md).
 """
-_ROOMS = (
+_ROOMS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Elsewhere", ()),
     ("Scripts and commands", ("submit", "cli.submitting", "cli.run", "cli.app", "cli.ending")),
     ("Settings, policy, rules and logs", ("config", "diagnose", "cli.policy", "cli.diagnos")),
     ("Runs and their supervisors", ("supervise", "ui", "wiring", "cli.status", "cli.looking", "cli.launch", "cli")),
     ("Nodes and checks", ("health", "cli.check", "cli.nodes", "supervise.lifting")),
     ("Slurm", ("slurm",)),
     ("Checkpoints", ("ckpt", "cli.ckpt")),
+    ("Notifications and metrics", ("telling", "cli.notify", "config.notify")),
     ("Between launcher and agents", ("agent.secret",)),
     ("The sandbox", ("sandbox", "cli.sandbox")),
 )
@@ -55,8 +57,10 @@ def messages_markdown(package: Path) -> str:
             own = _classes(tree)
             found += _messages(module, tree, {**codes, **_codes(own, {**everywhere, **own})})
     parts = [_INTRO]
-    for title, _ in _ROOMS:
+    for title, _ in (*_ROOMS[1:], _ROOMS[0]):
         rows = {(m.what, m.code): m.hint for m in found if _room(m.module) == title}
+        if not rows:
+            continue
         parts.append(f"\n## {title}\n\n| message | exit code | what to do |\n|---|---|---|\n")
         for (what, code), hint in sorted(rows.items(), key=lambda row: (row[0][1], row[0][0].lower())):
             parts.append(f"| {_cell(what)} | [{code}](troubleshooting.md#exit-{code}) | {_cell(hint)} |\n")
@@ -77,6 +81,7 @@ def _is_met(module: str) -> bool:
 
 
 def _room(module: str) -> str:
+    """The first where no other has it."""
     return max(_ROOMS, key=lambda room: _under(module, room[1]))[0]
 
 

@@ -108,9 +108,30 @@ PURE = (
     "health.probe.shapes",
     "health.probe.speeds",
     "health.probe.told",
+    "ui.book",
+    "ui.wrapping",
     "submit.options",
     "submit.quoting",
     "submit.render",
+    "ui.ahead",
+    "ui.document",
+    "ui.incidents",
+    "ui.lines",
+    "ui.nodemap",
+    "ui.nodestate",
+    "ui.render",
+    "ui.runs",
+    "ui.slurmwords",
+    "ui.todo",
+    "ui.told",
+    "ui.view",
+    "ui.words",
+    "telling.documents",
+    "telling.news",
+    "telling.numbers",
+    "telling.pacing",
+    "telling.target",
+    "telling.words",
 )
 # Values and text only. Not here: os, subprocess, time, socket, random, and all else that looks around.
 PURE_STANDARD = {
@@ -127,6 +148,10 @@ PURE_OTHERS = {
     "diagnose.hangs.unpickle": {"io", "pickle"},  # values alone, see its docstring
     "slurm.parse": {"ClusterShell", "datetime"},  # node lists as text; the length between two printed times
     "submit.render": {"jinja2", "sys"},  # which interpreter this is
+    "ui.slurmwords": {"datetime"},  # a time as Slurm prints it
+    "ui.words": {"datetime"},  # a time as people read it, in their zone
+    "telling.documents": {"email"},  # a mail as text
+    "telling.words": {"datetime"},  # a time as UTC
 }
 PURE_EXCEPTIONS = {
     ("beats.table", "beats.record"),  # for the names of the phases, which both formats share

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
+    if sys.argv[1:2] in (["status"], ["list"]):
+        from transom_cli.cli.quick import quick
+
+        code = quick(sys.argv[1:])
+        if code is not None:
+            sys.exit(code)
     from transom_cli.cli.app import run_app
 
     run_app()

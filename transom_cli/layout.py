@@ -74,6 +74,11 @@ class AttemptDir:
         return self.path / "reports.json"
 
     @property
+    def progress(self) -> Path:
+        """Steps and when they were done, one JSON object a line, by the launcher (supervise.progress)."""
+        return self.path / "progress.jsonl"
+
+    @property
     def agents_log(self) -> Path:
         """What the step of the node agents printed, by srun."""
         return self.path / "agents.log"
@@ -144,6 +149,11 @@ class RunDir:
     def job_log(self, job_id: int) -> Path:
         """The batch script's output, which Slurm writes: of all attempts of that job, one after the other."""
         return self.path / JOB_LOG.replace("%j", str(job_id))
+
+    @property
+    def told(self) -> Path:
+        """What was told to whom (telling.ledger): one file an epoch, written by that operator."""
+        return self.path / "told"
 
     @property
     def operator_log(self) -> Path:

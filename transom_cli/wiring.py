@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from transom_cli.supervise.hands import Hands
     from transom_cli.supervise.operator import Operator, Pace
     from transom_cli.supervise.slurmwatch import SlurmWatch
+    from transom_cli.telling.ledger import Ledger
+    from transom_cli.telling.meter import Meter
+    from transom_cli.telling.notifier import Notifier
+    from transom_cli.telling.senders import Send
+    from transom_cli.telling.target import Target
 
 
 def slurm_client(timeout: float = 30.0) -> Slurm:
@@ -137,8 +143,9 @@ def operator_for(run: RunDir) -> Operator:
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import Lease
     from transom_cli.supervise.nodebook import NodeBook
-    from transom_cli.supervise.operator import Operator, Pace
+    from transom_cli.supervise.operator import Operator, Pace, Witness
     from transom_cli.supervise.slurmwatch import SlurmWatch
+    from transom_cli.telling.ledger import Ledger
 
     settings = read_settings(run)
     slurm = slurm_client(settings.slurm.timeout)
@@ -156,17 +163,75 @@ def operator_for(run: RunDir) -> Operator:
 
     def parts(clock: Clock, inbox: queue.SimpleQueue[Event], pace: Pace) -> tuple[Follower, SlurmWatch, Hands]:
         follower = Follower(run, checkpoints_of(run, settings), limits)
+        if meter is not None:
+            meter.watch(lambda: tuple(follower.tables.values()))
         watch = SlurmWatch(slurm, clock, inbox, pace, orders.tag, lambda: newest_handed(run))
         return follower, watch, Hands(orders, slurm, reach, clock, inbox)
 
+    ledger = Ledger(run.told, lease.epoch)
+    meter = meter_for(run, settings, ledger)
     book = NodeBook(run, history_dir(os.environ))
-    return Operator(run, lease, Clock, parts, Pace(settings.slurm.poll, settings.slurm.poll_max), book)
+    witnesses: list[Witness] = [book, notifier_for(run, settings, ledger), *([meter] if meter is not None else [])]
+    return Operator(run, lease, Clock, parts, Pace(settings.slurm.poll, settings.slurm.poll_max), witnesses)
+
+
+def notifier_for(run: RunDir, settings: Settings, ledger: Ledger) -> Notifier:
+    """What tells the targets of the settings."""
+    from transom_cli.telling.courier import Courier
+    from transom_cli.telling.notifier import Notifier
+    from transom_cli.telling.words import About
+
+    about, send, per_hour = (
+        About(run.run_id, settings.name, str(run.path)),
+        senders_of(settings),
+        settings.notify.per_hour,
+    )
+    targets = [table.target() for table in settings.notify.targets]
+    return Notifier([Courier(t, about, send(t), ledger, per_hour) for t in targets if t.events])
+
+
+def secrets_of(settings: Settings) -> Path:
+    """The file of URLs and tokens: as set, else beside the user's own settings."""
+    from transom_cli.config.load import user_file
+
+    return settings.notify.secrets or user_file(os.environ).parent / "secrets.toml"
+
+
+def senders_of(settings: Settings) -> Callable[[Target], Send]:
+    """How a target is told, with the secrets and within the time that the settings name."""
+    from transom_cli.telling.senders import sender
+
+    secrets = secrets_of(settings)
+    return lambda target: sender(target, secrets, settings.notify.timeout)
+
+
+def meter_for(run: RunDir, settings: Settings, ledger: Ledger) -> Meter | None:
+    """What measures the run for Prometheus; None where nobody asked for it."""
+    if not settings.metrics.wanted:
+        return None
+    from transom_cli.telling.meter import Gauging, Meter
+
+    asked = settings.metrics
+    about = Gauging(
+        run, settings.name, checkpoints_of(run, settings), asked.textfile, asked.port, asked.address, asked.every
+    )
+    return Meter(about, ledger.counts)
+
+
+def require_telling(settings: Settings) -> None:
+    """Refuse, before anything is submitted, notifications and metrics that would only fail in the night."""
+    from transom_cli.telling.ready import require_metrics, require_target
+
+    secrets = secrets_of(settings)
+    for table in settings.notify.targets:
+        if table.events:
+            require_target(table.target(), secrets)
+    if settings.metrics.wanted:
+        require_metrics(settings.metrics.textfile)
 
 
 def runs_root(explicit: Path | None = None) -> Path:
     """Where run directories live: as asked, else as the settings' layers say."""
-    if explicit is not None:
-        return explicit
-    from transom_cli.config.load import load
+    from transom_cli.config import root
 
-    return load(None, {}, os.environ).root
+    return root.runs_root(explicit, os.environ)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from transom_cli.cli import status
 from transom_cli.cli.app import app
+from transom_cli.cli.looking import code_of
 from transom_cli.core import events as ev
 from transom_cli.core.state import State
 from transom_cli.errors import EXIT_CODES, Unknown
@@ -61,7 +62,7 @@ def test_a_run_that_is_over_gives_its_own_code(run: RunDir) -> None:
 
 def test_a_run_without_an_operator_is_unknown(run: RunDir) -> None:
     assert transom("status", run.path, "--exit-code").returncode == 22
-    assert status._code(view_of("r", State(), {}, 0.0, operator=True)) == 0
+    assert code_of(view_of("r", State(), {}, 0.0, operator=True)) == 0
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from cli_support import transom
 
-from transom_cli.cli.complete import MOST, newest, runs_root
-from transom_cli.config.load import load
+from transom_cli.cli.complete import MOST, newest
 from transom_cli.submit.rundir import list_runs
 
 OLD, NEW = "llama-20260101-000000-0a0b", "gpt-2-20260102-000000-0a0c"
@@ -61,31 +60,12 @@ def test_a_path_and_an_unreadable_root_offer_nothing_and_say_nothing(root: Path)
     assert asked_by_bash("attach", "l", TRANSOM_ROOT="/nonexistent") == []
 
 
-@pytest.mark.parametrize("variable", [None, "", "/var/runs", "~/there"])
-@pytest.mark.parametrize("user", [None, "/user/runs", "beside", "~/mine"])
-@pytest.mark.parametrize("site", [None, "/site/runs"])
-def test_runs_are_looked_for_where_the_settings_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None, user: str | None, site: str | None
-) -> None:
-    """The same as `config.load` says, which reads all settings and takes longer."""
-    pytest.importorskip("tomllib")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    environ = {"HOME": str(tmp_path)} | ({} if variable is None else {"TRANSOM_ROOT": variable})
-    site_file, user_file = tmp_path / "site.toml", tmp_path / ".config" / "transom" / "config.toml"
-    user_file.parent.mkdir(parents=True)
-    for file, value in ((site_file, site), (user_file, user)):
-        if value is not None:
-            file.write_text(f'root = "{value}"\n')
-    if variable == "":
-        return  # an empty path is refused by a command; completion looks further
-    assert runs_root(environ, site_file) == load(None, {}, environ, site=site_file).root
-
-
-def test_a_file_that_is_no_toml_is_passed_over(tmp_path: Path) -> None:
+def test_runs_are_looked_for_where_the_settings_say(root: Path, tmp_path: Path) -> None:
     (tmp_path / "transom").mkdir()
+    (tmp_path / "transom" / "config.toml").write_text('root = "../runs"\n')
+    assert asked_by_bash("attach", "l", XDG_CONFIG_HOME=str(tmp_path)) == [OLD]
     (tmp_path / "transom" / "config.toml").write_text("root = \n")
-    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
-    assert runs_root(environ, tmp_path / "none") == Path.home() / ".transom" / "runs"
+    assert asked_by_bash("attach", "l", XDG_CONFIG_HOME=str(tmp_path)) == [], "and nothing is said of the mistake"
 
 
 def test_completion_loads_nothing_heavy(root: Path) -> None:

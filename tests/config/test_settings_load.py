@@ -10,7 +10,7 @@ import pytest
 
 from transom_cli.config.load import freeze, load, thaw, user_file
 from transom_cli.config.model import Settings
-from transom_cli.config.values import slurm_seconds
+from transom_cli.config.slurmtime import slurm_seconds
 from transom_cli.config.variables import RUN_VARIABLES, is_setting, outer_run_variables
 from transom_cli.errors import UsageError
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -59,8 +61,13 @@ def test_a_killed_rank_is_relaunched_in_the_same_allocation(person: Person, sand
     (incident,) = view["incidents"]
     assert incident["result"] == "recovered" and "rank 1 on node2 ended with signal 9" in incident["words"]
     assert [m[1] for m in incident["marks"]] == ["seen", "examined", "diagnosed", "launched", "first_step"]
-    again = (run.attempt(view["job_id"], 0).logs(1) / "rank-0.log").read_text()
+    attempt = run.attempt(view["job_id"], 0)
+    again = (attempt.logs(1) / "rank-0.log").read_text()
     assert "goes on from step" in again and "from step 0" not in again
+    assert {json.loads(line)["launch"] for line in attempt.progress.read_text().splitlines()} == {0, 1}
+    told = json.loads(person.transom("goodput", "--json", run.run_id).stdout)
+    assert all(one["end_ns"] == other["begin_ns"] for one, other in pairwise(told["spans"]))
+    assert {one["cause"] for one in told["causes"]} == {"start", "i1"} and told["seconds"]["productive"] > 0
 
 
 def test_a_stopped_rank_is_seen_and_relaunched_with_evidence(person: Person, sandbox: Sandbox) -> None:

@@ -49,6 +49,14 @@ def test_requeued_and_held_is_told_from_released() -> None:
     assert held.nodes == () and held.batch_host == ""
 
 
+def test_when_a_waiting_job_is_expected_to_start() -> None:
+    waiting = sample("job_waiting.txt")
+    assert parse.parse_show_job(waiting).start == "2026-11-21T03:46:33"
+    assert parse.parse_show_job(with_fields(waiting, StartTime="Unknown")).start == ""
+    assert parse.parse_show_job(sample("job_requeued_held.txt")).start == ""
+    assert parse.parse_show_job(sample("job_running.txt")).start == ""
+
+
 @pytest.mark.parametrize(
     ("name", "state", "code", "signal"),
     [

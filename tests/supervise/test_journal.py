@@ -6,9 +6,12 @@ import errno
 import json
 import os
 import resource
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from transom_cli.core import events as ev
 from transom_cli.core.policy import Rule
@@ -130,3 +133,36 @@ def test_a_record_of_an_unknown_kind_is_told(path: Path) -> None:
     with pytest.raises(JournalError) as caught:
         fold(path)
     assert "Teleported" in caught.value.why
+
+
+seen_steps = st.builds(ev.StepSeen, st.just(5.0), st.sampled_from(["7.0", "7.1"]), st.integers(0, 9))
+seen_others = st.sampled_from(
+    [
+        ev.JobSeen(5.0, 7, 0, "RUNNING", nodes=("n1", "n2")),
+        ev.JobSeen(5.0, 7, 1, "PENDING"),
+        ev.JobSeen(5.0, 7, 1, "RUNNING", nodes=("n1", "n3")),
+        ev.LaunchSeen(5.0, "7.0", 0, ("n1", "n2"), 2),
+        ev.LaunchSeen(5.0, "7.0", 1, ("n1", "n2"), 2),
+        ev.HealSeen(5.0, "7.0", "l1", "seen", "a rank died"),
+        ev.CheckpointSeen(5.0, 4),
+        ev.RanksQuiet(5.0, "7.0", 3, 40.0, 30.0, (0,), ("n1",)),
+        ev.RanksBack(5.0, "7.0"),
+        ev.OutcomeSeen(5.0, "7.1", "failed", "why"),
+        ev.StopAsked(5.0, "ada"),
+    ]
+)
+
+
+@given(st.lists(seen_steps | seen_others, max_size=40))
+def test_a_row_of_steps_is_played_as_its_newest(events: list[ev.Event]) -> None:
+    """Whoever is told of each event has each of them played; the state that comes out is the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "operator.jsonl"
+        write_header(path, Policy(), 2)
+        journal = Journal(path, 1)
+        for event in (ev.Started(1.0, 1), ev.Submitted(2.0, "submit", 7), *events):
+            journal.append(event)
+        journal.close()
+        told: list[ev.Event] = []
+        one_by_one = fold(path, lambda _before, event, _after: told.append(event))
+        assert fold(path) == one_by_one and tuple(told) == one_by_one.events

@@ -262,3 +262,19 @@ def test_a_launcher_that_comes_up_after_the_warning_warns_itself(
     assert launcher(tmp_path, warn_before=120).run() == 0
     assert sent == [signal.SIGUSR2]
     assert [r["name"] for r in journal(tmp_path) if r["type"] == "signal"] == ["SIGUSR2"]
+
+
+def test_the_first_step_of_a_launch_and_the_last_before_its_end_are_written(
+    tmp_path: Path, codes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes += [0]
+    steps = iter(range(1000))
+    monkeypatch.setattr(sys.modules[__name__], "RANK", RANK.replace("sleep(0.1)", "sleep(1.5)"))  # several looks long
+    monkeypatch.setattr(module.BeatWatch, "launch", property(lambda _: 0))
+    monkeypatch.setattr(module.BeatWatch, "step", lambda _, launch: next(steps))
+    assert launcher(tmp_path).run() == 0
+    text = RunDir(tmp_path).attempt(7, 0).progress.read_text()
+    first, last = (json.loads(line) for line in text.splitlines())
+    (began,) = [r["wall"] for r in journal(tmp_path) if r["type"] == "launch"]
+    assert first["launch"] == last["launch"] == 0 and first["step"] < last["step"]
+    assert float(str(began)) <= first["wall"] < last["wall"]

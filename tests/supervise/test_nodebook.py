@@ -82,7 +82,7 @@ def operate(run: RunDir, folder: Path, *story: ev.Event) -> State:
     def parts(_clock: Clock, _inbox: queue.SimpleQueue[ev.Event], _pace: Pace) -> tuple[Story, Story, Story]:
         return told, told, told
 
-    operator = Operator(run, Lease.take(run), Clock, parts, Pace(1.0, 1.0), NodeBook(run, folder))  # type: ignore[arg-type]
+    operator = Operator(run, Lease.take(run), Clock, parts, Pace(1.0, 1.0), [NodeBook(run, folder)])  # type: ignore[arg-type]
     told.leave = operator.leave
     return operator.run()
 

@@ -1,4 +1,4 @@
-"""The `transom` command: its sub-commands, and how an error becomes words and an exit code.
+"""The `transom` command: its sub-commands.
 
 Modules here import only typer and transom's pure parts at the top; whatever is heavy is imported inside the command
 that needs it, so that `--help` stays fast.
@@ -6,10 +6,8 @@ that needs it, so that `--help` stays fast.
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -18,14 +16,18 @@ from transom_cli.cli.check import check
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.cli.diagnose import diagnose, rules_app
 from transom_cli.cli.doctor import doctor
+from transom_cli.cli.ending import end, told
 from transom_cli.cli.examples import examples
+from transom_cli.cli.explain import explain
+from transom_cli.cli.goodput import goodput
 from transom_cli.cli.launch import agent, launch, operate
 from transom_cli.cli.nodes import nodes
+from transom_cli.cli.notify import notify_app
 from transom_cli.cli.policy import policy
 from transom_cli.cli.run import attach, run
 from transom_cli.cli.sandbox import sandbox_app
-from transom_cli.cli.status import explain, list_, status, stop
-from transom_cli.errors import EXIT_CODES, TransomError, UsageError
+from transom_cli.cli.status import list_, status, stop
+from transom_cli.errors import EXIT_CODES, TransomError
 
 _BEHIND_A_RUN = ("launch", "agent", "operate")
 _CODES = "Exit codes: " + " · ".join(f"{code} {words}" for code, words in EXIT_CODES.items())
@@ -61,6 +63,7 @@ app.command(epilog=examples("run"))(run)
 app.command(epilog=examples("attach"))(attach)
 app.command()(status)
 app.command()(explain)
+app.command()(goodput)
 app.command(name="list")(list_)
 app.command(epilog=examples("stop"))(stop)
 app.command(epilog=examples("nodes"))(nodes)
@@ -69,6 +72,7 @@ app.command(epilog=examples("doctor"))(doctor)
 app.command(epilog=examples("diagnose"))(diagnose)
 app.add_typer(rules_app, name="rules")
 app.command(epilog=examples("policy"))(policy)
+app.add_typer(notify_app, name="notify")
 app.add_typer(ckpt_app, name="ckpt")
 app.add_typer(sandbox_app, name="sandbox")
 app.command(hidden=True)(launch)
@@ -80,30 +84,8 @@ def run_app() -> None:
     try:
         app(prog_name="transom")  # also as `python -m transom_cli`
     except TransomError as error:
-        _end(error)
+        end(error)
     except OSError as error:
         if sys.argv[1:2] and sys.argv[1] in _BEHIND_A_RUN:
             raise  # into its log, with all that is known of it
-        _end(_told(error))
-
-
-def _end(error: TransomError) -> NoReturn:
-    ours = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv  # what follows is the training's
-    if "--json" in ours:
-        print(json.dumps(error.as_json()))
-    else:
-        print(f"error: {error}", file=sys.stderr)
-    sys.exit(error.exit_code)
-
-
-def _told(error: OSError) -> TransomError:
-    """A path that cannot be used, wherever it was met."""
-    from transom_cli.submit.rundir import explain
-
-    if isinstance(error.filename, str):
-        return explain(error, Path(error.filename), doing="use", instead="give another path")
-    try:
-        Path.cwd()
-    except OSError as gone:
-        return UsageError("The current directory is gone", gone.strerror or "", "cd to a directory that is there")
-    return TransomError("The system refused", error.strerror or str(error))
+        end(told(error))

@@ -43,6 +43,9 @@ def run(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; see docs/settings.md.")
     ] = None,
+    log_json: Annotated[
+        bool | None, typer.Option("--log-json/--log-text", help="The operator's log as JSON, one object a line.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the script that would be submitted, and the policy.")
     ] = False,
@@ -56,6 +59,7 @@ def run(
         "name": name,
         "root": str(root) if root else None,
         "auto_beat": auto_beat,
+        "log_json": log_json,
         "job.partition": partition,
         "job.account": account,
         "job.qos": qos,
@@ -85,8 +89,9 @@ def run(
         _show(prepared.script(planned.path), prepared.plan(planned.path).options)
         _show_policy(prepared.settings)
         return
-    from transom_cli.wiring import slurm_client
+    from transom_cli.wiring import require_telling, slurm_client
 
+    require_telling(prepared.settings)
     slurm_client(prepared.settings.slurm.timeout).jobs()  # no Slurm, no run: said before anything is made
     made = create(prepared)
     print(f"run {made.run_id}", file=sys.stderr)

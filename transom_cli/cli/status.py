@@ -1,27 +1,26 @@
-"""`transom status`, `list`, `explain`, `stop`: what a person asks about a run, and the one thing they tell it."""
+"""`transom status`, `list`, `stop`: what a person asks about a run, and the one thing they tell it."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from transom_cli.cli.complete import run_ids
-from transom_cli.errors import Unknown, UsageError
+from transom_cli.cli.looking import show_list, show_status
+from transom_cli.errors import Unknown
 
 if TYPE_CHECKING:
     from transom_cli.core.state import State
     from transom_cli.layout import RunDir
-    from transom_cli.ui.view import RunView
 
 Run = Annotated[str | None, typer.Argument(help="Run id, name or path [default: the newest].", autocompletion=run_ids)]
 Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+NoColor = Annotated[bool, typer.Option("--no-color", help="No colours; NO_COLOR in the environment does the same.")]
 
-_BY_PHASE = {"held": 21, "recovering": 20, "failed": 1, "stopped": 1}
 STOP_PATIENCE = 60.0  # seconds: Slurm gives a job 30 between TERM and KILL, in which it may save
 
 
@@ -29,6 +28,7 @@ def status(
     run: Run = None,
     root: Root = None,
     json_: Json = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every node and every incident.")] = False,
     phases: Annotated[bool, typer.Option("--phases", help="And what each rank spends a step on.")] = False,
     exit_code: Annotated[
         bool,
@@ -36,87 +36,32 @@ def status(
             "--exit-code", help="0 healthy, 20 degraded, 21 held, 22 unknown; of a run that is over, its own."
         ),
     ] = False,
+    no_color: NoColor = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="The live screen; piped, a line for each change.")
+    ] = False,
 ) -> None:
-    """How is my run? One screen, once."""
-    import json
-    import math
-    import shutil
+    """How is my run? One screen, once.
 
-    from transom_cli.submit.rundir import find_run
-    from transom_cli.ui.read import read_view
-    from transom_cli.ui.render import phase_lines, status_lines
-    from transom_cli.wiring import runs_root
+    The first line has the answer. A letter for each node: . ok, s slow, ! silent, ? suspect, p probing, x isolated,
+    - not heard of yet.
 
-    view = read_view(find_run(runs_root(root), run), patience=3.0)
-    if json_:
-        loss = view.loss if view.loss is not None and math.isfinite(view.loss) else None  # JSON has no word for others
-        print(json.dumps({"schema": 1, **asdict(view), "loss": loss}))
-    else:
-        width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
-        print("\n".join([*status_lines(view, width), *(["", *phase_lines(view, width)] if phases else [])]))
-    if exit_code:
-        raise typer.Exit(_code(view))
+    Examples: transom status; transom status llama-70b --all; transom status --watch; transom status --json | jq .step
+    """
+    _leave(show_status(run, root, json_, everything, phases, exit_code, no_color, watch))
 
 
-def _code(view: RunView) -> int:
-    if view.over and view.exit_code is not None:
-        return view.exit_code
-    unknown = not view.over and (not view.operator or bool(view.slurm_lost))
-    return 22 if unknown else _BY_PHASE.get(view.phase, 0)
+def list_(root: Root = None, json_: Json = False, no_color: NoColor = False) -> None:
+    """All my runs, newest first.
+
+    FOR: how long a run has been so, or how long it took. AGE: since it was submitted.
+    """
+    _leave(show_list(root, json_, no_color))
 
 
-def list_(root: Root = None, json_: Json = False) -> None:
-    """All my runs, newest first."""
-    import json
-
-    from transom_cli.errors import TransomError
-    from transom_cli.submit.rundir import list_runs
-    from transom_cli.ui.read import read_view
-    from transom_cli.ui.render import headline
-    from transom_cli.wiring import runs_root
-
-    rows = []
-    for run in list_runs(runs_root(root)):
-        try:
-            view = read_view(run)
-        except TransomError as error:
-            print(f"warning: {run.run_id}: {error.what}", file=sys.stderr)
-            continue
-        told = {"run_id": view.run_id, "phase": view.phase, "job_id": view.job_id, "step": view.step}
-        rows.append({**told, "verdict": view.verdict})
-        if not json_:
-            print(headline(view) + (f"  {view.verdict}" if view.phase == "held" else ""))
-    if json_:
-        print(json.dumps({"schema": 1, "runs": rows}))
-
-
-def explain(
-    run: Run = None,
-    incident: Annotated[str | None, typer.Option("--incident", "-i", help="Only this one, as i2.")] = None,
-    root: Root = None,
-    json_: Json = False,
-) -> None:
-    """What happened: the story of each incident, from the journal."""
-    import json
-
-    from transom_cli.submit.rundir import find_run
-    from transom_cli.ui.read import read_view
-    from transom_cli.ui.render import held_lines, incident_lines
-    from transom_cli.wiring import runs_root
-
-    view = read_view(find_run(runs_root(root), run))
-    chosen = [i for i in reversed(view.incidents) if incident in (None, i.id)]
-    if incident is not None and not chosen:
-        known = ", ".join(i.id for i in reversed(view.incidents)) or "none"
-        raise UsageError(f"Run `{view.run_id}` has no incident `{incident}`", f"it has: {known}")
-    if json_:
-        told = {"schema": 1, "run_id": view.run_id, "phase": view.phase, "verdict": view.verdict}
-        print(json.dumps({**told, "incidents": [asdict(i) for i in chosen]}))
-        return
-    stories = ["\n".join(incident_lines(i, 10_000)) for i in chosen]
-    if view.phase == "held" and incident is None:
-        stories.append("\n".join(held_lines(view)))
-    print("\n\n".join(stories) or f"{view.run_id}: no incident so far")
+def _leave(code: int) -> None:
+    if code:
+        raise typer.Exit(code)
 
 
 def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:

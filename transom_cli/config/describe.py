@@ -91,9 +91,11 @@ _INTRO = """# Settings
 
 From weakest to strongest: the defaults below, the site's `/etc/transom.toml`, your `~/.config/transom/config.toml`
 (under `$XDG_CONFIG_HOME` where that is set), the run file given with `-f`, environment variables
-(`TRANSOM_<SECTION>__<KEY>`, as `TRANSOM_JOB__PARTITION`; `TRANSOM_ROOT`, `TRANSOM_NAME`, `TRANSOM_AUTO_BEAT`), flags.
-A later layer replaces single keys; lists are replaced whole, `job.env` is joined name by name, and `policy.rules` come
-before those of weaker layers, or in the place of one of the same name. The empty text takes an optional setting back.
+(`TRANSOM_<SECTION>__<KEY>`, as `TRANSOM_JOB__PARTITION`; `TRANSOM_ROOT`, `TRANSOM_NAME`, `TRANSOM_AUTO_BEAT`,
+`TRANSOM_STEPS`, `TRANSOM_LOG_JSON`), flags.
+A later layer replaces single keys; lists are replaced whole, `job.env` is joined name by name, and `policy.rules` and
+`notify.targets` come before those of weaker layers, or in the place of one of the same name. The empty text takes an
+optional setting back.
 Relative paths count from the file that holds them, or from the current directory.
 
 In a variable, a list is a TOML array or shell words (`TRANSOM_JOB__SBATCH='--switches=1 --exclusive'`), `job.setup` is

@@ -6,7 +6,6 @@ import this module inside the function that needs it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,8 @@ from pydantic import ValidationError
 
 from transom_cli.config.describe import ENV_PREFIX, Setting, settings_of
 from transom_cli.config.model import Settings
+from transom_cli.config.notify import unknown_target_key
+from transom_cli.config.places import SITE_FILE, absolute, user_file
 from transom_cli.config.policy import DEFAULT_TABLE, RuleTable, sourced, stacked
 from transom_cli.config.problems import Problem, refuse, unknown_key
 from transom_cli.config.text import from_text
@@ -28,23 +29,15 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
-SITE_FILE = Path("/etc/transom.toml")
 _ALL = tuple(settings_of())
 _BY_PATH = {setting.path: setting for setting in _ALL}
 _SECTIONS = {setting.path[:depth] for setting in _ALL for depth in range(len(setting.path))}
 _BY_VARIABLE = {setting.variable: setting for setting in _ALL}
 _RULES = ("policy", "rules")
+_STACKED = (_RULES, ("notify", "targets"))  # tables that have names
 _PATHS = {setting.path for setting in _ALL if setting.kind == "path"} | {("launch", "python")}
 
 Flat = dict[tuple[str, ...], Any]
-
-
-def user_file(environ: Mapping[str, str]) -> Path:
-    """The user's own settings file, which need not exist."""
-    base = environ.get("XDG_CONFIG_HOME") or ""
-    # the XDG rules: a relative value counts as unset
-    home = Path(base) if base.startswith("/") else Path(environ.get("HOME") or Path.home()) / ".config"
-    return home / "transom" / "config.toml"
 
 
 def load(
@@ -202,12 +195,7 @@ def _absolute(path: tuple[str, ...], value: Any, base: Path | None) -> Any:
         return value
     if path == ("launch", "python") and "/" not in value:
         return value
-    there = Path(value)
-    with contextlib.suppress(RuntimeError):  # "~nobody/..."
-        there = there.expanduser()
-    if there.is_absolute():  # and the current directory, which may be gone, does not matter
-        return str(there)
-    return str((base or Path.cwd()) / there)
+    return absolute(value, base)
 
 
 def _complaints(nested: dict[str, Any], *, strict: bool) -> list[tuple[tuple[str, ...], str]]:
@@ -224,6 +212,8 @@ def _complaints(nested: dict[str, Any], *, strict: bool) -> list[tuple[tuple[str
 def _sentence(item: Any) -> str:
     if item["type"] == "value_error":
         return str(item["ctx"]["error"])
+    if item["type"] == "extra_forbidden" and item["loc"][0] == "notify":
+        return unknown_target_key(str(item["loc"][-1]))
     if item["type"] == "extra_forbidden":
         return f"no such key; there are {', '.join(RuleTable.model_fields)}"
     message: str = item["msg"][0].lower() + item["msg"][1:]
@@ -241,7 +231,7 @@ def _merge(below: Flat, above: Flat) -> None:
     for path, value in above.items():
         if isinstance(value, dict) and isinstance(below.get(path), dict):
             value = {**below[path], **value}
-        if path == _RULES:
+        if path in _STACKED:
             value = stacked(value, below.get(path))
         below[path] = value
 

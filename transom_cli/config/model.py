@@ -12,7 +12,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from transom_cli.config.notify import SecretsPath, Targets
+from transom_cli.config.places import default_root
 from transom_cli.config.policy import Rules
+from transom_cli.config.slurmtime import slurm_seconds
 from transom_cli.config.values import (
     CheckNames,
     Flags,
@@ -27,15 +30,10 @@ from transom_cli.config.values import (
     Thresholds,
     Variables,
     empty_as_unset,
-    slurm_seconds,
 )
 
 WARNING = 120  # seconds before the time limit
 OptionalPath = Annotated[Path | None, BeforeValidator(empty_as_unset)]
-
-
-def _runs_root() -> Path:
-    return Path.home() / ".transom" / "runs"
 
 
 class Section(BaseModel):
@@ -241,15 +239,51 @@ class PolicySection(Section):
     )
 
 
+class Notify(Section):
+    """Who is told of incidents, holds and ends: `[[notify.targets]]`, explained in docs/notifications.md."""
+
+    targets: Targets = Field(
+        default=(), description="who is told; the targets of all layers count, one of the same name is replaced"
+    )
+    secrets: SecretsPath = Field(
+        default=None, description="file of URLs and tokens, mode 0600; unset: secrets.toml beside your own settings"
+    )
+    per_hour: int = Field(
+        default=20, ge=1, le=1000, description="messages that each target gets in an hour; what is more becomes one"
+    )
+    timeout: float = Field(default=10.0, gt=0, le=60, description="seconds that one message may take to be told")
+
+
+class Metrics(Section):
+    """Numbers for Prometheus (docs/notifications.md). Needs `transom-cli[metrics]`."""
+
+    textfile: OptionalPath = Field(
+        default=None, description="folder of node_exporter's textfile collector, for a file of this run; unset: none"
+    )
+    port: int | None = Field(default=None, ge=1, le=65535, description="port of an HTTP endpoint; unset: none")
+    address: Line = Field(
+        default="127.0.0.1", min_length=1, description="address that this endpoint listens on, with no password"
+    )
+    every: float = Field(default=15.0, ge=1, description="seconds between two looks at the numbers")
+
+    @property
+    def wanted(self) -> bool:
+        return self.textfile is not None or self.port is not None
+
+
 class Settings(Section):
-    """All of it. Sections are tables in TOML files; the first three keys stand above them."""
+    """All of it. Sections are tables in TOML files; the first four keys stand above them."""
 
     name: Line = Field(default="run", min_length=1, max_length=200, description="name of the run, and of its Slurm job")
     root: Path = Field(
-        default_factory=_runs_root,
+        default_factory=default_root,
         description="where run directories live; login and compute nodes must see it; unset: ~/.transom/runs",
     )
     auto_beat: bool = Field(default=True, description="beats without a changed line, from PyTorch's optimizer steps")
+    steps: int | None = Field(
+        default=None, ge=1, description="how many steps the training makes; nothing but what is shown depends on it"
+    )
+    log_json: bool = Field(default=False, description="the operator's log as JSON, one object a line")
     job: Job = Field(default_factory=Job)
     launch: Launch = Field(default_factory=Launch)
     detect: Detect = Field(default_factory=Detect)
@@ -259,6 +293,8 @@ class Settings(Section):
     health: Health = Field(default_factory=Health)
     slurm: SlurmCalls = Field(default_factory=SlurmCalls)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    notify: Notify = Field(default_factory=Notify)
+    metrics: Metrics = Field(default_factory=Metrics)
 
     @property
     def ranks_per_node(self) -> int:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
+from transom_cli.config.values import many
 from transom_cli.core.diagnose import CAUSES
 from transom_cli.core.policy import ISOLATE, ROLLBACK, STOP, SWAP, Rule, compiled
 from transom_cli.diagnose.clue import Category
@@ -26,11 +27,6 @@ _OF_FAILURES = (
     *("before_first_step", "first_attempt", "against_node"),
 )
 _ENDED = tuple(state.value for state in JobState if state.ended)
-
-
-def _many(value: Any) -> Any:
-    """`category = "cuda_oom"` is as good as a list of one."""
-    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
 def _one_of(what: str, valid: tuple[str, ...]) -> Any:
@@ -74,7 +70,7 @@ Expression = Annotated[str, AfterValidator(_expression)]
 ActionName = Literal["relaunch", "swap", "isolate", "stop", "ignore", "rollback"]
 Odd = Annotated[str, _one_of("thing that is reported", ODDITIES)]
 _OF_LOSS = tuple(trouble.value for trouble in Trouble)
-OneOrMany = BeforeValidator(_many)
+OneOrMany = BeforeValidator(many)
 
 
 class RuleTable(BaseModel):

@@ -35,20 +35,6 @@ def slurm_time(value: str) -> str:
     return value
 
 
-def slurm_seconds(value: str | None) -> int | None:
-    """A Slurm time in seconds, as a time limit: rounded up to minutes. None: unset, or no limit (UNLIMITED, 0)."""
-    if value is None or not value[0].isdigit():
-        return None
-    days, dash, rest = value.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
-    if dash:  # D-H, D-H:M, D-H:M:S
-        hours, minutes, seconds = (*parts, 0, 0)[:3]
-    else:  # M, M:S, H:M:S
-        hours, minutes, seconds = parts if len(parts) == 3 else (0, *parts, 0)[:3]
-    total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
-    return -(-total // 60) * 60 or None
-
-
 def slurm_memory(value: str) -> str:
     if not _MEMORY.fullmatch(value):
         raise ValueError(f'{value!r} is not a Slurm size: a whole number and a unit, as in "64G" (0: all)')
@@ -96,6 +82,11 @@ def check_names(value: tuple[str, ...]) -> tuple[str, ...]:
 def number_as_text(value: Any) -> Any:
     """`time = 60` and `mem = 64000` are as good as their quoted forms."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def many(value: Any) -> Any:
+    """`events = "held"` is as good as a list of one."""
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
 def empty_as_unset(value: Any) -> Any:

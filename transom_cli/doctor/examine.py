@@ -31,6 +31,7 @@ _OPTIONAL = (
     ("pyslurm", "transom uses Slurm's commands without it"),
     ("nvidia-ml-py", "GPU checks, where ranks run: transom-cli[train]"),
     ("py-spy", "stacks of hung ranks, where ranks run"),
+    ("prometheus-client", "numbers for Prometheus, where the operator runs: transom-cli[metrics]"),
 )
 
 

@@ -193,7 +193,9 @@ def parse_show_job(text: str) -> Job:
         excluded = parse_nodes(body.get("ExcNodeList", ""), reading)
         cpus = body.get("CPUs/Task", "")
         job = _make_job(raw, _exit(body["ExitCode"]), excluded, reading)
-        return replace(job, cpus_per_task=int(cpus) if cpus.isdecimal() else 1)
+        waits = job.state is JobState.PENDING and not job.held and body["StartTime"] != "Unknown"
+        start = body["StartTime"] if waits else ""  # of one that is held Slurm prints when it might have started
+        return replace(job, cpus_per_task=int(cpus) if cpus.isdecimal() else 1, start=start)
     except (ValueError, KeyError, AttributeError) as error:
         raise nonsense(text, reading) from error
 

@@ -61,7 +61,7 @@ class JobState(enum.Enum):
 
 @dataclass(frozen=True)
 class Job:
-    """One job as Slurm tells it now. Times are left out on purpose: they are the controller's clock, not ours."""
+    """One job as Slurm tells it now. Times are left out of decisions: they are the controller's clock, not ours."""
 
     job_id: int
     state: JobState
@@ -81,6 +81,7 @@ class Job:
     comment: str = ""  # carries our tag, see `tag`
     partition: str = ""
     user: str = ""
+    start: str = ""  # when Slurm expects a pending one to start, as it prints it; for people; from `job` only
 
 
 @dataclass(frozen=True)

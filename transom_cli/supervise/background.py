@@ -14,6 +14,7 @@ from transom_cli.core.state import Phase, State
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
 from transom_cli.supervise.lease import operator_alive, read_holder
+from transom_cli.supervise.logjson import JsonLines
 from transom_cli.supervise.pastlogs import remember
 
 UNKNOWN = 22
@@ -21,14 +22,12 @@ UNKNOWN = 22
 
 def operate_here(run: RunDir, stream: object = None) -> int:
     """Operate until the run is over; the run's exit code. TERM and INT make it leave without touching the job."""
-    from transom_cli.wiring import operator_for
+    from transom_cli.wiring import operator_for, read_settings
 
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(message)s",
-        stream=sys.stderr,
-        force=True,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    as_json = read_settings(run).log_json
+    handler.setFormatter(JsonLines(run.run_id) if as_json else logging.Formatter("%(asctime)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     operator = operator_for(run)
 
     def leave(_number: int, _frame: FrameType | None) -> None:

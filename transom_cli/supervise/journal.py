@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from typing import Any
 from transom_cli.core.actions import Action
 from transom_cli.core.codec import BadRecord, build, event_from_json, event_to_json, plain
 from transom_cli.core.decide import decide
-from transom_cli.core.events import Event
-from transom_cli.core.state import Policy, State
+from transom_cli.core.events import Event, StepSeen
+from transom_cli.core.state import Phase, Policy, State
 from transom_cli.errors import TransomError
 
 SCHEMA = 1
@@ -48,50 +48,105 @@ def write_header(path: Path, policy: Policy, num_nodes: int, spares: int = 0) ->
         os.fsync(f.fileno())
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise JournalError(f"Cannot read the journal `{path}`", str(error)) from error
-    for line in text.splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # torn
-        if isinstance(record, dict):
-            yield record
-
-
-def fold(path: Path, seen: Callable[[State, Event, State], None] | None = None) -> Folded:
-    """Play the journal through the core. What comes out is the state at its last record.
+class Folding:
+    """Plays a journal through the core, and goes on with what has been added since, for whoever looks again and again.
 
     seen: told of each event that counts, with the states before and after it.
     """
-    records = _records(path)
-    header = next(records, {})
+
+    def __init__(self, path: Path, seen: Callable[[State, Event, State], None] | None = None) -> None:
+        self._path, self._seen = path, seen
+        self._begin()
+
+    def _begin(self) -> None:
+        self._offset, self._state, self._epoch, self._last_at = 0, State(), 0, 0.0
+        self._events: list[Event] = []
+        self._further: StepSeen | None = None
+        self._folded: Folded | None = None
+
+    def more(self) -> Folded:
+        """The state at the last record that stands there now. Raises JournalError."""
+        added = self._read()
+        records = [record for line in added.splitlines() if (record := _record(line)) is not None]
+        if self._folded is None:
+            self._state = _first_state(self._path, records.pop(0) if records else {})
+        elif not records:
+            return self._folded
+        for record in records:
+            self._play(record)
+        self._catch_up()
+        self._folded = Folded(self._state, self._last_at, tuple(self._events))
+        return self._folded
+
+    def _read(self) -> str:
+        """What was not read yet, in whole lines; the last one also where it has no end, if it is whole."""
+        try:
+            with self._path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._offset:
+                    self._begin()  # another file
+                file.seek(self._offset)
+                data = file.read()
+        except OSError as error:
+            raise JournalError(f"Cannot read the journal `{self._path}`", str(error)) from error
+        whole, end, rest = data.rpartition(b"\n")
+        if _record(rest.decode("utf-8", "replace")) is not None:
+            whole, end, rest = data, b"", b""
+        self._offset += len(whole) + len(end)
+        return whole.decode("utf-8", "replace")
+
+    def _play(self, record: dict[str, Any]) -> None:
+        """Of a row of lines that tell of further steps, which are most of a long journal, the newest is played."""
+        if int(record.get("epoch", 0)) < self._epoch:
+            return
+        self._epoch = int(record.get("epoch", 0))
+        try:
+            event = event_from_json(record)
+        except BadRecord as error:
+            raise JournalError(f"A record of `{self._path}` cannot be read", str(error)) from error
+        self._last_at = max(self._last_at, event.at)
+        self._events.append(event)
+        if self._seen is None and isinstance(event, StepSeen) and _only_further(self._state, event):
+            if self._further is None or event.step > self._further.step:
+                self._further = event
+            return
+        self._catch_up()
+        before = self._state
+        self._state, _ = decide(before, event)
+        if self._seen is not None:
+            self._seen(before, event, self._state)
+
+    def _catch_up(self) -> None:
+        if self._further is not None:
+            self._state, _ = decide(self._state, self._further)
+            self._further = None
+
+
+def fold(path: Path, seen: Callable[[State, Event, State], None] | None = None) -> Folded:
+    """Play the journal through the core, once. As `Folding`."""
+    return Folding(path, seen).more()
+
+
+def _only_further(state: State, event: StepSeen) -> bool:
+    """Whether it says no more than that all goes on: of several in a row the newest step alone counts."""
+    return state.phase is Phase.TRAINING and state.incident is None and event.attempt == state.attempt
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None  # torn
+    return record if isinstance(record, dict) else None
+
+
+def _first_state(path: Path, header: dict[str, Any]) -> State:
     if header.get("type") != "Header" or header.get("schema") != SCHEMA:
         raise JournalError(
             f"`{path}` is not a journal that this transom can read",
             f"its first line has type {header.get('type')!r} and schema {header.get('schema')!r}, not schema {SCHEMA}",
         )
     state = State(policy=build(Policy, header["policy"]), num_nodes=int(header["num_nodes"]))
-    state = replace(state, spares=int(header.get("spares", 0)))
-    epoch, last_at, events = 0, 0.0, []
-    for record in records:
-        if int(record.get("epoch", 0)) < epoch:
-            continue
-        epoch = int(record.get("epoch", 0))
-        try:
-            event = event_from_json(record)
-        except BadRecord as error:
-            raise JournalError(f"A record of `{path}` cannot be read", str(error)) from error
-        before = state
-        state, _ = decide(before, event)
-        if seen is not None:
-            seen(before, event, state)
-        last_at = max(last_at, event.at)
-        events.append(event)
-    return Folded(state, last_at, tuple(events))
+    return replace(state, spares=int(header.get("spares", 0)))
 
 
 class Journal:

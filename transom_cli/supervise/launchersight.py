@@ -6,6 +6,7 @@ made, so a look must be run through to its end.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 from transom_cli.core import ladder, quiet
@@ -14,6 +15,7 @@ from transom_cli.layout import AttemptDir
 from transom_cli.supervise.beatwatch import BeatWatch
 from transom_cli.supervise.follow import newest_checkpoint
 from transom_cli.supervise.launchplan import LaunchOptions
+from transom_cli.supervise.progress import Progress
 from transom_cli.supervise.training import TrainingStep
 
 DURABLE = 1.0  # seconds between two looks for a newer checkpoint
@@ -35,6 +37,8 @@ class Sight:
         self._told = ladder.Exits(0.0, 0, ())
         self._found: quiet.RanksQuiet | None = None
         self._looked_durable = float("-inf")
+        self._progress = Progress(attempt, lambda: watch.nodes_of((0,)))
+        self._rung = Rung.CHECKING
 
     @property
     def stepping(self) -> bool:
@@ -54,12 +58,15 @@ class Sight:
             return  # the run directory does not answer: seen at the next look
         if told != self._told:
             self._told = told
+            if told.over or any(x.bad for x in told.exits):
+                self._progress.settle()
             yield ladder.Exits(now, told.launch, told.exits, told.over, told.srun)
 
     def of_beats(self, now: float) -> Iterator[Heard]:
         """The beat tables, which have just been read."""
         watch = self._watch
         launch = watch.launch  # after a relaunch the tables are about the launch before it for a moment
+        self._write_progress(launch)
         yield ladder.Stepped(now, launch, watch.step(launch))
         for node, silent_for in watch.alone(now):
             if self._dead(node):
@@ -68,10 +75,19 @@ class Sight:
         if found is not None and self._state().rung is Rung.TRAINING and not watch.blind(now):
             yield from self._durable(now, at_once=found is not self._found)
             self._found = found
+            self._progress.settle()
             nodes = watch.nodes_of(found.culprits)
             about = (found.step, found.quiet_for, found.limit, tuple(found.culprits), nodes, found.stopped)
             yield ladder.Quiet(now, launch, *about)
         yield from self._durable(now, at_once=self._state().leaving is not Leaving.NOT)
+
+    def _write_progress(self, launch: int) -> None:
+        """Also of a launch that is ended though its ranks stepped: what is found against a node is a fault too."""
+        self._progress.look(launch, self._watch.step(launch), time.time())
+        rung = self._state().rung
+        if rung is not self._rung and rung is not Rung.TRAINING:
+            self._progress.settle()
+        self._rung = rung
 
     def _durable(self, now: float, *, at_once: bool) -> Iterator[Heard]:
         if not at_once and now - self._looked_durable < DURABLE:

@@ -10,11 +10,12 @@ import contextlib
 import logging
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from transom_cli.core import events as ev
 from transom_cli.core.actions import Action
-from transom_cli.core.codec import event_to_json
+from transom_cli.core.codec import event_to_json, plain
 from transom_cli.core.state import Phase, Stage, State
 from transom_cli.layout import RunDir
 from transom_cli.supervise.clock import Clock
@@ -22,7 +23,6 @@ from transom_cli.supervise.follow import Follower
 from transom_cli.supervise.hands import Hands
 from transom_cli.supervise.journal import Journal, JournalError, fold, step_and_remember
 from transom_cli.supervise.lease import Lease
-from transom_cli.supervise.nodebook import NodeBook
 from transom_cli.supervise.slurmwatch import SlurmWatch
 
 log = logging.getLogger("transom.operator")
@@ -58,6 +58,16 @@ class Pace:
         return float(min(self._base * 1.5 ** min(self._calm, 20), self._most))
 
 
+class Witness(Protocol):
+    """Follows the run beside the loop: it must return at once, and fail at nothing."""
+
+    def seen(self, before: State, event: ev.Event, after: State) -> None:
+        """Called for each event of the run in its order, those of the journal first."""
+
+    def close(self) -> None:
+        """The operator leaves, or the run is over."""
+
+
 class Operator:
     def __init__(
         self,
@@ -66,7 +76,7 @@ class Operator:
         clock_from: Callable[[float], Clock],
         parts: Callable[[Clock, queue.SimpleQueue[ev.Event], Pace], tuple[Follower, SlurmWatch, Hands]],
         pace: Pace,
-        book: NodeBook | None = None,
+        witnesses: Sequence[Witness] = (),
     ) -> None:
         folded = fold(run.journal)
         self.state = folded.state
@@ -76,7 +86,7 @@ class Operator:
         self._clock = clock_from(folded.last_at)
         self._inbox: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
         self._pace = pace
-        self._book = book
+        self._witnesses = tuple(witnesses)
         self._follower, self._watch, self._hands = parts(self._clock, self._inbox, pace)
         self._asked_to_leave = False
         self._leave_by = 0.0
@@ -115,8 +125,8 @@ class Operator:
             self._watch.stop()
             self._hands.stop()
             self._journal.close()
-            if self._book is not None:
-                self._book.close()
+            for witness in self._witnesses:
+                witness.close()
             with contextlib.suppress(OSError):
                 self._lease.give_up()
         return self.state
@@ -127,10 +137,9 @@ class Operator:
         Whatever was ordered and not answered is ordered once more.
         """
         self._journal.append(ev.Started(self._clock.now(), self._lease.epoch))
-        self.state = fold(self._run.journal, self._book.seen if self._book is not None else None).state
+        self.state = fold(self._run.journal, self._show).state
         for action in self.state.pending:
-            log.info("order %s", action)
-            self._hands.do(action)
+            self._order(action)
 
     def _renew(self) -> None:
         """A full disk must not end the operator: on this host it is known to live by its process."""
@@ -154,16 +163,24 @@ class Operator:
         if remembered is None:
             return
         self.state, actions = remembered
-        if self._book is not None:
-            self._book.seen(before, event, self.state)
+        self._show(before, event, self.state)
         if actions or self.state != before:
+            name = type(event).__name__
             told = {k: v for k, v in event_to_json(event).items() if k not in ("at", "type")}
-            log.info("%s %s", type(event).__name__, told)
+            log.info("%s %s", name, told, extra={"event": name, "facts": told})
         if actions and self._lease.fenced():
             return  # the next turn leaves; the newer operator orders these
         for action in actions:
-            log.info("order %s", action)
-            self._hands.do(action)
+            self._order(action)
+
+    def _show(self, before: State, event: ev.Event, after: State) -> None:
+        for witness in self._witnesses:
+            witness.seen(before, event, after)
+
+    def _order(self, action: Action) -> None:
+        facts = {"action": type(action).__name__, **plain(action)}
+        log.info("order %s", action, extra={"event": "order", "facts": facts})
+        self._hands.do(action)
 
     def _remember(self, event: ev.Event) -> tuple[State, tuple[Action, ...]] | None:
         """The step, once the journal holds it; while the disk is full, wait, and do nothing. None: left meanwhile."""

@@ -28,8 +28,8 @@ from transom_cli.files import replace_text
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.follow import newest_checkpoint
 from transom_cli.supervise.launcherlog import say
+from transom_cli.supervise.reported import SCHEMA
 
-SCHEMA = 1
 EVERY = 5.0  # seconds between two looks, as the agents write
 NODES = 100  # more than that many make it longer, each of them by as much again
 HOT = ("host:gpu_clocks", "host:gpu_heat", "host:gpu_power")  # what an agent tells of clocks and heat (health.gpu)
@@ -178,12 +178,3 @@ def hottest(findings: bytes) -> str:
             newest.pop(kind, None)
             newest[kind] = "" if verdict in ("pass", "unknown") else text
     return next((text for text in reversed(newest.values()) if text), "")
-
-
-def read_reports(attempt: AttemptDir) -> dict[str, Any]:
-    """What the launcher says in reports.json; an empty one where it has said nothing, or nothing that can be read."""
-    try:
-        data = json.loads(attempt.reports.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) and data.get("schema") == SCHEMA else {}

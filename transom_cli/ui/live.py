@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import shlex
+import os
+import shutil
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from transom_cli.errors import NoCheckpoint, TransomError
+from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
 from transom_cli.supervise.lease import STALE, operator_alive
-from transom_cli.ui.read import read_view
-from transom_cli.ui.render import incident_lines, status_lines
+from transom_cli.ui.changes import Changes
+from transom_cli.ui.colour import coloured, show, text_of
+from transom_cli.ui.lines import line
+from transom_cli.ui.read import Reader
+from transom_cli.ui.render import incident_lines, screen
+from transom_cli.ui.todo import go_on
 from transom_cli.ui.view import RunView
-from transom_cli.ui.words import clock_time
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-TURN = 0.5
+TURN, LONGEST = 0.5, 5.0  # seconds between two looks, at least and at most
+REST = 9.0  # times as long as a look takes: a run of thousands of nodes may cost a tenth of a core
 INTERRUPTED = 130
 NO_OPERATOR = 22
 
@@ -39,60 +45,65 @@ def watch_run(run: RunDir) -> int:
         return NO_OPERATOR
     if view.exit_code and view.verdict:
         story = f"The story is in `transom explain {view.run_id}`; the logs are in `{run.path}`."
-        error = TransomError(f"Run `{view.run_id}` {view.phase}", view.verdict, story + _how_to_go_on(run, view))
+        then = f"\nTo go on from step {view.durable}: `{command}`" if (command := go_on(view)) else ""
+        error = TransomError(f"Run `{view.run_id}` {view.phase}", view.verdict, story + then)
         print(f"error: {error}", file=sys.stderr)
     return view.exit_code
-
-
-def _how_to_go_on(run: RunDir, view: RunView) -> str:
-    """A run that is over is not taken up again, and a new one begins at step 0 unless it is told of the checkpoints."""
-    if view.durable < 0 or view.exit_code == NoCheckpoint.exit_code:
-        return ""
-    from transom_cli.wiring import checkpoints_of, read_settings
-
-    directory = shlex.quote(str(checkpoints_of(run, read_settings(run))))
-    return f"\nTo go on from step {view.durable}: `transom run --set checkpoint.directory={directory} ...`"
 
 
 def _over(run: RunDir, view: RunView) -> bool:
     return view.over or (not view.operator and operator_alive(run, patience=STALE) is None)
 
 
+def _rest(began: float) -> None:
+    time.sleep(min(LONGEST, max(TURN, REST * (time.monotonic() - began))))
+
+
 def _on_terminal(run: RunDir) -> RunView:
     from rich.console import Console
     from rich.live import Live
-    from rich.text import Text
 
     console: Console = Console()
+    reader = Reader(run, STALE)
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
-            view = read_view(run, patience=STALE)
-            lines = status_lines(view, console.width)
+            began = time.monotonic()
+            view = reader.look()
+            lines = screen(view, console.width)
             if view.incidents and view.incidents[0].lasted is None:
-                lines += ["", *incident_lines(view.incidents[0], console.width)]
-            live.update(Text("\n".join(lines)), refresh=True)
+                lines += [(), *map(line, incident_lines(view.incidents[0], console.width))]
+            live.update(text_of(lines), refresh=True)
             if _over(run, view):
                 return view
-            time.sleep(TURN)
+            _rest(began)
 
 
-def _line_by_line(run: RunDir) -> RunView:
-    """For pipes and logs: the phase when it changes, and each new line of an incident's story."""
-    told: set[tuple[float, str]] = set()
-    phase = ""
+def _line_by_line(run: RunDir, *, json_: bool = False) -> RunView:
+    """For pipes and logs: a line a change, or an object."""
+    changes, reader = Changes(), Reader(run, STALE)
     while True:
-        view = read_view(run, patience=STALE)
-        if view.phase != phase:
-            phase = view.phase
-            where = f"job {view.job_id}" if view.job_id else "no job yet"
-            step = f", step {view.step}" if view.step >= 0 else ""
-            why = f", {view.verdict}" if phase == "held" else ""
-            print(f"{clock_time(view.since or view.now)} {phase}: {where}{step}{why}", flush=True)
-        for incident in reversed(view.incidents):
-            for at, what, words in incident.marks:
-                if (at, what + words) not in told:
-                    told.add((at, what + words))
-                    print(f"{clock_time(at)} {incident.id} {what}: {words}", flush=True)
+        began = time.monotonic()
+        view = reader.look()
+        for change in changes.of(view):
+            print(change.document(view.run_id) if json_ else change.line, flush=True)
         if _over(run, view):
             return view
-        time.sleep(TURN)
+        _rest(began)
+
+
+def watch_status(run: RunDir, asked: Callable[[RunView], RunView], *, json_: bool, colours: bool) -> int:
+    """`transom status --watch`: the live screen on a terminal, changes elsewhere. 130 where it was interrupted."""
+    if json_ or not sys.stdout.isatty():
+        try:
+            _line_by_line(run, json_=json_)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        return 0
+    from transom_cli.ui.watch.app import WatchApp
+    from transom_cli.ui.watch.follow import Follow
+
+    coloured_ = coloured(os.environ, wanted=colours)
+    last = WatchApp(Follow(run, asked, STALE), colours=coloured_).run()
+    if last is not None:
+        show(screen(last, shutil.get_terminal_size((80, 24)).columns), colours=colours)
+    return 0

@@ -4,71 +4,166 @@ show of their memory; and what a launcher did while there was no operator."""
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from transom_cli.beats.table import BadTable, NodeTable, decode
 from transom_cli.ckpt.memory.account import together
 from transom_cli.ckpt.memory.shown import newest_attempt, read_all
 from transom_cli.core.job import held_words
 from transom_cli.core.state import Phase, State
 from transom_cli.layout import RunDir, attempt_name, parse_attempt
 from transom_cli.supervise.handed import Handed, newest_handed
-from transom_cli.supervise.journal import fold
-from transom_cli.supervise.lease import operator_alive
-from transom_cli.supervise.reporting import read_reports
+from transom_cli.supervise.journal import Folded, Folding
+from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
+from transom_cli.supervise.reported import read_reports
+from transom_cli.ui.ahead import ahead
+from transom_cli.ui.asked import Asked, read_asked
+from transom_cli.ui.nodestate import NodeSight, NodeViews
+from transom_cli.ui.readnodes import NodeReader
+from transom_cli.ui.told import step_time, told
 from transom_cli.ui.view import RunView, view_of
 
-
-def read_tables(run: RunDir, state: State) -> dict[str, NodeTable]:
-    tables = {}
-    if state.job_id:
-        for path in run.attempt(state.job_id, state.restarts).nodes.glob("*.beats"):
-            try:
-                tables[path.stem] = decode(path.read_bytes())
-            except (OSError, BadTable):
-                continue
-    return tables
+MANY = 128  # nodes
+SELDOM = 10.0  # seconds between two looks at the memory of so many
 
 
 def read_view(run: RunDir, patience: float = 0.0) -> RunView:
-    """`patience`: seconds to watch the lease of an operator on another host; 0 trusts nothing but what is here."""
-    state = fold(run.journal).state
-    alive = operator_alive(run, patience=patience) is not None
-    view = view_of(run.run_id, state, read_tables(run, state), time.time(), operator=alive)
-    if not view.over:
-        view = _with_reports(run, state, _with_memory(run, state, view))
-    held = None if alive or view.over else _held_since(run, state)
-    return held_view(view, held) if held is not None else view
+    """`patience`: seconds to watch the lease of an operator on another host, where its file alone does not tell."""
+    return Reader(run, patience).look()
 
 
-def _with_memory(run: RunDir, state: State, view: RunView) -> RunView:
-    """With the newest step in memory, of which all shares are there."""
-    attempt = newest_attempt(run.attempts)
-    if attempt is None or attempt.name != attempt_name(state.job_id, state.restarts):
-        return view
-    trainings = read_all(attempt, view.now)
-    steps = [step for sight in trainings.values() for step in together(sight.accounts) if not step.missing]
-    if not steps:
-        return view
-    one = max(steps, key=lambda step: step.step)
-    age = None if one.committed is None else max(0.0, view.now - one.committed)
-    rhythm = next((a.rhythm for sight in trainings.values() for a in sight.accounts.values() if a.rhythm), "")
-    return replace(view, memory=one.step, memory_age=age, memory_protection=one.protection, rhythm=rhythm)
+class Reader:
+    """For whoever looks again and again: of the journal only what is new is read; of a thousand nodes' tables in one
+    look only as many as `budget` seconds allow."""
+
+    def __init__(self, run: RunDir, patience: float = 0.0, budget: float = float("inf")) -> None:
+        self._run, self._patience, self._budget = run, patience, budget
+        self._journal, self._nodes = Folding(run.journal), NodeReader(budget)
+        self._asked, self._views = read_asked(run), NodeViews()
+        self._memory_at, self._memory_of, self._memory = float("-inf"), "", Memory()
+
+    def look(self) -> RunView:
+        run, asked = self._run, self._asked
+        folded = self._journal.more()
+        state = folded.state
+        alive = _operator_lives(run, self._patience)
+        running = bool(state.job_id) and not state.phase.over
+        sights, newest = self._nodes.read(run.attempt(state.job_id, state.restarts)) if running else ({}, None)
+        tables = {node: sight.table for node, sight in sights.items() if sight.table is not None}
+        view = view_of(run.run_id, state, tables, time.time(), operator=alive)
+        view = replace(view, path=str(run.path), checkpoints=str(asked.checkpoints), steps=asked.steps, nodes_at=newest)
+        view = _with_history(_with_operator(run, view), folded, sights, asked)
+        if not view.over:
+            view = self._with_nodes(self._with_memory(view, state), state, sights)
+        held = None if alive or view.over else _held_since(run, state)
+        return held_view(view, held) if held is not None else view
+
+    def _with_memory(self, view: RunView, state: State) -> RunView:
+        """Each node has a file for it: a reader with a budget does not read a thousand of them all the time."""
+        now = time.monotonic()
+        rare = self._budget < float("inf") and len(state.nodes) > MANY and self._memory_of == state.attempt
+        if not rare or now - self._memory_at >= SELDOM:
+            self._memory, self._memory_at, self._memory_of = (
+                _read_memory(self._run, state, view.now),
+                now,
+                state.attempt,
+            )
+        held = self._memory
+        age = None if held.committed is None else max(0.0, view.now - held.committed)
+        return replace(view, memory=held.step, memory_age=age, memory_protection=held.protection, rhythm=held.rhythm)
+
+    def _with_nodes(self, view: RunView, state: State, sights: Mapping[str, NodeSight]) -> RunView:
+        """With each node, and what the launcher of the present attempt finds odd."""
+        said = read_reports(self._run.attempt(state.job_id, state.restarts)) if state.job_id else {}
+        standing, phases, lines = said.get("standing"), said.get("phases"), said.get("lines")
+        reports = [one for one in standing if isinstance(one, dict)] if isinstance(standing, list) else []
+        slow = {node: str(one.get("words", "")) for one in reversed(reports) for node in _culprits(one)}
+        return replace(
+            view,
+            node_views=self._views.of(state, sights, slow, self._asked.node_silent),
+            reports=tuple(str(one.get("words", "")) for one in reports),
+            phases=phases if isinstance(phases, dict) else None,
+            phase_lines=tuple(str(line) for line in lines) if isinstance(lines, list) else (),
+        )
 
 
-def _with_reports(run: RunDir, state: State, view: RunView) -> RunView:
-    """With what the launcher of the present attempt finds odd."""
-    if not state.job_id:
-        return view
-    said = read_reports(run.attempt(state.job_id, state.restarts))
-    standing, phases, lines = said.get("standing"), said.get("phases"), said.get("lines")
-    told = [one for one in standing if isinstance(one, dict)] if isinstance(standing, list) else []
+@dataclass(frozen=True)
+class Memory:
+    """The newest step in the nodes' memory, when it was committed (wall clock), how it is protected; when it saves."""
+
+    step: int = -1
+    committed: float | None = None
+    protection: str = ""
+    rhythm: str = ""
+
+
+def _operator_lives(run: RunDir, patience: float) -> bool:
+    """An operator on another host that has just renewed its lease need not be watched while it does so again."""
+    holder = read_holder(run)
+    if holder is not None and patience and not holder.released and not holder.here():
+        age = time.time() - (_written(run.lease) or 0.0)
+        if 0.0 <= age < STALE and holder.epoch == highest_epoch(run):
+            return True
+    return operator_alive(run, patience=patience) is not None
+
+
+def _written(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _with_operator(run: RunDir, view: RunView) -> RunView:
+    """With the newest sign of life of an operator: its lease, or the last line of its journal."""
+    holder = read_holder(run)
+    signs = [at for at in (_written(run.lease), _written(run.journal) if holder else None) if at is not None]
+    return replace(view, operator_host=holder.host if holder else "", operator_at=max(signs, default=None))
+
+
+def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight], asked: Asked) -> RunView:
+    """With when things were, how long a step takes, and what comes next."""
+    state, past = folded.state, told(folded.events, folded.state)
+    last = _last_step(view, sights) if len(past.steps) == 1 else None
+    runs = past.running is not None and state.slurm_state == "RUNNING"
+    limit = past.running + asked.limit if runs and past.running is not None and asked.limit else None
+    hung = past.launched + asked.first_step if past.launched is not None else None
     return replace(
         view,
-        reports=tuple(str(one.get("words", "")) for one in told),
-        phases=phases if isinstance(phases, dict) else None,
-        phase_lines=tuple(str(line) for line in lines) if isinstance(lines, list) else (),
+        submitted=past.submitted,
+        step_time=step_time(past.steps, last),
+        durable_age=max(0.0, view.now - past.durable) if past.durable is not None else None,
+        ahead=ahead(state, limit, warned=asked.warned, hung_at=hung),
     )
+
+
+def _last_step(view: RunView, sights: Mapping[str, NodeSight]) -> tuple[float, int] | None:
+    """When the newest step of all was done, by the clock of the file system, and which."""
+    moved = [s.behind + r.age for s in sights.values() if s.table is not None for r in s.table.ranks if r.count]
+    return (view.nodes_at - min(moved), view.step) if moved and view.nodes_at is not None else None
+
+
+def _read_memory(run: RunDir, state: State, now: float) -> Memory:
+    """The newest step in memory, of which all shares are there."""
+    attempt = newest_attempt(run.attempts)
+    if attempt is None or attempt.name != attempt_name(state.job_id, state.restarts):
+        return Memory()
+    trainings = read_all(attempt, now)
+    steps = [step for sight in trainings.values() for step in together(sight.accounts) if not step.missing]
+    if not steps:
+        return Memory()
+    one = max(steps, key=lambda step: step.step)
+    rhythm = next((a.rhythm for sight in trainings.values() for a in sight.accounts.values() if a.rhythm), "")
+    return Memory(one.step, one.committed, one.protection, rhythm)
+
+
+def _culprits(report: Mapping[str, object]) -> list[str]:
+    """The nodes that a report names: those of slowness do."""
+    clue = report.get("clue")
+    culprits = clue.get("culprits") if isinstance(clue, dict) else None
+    named = [c.get("node") for c in culprits if isinstance(c, dict)] if isinstance(culprits, list) else []
+    return [node for node in named if isinstance(node, str) and node]
 
 
 def _held_since(run: RunDir, state: State) -> Handed | None:
@@ -82,4 +177,4 @@ def _held_since(run: RunDir, state: State) -> Handed | None:
 def held_view(view: RunView, handed: Handed) -> RunView:
     """Slurm has not been asked, so nothing is said of what it shows."""
     view = replace(view, job_id=handed.job_id, restarts=handed.restarts, slurm_state="", slurm_reason="")
-    return replace(view, phase=Phase.HELD.value, since=handed.wall, verdict=held_words(handed.why))
+    return replace(view, phase=Phase.HELD.value, since=handed.wall, verdict=held_words(handed.why), ahead=())

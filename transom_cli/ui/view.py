@@ -7,7 +7,40 @@ from dataclasses import dataclass
 
 from transom_cli.beats.table import NodeTable
 from transom_cli.core.decided import UNDECIDED
-from transom_cli.core.state import Incident, State
+from transom_cli.core.state import Exclusion, Incident, State
+
+FRESH = 15.0  # seconds: what was written later than this tells how things are now
+STALE = 60.0  # seconds: what nodes have told before this is not shown as how they are
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node of the attempt.
+
+    role: ranks, spare, or out (a spare has taken its place). state: ok, slow, silent, suspect, probing, isolated, or
+    waiting (nothing was heard of it yet). step: the last that all of its ranks have done, -1: none. beat_age: seconds
+    since the slowest of them has done a step. alive: of its ranks, those whose process lives. note: what is odd, in
+    words.
+    """
+
+    node: str
+    role: str
+    state: str
+    step: int = -1
+    beat_age: float | None = None
+    ranks: int = 0
+    alive: int = 0
+    phase: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What happens next. at: when (seconds of the wall clock), where that is known. then: and what follows on it."""
+
+    words: str
+    at: float | None = None
+    then: str = ""
 
 
 @dataclass(frozen=True)
@@ -22,11 +55,16 @@ class IncidentView:
     rule: str = ""  # of the policy, that decided
     action: str = ""
     fingerprint: str = ""
+    nodes: tuple[str, ...] = ()  # to blame, as far as it is known
+    isolated: tuple[tuple[str, str], ...] = ()  # node, and how: drained or excluded
 
 
 @dataclass(frozen=True)
 class RunView:
-    """What a person wants to know. Times are seconds; `now` is when the view was made."""
+    """What a person wants to know. Times are seconds; `now` is when the view was made.
+
+    Further fields may be added, each with a default: `transom status --json` has them all (ui/schema/status.json).
+    """
 
     run_id: str
     now: float
@@ -56,16 +94,68 @@ class RunView:
     reports: tuple[str, ...] = ()  # what is odd about the training and nobody acts on, in words
     phases: dict[str, object] | None = None  # what its steps are spent on, by rank (diagnose.slow.words.document)
     phase_lines: tuple[str, ...] = ()  # the same as text
+    path: str = ""  # the run directory
+    checkpoints: str = ""  # the directory of its checkpoints
+    submitted: float | None = None  # when
+    steps: int | None = None  # that the training makes, where a setting tells
+    step_time: float | None = None  # seconds, lately
+    durable_age: float | None = None  # seconds since the newest checkpoint on disk was seen
+    node_views: tuple[NodeView, ...] = ()  # of the attempt that runs; () where no node has told anything
+    until: tuple[tuple[str, float | None], ...] = ()  # of `excluded`: node, and when that ends (None: not by itself)
+    ahead: tuple[Ahead, ...] = ()
+    no_progress: int = 0  # restarts in a row without progress
+    max_without_progress: int = 0
+    operator_host: str = ""
+    operator_at: float | None = None  # the newest sign of life of an operator
+    nodes_at: float | None = None  # the newest table of a node of this attempt
+    slurm_asked: float | None = None  # when Slurm was asked for this view; None: it was not
+    slurm_error: str = ""  # why it gave no answer then
+    slurm_start: float | None = None  # when it expects to start a pending job
+    goodput: float | None = None  # share of its time since submission that made new steps
+    goodput_words: str = ""  # that, and what the rest was lost to
+
+    @property
+    def known(self) -> bool:
+        """Whether something that is told now stands behind the phase: operator, nodes, or Slurm itself."""
+        told = self.nodes_at is not None and self.now - self.nodes_at < FRESH
+        waits = self.phase in ("pending", "submitting") and self.slurm_state == "PENDING"
+        asked = self.slurm_asked is not None and not self.slurm_error and waits
+        return self.over or self.phase == "held" or (self.operator and not self.slurm_lost) or told or asked
+
+    @property
+    def nodes_known(self) -> bool:
+        """Whether the nodes' own words are recent enough to say how each of them is."""
+        return self.nodes_at is not None and self.now - self.nodes_at < STALE
+
+    @property
+    def word(self) -> str:
+        """The answer to "is my run all right?": the phase, or unknown."""
+        return self.phase if self.known else "unknown"
+
+    @property
+    def standing(self) -> str:
+        """done, failed, stopped, held, unknown, degraded (something is wrong, and the run lives) or healthy.
+
+        A run without an operator is unknown, though its nodes may tell that it trains: nobody would see what comes.
+        """
+        if self.over or self.phase == "held":
+            return self.phase
+        if not self.operator or self.slurm_lost:
+            return "unknown"
+        odd = any(one.role == "ranks" and one.state not in ("ok", "waiting") for one in self.node_views)
+        return "degraded" if self.phase == "recovering" or odd or self.reports else "healthy"
 
 
-def incident_view(incident: Incident) -> IncidentView:
+def incident_view(incident: Incident, exclusions: tuple[Exclusion, ...] = ()) -> IncidentView:
     words = incident.diagnosis.words if incident.diagnosis else (incident.marks[0].words if incident.marks else "")
     lasted = incident.ended_at - incident.began if incident.ended_at is not None else None
     marks = tuple((m.at, m.what, m.words) for m in incident.marks)
     result = incident.result or incident.stage.value
     told = incident.diagnosis.decided if incident.diagnosis else UNDECIDED
     by = (told.category, told.rule, told.action, told.fingerprint)
-    return IncidentView(incident.id, incident.began, words, result, lasted, marks, *by)
+    nodes = incident.diagnosis.nodes if incident.diagnosis else incident.quiet_nodes
+    isolated = tuple((x.node, x.how) for x in exclusions if x.incident == incident.id)
+    return IncidentView(incident.id, incident.began, words, result, lasted, marks, *by, nodes, isolated)
 
 
 def view_of(run_id: str, state: State, tables: Mapping[str, NodeTable], now: float, *, operator: bool) -> RunView:
@@ -97,5 +187,8 @@ def view_of(run_id: str, state: State, tables: Mapping[str, NodeTable], now: flo
         operator=operator,
         verdict=state.verdict,
         exit_code=state.exit_code,
-        incidents=tuple(incident_view(i) for i in (*open_ones, *reversed(state.incidents))),
+        incidents=tuple(incident_view(i, state.exclusions) for i in (*open_ones, *reversed(state.incidents))),
+        until=tuple((x.node, x.until) for x in state.exclusions),
+        no_progress=state.no_progress,
+        max_without_progress=state.policy.max_without_progress,
     )

@@ -1,0 +1,64 @@
+"""`transom explain` and `transom goodput` as a person types them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from cli_support import transom
+
+from transom_cli.layout import RunDir
+
+RECORDED = Path(__file__).parents[1] / "ui" / "recorded" / "node_killed"
+
+
+@pytest.fixture
+def died(run: RunDir) -> RunDir:
+    shutil.copytree(RECORDED, run.path, dirs_exist_ok=True)
+    return run
+
+
+def test_one_word_is_a_run_an_incident_a_node_or_a_step(died: RunDir) -> None:
+    root = ("--root", died.path.parent)
+    whole = transom("explain", died.run_id, *root).stdout
+    assert whole.startswith("i1  slurm_node_fail on node2  recovered in 9.4 s\n")
+    for word in ("i1", "r"):
+        assert transom("explain", word, *root).stdout == whole
+    assert transom("explain", died.path, "-i", "i1").stdout == whole
+    assert transom("explain", "node2", *root).stdout.startswith("node2  drained ")
+    assert transom("explain", "r", "node2", *root).stdout.startswith("node2  drained ")
+    assert transom("explain", "30", *root).stdout.startswith(f"step 30 of {died.run_id}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "what", "why"),
+    [
+        (("r", "i9"), 2, "has no incident `i9`", "it has: i1"),
+        (("r", "gpu7"), 2, "has nothing named `gpu7`", "its nodes: node1, node2, node3, node4"),
+        (("r", "1,000"), 2, "has not done step 1,000", "the newest step that was seen is 60"),
+        (("elsewhere",), 10, "`elsewhere` is no run, and no node of the newest run", "the newest are"),
+        (("elsewhere", "i1"), 10, "no run `elsewhere`", "the newest are"),
+    ],
+)
+def test_what_there_is_not(died: RunDir, words: tuple[str, ...], code: int, what: str, why: str) -> None:
+    done = transom("explain", *words, "--root", died.path.parent)
+    assert done.returncode == code and what in done.stderr and why in done.stderr, done.stderr
+    told = json.loads(transom("explain", *words, "--root", died.path.parent, "--json").stdout)
+    assert told["exit_code"] == code and what in told["error"]["what"]
+
+
+def test_documents(died: RunDir) -> None:
+    told = json.loads(transom("explain", died.path, "--json").stdout)
+    assert (told["schema"], told["phase"], [i["id"] for i in told["incidents"]]) == (1, "done", ["i1"])
+    node = json.loads(transom("explain", died.path, "node2", "--json").stdout)
+    assert (node["schema"], node["about"], node["incidents"]) == (1, "node2", ["i1"]) and node["facts"][0]["at"]
+    spent = json.loads(transom("goodput", died.path, "--json").stdout)
+    assert spent["schema"] == 1 and sum(spent["seconds"].values()) == pytest.approx(spent["wall_seconds"])
+    assert transom("goodput", died.path).stdout.startswith(f"{died.run_id}  goodput 25.2 %  of 26 s from submission")
+
+
+def test_a_run_without_an_incident(run: RunDir) -> None:
+    assert transom("explain", run.path).stdout == f"{run.run_id}: no incident so far\n"
+    assert transom("goodput", run.path).returncode == 0

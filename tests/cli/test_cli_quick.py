@@ -1,0 +1,70 @@
+"""`transom status` and `list` without typer do what they do with it."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from pathlib import Path
+
+import pytest
+import typer
+from cli_support import transom
+
+from transom_cli.cli import looking, status
+from transom_cli.cli.quick import SHAPES, arguments
+from transom_cli.layout import RunDir
+
+BY_TYPER = {"status": status.status, "list": status.list_}
+BODIES = {"status": looking.show_status, "list": looking.show_list}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_words_are_those_that_typer_knows(name: str) -> None:
+    flags, paths, bare = {}, {}, ""
+    for parameter, hint in typing.get_type_hints(BY_TYPER[name], include_extras=True).items():
+        if parameter == "return":
+            continue
+        annotated = next(one for one in (hint, *typing.get_args(hint)) if typing.get_origin(one) is typing.Annotated)
+        kind, about = typing.get_args(annotated)[:2]
+        if isinstance(about, typer.models.ArgumentInfo):
+            bare = parameter
+            continue
+        words = (about.default, *(about.param_decls or ()))
+        (flags if kind is bool else paths).update(dict.fromkeys(words, parameter))
+        assert kind is bool or Path in typing.get_args(kind)
+    shape = SHAPES[name]
+    assert (shape.flags, shape.paths, shape.bare, shape.does) == (flags, paths, bare, BODIES[name])
+    assert list(inspect.signature(shape.does).parameters) == list(inspect.signature(BY_TYPER[name]).parameters)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ("", {}),
+        ("r --json", {"run": "r", "json_": True}),
+        ("--root /r --all r", {"root": Path("/r"), "everything": True, "run": "r"}),
+        ("--root=/r=s --exit-code", {"root": Path("/r=s"), "exit_code": True}),
+        ("--root", None),
+        ("--help", None),
+        ("-h", None),
+        ("a b", None),
+        ("--jsn", None),
+        ("--json=yes", None),
+        ("-- r", None),
+    ],
+)
+def test_what_leaves_a_doubt_is_left_to_typer(words: str, asked: dict[str, object] | None) -> None:
+    assert arguments(SHAPES["status"], words.split()) == asked
+
+
+def test_mistakes_and_help_are_typers(run: RunDir) -> None:
+    assert "How is my run?" in transom("status", "--help").stdout
+    wrong = transom("status", "--jsn")
+    assert wrong.returncode == 2 and "--jsn" in wrong.stderr
+    assert transom("status", "--json", "none", "--root", run.path.parent).returncode == 10
+
+
+def test_an_error_is_told_the_same_way(tmp_path: Path) -> None:
+    asked = transom("status", "nobody", "--root", tmp_path)
+    assert asked.returncode == 10 and asked.stderr.startswith("error: no runs in ")
+    assert '"kind": "no_such_run"' in transom("status", "nobody", "--root", tmp_path, "--json").stdout

@@ -1,0 +1,147 @@
+"""Any view at any width: no line is wider, colours change no word, and nothing reaches a terminal but text."""
+
+from __future__ import annotations
+
+import re
+import string
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transom_cli.core.state import Phase
+from transom_cli.ui.colour import painted, text_of
+from transom_cli.ui.document import document
+from transom_cli.ui.lines import Line, plain
+from transom_cli.ui.nodestate import LETTERS
+from transom_cli.ui.render import screen
+from transom_cli.ui.runs import list_lines
+from transom_cli.ui.view import Ahead, IncidentView, NodeView, RunView
+from transom_cli.ui.words import cells, fit
+
+NOW = 1_795_331_400.0
+ODD = "\x1b]0;\x07\x9b\r\n\t\u202e\u200b\udcff\0é日本\U0001f4a5e\u0301"
+words = st.text(st.sampled_from(string.ascii_letters + "    .,:'" + ODD), max_size=150)
+names = st.text(st.sampled_from(string.ascii_lowercase + string.digits + "日\x1b"), min_size=1, max_size=20)
+moments = st.none() | st.floats(NOW - 1e7, NOW + 1e7)
+lengths = st.none() | st.floats(0, 1e7)
+steps = st.integers(-1, 10**9)
+nodes = st.builds(
+    NodeView,
+    node=names,
+    role=st.sampled_from(["ranks", "spare", "out"]),
+    state=st.sampled_from(sorted(LETTERS)),
+    step=steps,
+    beat_age=lengths,
+    ranks=st.integers(0, 8),
+    alive=st.integers(0, 8),
+    phase=st.sampled_from(["", "step", "restore"]),
+    note=words,
+)
+incidents = st.builds(
+    IncidentView,
+    id=st.sampled_from(["i1", "i12", "i1234"]),
+    began=st.floats(NOW - 1e7, NOW),
+    words=words,
+    result=st.sampled_from(["recovered", "nothing", "examining", "waiting", "odd"]) | words,
+    lasted=lengths,
+    marks=st.just(()),
+    nodes=st.lists(names, max_size=3).map(tuple),
+    isolated=st.lists(st.tuples(names, st.sampled_from(["drained", "excluded"])), max_size=2).map(tuple),
+)
+views = st.builds(
+    RunView,
+    run_id=st.from_regex(r"[a-z0-9.-]{1,100}-20261122-065825-c382", fullmatch=True),
+    now=st.just(NOW),
+    phase=st.sampled_from([phase.value for phase in Phase]),
+    over=st.booleans(),
+    since=st.floats(0, NOW),
+    job_id=st.integers(0, 10**9),
+    restarts=st.integers(0, 99),
+    starts=st.integers(0, 99),
+    step=steps,
+    durable=steps,
+    loss=st.none() | st.floats(),
+    nodes=st.lists(names, max_size=20).map(tuple),
+    spares=st.lists(names, max_size=3).map(tuple),
+    excluded=st.lists(st.tuples(names, words, words), max_size=2).map(tuple),
+    slurm_state=st.sampled_from(["", "PENDING", "RUNNING"]) | words,
+    slurm_reason=words,
+    slurm_lost=words,
+    operator=st.booleans(),
+    verdict=words,
+    exit_code=st.none() | st.integers(0, 255),
+    incidents=st.lists(incidents, max_size=5).map(tuple),
+    memory=steps,
+    memory_age=lengths,
+    memory_protection=words,
+    rhythm=words,
+    reports=st.lists(words, max_size=2).map(tuple),
+    phases=st.none(),
+    phase_lines=st.just(()),
+    path=st.just("") | st.text(string.ascii_letters + "/ '", min_size=1, max_size=120),
+    checkpoints=st.just("") | st.text(string.ascii_letters + "/ '", min_size=1, max_size=120),
+    submitted=moments,
+    steps=st.none() | st.integers(1, 10**9),
+    step_time=st.none() | st.floats(1e-6, 1e5),
+    durable_age=lengths,
+    node_views=st.lists(nodes, max_size=20).map(tuple),
+    until=st.just(()),
+    ahead=st.lists(st.builds(Ahead, words=words, at=moments, then=words), max_size=2).map(tuple),
+    no_progress=st.integers(0, 3),
+    max_without_progress=st.integers(0, 3),
+    operator_host=names,
+    operator_at=moments,
+    nodes_at=moments,
+    slurm_asked=st.none() | st.just(NOW),
+    slurm_error=words,
+    slurm_start=moments,
+)
+
+
+def _lines(view: RunView, width: int | None, everything: bool) -> list[Line]:
+    return [*screen(view, width, everything=everything), *list_lines([view], width)]
+
+
+@settings(max_examples=60)
+@given(views, st.integers(60, 200), st.booleans())
+def test_no_line_is_wider_than_asked(view: RunView, width: int, everything: bool) -> None:
+    assert [plain(one) for one in _lines(view, width, everything) if cells(plain(one)) > width] == []
+
+
+@settings(max_examples=60)
+@given(views, st.integers(60, 200) | st.none(), st.booleans())
+def test_nothing_but_text_is_shown(view: RunView, width: int | None, everything: bool) -> None:
+    for one in _lines(view, width, everything):
+        assert plain(one).isprintable(), plain(one)
+
+
+@settings(max_examples=60)
+@given(views, st.integers(60, 200))
+def test_colours_change_no_word(view: RunView, width: int) -> None:
+    lines = screen(view, width)
+    assert text_of(lines).plain == "\n".join(plain(one) for one in lines)
+    for one in lines:
+        assert re.sub(r"\x1b\[[0-9;]*m", "", painted(one)) == plain(one)
+
+
+@settings(max_examples=60)
+@given(views)
+def test_a_pipe_gets_every_word(view: RunView) -> None:
+    """Nothing is cut: what others have said stands there whole, in one line each."""
+    told = "\n".join(plain(one) for one in screen(view, None))
+    shown = [view.verdict, *view.reports, *(one.words for one in view.incidents[:3])]
+    for one in shown:
+        assert "".join(c if c.isprintable() else repr(c)[1:-1] for c in one).strip() in told
+
+
+@settings(max_examples=60)
+@given(views)
+def test_every_view_is_json(view: RunView) -> None:
+    assert document(view).startswith("{")
+
+
+@pytest.mark.parametrize("width", range(12))
+def test_a_text_is_cut_to_any_width(width: int) -> None:
+    for text in ("plain text", "日本日本日本日本", "e\u0301" * 20, "\x1b[31m"):
+        assert cells(fit(text, width)) <= width

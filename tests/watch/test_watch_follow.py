@@ -1,0 +1,123 @@
+"""Looking again and again: the same as looking afresh, and no more than is asked for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ui"))
+
+import ui_scenes as scenes
+from ui_made import JOB, Made
+
+from transom_cli.core import events as ev
+from transom_cli.layout import RunDir
+from transom_cli.supervise.journal import Folding, fold
+from transom_cli.ui.changes import Changes
+from transom_cli.ui.readnodes import NodeReader
+from transom_cli.ui.view import RunView
+from transom_cli.ui.watch import follow as following
+from transom_cli.ui.watch.follow import Follow
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 400), max_size=12), st.booleans())
+def test_a_journal_that_grows_folds_as_if_read_afresh(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int], torn: bool
+) -> None:
+    made = Made(tmp_path_factory.mktemp("run")).began().stepped(60)
+    text = made.run.journal.read_bytes() + (b'{"epoch": 1, "type": "Ste' if torn else b"")
+    growing = made.run.path / "growing.jsonl"
+    header = text.index(b"\n") + 1
+    growing.write_bytes(text[:header])
+    folding, at = Folding(growing), header
+    folding.more()
+    for cut in cuts:
+        growing.write_bytes(text[: at + cut])
+        at = min(len(text), at + cut)
+        assert folding.more() == fold(growing)
+    growing.write_bytes(text)
+    assert folding.more() == fold(growing)
+    growing.write_bytes(text[: header + 200])
+    assert folding.more() == fold(growing), "another file in its place"
+
+
+def test_with_a_budget_each_node_is_read_in_its_turn(tmp_path: Path) -> None:
+    made = Made(tmp_path, nodes=12).began().stepped(10).beats()
+    attempt = made.run.attempt(JOB, 0)
+    whole, newest = NodeReader().read(attempt)
+    reader = NodeReader(budget=0.0)
+    assert reader.read(attempt)[0].keys() == whole.keys(), "all of them at the first look"
+    changed = made.beats(late={"gpu007": 48.0}).run.attempt(JOB, 0)
+    for _ in range(12):
+        seen, _ = reader.read(changed)
+    assert seen["gpu007"].behind == pytest.approx(NodeReader().read(changed)[0]["gpu007"].behind, abs=1.0)
+    assert newest is not None
+
+
+def test_slurm_is_asked_now_and_then_and_its_answer_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(tmp_path).began().stepped(10).beats()
+    clock = [1000.0]
+    monkeypatch.setattr(following.time, "monotonic", lambda: clock[0])
+    asked: list[float] = []
+
+    def ask(view: RunView) -> RunView:
+        asked.append(clock[0])
+        return replace(view, slurm_asked=view.now, slurm_state="COMPLETING")
+
+    follow = Follow(made.run, ask)
+    for _ in range(300):
+        assert follow.look().slurm_state == "COMPLETING"
+        clock[0] += 1.0
+    assert len([at for at in asked if at < 1060.0]) == 6 and 9 <= len(asked) <= 11
+
+
+def test_each_change_is_told_once(tmp_path: Path) -> None:
+    view = scenes.one_node_of_many(tmp_path)
+    changes = Changes()
+    first = changes.of(view)
+    assert first[0].what == "training" and [c.incident for c in first if c.what == "seen"] == ["i1"]
+    assert changes.of(view) == []
+    quiet = changes.of(replace(view, reports=view.reports[:1], phase="recovering"))
+    assert [c.what for c in quiet] == ["recovering", "over"]
+    told = json.loads(quiet[0].document(view.run_id))
+    assert (told["schema"], told["run"], told["what"], told["incident"]) == (1, view.run_id, "recovering", None)
+    assert "\x1b" not in replace(quiet[0], words="\x1b[2J").line
+
+
+def command(made: Made, *words: str) -> list[str]:
+    return [sys.executable, "-m", "transom_cli", "status", "--root", str(made.run.path.parent), "--watch", *words]
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_piped_it_ends_with_the_run_and_a_reader_may_leave(tmp_path: Path, words: tuple[str, ...]) -> None:
+    made = Made(tmp_path).began().stepped(10)
+    made.seen((5.0, ev.OutcomeSeen(0, f"{JOB}.0", "done", "every rank ended")), (4.0, ev.JobGone(0, JOB)))
+    done = subprocess.run(command(made, *words), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines and all(json.loads(line)["schema"] == 1 for line in lines if words)
+    shell = " ".join([*command(made, *words), "| head -1"])
+    left = subprocess.run(shell, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    assert left.stderr == "" and left.stdout.splitlines() == lines[:1]
+
+
+def test_an_incidents_story_is_what_explain_prints(tmp_path: Path) -> None:
+    scenes.one_node_of_many(tmp_path)
+    (run,) = (RunDir(path) for path in tmp_path.iterdir())
+    argv = [sys.executable, "-m", "transom_cli", "explain", "--root", str(tmp_path), run.run_id, "i1"]
+    printed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+    told = Follow(run, lambda view: view).story("i1")
+    assert told and [one for one in told if "so far" not in one] == [one for one in printed[1:] if "so far" not in one]
+    assert (
+        Follow(run, lambda view: view).story("i9")
+        == ()
+        == Follow(RunDir(tmp_path / "x"), lambda view: view).story("i1")
+    )

@@ -1,0 +1,228 @@
+"""Every nanosecond of a run, from its submission to its end or to now, as a row of spans without gap or overlap. Pure.
+
+The account is written forward, from one boundary to the next (`_Ledger.until`): whatever the journals say, and in
+whatever order, its spans follow each other, and their lengths add up to the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from transom_cli.core.goodput.shapes import NS, Attempt, Cause, History, Kind, Launch, Sample, Sign, Span
+
+START = "start"  # the cause of what precedes the first step of a run
+SLACK = 180 * NS  # a training that told of a step not longer ago than this, or three of its intervals, still steps
+
+
+_ON_PURPOSE = ("done", "left", "stopped")
+_WITHOUT_CAUSE = (Kind.PRODUCTIVE, Kind.CHECKPOINT, Kind.IDLE, Kind.UNSEEN)
+
+
+def partition(history: History) -> tuple[tuple[Span, ...], tuple[Cause, ...]]:
+    """Spans in the order of time, from `begin` to `until`; and the causes that they name."""
+    walk = _Walk(history)
+    for number, attempt in enumerate(history.attempts):
+        walk.attempt(attempt, history.attempts[number + 1 :])
+    walk.gap(history.until)
+    return tuple(walk.ledger.spans), tuple(walk.causes.values())
+
+
+class _Ledger:
+    def __init__(self, begin: int, until: int) -> None:
+        self.spans: list[Span] = []
+        self.now, self._end = begin, until
+
+    def until(self, at: int, kind: Kind, attempt: str, cause: str = "") -> None:
+        """What lies between the present boundary and `at` was of this kind. A time that is past adds nothing."""
+        at = min(at, self._end)
+        if at <= self.now:
+            return
+        new = Span(self.now, at, kind, attempt, cause)
+        last = self.spans[-1] if self.spans else None
+        if last is not None and (last.kind, last.attempt, last.cause) == (kind, attempt, cause):
+            self.spans[-1] = replace(last, end=at)
+        else:
+            self.spans.append(new)
+        self.now = at
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """How a launch came to its end. stop: from then on it is known not to step. sign: of what. purpose: the attempt's
+    status, where it was ended on purpose."""
+
+    stop: int
+    sign: Sign | None = None
+    goes_on: bool = False
+    purpose: str = ""
+
+
+class _Walk:
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self.ledger = _Ledger(history.begin, history.until)
+        self.causes: dict[str, Cause] = {START: Cause(START, at=history.begin)}
+        self._cause = self._undone = START  # why it does not step now; why steps have to be done again
+        self._best = -1  # the newest step that was ever done
+        self._attempt = history.attempts[0].name if history.attempts else ""
+        self._between, self._handed = Kind.IDLE, False  # what is known when no attempt runs, from its launcher
+
+    # --- between two attempts ---
+
+    def gap(self, end: int) -> None:
+        """Up to `end` no attempt runs: the operator tells why, and before it did, the last launcher."""
+        kind = self._between
+        for point in self._history.points:
+            if point.at <= self.ledger.now and not (point.at == self.ledger.now and not self._handed):
+                continue
+            if point.at > end:
+                break
+            self._wait(point.at, Kind.IDLE if point.woke and self._deserted(kind) else kind)
+            kind = kind if point.woke and self._handed else point.kind
+        away = end == self._history.until and not self._history.over and not self._history.alive
+        self._wait(end, Kind.IDLE if away and self._deserted(kind) else kind)
+
+    def _deserted(self, kind: Kind) -> bool:
+        """Nobody is at it: it takes an operator to go on, and there is none."""
+        return kind is Kind.RESTART and not self._handed
+
+    def _wait(self, at: int, kind: Kind) -> None:
+        self.ledger.until(at, kind, self._attempt, "" if kind is Kind.IDLE else self._cause)
+
+    # --- an attempt ---
+
+    def attempt(self, attempt: Attempt, later: Sequence[Attempt]) -> None:
+        starts = [at for at in (attempt.begun, *(one.at for one in attempt.launches[:1])) if at is not None]
+        if not starts:
+            return
+        self.gap(min(starts))
+        self._attempt = attempt.name
+        end = self._end(attempt, later)
+        if attempt.checked is not None:
+            self._spend(min(attempt.checked, end), Kind.PREFLIGHT)
+        bounds = [*(one.at for one in attempt.launches[1:]), end]
+        for launch, bound in zip(attempt.launches, bounds, strict=False):
+            self._spend(min(launch.at, end), Kind.RESTART)
+            self._launch(attempt, launch, min(bound, end), last=launch is attempt.launches[-1])
+        if not attempt.launches and attempt.ended is not None:
+            self._blame(attempt, self._sign(attempt, self.ledger.now, end), stepped=False)
+        self._spend(end, Kind.RESTART)
+        done = attempt.status == "done" or (attempt.status == "stopped" and not later and self._history.over)
+        self._between, self._handed = Kind.IDLE if done else Kind.RESTART, False
+        if attempt.handed is not None:
+            self._spend(attempt.handed, Kind.RESTART)
+            self._between, self._handed = Kind.HOLD if attempt.held else Kind.QUEUE, True
+
+    def _end(self, attempt: Attempt, later: Sequence[Attempt]) -> int:
+        if attempt.ended is not None:
+            return attempt.ended
+        other = (p.at for p in self._history.points if p.at > self.ledger.now and _newer(p.attempt, attempt))
+        begun = (a.begun for a in later if a.begun is not None)
+        return min((*other, *begun, self._history.until))
+
+    def _launch(self, attempt: Attempt, launch: Launch, end: int, *, last: bool) -> None:
+        samples = _rising(launch.samples, self.ledger.now, end)
+        ending = self._ending(attempt, launch, samples, end, last=last)
+        if not launch.exact:
+            samples = _rising(launch.samples, self.ledger.now, ending.stop)
+        seen = attempt.launcher and self._history.beats  # else its checkpoints are all that is known of its steps
+        if samples:
+            self._first(samples[0], Kind.RESTART if seen else Kind.UNSEEN)
+            self._steps(samples)
+        else:
+            self._spend(ending.stop, Kind.RESTART if seen else Kind.UNSEEN)
+        self._best = max(self._best, attempt.step if last else -1, samples[-1].step if samples else -1)
+        if ending.goes_on:
+            self._tail(samples, end, seen=seen)
+        elif ending.purpose == "done":
+            self._spend(end, Kind.PRODUCTIVE)
+        else:
+            self._blame(attempt, ending.sign, stepped=bool(samples))
+            if not ending.purpose:
+                self._spend(ending.stop, Kind.DETECTION if seen else Kind.UNSEEN)
+        self._spend(end, Kind.RESTART)
+
+    def _ending(self, attempt: Attempt, launch: Launch, samples: Sequence[Sample], end: int, *, last: bool) -> _Ending:
+        """A fault's first sign comes after the last step; or before it, where the ranks stepped on until their end.
+        What an operator took for a fault while they stepped on for long was none."""
+        purpose = attempt.status if last and attempt.ended is not None and attempt.status in _ON_PURPOSE else ""
+        if purpose:
+            return _Ending(end, self._sign(attempt, launch.at, end), purpose=purpose)
+        since = samples[-1].at if samples and launch.exact else launch.at
+        sign = self._sign(attempt, since, end)
+        if sign is None and last and attempt.ended is None and end == self._history.until:
+            return _Ending(end, goes_on=True)
+        sign = sign or self._sign(attempt, launch.at, since)
+        return _Ending(end if sign is None else min(max(sign.at, since), end), sign)
+
+    def _first(self, sample: Sample, kind: Kind) -> None:
+        """A launch's first step: all before it is its start; and what it does not go on from is lost."""
+        self._spend(sample.at, kind)
+        if kind is Kind.RESTART:
+            known = self.causes[self._undone]
+            self.causes[self._undone] = replace(known, lost=max(known.lost, 0, self._best - sample.step + 1))
+
+    def _steps(self, samples: Sequence[Sample]) -> None:
+        best = self._best
+        for one, other in pairwise(samples):
+            stall = 0
+            if one.stalled is not None and other.stalled is not None:
+                stall = min(max(other.stalled - one.stalled, 0), other.at - one.at)
+            if one.step < best:
+                share = min(best, other.step) - one.step
+                redone = one.at + (other.at - one.at) * share // (other.step - one.step)
+                self._spend(min(redone, other.at - stall), Kind.REDONE)
+            self._spend(other.at - stall, Kind.PRODUCTIVE)
+            self._spend(other.at, Kind.CHECKPOINT)
+
+    def _tail(self, samples: Sequence[Sample], end: int, *, seen: bool) -> None:
+        """What is known of a training that goes on ends with its newest sample; soon after, it may be taken to step."""
+        if not samples or not seen:
+            return self._spend(end, Kind.UNSEEN)
+        slack = max(SLACK, 3 * max((b.at - a.at for a, b in pairwise(samples)), default=0))
+        self._spend(min(end, samples[-1].at + slack), Kind.REDONE if samples[-1].step < self._best else Kind.PRODUCTIVE)
+        self._spend(end, Kind.UNSEEN)
+
+    def _spend(self, at: int, kind: Kind) -> None:
+        cause = "" if kind in _WITHOUT_CAUSE else self._undone if kind is Kind.REDONE else self._cause
+        self.ledger.until(at, kind, self._attempt, cause)
+
+    # --- faults ---
+
+    def _sign(self, attempt: Attempt, since: int, end: int) -> Sign | None:
+        """The first one between; with the operator's name for it, where it has one."""
+        own = [s for s in attempt.signs if since <= s.at <= end]
+        theirs = [s for name, s in self._history.signs if name == attempt.name and since <= s.at <= end]
+        found = min((*own, *theirs), key=lambda s: s.at, default=None)
+        if found is None or not own or not theirs:
+            return found
+        named = next((s for s in own if s.incident[:1] == "i"), theirs[0])
+        return replace(named, at=found.at, category=named.category or found.category)
+
+    def _blame(self, attempt: Attempt, sign: Sign | None, *, stepped: bool) -> None:
+        """From here on, up to the first new step, this is why. One that failed at its start has undone no step."""
+        late = [s for name, s in self._history.signs if name == attempt.name and s.at >= self.ledger.now]
+        sign = sign or (late[0] if late else None)
+        if sign is None:
+            cause = Cause(attempt.name, attempt.cause or attempt.status, self.ledger.now, self._best)
+        else:
+            key = sign.incident if sign.incident[:1] == "i" else f"{attempt.name}/{sign.incident}"
+            cause = Cause(key, sign.category or attempt.cause, sign.at, self._best)
+        self._cause = cause.key
+        self._undone = cause.key if stepped else self._undone
+        self.causes.setdefault(cause.key, cause)
+
+
+def _rising(samples: Sequence[Sample], begin: int, end: int) -> list[Sample]:
+    """In the order of time, each a newer step than the one before. What was told later than `end` was done by then."""
+    found: list[Sample] = []
+    for sample in sorted(samples, key=lambda s: s.at):
+        if sample.at >= begin and (not found or sample.step > found[-1].step):
+            found.append(sample if sample.at <= end else replace(sample, at=end))
+    return found
+
+
+def _newer(name: str, attempt: Attempt) -> bool:
+    return bool(name) and Attempt(name).order > attempt.order

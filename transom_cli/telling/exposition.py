@@ -1,0 +1,88 @@
+"""Families of numbers as Prometheus reads them: a file, an HTTP endpoint. Only this module needs prometheus-client."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector
+
+from transom_cli.telling.numbers import COUNTER, SUMMARY, Family
+
+OURS = "transom-"
+FORGOTTEN = 3600.0  # seconds after which a file that nobody rewrites is of a run that is over
+
+
+class _Families(Collector):
+    def __init__(self, run_id: str, families: Callable[[], Iterable[Family]]) -> None:
+        self._run_id, self._families = run_id, families
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._families():
+            if family.samples:
+                yield _metric(self._run_id, family)
+
+
+def _metric(run_id: str, family: Family) -> Metric:
+    names = ("run", *family.labels)
+    if family.kind == SUMMARY:
+        summary = SummaryMetricFamily(family.name, family.help, labels=names, unit=family.unit)
+        for values, total in family.samples:
+            summary.add_metric((run_id, *values), family.count, total)
+        return summary
+    kind = CounterMetricFamily if family.kind == COUNTER else GaugeMetricFamily
+    metric = kind(family.name, family.help, labels=names, unit=family.unit)
+    for values, value in family.samples:
+        metric.add_metric((run_id, *values), value)
+    return metric
+
+
+def registry(run_id: str, families: Callable[[], Iterable[Family]]) -> CollectorRegistry:
+    """`families` is called for each reading."""
+    made = CollectorRegistry(auto_describe=False)
+    made.register(_Families(run_id, families))
+    return made
+
+
+def serve(made: CollectorRegistry, address: str, port: int) -> Callable[[], None]:
+    """An endpoint in threads of its own; what is returned ends it. OSError when the port is taken."""
+    server, _thread = start_http_server(port, address, made)
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+
+    return stop
+
+
+def write_text(made: CollectorRegistry, folder: Path, run_id: str) -> None:
+    """`transom-<run>.prom` for node_exporter's textfile collector: the old text or the new one, readable by all.
+
+    Unlike `files.publish_bytes`, whatever the umask, and with no fsync. Others may write to the folder, too: nothing
+    that lies there already is opened.
+    """
+    path = folder / f"{OURS}{run_id}.prom"
+    temporary = folder / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(generate_latest(made))
+            os.fchmod(file.fileno(), 0o644)
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def sweep(folder: Path) -> None:
+    """Remove what runs of this user left that are over, or nobody would: the last numbers are shown for an hour."""
+    for path in (*folder.glob(f"{OURS}*.prom"), *folder.glob(f".{OURS}*.tmp")):
+        with contextlib.suppress(OSError):
+            told = path.lstat()
+            if told.st_uid == os.geteuid() and time.time() - told.st_mtime > FORGOTTEN:
+                path.unlink()

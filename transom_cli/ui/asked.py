@@ -1,0 +1,65 @@
+"""What a screen shows of a run's settings, from the frozen run.toml: without the model, which has checked it before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transom_cli.config.slurmtime import slurm_seconds
+from transom_cli.layout import RunDir
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+SILENT, FIRST_STEP = 10.0, 1800.0  # seconds, as in `detect` where they are not set
+
+
+@dataclass(frozen=True)
+class Asked:
+    """steps: that the training makes. limit: seconds of an attempt. warned: the ranks are told before it ends."""
+
+    checkpoints: Path
+    steps: int | None = None
+    limit: int | None = None
+    warned: bool = True
+    node_silent: float = SILENT
+    first_step: float = FIRST_STEP
+
+
+def read_asked(run: RunDir) -> Asked:
+    """Nothing but defaults where run.toml cannot be read."""
+    try:
+        told = tomllib.loads(run.settings.read_text(encoding="utf-8", errors="surrogateescape"))
+    except (OSError, ValueError):
+        return Asked(run.checkpoints)
+    job, steps, directory = _section(told, "job"), told.get("steps"), _section(told, "checkpoint").get("directory")
+    detect = _section(told, "detect")
+    return Asked(
+        Path(directory) if isinstance(directory, str) and directory else run.checkpoints,
+        steps if isinstance(steps, int) else None,
+        _seconds(job.get("time")),
+        job.get("signal_before") != 0,
+        _number(detect.get("node_silent"), SILENT),
+        _number(detect.get("first_step"), FIRST_STEP),
+    )
+
+
+def _section(told: dict[str, Any], name: str) -> dict[str, Any]:
+    section = told.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _number(value: object, default: float) -> float:
+    return float(value) if isinstance(value, (int, float)) else default
+
+
+def _seconds(time: object) -> int | None:
+    if not isinstance(time, str) or not time:
+        return None
+    try:
+        return slurm_seconds(time)
+    except ValueError:
+        return None

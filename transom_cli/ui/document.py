@@ -1,0 +1,38 @@
+"""A view as the JSON document of `transom status --json`: ui/schema/status.json says what is in it. Pure.
+
+Within a schema number it is only ever added to. Times are seconds of the wall clock, or of a length; beside those that
+are a moment stands the same moment in UTC, its key ending in `_utc`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+from transom_cli.ui.view import RunView
+from transom_cli.ui.words import utc
+
+SCHEMA = 1
+_MOMENTS = ("now", "since", "submitted", "operator_at", "nodes_at", "slurm_asked", "slurm_start")
+
+
+def document(view: RunView) -> str:
+    return json.dumps(plain(view), allow_nan=False)
+
+
+def plain(view: RunView) -> dict[str, Any]:
+    data = asdict(view)
+    if view.loss is not None and not math.isfinite(view.loss):
+        data["loss"] = None  # JSON has no word for it
+    data |= {f"{key}_utc": _utc(data[key]) for key in _MOMENTS}
+    for one in data["incidents"]:
+        one["began_utc"] = _utc(one["began"])
+    for one in data["ahead"]:
+        one["at_utc"] = _utc(one["at"])
+    return {"schema": SCHEMA, **data, "word": view.word, "standing": view.standing}
+
+
+def _utc(at: float | None) -> str | None:
+    return utc(at) if at else None

@@ -1,0 +1,74 @@
+"""What Slurm says of a job in plain words, and what a view becomes once it was asked. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from transom_cli.slurm.port import Job, JobState
+from transom_cli.slurm.tags import of_run, run_tag
+from transom_cli.ui.view import RunView
+
+_HELD = "held: it starts only when it is released"
+_REASONS = {
+    "Resources": "it is next, and waits for nodes to become free",
+    "Priority": "other jobs are before it",
+    "BeginTime": "its start time has not come (Slurm delays a requeued job by about 2 minutes)",
+    "Dependency": "it waits for another job to end",
+    "DependencyNeverSatisfied": "it waits for a job that can never end as asked: it will not start",
+    "Licenses": "it waits for a licence",
+    "Reservation": "its reservation has not begun",
+    "ReservationDeleted": "its reservation is gone: it will not start",
+    "JobHeldUser": _HELD,
+    "JobHeldAdmin": "held by an administrator: ask them to release it",
+    "job_requeued_in_held_state": _HELD,
+    "launch_failed_requeued_held": "Slurm could not start it (a prolog failed, say), and holds it",
+    "JobHoldMaxRequeue": "requeued as often as Slurm allows (MaxBatchRequeue), and held",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition is closed",
+    "PartitionNodeLimit": "it asks for more nodes than its partition allows: it will not start",
+    "PartitionTimeLimit": "it asks for more time than its partition allows: it will not start",
+    "ReqNodeNotAvail": "nodes that it needs are down, drained, or reserved for others",
+    "NodeDown": "a node that it needs is down",
+    "BadConstraints": "no node fits what it asks for: it will not start",
+    "Cleaning": "its last start is still being cleaned up",
+    "InvalidAccount": "its account is not valid: it will not start",
+    "InvalidQOS": "its QOS is not valid: it will not start",
+    "Prolog": "its prolog is running",
+    "None": "Slurm has not looked at it yet",
+}
+_LIMITS = ("QOS", "Assoc", "Max")  # the many words for limits begin like this
+
+
+def reason_words(reason: str) -> str:
+    """Slurm's reason for a pending job, in plain words; where that is not known, its own."""
+    word = reason.partition(",")[0].partition("(")[0].strip("_ ")
+    known = _REASONS.get(word) or ("a limit of your account or QOS is reached" if word.startswith(_LIMITS) else "")
+    return f"{known} ({reason})" if known else reason.replace("_", " ")
+
+
+def worth_asking(view: RunView) -> bool:
+    """Whether Slurm knows more than what is written: when a job starts, or whether it lives where nobody writes."""
+    if view.over or not view.job_id:
+        return False
+    return view.phase in ("pending", "held") or view.slurm_state == "PENDING" or not view.known
+
+
+def with_answer(view: RunView, job: Job) -> RunView:
+    """With what Slurm has just said of the view's job."""
+    if job.comment and not of_run(job.comment, run_tag(view.run_id)):
+        return with_error(view, f"job {view.job_id} is another run's there")
+    state = "COMPLETING" if job.completing and job.state is JobState.UNKNOWN else job.state.value
+    view = replace(view, slurm_asked=view.now, slurm_state=state, slurm_reason=job.reason, slurm_start=None)
+    if job.state is not JobState.PENDING or not job.start:
+        return view
+    try:
+        start = datetime.fromisoformat(job.start).timestamp()
+    except ValueError:
+        return view
+    return replace(view, slurm_start=start if start > view.now else None)
+
+
+def with_error(view: RunView, error: str) -> RunView:
+    """Slurm was asked, and has not answered."""
+    return replace(view, slurm_asked=view.now, slurm_error=error)
