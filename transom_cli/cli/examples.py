@@ -27,7 +27,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "transom check --tier deep -w 'gpu[017-020]'",
         "transom check --gpus 8 --path /scratch --no-probe",
         "transom check --as prolog --set health.budget=15",
-        "transom check --record gpu017.jsonl",
+        "transom check --record node.json",
     ),
     "doctor": ("transom doctor", "transom doctor --root /scratch/me/runs", "transom doctor --json"),
     "diagnose": (
