@@ -27,9 +27,9 @@ types: setup ## mypy, strict on the pure core
 	$(PY) -m mypy transom_cli
 	$(PY) -m mypy examples/gpt
 
-# NO_MKDOCS_2_WARNING: a banner of the theme's makers, not about these pages.
+# Not --quiet: a warning that is not shown fails nothing. NO_MKDOCS_2_WARNING: a banner of the theme, not about our pages.
 docs: setup ## the documentation as a site in site/; a link or an anchor that leads nowhere fails
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 docs-reference: setup ## rewrite the pages that are made from the code: settings, commands, messages
 	$(PY) scripts/reference.py

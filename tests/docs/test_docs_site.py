@@ -31,12 +31,17 @@ class Fetched(HTMLParser):
             self.urls.append(given.get("src") or given.get("href") or "")
 
 
+def build(project: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """As `make docs` does."""
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(words, cwd=project, env=env, capture_output=True, text=True, timeout=200)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
+    done = build(ROOT, folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -50,14 +55,22 @@ def test_every_page_is_built_and_fetches_nothing_from_elsewhere(site: Path) -> N
         assert [url for url in fetched.urls if re.match(r"(https?:)?//", url)] == [], page.name
 
 
-def test_a_broken_anchor_fails_the_build(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("# One\n\n[two](#nowhere)\n", "nowhere"),
+        ("# One\n\n[two](two.md)\n", "two.md"),
+        ("# One\n\n[two](../README.md)\n", "README.md"),
+    ],
+    ids=["anchor", "page", "outside"],
+)
+def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "index.md").write_text("# One\n\n[two](#nowhere)\n")
+    (tmp_path / "docs" / "index.md").write_text(text)
     config = (ROOT / "mkdocs.yml").read_text()
-    (tmp_path / "mkdocs.yml").write_text(config[: config.index("nav:")])
-    words = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert done.returncode != 0 and "nowhere" in done.stdout + done.stderr
+    (tmp_path / "mkdocs.yml").write_text(config[: config.index("\nnav:")])
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode != 0 and told in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
