@@ -76,6 +76,7 @@ def test_what_the_wrapper_alone_gets_reaches_the_rank_once(place: Place, groups:
     assert line(rank) == "ready\n"
     names = ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGTERM"]
     for name in names:
+        wait_for(lambda: process(place.record().child)[0] == "S")  # it reads: see below
         os.kill(rank.pid, signal.Signals[name])
         assert line(rank) == f"{name}\n"
     out, err = rank.communicate("7")
@@ -118,6 +119,7 @@ def test_a_rank_that_stops_and_goes_on_has_not_ended(place: Place) -> None:
     rank = place.python_in(V2, COUNTS)
     assert line(rank) == "ready\n"
     child = place.record().child
+    wait_for(lambda: process(child)[0] == "S")  # it reads: Python hears a signal just before that only with the next
     os.kill(child, signal.SIGSTOP)
     wait_for(lambda: process(child)[0] == "T")
     os.kill(rank.pid, signal.SIGTERM)

@@ -21,7 +21,7 @@ from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.core.codec import plain
 from transom_cli.core.state import State
 from transom_cli.layout import RunDir
-from transom_cli.ui.read import _with_memory
+from transom_cli.ui.read import read_memory
 from transom_cli.ui.render import status_lines
 from transom_cli.ui.view import view_of
 
@@ -41,7 +41,8 @@ def _memory(*words: object) -> dict[str, Any]:
 
 def _status(run: RunDir) -> str:
     state = State(job_id=JOB)
-    view = _with_memory(run, state, view_of(run.run_id, state, {}, time.time(), operator=True))
+    view = view_of(run.run_id, state, {}, time.time(), operator=True)
+    view = read_memory(run, state, view.now).shown_in(view)
     return "\n".join(status_lines(view))
 
 

@@ -65,13 +65,11 @@ class Reader:
         rare = self._budget < float("inf") and len(state.nodes) > MANY and self._memory_of == state.attempt
         if not rare or now - self._memory_at >= SELDOM:
             self._memory, self._memory_at, self._memory_of = (
-                _read_memory(self._run, state, view.now),
+                read_memory(self._run, state, view.now),
                 now,
                 state.attempt,
             )
-        held = self._memory
-        age = None if held.committed is None else max(0.0, view.now - held.committed)
-        return replace(view, memory=held.step, memory_age=age, memory_protection=held.protection, rhythm=held.rhythm)
+        return self._memory.shown_in(view)
 
     def _with_nodes(self, view: RunView, state: State, sights: Mapping[str, NodeSight]) -> RunView:
         """With each node, and what the launcher of the present attempt finds odd."""
@@ -96,6 +94,10 @@ class Memory:
     committed: float | None = None
     protection: str = ""
     rhythm: str = ""
+
+    def shown_in(self, view: RunView) -> RunView:
+        age = None if self.committed is None else max(0.0, view.now - self.committed)
+        return replace(view, memory=self.step, memory_age=age, memory_protection=self.protection, rhythm=self.rhythm)
 
 
 def _operator_lives(run: RunDir, patience: float) -> bool:
@@ -144,7 +146,7 @@ def _last_step(view: RunView, sights: Mapping[str, NodeSight]) -> tuple[float, i
     return (view.nodes_at - min(moved), view.step) if moved and view.nodes_at is not None else None
 
 
-def _read_memory(run: RunDir, state: State, now: float) -> Memory:
+def read_memory(run: RunDir, state: State, now: float) -> Memory:
     """The newest step in memory, of which all shares are there."""
     attempt = newest_attempt(run.attempts)
     if attempt is None or attempt.name != attempt_name(state.job_id, state.restarts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Callable
 from typing import ClassVar
@@ -10,22 +11,21 @@ from rich.text import Text
 from textual import events, work
 from textual.app import App, ComposeResult
 from textual.containers import Vertical
+from textual.css.query import NoMatches
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, Static
 
 from transom_cli.errors import TransomError
 from transom_cli.ui.colour import text_of
 from transom_cli.ui.lines import Line, cut, line, plain
-from transom_cli.ui.render import screen
 from transom_cli.ui.view import RunView
-from transom_cli.ui.watch import content, plots
+from transom_cli.ui.watch import content, frame, plots
 from transom_cli.ui.watch.content import Item, Wish
 from transom_cli.ui.watch.follow import Follow
 from transom_cli.ui.watch.help import FOOT, PAGE
 from transom_cli.ui.watch.pane import Lines, Pane
 
 EVERY = 1.0  # seconds between two looks
-HEAD = 0.4  # share of the rows that the head may take, at most
 _UP, _DOWN = ("up", "k"), ("down", "j")
 
 
@@ -115,6 +115,10 @@ class WatchApp(App[RunView | None]):
     # --- drawing ---
 
     def _draw(self) -> None:
+        with contextlib.suppress(NoMatches):  # the screen is being put up, or taken down
+            self._draw_all()
+
+    def _draw_all(self) -> None:
         view = self._view
         if view is None:
             self._put("head", [line((self._said or "looking ...", "dim"))])
@@ -122,9 +126,9 @@ class WatchApp(App[RunView | None]):
         pane = self._main.query_one("#pane", Pane)
         columns, items = self._items(view)
         pane.tail = self._tab == content.LOG
-        pane.show(items or [Item("", line((_none(self._tab, view, self._wish), "dim")))])
-        self._put("head", self._head(view))
-        self._put("tabs", [self._tabs(view, len(items))])
+        pane.show(items or [Item("", line((frame.none(view, self._tab, self._wish), "dim")))])
+        self._put("head", frame.head(view, self.size.width, self.size.height))
+        self._put("tabs", [frame.tabs(view, self._tab, self._wish, len(items))])
         self._put("columns", [columns] if columns else [])
         self._put_details(self._details(items))
         self._put("foot", [line((self._said or ("paused: p goes on  " if self._paused else "") + FOOT, "dim"))])
@@ -141,26 +145,6 @@ class WatchApp(App[RunView | None]):
         if self._wrap:
             text.no_wrap, text.overflow = False, "fold"
         self._main.query_one("#opened", Static).update(text)
-
-    def _head(self, view: RunView) -> list[Line]:
-        """The one-shot screen without its tables, as far as there is room: warnings come last there, and are kept."""
-        lines = screen(view, self.size.width)
-        head = lines[: lines.index(())] if () in lines else lines
-        most = max(3, int(HEAD * self.size.height))
-        warned = [one for one in head if plain(one).startswith("warning:")]
-        rest = [one for one in head if one not in warned]
-        return [*rest[: max(1, most - len(warned))], *warned[:most]]
-
-    def _tabs(self, view: RunView, shown: int) -> Line:
-        counts = {content.NODES: f" ({shown} of {len(view.node_views)})" if self._tab == content.NODES else ""}
-        counts[content.INCIDENTS] = f" ({len(view.incidents)})" if view.incidents else ""
-        parts: list[tuple[str, str]] = []
-        for n, name in enumerate(content.TABS, 1):
-            parts += [(f"{n} {name}{counts.get(name, '')}", "strong" if name == self._tab else "dim"), ("  ", "")]
-        wish = self._wish
-        about = [f"/{wish.words}" if wish.words else "", f"by {wish.sort}{' reversed' if wish.backwards else ''}"]
-        about = about if self._tab == content.NODES else about[:1]
-        return line(*parts, (" ".join(x for x in about if x), "note"))
 
     def _items(self, view: RunView) -> tuple[Line, list[Item]]:
         if self._tab == content.NODES:
@@ -287,12 +271,3 @@ class WatchApp(App[RunView | None]):
     def on_resize(self) -> None:
         self._shown = []
         self._draw()
-
-
-def _none(tab: str, view: RunView, wish: Wish) -> str:
-    """Why there is nothing to be seen on a tab."""
-    if wish.words:
-        return f"no line has `{wish.words}`; esc shows all"
-    if tab == content.NODES:
-        return f"all {len(view.node_views)} nodes are ok; a lists them" if view.node_views else "no node tells anything"
-    return {content.INCIDENTS: "none so far", content.CHECKPOINTS: "none so far"}.get(tab, "nothing was printed yet")

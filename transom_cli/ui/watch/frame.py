@@ -1,0 +1,41 @@
+"""What stands around the list on the live screen: the head, the tabs, and why a list is empty. Pure."""
+
+from __future__ import annotations
+
+from transom_cli.ui.lines import Line, line, plain
+from transom_cli.ui.render import screen
+from transom_cli.ui.view import RunView
+from transom_cli.ui.watch.content import CHECKPOINTS, INCIDENTS, NODES, TABS, Wish
+
+HEAD = 0.4  # share of the rows that the head may take, at most
+
+
+def head(view: RunView, width: int, height: int) -> list[Line]:
+    """The one-shot screen without its tables, as far as there is room: warnings come last there, and are kept."""
+    lines = screen(view, width)
+    shown = lines[: lines.index(())] if () in lines else lines
+    most = max(3, int(HEAD * height))
+    warned = [one for one in shown if plain(one).startswith("warning:")]
+    rest = [one for one in shown if one not in warned]
+    return [*rest[: max(1, most - len(warned))], *warned[:most]]
+
+
+def tabs(view: RunView, tab: str, wish: Wish, shown: int) -> Line:
+    """shown: how many nodes are listed."""
+    counts = {NODES: f" ({shown} of {len(view.node_views)})" if tab == NODES else ""}
+    counts[INCIDENTS] = f" ({len(view.incidents)})" if view.incidents else ""
+    parts: list[tuple[str, str]] = []
+    for n, name in enumerate(TABS, 1):
+        parts += [(f"{n} {name}{counts.get(name, '')}", "strong" if name == tab else "dim"), ("  ", "")]
+    about = [f"/{wish.words}" if wish.words else "", f"by {wish.sort}{' reversed' if wish.backwards else ''}"]
+    about = about if tab == NODES else about[:1]
+    return line(*parts, (" ".join(x for x in about if x), "note"))
+
+
+def none(view: RunView, tab: str, wish: Wish) -> str:
+    """Why there is nothing to be seen on a tab."""
+    if wish.words:
+        return f"no line has `{wish.words}`; esc shows all"
+    if tab == NODES:
+        return f"all {len(view.node_views)} nodes are ok; a lists them" if view.node_views else "no node tells anything"
+    return {INCIDENTS: "none so far", CHECKPOINTS: "none so far"}.get(tab, "nothing was printed yet")
