@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _INTRO = """# Messages
@@ -56,6 +56,8 @@ def messages_markdown(package: Path) -> str:
         if _is_met(module):  # of two classes with one name, a module means its own
             own = _classes(tree)
             found += _messages(module, tree, {**codes, **_codes(own, {**everywhere, **own})})
+    doings = _doings(trees.values())
+    found = [filled for message in found for filled in _filled(message, doings)]
     parts = [_INTRO]
     for title, _ in (*_ROOMS[1:], _ROOMS[0]):
         rows = {(m.what, m.code): m.hint for m in found if _room(m.module) == title}
@@ -65,6 +67,24 @@ def messages_markdown(package: Path) -> str:
         for (what, code), hint in sorted(rows.items(), key=lambda row: (row[0][1], row[0][0].lower())):
             parts.append(f"| {_cell(what)} | [{code}](troubleshooting.md#exit-{code}) | {_cell(hint)} |\n")
     return "".join(parts)
+
+
+def _doings(trees: Iterable[ast.Module]) -> list[str]:
+    """What was being done when a system call failed, as `submit.rundir.explain` and its callers say it."""
+    said: set[str] = set()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.keyword) and node.arg == "doing":
+            said.add(_text(node.value))
+        elif isinstance(node, ast.arguments):
+            pairs = zip(node.kwonlyargs, node.kw_defaults, strict=True)
+            said |= {_text(default) for name, default in pairs if name.arg == "doing" and default is not None}
+    return sorted(said - {""})
+
+
+def _filled(message: Message, doings: list[str]) -> list[Message]:
+    if "DOING" not in message.what:
+        return [message]
+    return [replace(message, what=message.what.replace("DOING", doing)) for doing in doings]
 
 
 def _module(path: Path, package: Path) -> str:
