@@ -20,6 +20,9 @@ TRACEBACK = "traceback"  # the rule of a traceback's head
 CHAINED = "chained"  # the rule of Python's words between two exceptions of one chain
 RAY = "ray-task"  # the rule of Ray's exception of a task, below which it prints what the task had raised: a chain, too
 BOX_HOST = "elastic-box-host"  # in torchrun's box of failures the line above the rank's
+DESTRUCTOR = (
+    "destructor"  # the rule of exceptions that only destructors raise: Python ignores them, wherever it says so
+)
 INTERRUPT = "interrupted"  # the rule of Python's KeyboardInterrupt: what it met on its way up was no failure
 CODE = 4  # blanks before the lines of code in a traceback
 BELOW = 400  # lines below a head, or a wrapper's words, in which the exception itself is looked for
@@ -88,6 +91,8 @@ class Collector:
             near, self._ignored = hit.lineno - self._ignored.lineno <= NEAR, None
             if near and (hit.level < Level.CAUSE or hit.rule.weight < SPECIAL):
                 return None
+        if hit.rule.name == DESTRUCTOR:
+            return None
         if self._host is not None and hit.lineno == self._host.lineno + 1:
             hit = replace(hit, where={**self._host.where, **hit.where})
         if hit.rule.traced and hit.lineno - self._traced.get(hit.record.rank, -BELOW) >= BELOW:
