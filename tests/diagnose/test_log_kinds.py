@@ -45,6 +45,21 @@ def of(tmp_path: Path, text: str) -> tuple[Incident, ...]:
         ),
         (f"{XID}13, Graphics SM Warp Exception\n{XID}109, CTX SWITCH TIMEOUT\n", Category.CUDA_KERNEL_FAULT, 1),
         (f"{XID}63, Row Remapper: New row marked\n{XID}94, Contained ECC error\n", Category.GPU_HARDWARE, 2),
+        (  # what a cloud took back, Slurm and torch only mourn
+            "GCP Metadata Service says termination is imminent\nRuntimeError: NCCL communicator was aborted.\n",
+            Category.SLURM_PREEMPTED,
+            1,
+        ),
+        (  # a pod's end as Kubernetes describes it
+            "    State:          Terminated\n      Reason:       OOMKilled\n      Exit Code:    137\n",
+            Category.HOST_OOM,
+            2,
+        ),
+        (  # MPI's first word, not its stack's
+            "Fatal error in MPI_Init: Other MPI error, error stack:\nMPID_Init(2049): PMI_Init returned 1\n",
+            Category.SLURM_LAUNCH,
+            1,
+        ),
         (f"{XID}109, CTX SWITCH TIMEOUT\n{XID}45, pid=7, Ch 00000010\n", Category.GPU_HARDWARE, 1),
     ],
 )
@@ -87,6 +102,8 @@ def test_a_worker_of_a_loader_that_breaks_and_one_that_is_taken_along(tmp_path: 
     [
         "AssertionError: can only test a child process",
         '  File "/opt/ray/actor.py", line 7, in __del__\n    self.stop()\nAttributeError: stop',
+        '2026-01-05 10:21:35.025511: W x/agent.cc:1] UNAVAILABLE: Socket closed\n:{"created":"@1.0",'
+        '"grpc_message":"Socket closed"}',
         "2026-01-05 15:35:00,032 WARNING worker.py:1072 -- A worker died or was killed while executing task ffff.",
     ],
 )
