@@ -109,3 +109,14 @@ def test_a_worker_of_a_loader_that_breaks_and_one_that_is_taken_along(tmp_path: 
 )
 def test_what_a_run_goes_past_at_its_end(tmp_path: Path, line: str) -> None:
     assert of(tmp_path, f"{STEPS}Traceback (most recent call last):\n{line}\nsaved\n") == ()
+
+
+@pytest.mark.parametrize(("level", "told"), [("INFO", True), ("WARNING", False)])
+def test_an_exception_that_a_launcher_passes_on_at_its_own_level(tmp_path: Path, level: str, told: bool) -> None:
+    lines = (
+        "Traceback (most recent call last):",
+        'File "/opt/train.py", line 8, in <module>',
+        "ValueError: no such run",
+    )
+    found = of(tmp_path, "".join(f"[2026-01-05 11:17:04] [{level}] {line}\n" for line in lines))
+    assert [one.category for one in found] == [Category.USER_CODE] * told
