@@ -3,7 +3,7 @@
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-long check lint types demo clean
+.PHONY: help setup test test-long check lint types docs docs-reference demo clean
 .PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-watch bench-report images
 
 help: ## list the targets
@@ -27,7 +27,14 @@ types: setup ## mypy, strict on the pure core
 	$(PY) -m mypy transom_cli
 	$(PY) -m mypy examples/gpt
 
-check: lint types test ## what CI runs: lint, types and tests
+# Not --quiet: a warning that is not shown fails nothing. NO_MKDOCS_2_WARNING: a banner of the theme, not about our pages.
+docs: setup ## the documentation as a site in site/; a link or an anchor that leads nowhere fails
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+docs-reference: setup ## rewrite the pages that are made from the code: settings, commands, messages
+	$(PY) scripts/reference.py
+
+check: lint types docs test ## what CI runs: lint, types, documentation and tests
 
 demo: setup ## train on a sandbox cluster, kill a node, watch the run come back, compare the result bit for bit
 	$(PY) examples/demo/demo.py
@@ -109,5 +116,5 @@ diagnosis-matrix: setup ## real faults in jobs and in supervised runs: is the ca
 	$(PY) bench/diagnosis_matrix.py
 
 clean: ## remove caches and what the demo left; .venv/ stays
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo .nvrx .ckpt-peers dist build
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo .nvrx .ckpt-peers dist build site
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -6,10 +6,12 @@ attempt, since a requeued job keeps its job id.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 JOB_LOG = "slurm-%j.log"  # as sbatch takes it
+RUN_ID = re.compile(r"(?P<name>[A-Za-z0-9._-]+)-(?P<stamp>\d{8}-\d{6})-[0-9a-f]{4}")  # the stamp in UTC
 
 
 def attempt_name(job_id: int, restart: int) -> str:

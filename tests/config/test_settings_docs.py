@@ -14,7 +14,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 
 
 def test_the_page_is_up_to_date() -> None:
-    message = "rewrite it: python -m transom_cli.config.describe > docs/settings.md"
+    message = "rewrite it: make docs-reference"
     assert PAGE.read_text() == settings_markdown(), message
 
 

@@ -172,6 +172,18 @@ def test_the_default_table(found: Incident, about: dict[str, object], rule: str,
         assert told.words.startswith(f"{bare.words}; stopped by rule `{rule}` (default)")
 
 
+def test_a_command_that_no_rank_can_run_is_a_mistake_and_on_one_node_alone_is_none() -> None:
+    def ended(*ends: RankExit) -> Incident:
+        return incident(outcome=OutcomeSeen(1.0, "7.0", "failed", "why", ends))
+
+    nowhere = ended(RankExit(0, "n1", 127, None, 5.0), RankExit(1, "n2", 127, None, 5.1))
+    told = verdict(nowhere, *DEFAULT, max_step=-1)
+    assert (told.cause, told.restart) == ("user_error", False) and "there is no such command" in told.words
+    assert verdict(nowhere, *DEFAULT).restart, "it has run before"
+    one_node = ended(RankExit(0, "n1", None, 15, 5.2), RankExit(1, "n2", 127, None, 5.1))
+    assert verdict(one_node, *DEFAULT, max_step=-1).restart
+
+
 def test_a_users_rule_may_start_again_what_would_be_a_stop() -> None:
     exits = (RankExit(0, "n1", 1, None, 4.0), RankExit(1, "n2", 93, None, 5.0))
     found = incident(outcome=OutcomeSeen(1.0, "7.0", "failed", "why", exits))

@@ -81,8 +81,8 @@ def test_machines_that_end_processes_at_logout() -> None:
     )
     assert kill and excluded == ("eve", "bob")
     assert logind(["KillUserProcesses=yes\n", "KillUserProcesses=no\n"])[0] is False, "the later one holds"
-    assert of_logout(kill, excluded, "ada", lingers=False).grade is Grade.WARN
-    assert of_logout(kill, excluded, "ada", lingers=True).grade is Grade.OK
+    assert of_logout(kill, excluded, "ada", lingers=False).hint.startswith("loginctl enable-linger ada; then ")
+    assert of_logout(kill, excluded, "ada", lingers=True).hint.startswith("systemd-run --user --scope "), "not enough"
     assert of_logout(kill, excluded, "bob", lingers=False).grade is Grade.OK
     assert of_logout(False, excluded, "ada", lingers=False).grade is Grade.OK
 

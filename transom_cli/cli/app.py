@@ -17,6 +17,7 @@ from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.cli.diagnose import diagnose, rules_app
 from transom_cli.cli.doctor import doctor
 from transom_cli.cli.ending import end, told
+from transom_cli.cli.examples import examples
 from transom_cli.cli.explain import explain
 from transom_cli.cli.goodput import goodput
 from transom_cli.cli.launch import agent, launch, operate
@@ -36,7 +37,6 @@ _CODES = "Exit codes: " + " · ".join(f"{code} {words}" for code, words in EXIT_
 app = typer.Typer(
     name="transom",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Keep a training run alive on a Slurm cluster.",
@@ -60,20 +60,20 @@ def transom(
     """What stands before the command."""
 
 
-app.command()(run)
-app.command()(attach)
+app.command(epilog=examples("run"))(run)
+app.command(epilog=examples("attach"))(attach)
 app.command()(status)
 app.command()(explain)
 app.command()(goodput)
-app.command()(report)
+app.command(epilog=examples("report"))(report)
 app.command(name="list")(list_)
-app.command()(stop)
-app.command()(nodes)
-app.command()(check)
-app.command()(doctor)
-app.command()(diagnose)
+app.command(epilog=examples("stop"))(stop)
+app.command(epilog=examples("nodes"))(nodes)
+app.command(epilog=examples("check"))(check)
+app.command(epilog=examples("doctor"))(doctor)
+app.command(epilog=examples("diagnose"))(diagnose)
 app.add_typer(rules_app, name="rules")
-app.command()(policy)
+app.command(epilog=examples("policy"))(policy)
 app.add_typer(notify_app, name="notify")
 app.add_typer(ckpt_app, name="ckpt")
 app.add_typer(sandbox_app, name="sandbox")
@@ -84,7 +84,7 @@ app.command(hidden=True)(operate)
 
 def run_app() -> None:
     try:
-        app()
+        app(prog_name="transom")  # also as `python -m transom_cli`
     except TransomError as error:
         end(error)
     except OSError as error:

@@ -20,6 +20,7 @@ from transom_cli.cli.ckpt_places import (
     run_of_words,
     size_words,
 )
+from transom_cli.cli.examples import examples
 from transom_cli.errors import NoCheckpoint, TransomError
 
 if TYPE_CHECKING:
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
 
 _Step = Annotated[int | None, typer.Option("--step", help="This step only.")]
 
-ckpt_app = typer.Typer(no_args_is_help=True, help="List, verify, export and import checkpoints.")
+ckpt_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, verify, export and import checkpoints.",
+    epilog=examples("ckpt"),
+)
 ckpt_app.command("export")(export)
 ckpt_app.command("import")(import_)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transom_cli.cli.ckpt_places import Json, Root, Run, candidates_in, checkpoints_of_words, chosen, size_words
+from transom_cli.cli.complete import run_ids
 from transom_cli.errors import NoCheckpoint, TransomError, UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ def export(
 
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A torch file or safetensors.")],
-    run: Annotated[str, typer.Argument(metavar="RUN|PATH", help="A run, or a directory of checkpoints.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN|PATH", help="A run, or a directory of checkpoints.", autocompletion=run_ids)
+    ],
     step: Annotated[int, typer.Option("--step", min=0, help="The checkpoint's step: training steps that are done.")],
     root: Root = None,
     form: _Format = None,

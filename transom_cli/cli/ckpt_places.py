@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from transom_cli.cli.complete import run_ids
 from transom_cli.errors import NoCheckpoint, UsageError
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.inventory import Candidate
     from transom_cli.layout import RunDir
 
-Run = Annotated[str | None, typer.Argument(metavar="[RUN|PATH]", help="A run, or a directory of checkpoints.")]
+Run = Annotated[
+    str | None,
+    typer.Argument(metavar="[RUN|PATH]", help="A run, or a directory of checkpoints.", autocompletion=run_ids),
+]
 Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from transom_cli.cli.complete import run_ids
 from transom_cli.errors import NotPermitted, Unknown, UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ def nodes(
     lift: Annotated[
         str | None, typer.Option("--lift", metavar="NODES", help="Use these nodes again, as n3 or n[1-4],n7.")
     ] = None,
-    run: Annotated[str | None, typer.Option("--run", help="Of this run only: its id, name or path.")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Of this run only: its id, name or path.", autocompletion=run_ids)
+    ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Also what has ended, of the last 90 days.")] = False,
     root: Annotated[Path | None, typer.Option("--root", help="Where run directories live.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,

@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from transom_cli.cli.complete import run_ids
 from transom_cli.errors import UsageError
 
 
 def policy(
     run: Annotated[
-        str | None, typer.Argument(help="Of this run, as it was started [default: of a run started now].")
+        str | None,
+        typer.Argument(help="Of this run, as it was started [default: of a run started now].", autocompletion=run_ids),
     ] = None,
     file: Annotated[Path | None, typer.Option("-f", "--file", help="Settings of a run to be started (TOML).")] = None,
     root: Annotated[Path | None, typer.Option("--root", help="Where run directories live.")] = None,

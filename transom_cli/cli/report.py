@@ -24,11 +24,6 @@ def report(
     """A run as one HTML file, to read, print and pass on: timeline, goodput, curves, incidents, nodes, settings.
 
     It needs no network and no script. An older report is replaced, any other file only with --force.
-
-    \b
-    transom report                      the newest run, as <run id>.html
-    transom report demo -o demo.html
-    transom report demo -o - | less
     """
     import gc
 

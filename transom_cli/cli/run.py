@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from transom_cli.cli.complete import run_ids
 from transom_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -98,7 +99,9 @@ def run(
 
 
 def attach(
-    run: Annotated[str | None, typer.Argument(help="Run id, name or path [default: the newest].")] = None,
+    run: Annotated[
+        str | None, typer.Argument(help="Run id, name or path [default: the newest].", autocompletion=run_ids)
+    ] = None,
     root: Root = None,
     detach: Annotated[bool, typer.Option("--detach", help="Make sure that an operator lives, and return.")] = False,
     foreground: Annotated[bool, typer.Option("--foreground", help="Operate in this process.")] = False,

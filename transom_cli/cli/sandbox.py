@@ -10,13 +10,19 @@ from typing import Annotated
 
 import typer
 
+from transom_cli.cli.examples import examples
 from transom_cli.cli.sandbox_fault import fault_app
 from transom_cli.cli.sandbox_folder import Dir, existing, folder, running
 from transom_cli.errors import SlurmUnreachable, UsageError
 
 Clock = Annotated[bool, typer.Option("--clock", help="With a wall clock that `fault jump-clock` can set.")]
 
-sandbox_app = typer.Typer(no_args_is_help=True, help="A real small Slurm on this machine, and real faults in it.")
+sandbox_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="A real small Slurm on this machine, and real faults in it.",
+    epilog=examples("sandbox"),
+)
 sandbox_app.add_typer(fault_app, name="fault")
 
 

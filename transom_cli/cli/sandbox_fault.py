@@ -10,7 +10,7 @@ import typer
 from transom_cli.cli import sandbox_fault_jobs, sandbox_fault_shared
 from transom_cli.cli.sandbox_folder import Dir, running
 
-fault_app = typer.Typer(no_args_is_help=True, help="Make a real fault, or undo one.")
+fault_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make a real fault, or undo one.")
 
 Node = Annotated[str, typer.Argument(help="A node's name, as node2.")]
 Job = Annotated[int, typer.Option("--job", help="The job's id.")]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from transom_cli.cli.complete import run_ids
 from transom_cli.cli.looking import show_list, show_status
 from transom_cli.errors import Unknown
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from transom_cli.core.state import State
     from transom_cli.layout import RunDir
 
-Run = Annotated[str | None, typer.Argument(help="Run id, name or path [default: the newest].")]
+Run = Annotated[str | None, typer.Argument(help="Run id, name or path [default: the newest].", autocompletion=run_ids)]
 Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 NoColor = Annotated[bool, typer.Option("--no-color", help="No colours; NO_COLOR in the environment does the same.")]

@@ -1,6 +1,6 @@
 """The settings as a table: what `docs/settings.md`, help texts and the loader's own hints are made from. Pure.
 
-`python -m transom_cli.config.describe > docs/settings.md` rewrites the page; a test compares the two.
+`make docs-reference` rewrites the page; a test compares the two.
 """
 
 from __future__ import annotations
@@ -118,7 +118,3 @@ def settings_markdown() -> str:
         text = setting.description.replace("|", "\\|")
         parts.append(f"| `{setting.path[-1]}` | {kind} | {default} | {text} |\n")
     return "".join(parts)
-
-
-if __name__ == "__main__":
-    print(settings_markdown(), end="")

@@ -58,9 +58,9 @@ def refuse(problems: Iterable[Problem], settings: Sequence[Setting]) -> UsageErr
     for section in sections:
         title = f"[{'.'.join(section)}]" if section else "above all sections"
         lines.append(f"valid {'in ' if section else ''}{title}: {', '.join(valid_keys(settings, section))}")
-    count = "1 setting is" if len(found) == 1 else f"{len(found)} settings are"
+    what = "1 setting is wrong" if len(found) == 1 else f"{len(found)} settings are wrong"
     return UsageError(
-        f"{count} wrong",
+        what,
         why="\n".join(lines),
         hint="correct them and look at the result with `transom run --dry-run ...`; docs/settings.md explains each",
     )

@@ -19,6 +19,7 @@ SLOW, DIVERGED = REPORTED = ("slow", "diverged")  # a training that stepped was 
 DO_NOT_RESTART = 93  # a trainer's own word, as in NVIDIA's resiliency tools
 NO_CHECKPOINT = 15
 RUN_DIR_UNSEEN = 14
+CANNOT_RUN = (126, 127)  # of a command, as shells tell it, and the ranks' wrapper too
 UNKNOWN = 22
 CAUSES = (
     *("node_lost", "node_silent", "node_fail", "node_fault", "boot_fail", "launch_failure", "preflight"),
@@ -31,6 +32,7 @@ CAUSES = (
 TOLD_BY_CODE = ("do_not_restart", "no_checkpoint", "run_dir_unseen")  # exit codes of ours, whichever rank has them
 TOLD = 3  # faults that a diagnosis names, of more
 
+_WHY = {126: "the command may not be executed", 127: "there is no such command"}
 _ENDINGS = {
     "TIMEOUT": ("time_limit", "the job reached its time limit"),
     "PREEMPTED": ("preempted", "the job was preempted"),
@@ -141,15 +143,18 @@ def _node_fault(incident: Incident, state: State) -> Diagnosis | None:
 
 
 def _user_error(incident: Incident, state: State, first: RankExit | None) -> Diagnosis | None:
-    """A Python traceback or a usage error before the run's very first step: a restart would only say it again."""
+    """A Python traceback or a usage error before the run's very first step, or a command that no node could run: a
+    restart would only say it again. Where one node alone cannot run it, that node is the likelier cause.
+    """
     if state.max_step >= 0 or state.durable >= 0 or state.step >= 0:
         return None
     code = first.code if first else incident.exit_code
-    usage = code == 2
+    exits = incident.outcome.exits if incident.outcome else ()
+    usage = code == 2 or (bool(exits) and all(x.code in CANNOT_RUN for x in exits))
     if not usage and not (incident.log_category in OWN_ERRORS and code):
         return None
     who = first.words if first else f"the job ended with exit code {code}"
-    line = incident.log_line or "a usage error (exit code 2)"
+    line = incident.log_line or _WHY.get(code or 0, "a usage error (exit code 2)")
     words = f"{line} ({who}, before the first step)"
     return Diagnosis("user_error", words, (), sure=True, isolate="none", restart=False)
 

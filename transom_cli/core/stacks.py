@@ -19,7 +19,7 @@ TOP = 3
 _PROCESS = re.compile(r"Process (\d+): ")
 _THREAD = re.compile(r'Thread (\S+) \(([^()]*)\)(?:: "(.*)")?\s*$')
 _PLACE = re.compile(r"(.+):(\d+)$")
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _WORDS = 160  # characters of one frame in a summary
 
 
@@ -70,8 +70,9 @@ class Dump:
 
 
 def clean(text: str) -> str:
-    """Text that may meet a terminal: no control characters but line ends, a tab becomes a space."""
-    return _CONTROL.sub("", text.replace("\t", " "))
+    """Text that may meet a terminal: nothing that cannot be printed but line ends, a tab becomes a space."""
+    text = _ANSI.sub("", text.replace("\t", " "))
+    return text if text.isprintable() else "".join(c for c in text if c == "\n" or c.isprintable())
 
 
 def parse(text: str) -> Dump:

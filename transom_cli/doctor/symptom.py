@@ -63,12 +63,14 @@ def of_rights(user: str, uid: int, config: Mapping[str, str], admin: str) -> Sym
 
 
 def of_logout(kill: bool, excluded: Sequence[str], user: str, lingers: bool) -> Symptom:
-    """logind.conf(5): KillUserProcesses ends what is left of a session, the operator too."""
-    if not kill or user in excluded or user == "root" or lingers:
+    """logind.conf(5): KillUserProcesses ends what is left of a session, the operator too. What runs in a scope of the
+    user's own manager is not of the session, and outlives it where the user lingers.
+    """
+    if not kill or user in excluded or user == "root":
         return Symptom("logout", Grade.OK, "what is started here outlives the session")
-    words = "this machine ends a user's processes at logout (KillUserProcesses=yes): the operator would go with them"
-    hint = f"loginctl enable-linger {user}; or start it as a service: systemd-run --user --scope transom run ..."
-    return Symptom("logout", Grade.WARN, words, hint)
+    words = "this machine ends a session's processes at logout (KillUserProcesses=yes): the operator would go with them"
+    linger = "" if lingers else f"loginctl enable-linger {user}; then "
+    return Symptom("logout", Grade.WARN, words, f"{linger}systemd-run --user --scope transom run ...")
 
 
 def logind(texts: Sequence[str]) -> tuple[bool, tuple[str, ...]]:

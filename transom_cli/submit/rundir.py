@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 
 from transom_cli.errors import NoSuchRun, NotPermitted, TransomError, UsageError
 from transom_cli.files import fsync_dir, publish_text
-from transom_cli.layout import RunDir
+from transom_cli.layout import RUN_ID, RunDir
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
 
-_ID = re.compile(r"(?P<name>[A-Za-z0-9._-]+)-(?P<stamp>\d{8}-\d{6})-[0-9a-f]{4}")
 _NAME_LENGTH = 100  # with stamp and suffix far below the 255 bytes that file systems allow
 
 
@@ -86,7 +85,7 @@ def list_runs(root: Path) -> list[RunDir]:
         raise explain(error, root, doing="read the runs in") from error
     dated = []
     for path in entries:
-        match = _ID.fullmatch(path.name)
+        match = RUN_ID.fullmatch(path.name)
         with contextlib.suppress(OSError):
             if match:
                 dated.append((match["stamp"], RunDir(path).settings.stat().st_mtime_ns, path))
@@ -124,7 +123,7 @@ def find_run(root: Path, wanted: str | None = None) -> RunDir:
 
 def run_name(run: RunDir) -> str:
     """The name in a run id."""
-    match = _ID.fullmatch(run.run_id)
+    match = RUN_ID.fullmatch(run.run_id)
     return match["name"] if match else run.run_id
 
 

@@ -32,6 +32,9 @@ def who_lags(hits: Sequence[Hit], ranks: frozenset[int] = frozenset()) -> Blamed
         if len(behind) <= max(1, len(enqueued) // 2):
             said = f"it has launched {least} collectives, others up to {max(enqueued.values())}"
             return tuple(Culprit(rank=rank) for rank in behind), (said,)
+    missing = {int(number) for hit in hits for number in hit.where.get("missing", "").split(",") if number.strip()}
+    if missing:
+        return tuple(Culprit(rank=rank) for rank in sorted(missing)), ("the others wait for it, as they say",)
     crying = {hit.record.rank for hit in hits if hit.rule.category in CRIES and hit.record.rank is not None}
     silent = sorted(ranks - crying)
     if crying and 0 < len(silent) <= max(1, int(FEW * len(ranks))):

@@ -8,14 +8,13 @@ beside something that is more than one.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from transom_cli.diagnose.clue import Action, Category, Culprit
 from transom_cli.diagnose.logs.blame import CRIES, completed, who_lags
-from transom_cli.diagnose.logs.hit import Hit
+from transom_cli.diagnose.logs.hit import RAISED, Hit
 from transom_cli.diagnose.logs.rule import Level
 
 Survived = Callable[[Hit], bool]
@@ -24,7 +23,6 @@ _ENDS = ("task-exited", "own-exit-code", "bare-killed", "worker-killed", "abort"
 _SHOWN = 12  # kinds of consequences
 NEAR = 5  # lines between an exception's own words and the exit
 EVENT = 64 << 10  # bytes between lines of one kind
-RAISED = re.compile(r"[\w.]*(?:Error|Exception)\b")  # how an exception begins: it says more than a warning before it
 CANCELLED = "step-cancelled"  # the rule of Slurm's bare word for it
 UNTOLD = "python-exception"  # the rule of exceptions that no other one knows
 KILLED, ENDED = "bare-killed", ("step-ended", "mpi-abort")  # a task's end by SIGKILL, and who sends one to all
@@ -132,7 +130,7 @@ def _root(hits: Sequence[Hit], survived: Survived) -> Hit | None:
         return root
     if root.rule.name == UNTOLD:  # what its node had warned of tells more
         root = next((hit for hit in fatal[: fatal.index(root)] if hit.mild and _nodes(hit, root)), root)
-    if RAISED.match(root.record.text):
+    if RAISED.match(root.record.text):  # it says more than a warning before it
         return root
     return next((hit for hit in fatal if hit.rule is root.rule), root)  # it may have begun with a warning
 

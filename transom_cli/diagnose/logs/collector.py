@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from transom_cli.diagnose.logs import grammar
-from transom_cli.diagnose.logs.hit import Hit
+from transom_cli.diagnose.logs.hit import RAISED, Hit
 from transom_cli.diagnose.logs.rule import Level, Rule
 
 FIRST = 8  # lines that are kept of one rule and one rank: the first ones, and the last; those between are counted
@@ -20,10 +20,14 @@ TRACEBACK = "traceback"  # the rule of a traceback's head
 CHAINED = "chained"  # the rule of Python's words between two exceptions of one chain
 RAY = "ray-task"  # the rule of Ray's exception of a task, below which it prints what the task had raised: a chain, too
 BOX_HOST = "elastic-box-host"  # in torchrun's box of failures the line above the rank's
+DESTRUCTOR = (
+    "destructor"  # the rule of exceptions that only destructors raise: Python ignores them, wherever it says so
+)
 INTERRUPT = "interrupted"  # the rule of Python's KeyboardInterrupt: what it met on its way up was no failure
 CODE = 4  # blanks before the lines of code in a traceback
 BELOW = 400  # lines below a head, or a wrapper's words, in which the exception itself is looked for
 NEAR = 60  # lines of a traceback that was ignored
+RELAYED = ("I", "D")  # levels at which nobody reports an exception: a launcher labels all so that its workers print
 SPECIAL = 35  # weight of a rule from which on what it knows is told all the same
 
 
@@ -88,10 +92,15 @@ class Collector:
             near, self._ignored = hit.lineno - self._ignored.lineno <= NEAR, None
             if near and (hit.level < Level.CAUSE or hit.rule.weight < SPECIAL):
                 return None
+        if hit.rule.name == DESTRUCTOR:
+            return None
         if self._host is not None and hit.lineno == self._host.lineno + 1:
             hit = replace(hit, where={**self._host.where, **hit.where})
-        if hit.rule.traced and hit.lineno - self._traced.get(hit.record.rank, -BELOW) >= BELOW:
+        traced = hit.lineno - self._traced.get(hit.record.rank, -BELOW) < BELOW
+        if hit.rule.traced and not traced:
             hit = replace(hit, printed=True)
+        if traced and hit.record.level[:1] in RELAYED and RAISED.match(hit.record.text):
+            hit = replace(hit, record=replace(hit.record, level=""))
         return hit
 
     def _remember(self, hit: Hit) -> None:

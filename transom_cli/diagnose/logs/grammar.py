@@ -11,6 +11,7 @@
     2025-08-25 14:56:20.376: W tensorflow/core/x.cc:64] ... | I0825 14:56:20.37 17 train.py:501] ...    XLA, absl
     WARNING:absl:... | ... - WARNING - name - ... | [NeMo W ...] | WARNING 08-25 14:56:20 [x.py:3] ...  loggers
     worker-1: ... | 10.0.0.7: ...                            pdsh, DeepSpeed over several nodes
+    trainer-1  | ... | [pod/train-0/pytorch] ... | (head, rank=0, pid=17) ...     Compose, kubectl, SkyPilot
 
 A label is taken away once for each kind, in whatever order they stand; what is none stays in the text.
 """
@@ -45,6 +46,8 @@ _LABELS = tuple(
         r"(?P<node>" + _HOST + r"):\d{1,10}:\d{1,10} \[(?P<device>-?\d{1,4})\] ",
         r"\((?:[\w.<>:-]{1,60} )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)"
         r"|\((?:raylet|autoscaler|gcs_server)\)",
+        r"\([\w.-]{1,60}, (?:rank=(?P<rank>\d{1,7}), )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)",
+        r"\[pod/[\w.-]{1,120}(?:/[\w.-]{1,120})?\]",
         r"(?P<time>\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?)",
         r"(?P<syslog>(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d) (?P<node>" + _HOST
         + r") (?:[\w./-]{1,40}(?:\[\d{1,10}\])?: )?",
@@ -57,6 +60,7 @@ _LABELS = tuple(
         r"(?:- [\w.]{1,60} )?- (?P<label>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL) - (?:[\w.]{1,60} - )?",
         r"\[NeMo (?P<label>[DIWE]) [^\]]{8,80}\]",
         r"(?P<label>DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \[?[\w./]{1,80}:\d{1,6}\]",
+        r"(?P<label>DEBUG|INFO|WARNING|ERROR) [\w./]{1,80}\.py:\d{1,6} --",
         r"\| (?P<label>DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,5}\| [\w.<>]{1,80}:[\w<>]{1,60}:\d{1,6} - ",
         r"\[[\w.-]{1,60}\.py:\d{1,6}(?::\w{1,60})?\]",
         r"\|",
@@ -66,6 +70,7 @@ _TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ")  # srun --label; only where not
 _FANNED = re.compile(
     r"(?!slurmstepd)(?P<node>(?:\d{1,3}\.){3}\d{1,3}|\w{0,30}-?(?:node|gpu|worker|host)[\w.-]{0,30}\d): (?=\S)"
 )  # pdsh
+_COMPOSE = re.compile(r"[a-z0-9][\w.-]{0,60}[-_]\d{1,4} {1,40}\| ")  # Compose's service and number
 _WARNING = re.compile(r"(?:[\w.-]{1,40}: ){0,2}warning\b ?[:!\]]", re.IGNORECASE)
 _SLURMD = re.compile(r"slurmstepd-(?P<node>" + _HOST + r"): ")
 _SRUN = re.compile(r"srun: error: (?P<node>" + _HOST + r"): tasks? (?P<rank>\d{1,7}): ")  # of one task alone
@@ -110,7 +115,7 @@ def record(line: str) -> Record:
     """A clean line, taken apart."""
     found: dict[str, str] = {}
     at, seen = 0, 0
-    task = _TASK.match(line) or _FANNED.match(line)
+    task = _TASK.match(line) or _FANNED.match(line) or _COMPOSE.match(line)
     if task:
         found, at = task.groupdict(), task.end()
     while True:

@@ -9,6 +9,7 @@ from transom_cli.diagnose.clue import Category, Culprit
 from transom_cli.diagnose.logs.grammar import Record
 from transom_cli.diagnose.logs.rule import Blames, Level, Rule
 
+RAISED = re.compile(r"[\w.]*(?:Error|Exception)\b")  # how an exception's line begins
 _WARNS = re.compile(r"\.py:\d+: \w+Warning: ")  # Python's warnings module
 
 

@@ -1,0 +1,44 @@
+"""docs/commands.md: what `--help` says of every command, as typer prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+from typer.testing import CliRunner
+
+from transom_cli.cli.app import app
+
+_INTRO = """# Commands
+
+What `--help` tells of each command. RUN is a run's id, its name (then its newest run), the unique start of its id, or
+its path; where it is left out, the newest run is meant. Data goes to stdout, all else to stderr; `--json` prints one
+document, errors too, with a `schema` number. [Exit codes](troubleshooting.md#exit-codes) are the same for all commands.
+
+`transom --install-completion` installs completion for your shell (bash, zsh, fish): commands, options, and the ids of
+your runs. `--show-completion` prints it instead, to be put where your site wants it.
+"""
+
+
+def commands_markdown() -> str:
+    parts = [_INTRO]
+    for words in _commands(typer.main.get_command(app), ()):
+        heading = f"{'#' * (len(words) + 1)} `transom {' '.join(words)}`"
+        parts.append(f"\n{heading}\n\n```text\n{_help(words)}\n```\n")
+    return "".join(parts)
+
+
+def _commands(group: Any, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The words of each command that is not hidden, those of a group after it."""
+    for name, command in group.commands.items():
+        if not command.hidden:
+            yield (*above, name)
+            if hasattr(command, "commands"):
+                yield from _commands(command, (*above, name))
+
+
+def _help(words: tuple[str, ...]) -> str:
+    told = CliRunner().invoke(app, [*words, "--help"], prog_name="transom", env={"COLUMNS": "80"})
+    lines = [line.rstrip() for line in told.stdout.strip().splitlines()]
+    return "\n".join(line for line in lines if not line.lstrip().startswith("-h, --help"))

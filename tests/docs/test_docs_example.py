@@ -1,0 +1,36 @@
+"""The example of docs/checkpoints.md, as it stands there: it runs, and it goes on from its newest checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = re.search(r"```python\n(import os\n.*?)```", (ROOT / "docs" / "checkpoints.md").read_text(), re.DOTALL)
+
+
+def train(folder: Path, checkpoints: str, steps: int) -> str:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TRANSOM_CHECKPOINT_DIR": str(folder / checkpoints)}
+    words = [sys.executable, "train.py"]
+    done = subprocess.run(
+        words, cwd=folder, env={**env, "STEPS": str(steps)}, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_example_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    assert EXAMPLE is not None
+    (tmp_path / "train.py").write_text(EXAMPLE[1])
+    whole = train(tmp_path, "whole", 60)
+    assert whole.startswith("from step 0\n")
+    assert train(tmp_path, "parts", 25).startswith("from step 0\n")
+    rest = train(tmp_path, "parts", 60)
+    assert rest.startswith("from step 20\n") and rest.splitlines()[1:] == whole.splitlines()[1:]
