@@ -85,6 +85,18 @@ def test_phases_of_the_rank_that_spent_most_on_each(attempt: AttemptDir) -> None
     assert [one.get("seconds") for one in lines(attempt)] == [{"checkpoint": 3.0, "forward": 5.0}, None]
 
 
+def test_the_loss_that_is_told_beside_it_if_it_is_a_number(attempt: AttemptDir) -> None:
+    def told(loss: float | None) -> None:
+        quiet, teller = RankSpent(0, 1, 9, 1.0), RankSpent(3, 1, 9, 1.0, loss_step=8, loss=loss)
+        attempt.spent("n1").write_text(encode(NodeSpent("n1", "7.0", (teller, quiet))))
+
+    progress = Progress(attempt, lambda: ("n1",))
+    for minute, loss in enumerate((2.5, float("nan"), None, 2.25)):
+        told(loss)
+        progress.look(1, 10 + minute, 100.0 + 61 * minute)
+    assert [one.get("loss") for one in lines(attempt)] == [2.5, None, None, 2.25]
+
+
 def test_a_disk_that_takes_nothing_is_told_once(attempt: AttemptDir, capsys: pytest.CaptureFixture[str]) -> None:
     attempt.progress.mkdir()
     progress = Progress(attempt, tuple)

@@ -1,16 +1,19 @@
 """What an attempt's training reached and when, as its launcher sees it: `progress.jsonl`, for the account of a run.
 
-    {"wall": seconds, "launch": number, "step": the last step that every rank has done, "seconds": {phase: sum}}
+    {"wall": seconds, "launch": number, "step": the last step that every rank has done, "seconds": {phase: sum},
+     "loss": number}
 
 The first step of each launch, one line a minute while there are new ones, and the last step before an end or a
 silence, with the time at which it was first seen to be done. `seconds`: what a rank of rank 0's node has spent at most,
-by phase, since its start (beats.spent); absent where nobody tells. An operator need not live for it.
+by phase, since its start (beats.spent); absent where nobody tells. loss: the newest that the rank with the lowest
+number there has told, if it is a number. An operator need not live for it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Sequence
 
 from transom_cli.beats.spent import BadSpent, RankSpent, decode
@@ -46,8 +49,12 @@ class Progress:
             return
         self._told, self._due = self._step, self._wall + EVERY
         line: dict[str, object] = {"wall": self._wall, "launch": self._launch, "step": self._step}
-        if seconds := self._seconds():
+        ranks = self._ranks()
+        if seconds := most(ranks):
             line["seconds"] = seconds
+        loss = next((rank.loss for rank in sorted(ranks, key=lambda r: r.rank) if rank.loss is not None), None)
+        if loss is not None and math.isfinite(loss):
+            line["loss"] = loss
         try:
             with self._attempt.progress.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
@@ -56,12 +63,12 @@ class Progress:
                 say(f"transom: cannot write {self._attempt.progress}: {error}")
             self._refused = True
 
-    def _seconds(self) -> dict[str, float]:
+    def _ranks(self) -> list[RankSpent]:
         for node in self._node():
             with contextlib.suppress(OSError, BadSpent, UnicodeDecodeError):
                 told = decode(self._attempt.spent(node).read_text(encoding="utf-8"))
-                return most([rank for rank in told.ranks if rank.launch == self._launch])
-        return {}
+                return [rank for rank in told.ranks if rank.launch == self._launch]
+        return []
 
 
 def most(ranks: Sequence[RankSpent]) -> dict[str, float]:
