@@ -51,8 +51,11 @@ def settings_for(assignments: Sequence[str], off: Sequence[str]) -> Settings:
 
 def run_check(asked: Asked) -> int:
     """The exit code. Also where nothing is well, what was read is saved first, and printed."""
+    from transom_cli.ui.waiting import waiting
+
     wishes = _wishes(asked)
-    report = _replayed(asked) if asked.replay is not None else _examined(asked, wishes)
+    with waiting(f"nodes are examined, for {wishes.budget:.0f} s at most"):
+        report = _replayed(asked) if asked.replay is not None else _examined(asked, wishes)
     if asked.record is not None:
         _record(asked, wishes, report)
     if asked.place:

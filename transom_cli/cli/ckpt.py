@@ -59,11 +59,18 @@ def verify(run: Run = None, root: Root = None, step: _Step = None, json_: Json =
     from parity on trial.
     """
     from transom_cli.ckpt.inventory import verify as verify_one
+    from transom_cli.ui.waiting import waiting
 
     directory = checkpoints_of_words(run, root)
-    memory = checked(run_of_words(run, root), directory, step)
+    with waiting("what is in memory is read where it is"):
+        memory = checked(run_of_words(run, root), directory, step)
     there = candidates_in(directory) if memory.steps else chosen(directory, step)
-    verdicts = [verify_one(candidate) for candidate in there if step in (None, candidate.step)]
+    asked = [candidate for candidate in there if step in (None, candidate.step)]
+    verdicts = []
+    with waiting("reading checkpoints", len(asked)) as shown:
+        for candidate in asked:
+            verdicts.append(verify_one(candidate))
+            shown.step(f"{candidate.name} is read")
     _show(directory, verdicts, memory, json_, good="good")
     if not memory.good and not any(verdict.good for verdict in verdicts):
         raise _none_good(directory, verdicts, memory)

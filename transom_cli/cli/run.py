@@ -89,10 +89,12 @@ def run(
         _show(prepared.script(planned.path), prepared.plan(planned.path).options)
         _show_policy(prepared.settings)
         return
+    from transom_cli.ui.waiting import waiting
     from transom_cli.wiring import require_telling, slurm_client
 
     require_telling(prepared.settings)
-    slurm_client(prepared.settings.slurm.timeout).jobs()  # no Slurm, no run: said before anything is made
+    with waiting("Slurm is asked"):
+        slurm_client(prepared.settings.slurm.timeout).jobs()  # no Slurm, no run: said before anything is made
     made = create(prepared)
     print(f"run {made.run_id}", file=sys.stderr)
     raise typer.Exit(operate_or_watch(made, detach=detach, foreground=foreground))
@@ -118,12 +120,14 @@ def operate_or_watch(made: Any, *, detach: bool, foreground: bool) -> int:
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import operator_alive
     from transom_cli.ui.live import watch_run
+    from transom_cli.ui.waiting import waiting
 
     if not fold(made.journal).state.phase.over:
         if foreground:
             return operate_here(made)
-        if operator_alive(made) is None:
-            start_operator(made)
+        with waiting("the operator is started"):
+            if operator_alive(made) is None:
+                start_operator(made)
     if detach:
         print(made.run_id)
         return 0

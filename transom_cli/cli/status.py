@@ -72,6 +72,7 @@ def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
     from transom_cli.supervise.background import start_operator
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import operator_alive
+    from transom_cli.ui.waiting import waiting
     from transom_cli.wiring import runs_root
 
     found = find_run(runs_root(root), run)
@@ -79,9 +80,10 @@ def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
     already = " already" if state.phase.over else ""
     if not already:
         _ask_to_stop(found, state)
-        if operator_alive(found) is None:
-            start_operator(found)
-        state = _until_over(found)
+        with waiting(f"{found.run_id} is asked to stop: ranks may save, Slurm gives them 30 s"):
+            if operator_alive(found) is None:
+                start_operator(found)
+            state = _until_over(found)
         _require_stopped(found, state)
     if json_:
         print(json.dumps({"schema": 1, "run_id": found.run_id, "phase": state.phase.value, "was_over": bool(already)}))

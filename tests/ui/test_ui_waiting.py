@@ -1,0 +1,61 @@
+"""What takes longer says so on a terminal, and leaves nothing there; a pipe never sees it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+
+import pytest
+
+PROGRAM = """
+import time
+from transom_cli.ui import waiting
+waiting.PATIENCE = float({patience!r})
+with waiting.waiting("bytes\\x1b[2J are read", {total}) as shown:
+    for n in range(3):
+        time.sleep(0.2)
+        shown.step(f"step-{{n}} is read")
+print("done")
+"""
+
+
+def seen(patience: float, total: int | None) -> str:
+    """What a terminal gets on stderr."""
+    mine, theirs = pty.openpty()
+    code = PROGRAM.format(patience=patience, total=total)
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=theirs, stdout=subprocess.PIPE, env=env)
+    os.close(theirs)
+    told, end = b"", time.monotonic() + 30
+    while time.monotonic() < end:
+        if select.select([mine], [], [], 0.1)[0]:
+            try:
+                told += os.read(mine, 65536)
+            except OSError:
+                break
+        elif process.poll() is not None:
+            break
+    out, _ = process.communicate()
+    assert out == b"done\n"
+    return told.decode(errors="replace")
+
+
+def test_what_is_soon_over_says_nothing() -> None:
+    assert seen(30.0, 3) == ""
+
+
+@pytest.mark.parametrize(("total", "counts"), [(3, True), (None, False)])
+def test_what_takes_long_says_what_it_does_and_how_far_it_is(total: int | None, counts: bool) -> None:
+    told = seen(0.05, total)
+    assert "are read" in told and "\x1b[2J" not in told
+    assert ("2/3" in told) is counts
+
+
+def test_a_pipe_never_sees_it() -> None:
+    code = PROGRAM.format(patience=0.0, total=3)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("done\n", "")
