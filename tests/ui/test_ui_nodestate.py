@@ -9,6 +9,7 @@ import pytest
 from ui_made import JOB, NOW, Made, names
 
 from transom_cli.beats.table import NodeTable, RankBeat
+from transom_cli.core import events as ev
 from transom_cli.core.actions import Probe
 from transom_cli.core.events import NodeFault
 from transom_cli.core.state import Exclusion, Incident, Look, State
@@ -143,3 +144,9 @@ def test_the_table_counts_what_it_does_not_list(tmp_path: Path) -> None:
     assert last == "3 nodes ok, 2 nodes not heard of yet, not listed (--all lists them)"
     assert len(node_table(view, everything=True)) == 1 + 6
     assert node_table(Made(tmp_path / "x").began().beats().view(), everything=False) == []
+
+
+def test_of_a_run_that_is_over_the_tables_tell_the_last_step_and_no_node(tmp_path: Path) -> None:
+    made = Made(tmp_path).began().stepped(60).beats(120000).seen((5.0, ev.JobSeen(0, JOB, 0, "COMPLETED", exit_code=0)))
+    view = made.operator(None).view()
+    assert (view.phase, view.step, view.nodes_at, view.node_views) == ("done", 120000, None, ())

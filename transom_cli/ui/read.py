@@ -49,10 +49,11 @@ class Reader:
         folded = played or self._journal.more()
         state = folded.state
         alive = _operator_lives(run, self._patience)
-        running = bool(state.job_id) and not state.phase.over
-        sights, newest = self._nodes.read(run.attempt(state.job_id, state.restarts)) if running else ({}, None)
+        sights, newest = self._nodes.read(run.attempt(state.job_id, state.restarts)) if state.job_id else ({}, None)
         tables = {node: sight.table for node, sight in sights.items() if sight.table is not None}
         view = view_of(run.run_id, state, tables, time.time(), operator=alive)
+        if state.phase.over:  # its last step and loss stand in there, and nothing else that holds now
+            sights, newest = {}, None
         view = replace(view, path=str(run.path), checkpoints=str(asked.checkpoints), steps=asked.steps, nodes_at=newest)
         view = _with_history(_with_operator(run, view), folded, sights, asked)
         if not view.over:
