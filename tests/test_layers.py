@@ -118,7 +118,7 @@ PURE = (
     "report.shapes",
     "report.spent",
     "report.timeline",
-    "ui.book",
+    "supervise.book",
     "ui.concerning",
     "ui.goodput",
     "ui.story",

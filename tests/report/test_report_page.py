@@ -12,8 +12,8 @@ from report_made import RUNS
 from report_parsed import Page
 
 from transom_cli.layout import RunDir
-from transom_cli.ui.book import incidents
-from transom_cli.ui.ledger import read_book
+from transom_cli.supervise.book import incidents
+from transom_cli.supervise.ledger import read_book
 from transom_cli.ui.story import ending, headline, shown_lines, story_of
 
 Run = Callable[[str], RunDir]

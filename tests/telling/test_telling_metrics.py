@@ -29,17 +29,18 @@ from transom_cli.core import events as ev
 from transom_cli.core.codec import plain
 from transom_cli.core.decide import decide
 from transom_cli.core.decided import Decided
+from transom_cli.core.goodput import NS, Kind, Sums
 from transom_cli.core.state import Diagnosis, Exclusion, Incident, Look, Phase, Policy, Stage, State
 from transom_cli.diagnose.clue import Category
 from transom_cli.layout import RunDir
 from transom_cli.telling import exposition
 from transom_cli.telling.exposition import registry, serve, sweep, write_text
-from transom_cli.telling.meter import Gauging, Meter
+from transom_cli.telling.meter import Gauging, Meter, spent_of
 from transom_cli.telling.numbers import Sight, families
 from transom_cli.telling.saved import in_memory, on_disk
 
 NODES = ("n1", "n2", "n3", "n4")
-LABELS = {"run", "name", "version", "phase", "category", "state", "place", "target", "result"}
+LABELS = {"run", "name", "version", "phase", "category", "state", "place", "target", "result", "kind"}
 
 
 def beat(rank: int, step: int, loss: float | None = None, launch: int = 1, age: float = 0.5) -> RankBeat:
@@ -73,7 +74,8 @@ def sight(state: State, **more: object) -> Sight:
     )
     saved = {"disk": (40, 990.0), "memory": (44, None)}
     told = {("ops", "told"): 3, ("ops", "given up"): 1}
-    return Sight("demo-1", "demo", "0.1.0", 1000.0, state, tables, saved, told, **more)  # type: ignore[arg-type]
+    spent = Sums({kind: (900 if kind is Kind.PRODUCTIVE else 10) * NS for kind in Kind})
+    return Sight("demo-1", "demo", "0.1.0", 1000.0, state, tables, saved, told, **{"spent": spent, **more})  # type: ignore[arg-type]
 
 
 def read(told: Sight) -> dict[tuple[str, ...], float]:
@@ -108,6 +110,22 @@ def test_what_is_told_of_a_run() -> None:
     assert told["transom_notifications_total", "told", "ops"] == 3
     assert told["transom_last_update_timestamp_seconds",] == 1000
     assert ("transom_run_exit_code",) not in told
+
+
+def test_where_the_time_went() -> None:
+    told = read(sight(some_state()))
+    assert told["transom_run_goodput_ratio",] == pytest.approx(900 / 990)
+    kinds = {key[1]: value for key, value in told.items() if key[0] == "transom_run_time_seconds"}
+    assert kinds == {kind.value: 900.0 if kind is Kind.PRODUCTIVE else 10.0 for kind in Kind}
+    assert not [key for key in read(sight(some_state(), spent=None)) if "time_seconds" in key[0]]
+
+
+def test_a_meter_accounts_for_a_real_runs_time_and_for_none_that_cannot_be_read(tmp_path: Path) -> None:
+    recorded = Path(__file__).resolve().parents[1] / "ui" / "recorded"
+    runs = [RunDir(path) for path in sorted(recorded.iterdir()) if path.is_dir()]
+    accounts = [spent_of(run) for run in runs]
+    assert any(one is not None and 0 < (one.goodput or 0) < 1 for one in accounts)
+    assert spent_of(RunDir(tmp_path / "nowhere")) is None
 
 
 def test_what_is_not_known_has_no_sample() -> None:

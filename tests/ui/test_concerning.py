@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from transom_cli.layout import RunDir
-from transom_cli.ui.book import Book
+from transom_cli.supervise.book import Book
+from transom_cli.supervise.ledger import read_book, read_findings
 from transom_cli.ui.concerning import about_node, about_step, newest_step, nodes_of, topic_document, topic_lines
-from transom_cli.ui.ledger import read_book, read_findings
 
 RECORDED = Path(__file__).parent / "recorded"
 NAMES = sorted(path.name for path in RECORDED.iterdir())

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from transom_cli.core.goodput import NS, Account, Category, Cause, Kind, Span, Sums
 from transom_cli.layout import RunDir
+from transom_cli.supervise.ledger import read_book
 from transom_cli.ui.goodput import document, lines, percent, summary
-from transom_cli.ui.ledger import read_book
 
 RECORDED = Path(__file__).parent / "recorded"
 NAMES = sorted(path.name for path in RECORDED.iterdir())

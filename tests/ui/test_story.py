@@ -17,9 +17,9 @@ from transom_cli.core.decided import Decided
 from transom_cli.core.goodput import Kind
 from transom_cli.core.state import Diagnosis, Incident, Mark, Policy
 from transom_cli.layout import RunDir
+from transom_cli.supervise.book import Book, incidents
 from transom_cli.supervise.journal import Journal, write_header
-from transom_cli.ui.book import Book, incidents
-from transom_cli.ui.ledger import read_book
+from transom_cli.supervise.ledger import read_book
 from transom_cli.ui.story import held_lines, story_document, story_lines, story_of
 
 RECORDED = Path(__file__).parent / "recorded"

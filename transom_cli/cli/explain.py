@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from transom_cli.layout import RunDir
-    from transom_cli.ui.book import Book
+    from transom_cli.supervise.book import Book
     from transom_cli.ui.concerning import Topic
 
 _INCIDENT = re.compile(r"i\d+|\d+\.\d+/l\d+")
@@ -84,7 +84,7 @@ def _which(run: str | None, what: str | None, root: Path | None) -> tuple[RunDir
 
 
 def _read(run: RunDir) -> Book:
-    from transom_cli.ui.ledger import read_book
+    from transom_cli.supervise.ledger import read_book
     from transom_cli.wiring import read_settings
 
     try:
@@ -97,7 +97,7 @@ def _read(run: RunDir) -> Book:
 def _incidents(book: Book, asked: str | None, width: int, *, json_: bool) -> None:
     import json
 
-    from transom_cli.ui.book import incidents
+    from transom_cli.supervise.book import incidents
     from transom_cli.ui.story import held_lines, story_document, story_lines, story_of
 
     stories = [story_of(one, book) for one in incidents(book) if asked in (None, one.id)]
@@ -116,8 +116,8 @@ def _incidents(book: Book, asked: str | None, width: int, *, json_: bool) -> Non
 
 
 def _topic(run: RunDir, book: Book, asked: str) -> Topic:
+    from transom_cli.supervise.ledger import read_findings
     from transom_cli.ui.concerning import about_node, about_step, newest_step, nodes_of
-    from transom_cli.ui.ledger import read_findings
 
     nodes = nodes_of(book)
     if asked in nodes:

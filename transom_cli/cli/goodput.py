@@ -18,8 +18,8 @@ def goodput(run: Run = None, root: Root = None, json_: Json = False) -> None:
     import shutil
 
     from transom_cli.submit.rundir import find_run
+    from transom_cli.supervise.ledger import read_book
     from transom_cli.ui.goodput import document, lines
-    from transom_cli.ui.ledger import read_book
     from transom_cli.ui.wrapping import NEVER_CUT
     from transom_cli.wiring import runs_root
 

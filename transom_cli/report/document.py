@@ -14,8 +14,8 @@ from transom_cli.report.nodes import facts, nodes
 from transom_cli.report.shapes import Block, Cell, Document, Section, Table, Words
 from transom_cli.report.spent import goodput
 from transom_cli.report.timeline import scale_of, timeline
-from transom_cli.ui.book import Book
-from transom_cli.ui.book import incidents as incidents_of
+from transom_cli.supervise.book import Book
+from transom_cli.supervise.book import incidents as incidents_of
 from transom_cli.ui.goodput import percent
 from transom_cli.ui.lines import plain
 from transom_cli.ui.render import screen

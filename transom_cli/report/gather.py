@@ -16,7 +16,7 @@ from transom_cli.report.material import Examined, Found, Loss, Material
 from transom_cli.report.nodes import FACTS
 from transom_cli.supervise.handed import attempt_numbers
 from transom_cli.supervise.journal import Folded
-from transom_cli.ui.ledger import WELL, read_book
+from transom_cli.supervise.ledger import WELL, read_book
 from transom_cli.ui.read import Reader
 
 try:
@@ -30,7 +30,7 @@ EXAMINATION = 16 << 20  # bytes of an examination's file
 
 
 def gather(run: RunDir, *, patience: float = 0.0, now: float | None = None) -> Material:
-    """patience: as in `ui.read.read_view`. now: as in `ui.ledger.read_book`. Raises JournalError."""
+    """patience: as in `ui.read.read_view`. now: as in `supervise.ledger.read_book`. Raises JournalError."""
     settings = _settings(run)
     job = settings.get("job") if isinstance(settings, Mapping) else None
     gpus = job.get("gpus_per_node") if isinstance(job, Mapping) else 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transom_cli.ui.book import Book
+from transom_cli.supervise.book import Book
 from transom_cli.ui.view import RunView
 
 

@@ -13,7 +13,7 @@ from transom_cli.core import events as ev
 from transom_cli.core.goodput import NS, Kind, Span
 from transom_cli.report.scale import Scale
 from transom_cli.report.shapes import Bar, Key, Strip, Strips, Tick
-from transom_cli.ui.book import Book
+from transom_cli.supervise.book import Book
 from transom_cli.ui.goodput import WORDS
 from transom_cli.ui.story import Story, when
 from transom_cli.ui.words import several, span, zone

@@ -12,14 +12,19 @@ from pathlib import Path
 from transom_cli import __version__
 from transom_cli.beats.table import NodeTable
 from transom_cli.core.events import Event
+from transom_cli.core.goodput import Sums
 from transom_cli.core.state import State
+from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
+from transom_cli.supervise.ledger import read_book
 from transom_cli.telling.numbers import DISK, MEMORY, Family, Sight, families
 from transom_cli.telling.saved import Saved, in_memory, on_disk
 
 log = logging.getLogger("transom.operator")
 
 MEMORY_EVERY = 0.05  # seconds for each node between two looks at what their memories hold: a file of each is read
+SPENT_EVERY = 60.0  # seconds between two accounts of the run's time: its journals are read for it
+RARELY = 50.0  # times as long as that took
 LAST = 5.0  # seconds for the last numbers of an operator
 
 
@@ -46,6 +51,8 @@ class Meter:
         self._troubles: dict[str, str] = {}  # what fails at the moment, and how
         self._memory: Saved | None = None
         self._memory_due = 0.0
+        self._spent: Sums | None = None
+        self._spent_due = 0.0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meter", daemon=True)
 
@@ -71,9 +78,14 @@ class Meter:
             self._memory_due = now + max(about.every, MEMORY_EVERY * len(state.nodes))
             lives = state.job_id and not state.phase.over
             self._memory = in_memory(about.run.attempt(state.job_id, state.restarts), now) if lives else None
+        if now >= self._spent_due or state.phase.over:
+            self._spent = spent_of(about.run)
+            self._spent_due = time.time() + max(SPENT_EVERY, RARELY * (time.time() - now))
         places = {DISK: on_disk(about.checkpoints, state.durable), MEMORY: self._memory}
         saved = {place: found for place, found in places.items() if found is not None}
-        sight = Sight(about.run.run_id, about.name, __version__, now, state, self._tables(), saved, self._told())
+        sight = Sight(
+            about.run.run_id, about.name, __version__, now, state, self._tables(), saved, self._told(), self._spent
+        )
         self._shown = families(sight)
 
     def _run(self) -> None:
@@ -116,3 +128,12 @@ class Meter:
             if self._troubles.get(name) != words:
                 log.warning("metrics: cannot %s: %s", name, words)
             self._troubles[name] = words
+
+
+def spent_of(run: RunDir) -> Sums | None:
+    """None where it cannot be made now, or no step was seen, so that it would say nothing."""
+    try:
+        account = read_book(run).account
+    except (OSError, TransomError):
+        return None
+    return account.whole if account.beats else None

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from transom_cli.beats.table import NodeTable, RankBeat
+from transom_cli.core.goodput import NS, Kind, Sums
 from transom_cli.core.state import Incident, Phase, State
 from transom_cli.diagnose.clue import Category
 
@@ -39,7 +40,7 @@ class Family:
 @dataclass(frozen=True)
 class Sight:
     """A run at a moment. saved: by place (disk, memory) the newest step and when it was committed. told: messages by
-    target and what became of them."""
+    target and what became of them. spent: what the run's time went to since its submission (core.goodput)."""
 
     run_id: str
     name: str
@@ -49,6 +50,7 @@ class Sight:
     tables: tuple[NodeTable, ...] = ()
     saved: Mapping[str, tuple[int, float | None]] | None = None
     told: Mapping[tuple[str, str], int] | None = None
+    spent: Sums | None = None
 
 
 def families(sight: Sight) -> tuple[Family, ...]:
@@ -56,6 +58,7 @@ def families(sight: Sight) -> tuple[Family, ...]:
     return (
         *_run(sight),
         *_training(sight),
+        *(_time(sight.spent) if sight.spent is not None else ()),
         *_incidents(sight.state),
         *_nodes(sight),
         *_checkpoints(sight),
@@ -92,6 +95,16 @@ def _training(sight: Sight) -> list[Family]:
         _gauge("transom_run_loss", "The newest loss that was told, of the lowest rank.", loss),
         _gauge("transom_ranks", "Ranks that tell of their steps.", len(ranks)),
         _gauge("transom_step_age", text, age, "seconds"),
+    ]
+
+
+def _time(spent: Sums) -> list[Family]:
+    by_kind = tuple(((kind.value,), spent.ns[kind] / NS) for kind in Kind)
+    share = "Share of the run's time since its submission that made new steps, 0 to 1."
+    text = "What the run's time went to since its submission; what it is told to be may change for its end."
+    return [
+        _gauge("transom_run_goodput", share, spent.goodput, "ratio"),
+        Family("transom_run_time", GAUGE, text, "seconds", ("kind",), by_kind),
     ]
 
 

@@ -12,7 +12,7 @@ from transom_cli.core import events as ev
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.goodput import NS
 from transom_cli.core.goodput.shapes import Attempt, Launch
-from transom_cli.ui.book import Book, Launcher, heals, incidents
+from transom_cli.supervise.book import Book, Launcher, heals, incidents
 from transom_cli.ui.goodput import iso
 from transom_cli.ui.story import Story, clock, headline, said, story_of, when
 from transom_cli.ui.words import count, fit, span

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from transom_cli.layout import RunDir
+from transom_cli.supervise.ledger import read_book
 from transom_cli.ui.goodput import summary
-from transom_cli.ui.ledger import read_book
 from transom_cli.ui.view import RunView
 
 MOST = 1 << 20  # bytes of journals: a tenth of a second

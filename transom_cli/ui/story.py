@@ -13,7 +13,7 @@ from typing import Any
 from transom_cli.core.decided import UNDECIDED, Decided
 from transom_cli.core.goodput import NS, Cause, Kind, Sums, cost
 from transom_cli.core.state import Incident
-from transom_cli.ui.book import Book
+from transom_cli.supervise.book import Book
 from transom_cli.ui.goodput import iso, spent
 from transom_cli.ui.words import clock_time, count, fit, span
 from transom_cli.ui.wrapping import NEVER_CUT, wrapped

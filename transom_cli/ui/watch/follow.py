@@ -60,8 +60,8 @@ class Follow:
 
     def story(self, incident: str) -> tuple[str, ...]:
         """What `transom explain` tells of an incident, from its second line on; () where that cannot be read now."""
-        from transom_cli.ui.book import incidents
-        from transom_cli.ui.ledger import read_book
+        from transom_cli.supervise.book import incidents
+        from transom_cli.supervise.ledger import read_book
         from transom_cli.ui.story import story_lines, story_of
 
         try:

@@ -13,10 +13,10 @@ from transom_cli.core.job import held_words
 from transom_cli.core.state import Phase, State
 from transom_cli.files import json_lines
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
+from transom_cli.supervise.book import Book, Launcher
 from transom_cli.supervise.handed import attempt_numbers, newest_handed
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.lease import operator_alive
-from transom_cli.ui.book import Book, Launcher
 
 WELL = ("pass", "unknown")  # verdicts of findings that speak against no node
 
