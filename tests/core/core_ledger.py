@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -174,5 +175,9 @@ class Ledger:
 
 
 def _about(key: str) -> str:
-    """The incident that an action belongs to, or the attempt whose idle nodes it is about."""
+    """The incident that an action belongs to, or the attempt whose idle nodes it is about.
+
+    A lift gives the keys of what is asked after it another name (`idle._key`); what a node had answered before stands.
+    """
+    key = re.sub(r"^(idle/[^/+]*)\+\d+/", r"\1/", key)
     return key.rpartition(f"/{key.split('/')[2]}")[0] if key.startswith("idle/") else key.partition("/")[0]
