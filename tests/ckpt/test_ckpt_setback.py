@@ -97,6 +97,8 @@ def test_a_record_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path, text
     with pytest.raises(BadSetbacks, match=r"\.setbacks"):
         set_back(tmp_path, Setback("7.0.1", 1))
     assert (tmp_path / ".setbacks").read_text() == text
+    with pytest.raises(BadSetbacks, match="cannot be read as the record of setbacks"):
+        Checkpointer(Training(1).state, tmp_path, every=1).restore()
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 20)), max_size=6))

@@ -153,6 +153,18 @@ def test_a_fault_in_the_meantime_is_handled_as_ever() -> None:
     assert diagnosed.cause == "rank_killed"
 
 
+def test_the_time_limit_and_somebodys_drain_come_before_what_is_slow() -> None:
+    """A trainer that cannot be asked to save would else never be asked again."""
+    state, _ = feed(ruled(training(), action="relaunch", budget=1), SLOW, sh.Flushing(11.0, 0, -1, "nobody listens"))
+    assert state.leaving is sh.Leaving.REPORTED
+    for heard, why in (
+        (sh.Warned(20.0), sh.Leaving.TIME_LIMIT),
+        (sh.Draining(20.0, ("n2",), "fan"), sh.Leaving.MAINTENANCE),
+    ):
+        after, orders = feed(state, heard)
+        assert (after.leaving, after.acting, orders[-1]) == (why, None, sh.Flush(0))
+
+
 def test_told_to_stop_comes_first() -> None:
     state, _ = feed(ruled(training(), action="rollback", budget=1), NAN, sh.Told(11.0, "SIGTERM"))
     left = outcome(feed(state, sh.Ended(12.0, 0))[1])

@@ -47,7 +47,7 @@ class Resuming:
 
         What is in memory alone and does not restore is no reason to stop: there was never more than the disk has.
         """
-        found, setbacks = self._ranks.from_first(self._to_choose_from() if self._ranks.first else None)
+        found, setbacks = self._chosen_from()
         self.batches = Batches(setbacks)
         passed_over = []
         for candidate in found:
@@ -65,13 +65,23 @@ class Resuming:
         self._snapshots.rewind(None)
         return None
 
-    def _to_choose_from(self) -> tuple[list[Remembered | Candidate], tuple[Setback, ...]]:
-        """By the first rank. What a setback has undone is none to go on from."""
-        setbacks: tuple[Setback, ...] = ()
+    def _chosen_from(self) -> tuple[list[Remembered | Candidate], tuple[Setback, ...]]:
+        """The same on all ranks. Raises BadSetbacks on all of them."""
+        trouble: tuple[str, str, str] | None = None
+        told: tuple[list[Remembered | Candidate], tuple[Setback, ...]] = ([], ())
         try:
-            setbacks = setback.read(self._places[0])
-        except (OSError, BadSetbacks) as error:  # the launcher has set aside what is undone here
-            self._say(f"whether the training was set back is not known: {describe(error)}")
+            told = self._to_choose_from() if self._ranks.first else told
+        except BadSetbacks as error:
+            trouble = error.what, error.why, error.hint
+        trouble, told = self._ranks.from_first((trouble, told))
+        if trouble is not None:
+            raise BadSetbacks(*trouble)
+        return told
+
+    def _to_choose_from(self) -> tuple[list[Remembered | Candidate], tuple[Setback, ...]]:
+        """By the first rank. What a setback has undone is none to go on from. Raises BadSetbacks: without the
+        record it would be gone on from a bad state in memory, or with other batches, and nobody would know."""
+        setbacks = setback.read(self._places[0])
         for copy in self._places[1:]:
             with contextlib.suppress(OSError):  # told by who looks for candidates there
                 setback.set_aside(copy, setbacks)

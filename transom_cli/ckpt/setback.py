@@ -49,7 +49,7 @@ class Setback:
 
 
 def read(directory: Path) -> tuple[Setback, ...]:
-    """All of them, the oldest first. Raises OSError and BadSetbacks."""
+    """All of them, the oldest first. Raises BadSetbacks, also where the file cannot be read."""
     try:
         with (directory / SETBACKS).open("rb") as file:
             data = json.loads(file.read(_LIMIT))
@@ -58,7 +58,7 @@ def read(directory: Path) -> tuple[Setback, ...]:
         return tuple(_setback(one) for one in data["setbacks"])
     except FileNotFoundError:
         return ()
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OSError) as error:
         path = directory / SETBACKS
         what = f"{path} cannot be read as the record of setbacks"
         raise BadSetbacks(what, repr(error), f"if you know of no setback, move it away: mv {path} {path}.bad") from None

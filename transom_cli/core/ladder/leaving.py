@@ -31,7 +31,7 @@ Step = tuple[LadderState, tuple[Order, ...]]
 
 
 def warned(state: LadderState, e: Warned) -> Step:
-    return begin(replace(state, warned=True), Leaving.TIME_LIMIT)
+    return begin(_for_no_report(replace(state, warned=True)), Leaving.TIME_LIMIT)
 
 
 def draining(state: LadderState, e: Draining) -> Step:
@@ -42,7 +42,7 @@ def draining(state: LadderState, e: Draining) -> Step:
     state = replace(state, draining=state.in_order((*state.draining, *new)))
     if not any(n in state.nodes for n in new):
         return state, ()  # spares, which are not used any more
-    then = begin(state, Leaving.MAINTENANCE)
+    then = begin(_for_no_report(state), Leaving.MAINTENANCE)
     return then[0], (Tell("", "draining", e.words, "maintenance", new), *then[1])
 
 
@@ -52,6 +52,13 @@ def stepped(state: LadderState) -> Step:
         return begin(state, Leaving.TIME_LIMIT)
     still = any(n in state.draining for n in state.nodes)
     return begin(state, Leaving.MAINTENANCE) if still else (state, ())
+
+
+def _for_no_report(state: LadderState) -> LadderState:
+    """What must be left in time comes before what is merely slow: ranks may still be waiting to be asked to save."""
+    if state.leaving is not Leaving.REPORTED or state.rung is not Rung.TRAINING:
+        return state
+    return replace(state, leaving=Leaving.NOT, acting=None)
 
 
 def begin(state: LadderState, why: Leaving) -> Step:
