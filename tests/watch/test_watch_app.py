@@ -158,9 +158,9 @@ def test_tabs_by_number_and_by_tab(many: RunView) -> None:
         for key, said in (
             ("3", "memory "),
             ("4", "step 7 loss"),
-            ("5", "loss, 5m 00s"),
+            ("5", "-5m 00s"),
             ("tab", "NODE"),
-            ("shift+tab", "loss"),
+            ("shift+tab", "loss  3"),
         ):
             await pilot.press(key)
             await until(pilot, lambda said=said: said in "\n".join(text(app)))  # type: ignore[misc]
@@ -249,3 +249,18 @@ def test_what_is_open_is_scrolled_where_it_is_longer_than_its_place(many: RunVie
         await until(pilot, lambda: "line 59 of it" not in "\n".join(text(app)))
 
     play(Long(many), story)
+
+
+def test_what_a_person_can_do_stays_in_sight_when_the_head_is_long(many: RunView) -> None:
+    kept = tuple((f"gpu{n:03d}", "drained", "lost: no slurmd listens on it") for n in range(6))
+    held = replace(many, phase="held", excluded=kept, verdict="Slurm holds the job: JobHeldUser")
+
+    async def story(app: WatchApp, pilot: Pilot[RunView | None]) -> None:
+        shown = "\n".join(text(app))
+        assert f"scontrol release {many.job_id}" in shown and f"transom stop {many.run_id}" in shown
+        assert "JobHeldUser" in shown and "q quit" in text(app)[-1]
+        await pilot.press("2", "enter")
+        await until(pilot, lambda: "diagnosed" in "\n".join(text(app)))
+        assert "q quit" in text(app)[-1] and app.screen.max_scroll_y == 0
+
+    play(Shown(held), story, (80, 24))

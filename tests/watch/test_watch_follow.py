@@ -165,5 +165,10 @@ def test_what_the_screen_saw_itself_takes_the_place_of_what_was_kept() -> None:
     assert named["loss"] == [(NOW - 60.0, 3.0), (NOW - 1.0, 2.5), (NOW, 2.0), (NOW + 60.0, 1.0)]
     assert named["seconds a step"] == [(NOW - 1.0, 0.5), (NOW + 1.0, 0.5)]
     drawn = "\n".join(map(plain, plot_lines(curves, 80, 30)))
-    assert "loss, 2m 00s" in drawn and "now" in drawn and "goodput, % of the time so far" in drawn
+    assert (
+        drawn.startswith("loss  1\n")
+        and "-2m 00s" in drawn
+        and "now" in drawn
+        and "goodput, % of the time so far" in drawn
+    )
     assert max(len(text) for text in drawn.splitlines()) <= 80 and "\x1b" not in drawn

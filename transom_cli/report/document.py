@@ -76,7 +76,7 @@ def _head(view: RunView) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
         if label:
             found.append((label, words))
         elif found:
-            found[-1] = (found[-1][0], (*found[-1][1], (" ", ""), *words))
+            found[-1] = (found[-1][0], (*found[-1][1], (", ", ""), *words))
     return tuple(row for row in found if row[0] not in _NOT_HERE)
 
 

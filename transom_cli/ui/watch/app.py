@@ -27,6 +27,8 @@ from transom_cli.ui.watch.pane import Lines, Pane
 from transom_cli.ui.watch.past import Past
 
 EVERY = 1.0  # seconds between two looks
+_LISTED = 4  # lines of a list that stay in sight when something is open
+_FRAME = 3  # rows: the tabs, the foot, the line above what is open
 _UP, _DOWN = ("up", "k"), ("down", "j")
 
 
@@ -45,9 +47,9 @@ class WatchApp(App[RunView | None]):
     """Ends with the last view."""
 
     CSS = """
-    Screen { layout: vertical; background: ansi_default; color: ansi_default; }
+    Screen { layout: vertical; overflow: hidden; background: ansi_default; color: ansi_default; }
     #head, #tabs, #columns, #foot { height: 0; }
-    #pane { height: 1fr; } #details { height: auto; max-height: 60%; border-top: solid; overflow-y: auto;
+    #pane { height: 1fr; } #details { height: auto; border-top: solid; overflow-y: auto;
                scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
     #filter { height: 1; border: none; padding: 0; }
     .gone { display: none; }
@@ -140,9 +142,12 @@ class WatchApp(App[RunView | None]):
             return
         pane = self._main.query_one("#pane", Pane)
         columns, items = self._items(view)
-        pane.tail = self._tab == content.LOG
+        pane.tail, pane.pointed = self._tab == content.LOG, bool(items) and self._tab != content.PLOTS
         pane.show(items or [Item("", line((frame.none(view, self._tab, self._wish), "dim")))])
-        self._put("head", frame.head(view, self.size.width, self.size.height))
+        head = frame.head(view, self.size.width, self.size.height)
+        taken = len(head) + bool(columns) + _FRAME + min(_LISTED, max(1, len(items)))
+        self._main.query_one("#details").styles.max_height = max(_LISTED, self.size.height - taken)
+        self._put("head", head)
         self._put("tabs", [frame.tabs(view, self._tab, self._wish, len(items))])
         self._put("columns", [columns] if columns else [])
         self._put_details(self._details(items))

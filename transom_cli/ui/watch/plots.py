@@ -12,7 +12,8 @@ from transom_cli.ui.watch.past import Past
 from transom_cli.ui.words import span
 
 KEPT = 1800  # points of each curve that the screen itself has seen
-_TICKS = 5
+_TICKS, _LABEL = 5, 7
+_AXIS = 2  # rows of the time's axis, below the last curve
 
 
 def _points() -> deque[Point]:
@@ -56,29 +57,39 @@ def _joined(past: Sequence[Point], seen: Sequence[Point]) -> list[Point]:
 
 
 def plot_lines(curves: Curves, width: int, height: int) -> list[Line]:
-    """One below the other, each as high as there is room; a line of words for one without two points."""
+    """One below the other over the same time, each as high as there is room, with words above it; words alone for one
+    without two points.
+    """
     named = curves.named()
     drawn = [points for _, points in named if len(points) > 1]
-    each = max(5, (height - (len(named) - len(drawn))) // max(1, len(drawn)))
+    begin, end = (min(points[0][0] for points in drawn), max(points[-1][0] for points in drawn)) if drawn else (0, 0)
+    each = max(3, (height - len(named) - _AXIS) // max(1, len(drawn)))
     lines: list[Line] = []
     for title, points in named:
         if len(points) < 2:
             lines.append(line((f"{title}: nothing to draw yet", "dim")))
             continue
-        lines += [line(text) for text in _drawn(title, points, max(20, width), each)]
+        lines.append(line((f"{title}  ", "dim"), f"{points[-1][1]:.4g}"))
+        last = points is drawn[-1]
+        lines += [line(text) for text in _drawn(points, (begin, end), max(20, width), each + _AXIS * last, axis=last)]
     return lines
 
 
-def _drawn(title: str, points: Sequence[Point], width: int, height: int) -> list[str]:
+def _drawn(points: Sequence[Point], time: tuple[float, float], width: int, height: int, *, axis: bool) -> list[str]:
     import plotext
 
-    now, long = points[-1][0], points[-1][0] - points[0][0]
+    long = time[1] - time[0]
+    low, high = min(value for _, value in points), max(value for _, value in points)
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plotsize(width, height)
-    plotext.title(f"{title}, {span(long)}")
-    plotext.plot([at - now for at, _ in points], [value for _, value in points], marker="dot")
-    places = [-long * n / (_TICKS - 1) for n in reversed(range(_TICKS))]
+    plotext.frame(False)
+    plotext.xaxes(axis, False)
+    plotext.yaxes(True, False)
+    plotext.plot([at - time[1] for at, _ in points], [value for _, value in points], marker="braille")
+    plotext.xlim(-long, 0)
+    plotext.yticks([low, high], [f"{value:>{_LABEL}.4g}" for value in (low, high)])
+    places = [-long * n / (_TICKS - 1) for n in reversed(range(_TICKS))] if axis else []
     plotext.xticks(places, [f"-{span(-at)}" if at else "now" for at in places])
     text: str = plotext.uncolorize(plotext.build())
     return text.splitlines()
