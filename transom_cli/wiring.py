@@ -150,11 +150,18 @@ def operator_for(run: RunDir) -> Operator:
     settings = read_settings(run)
     slurm = slurm_client(settings.slurm.timeout)
     script = inspect_script(_read(run, run.script))
-    drain_command = tuple(settings.isolate.drain_command)
     submission = Plan.load(run).submission(run)
     tasks = (script.ntasks_per_node or 1) if fold(run.journal).state.spares else 0
     resubmit = settings.restart.how == "resubmit"
-    orders = Orders(run, submission, drain_command, tasks, stay_held="hold" in script.lines, resubmit=resubmit)
+    orders = Orders(
+        run,
+        submission,
+        tuple(settings.isolate.drain_command),
+        settings.isolate.drain_spool,
+        tasks,
+        stay_held="hold" in script.lines,
+        resubmit=resubmit,
+    )
     limits = quiet_limits(settings)
     lease = Lease.take(run)
 

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom_cli.doctor import examine as examining
-from transom_cli.doctor.examine import examine
+from transom_cli.doctor.examine import _drain_ways, examine
 from transom_cli.doctor.symptom import (
+    DrainWay,
     Grade,
     Symptom,
     config_of,
@@ -71,8 +72,21 @@ def test_who_may_drain() -> None:
     config = config_of(CONFIG)
     assert of_rights("root", 0, config, "").grade is Grade.OK
     assert of_rights("slurm", 64030, config, "").grade is Grade.OK
-    assert of_rights("ada", 1000, config, "Operator").grade is Grade.OK
+    assert of_rights("ada", 1000, config, "Administrator").grade is Grade.OK
+    assert of_rights("ada", 1000, config, "Operator").grade is Grade.NOTE, "Slurm asks for an administrator"
     assert of_rights("ada", 1000, config, "None").grade is of_rights("ada", 1000, config, "").grade is Grade.NOTE
+
+
+def test_the_sites_ways_for_those_who_may_not(commands: Path, tmp_path: Path) -> None:
+    config = config_of(CONFIG)
+    two = [DrainWay("sudo -n drain"), DrainWay("the spool /s")]
+    told = of_rights("ada", 1000, config, "", two)
+    assert told.grade is Grade.OK and told.words.endswith("asked is sudo -n drain, then the spool /s")
+    told = of_rights("ada", 1000, config, "", [*two, DrainWay("the spool /t", "not there")])
+    assert told.grade is Grade.WARN and "the spool /t: not there" in told.words and "/s" not in told.words
+    assert of_rights("root", 0, config, "", two).words == "root may drain nodes"
+    ways = _drain_ways(lambda: ((str(tmp_path / "none"), "x"), tmp_path))
+    assert [bool(way.broken) for way in ways] == [True, False]
 
 
 def test_machines_that_end_processes_at_logout() -> None:

@@ -171,8 +171,9 @@ def site_command(folder: Path, code: int) -> tuple[str, ...]:
     return (str(path), "--now")
 
 
-def test_the_sites_own_command_drains_where_slurm_denies(tmp_path: Path) -> None:
+def test_the_sites_own_command_drains_where_slurm_denies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path, drain_command=site_command(tmp_path, 0))
+    monkeypatch.setattr("transom_cli.supervise.draining._drained", lambda slurm, node: node == "n2")
     told = bench.do(act.Isolate("i1/isolate/n2", "n2", "node_lost: $(rm x); 'q'", drain=True))
     assert isinstance(told, ev.Isolated) and told.how == "drained" and "site drain" in told.detail
     asked = (tmp_path / "asked").read_text().splitlines()

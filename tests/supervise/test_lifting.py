@@ -21,7 +21,8 @@ from transom_cli.slurm.port import SlurmDenied, SlurmUnknown
 from transom_cli.supervise.draining import reason
 from transom_cli.supervise.follow import Follower
 from transom_cli.supervise.journal import Journal, write_header
-from transom_cli.supervise.lifting import Lifted, lift, to_lift
+from transom_cli.supervise.lifting import WITHDRAWN, Lifted, lift, to_lift
+from transom_cli.supervise.sitedrain import ask
 
 NOW = time.time()
 
@@ -46,8 +47,8 @@ class Bench:
     def drained(self, node: str, run: str = "r1") -> None:
         self.slurm.drain(node, reason("xid: Xid 79", run))
 
-    def lift(self, *nodes: str, run: str = "") -> list[Lifted]:
-        return lift(self.history, nodes, run, "ann on login1", self.folder, self.slurm)
+    def lift(self, *nodes: str, run: str = "", spool: Path | None = None) -> list[Lifted]:
+        return lift(self.history, nodes, run, "ann on login1", self.folder, self.slurm, spool)
 
     def asked(self) -> list[ev.Event]:
         """What the run's operator reads."""
@@ -67,6 +68,14 @@ def test_a_node_of_a_run_that_goes_on(bench: Bench) -> None:
     assert bench.history.standing == ()
     (request,) = bench.run.requests.iterdir()
     assert bench.asked() == [ev.LiftAsked(1000.0, "ann on login1", request.name, ("n2", "n3"))]
+
+
+def test_a_request_to_drain_a_lifted_node_is_withdrawn(bench: Bench, tmp_path: Path) -> None:
+    asked = ask(tmp_path, "n3", reason("xid: Xid 79", "r1"))
+    assert bench.lift("n3", spool=tmp_path) == [Lifted("n3", ("r1",), "not drained", WITHDRAWN)]
+    assert not asked.exists()
+    assert bench.lift("n2", spool=tmp_path) == [Lifted("n2", ("r1",), "not drained")], "nothing lay there"
+    assert bench.lift("n2", spool=tmp_path / "gone")[0].slurm == "not drained"
 
 
 def test_a_run_that_is_over_is_not_asked(bench: Bench) -> None:

@@ -105,9 +105,11 @@ def _ask_slurm(names: tuple[str, ...]) -> tuple[dict[str, Node] | None, str]:
 def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, *, json_: bool) -> None:
     import getpass
     import json
+    import os
     import socket
     from dataclasses import asdict
 
+    from transom_cli.config.load import load
     from transom_cli.errors import printable
     from transom_cli.submit.rundir import explain
     from transom_cli.supervise.lifting import lift, to_lift
@@ -115,8 +117,9 @@ def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, 
 
     to_lift(history, names, run)
     who = f"{getpass.getuser()} on {socket.gethostname()}"
+    spool = load(None, {}, os.environ).isolate.drain_spool
     try:
-        lifted = lift(history, names, run, who, folder, slurm_client())
+        lifted = lift(history, names, run, who, folder, slurm_client(), spool)
     except OSError as error:
         raise explain(error, folder, doing="write into", instead="set TRANSOM_STATE_DIR") from error
     if not json_:

@@ -171,6 +171,9 @@ class Isolate(Section):
     drain_command: Texts = Field(
         default=(), description="the site's own drain command; node and reason are added as its last two arguments"
     )
+    drain_spool: OptionalPath = Field(
+        default=None, description="folder for requests to the site's administrators to drain a node; unset: none"
+    )
     max_nodes: int = Field(default=2, ge=0, description="nodes isolated per window, at most (the larger cap counts)")
     max_fraction: float = Field(
         default=0.10,

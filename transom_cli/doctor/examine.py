@@ -16,7 +16,7 @@ from pathlib import Path
 
 from transom_cli import __version__
 from transom_cli.doctor import symptom
-from transom_cli.doctor.symptom import Grade, Symptom
+from transom_cli.doctor.symptom import DrainWay, Grade, Symptom
 from transom_cli.errors import TransomError
 from transom_cli.slurm.port import Slurm
 from transom_cli.slurm.runner import Runner
@@ -35,8 +35,16 @@ _OPTIONAL = (
 )
 
 
-def examine(slurm: Slurm, runner: Runner, root: Callable[[], Path]) -> Iterator[Symptom]:
-    """One after the other, as they come. root: where runs live, by the settings; raises what is wrong with these."""
+DrainSettings = tuple[tuple[str, ...], Path | None]
+
+
+def examine(
+    slurm: Slurm, runner: Runner, root: Callable[[], Path], drain: Callable[[], DrainSettings] = lambda: ((), None)
+) -> Iterator[Symptom]:
+    """One after the other, as they come.
+
+    root: where runs live, by the settings; raises what is wrong with these. drain: the site's command and spool.
+    """
     yield Symptom("transom", Grade.OK, f"{__version__} on Python {sys.version.split()[0]}")
     try:
         runs = root()
@@ -45,7 +53,7 @@ def examine(slurm: Slurm, runner: Runner, root: Callable[[], Path]) -> Iterator[
     else:
         yield Symptom("settings", Grade.OK, "those of the site, the user and the environment are well")
         yield _runs(runs)
-    yield from _slurm(slurm, runner)
+    yield from _slurm(slurm, runner, drain)
     yield _logout()
     limit = symptom.of_cpu_limit(float("inf") if _cpu() == resource.RLIM_INFINITY else _cpu())
     if limit is not None:
@@ -53,7 +61,7 @@ def examine(slurm: Slurm, runner: Runner, root: Callable[[], Path]) -> Iterator[
     yield from _packages()
 
 
-def _slurm(slurm: Slurm, runner: Runner) -> Iterator[Symptom]:
+def _slurm(slurm: Slurm, runner: Runner, drain: Callable[[], DrainSettings]) -> Iterator[Symptom]:
     missing = [name for name in NEEDED if shutil.which(name) is None]
     if missing:
         hint = "run transom where Slurm's commands are, on a login node; to try it without a cluster: make demo"
@@ -74,7 +82,22 @@ def _slurm(slurm: Slurm, runner: Runner) -> Iterator[Symptom]:
     yield slow if took > 2.0 else Symptom("controller", Grade.OK, words)
     yield from symptom.of_cluster(config)
     me = pwd.getpwuid(os.getuid()).pw_name
-    yield symptom.of_rights(me, os.getuid(), config, _admin_level(runner, me))
+    yield symptom.of_rights(me, os.getuid(), config, _admin_level(runner, me), _drain_ways(drain))
+
+
+def _drain_ways(drain: Callable[[], DrainSettings]) -> list[DrainWay]:
+    try:
+        command, spool = drain()
+    except TransomError:  # told of the settings already
+        return []
+    ways = []
+    if command:
+        there = shutil.which(command[0]) is not None
+        ways.append(DrainWay(" ".join(command), "" if there else f"no `{command[0]}` here"))
+    if spool is not None:
+        there = os.access(spool, os.W_OK | os.X_OK)
+        ways.append(DrainWay(f"the spool {spool}", "" if there else "it is not there, or not writable"))
+    return ways
 
 
 def _admin_level(runner: Runner, user: str) -> str:

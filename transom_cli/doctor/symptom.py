@@ -25,6 +25,7 @@ class Symptom:
     hint: str = ""
 
 
+_WAYS = "what a site can do: docs/sites.md"
 KILL_WAIT = 30  # seconds between TERM and KILL for which transom plans to save
 
 
@@ -52,14 +53,28 @@ def of_cluster(config: Mapping[str, str]) -> list[Symptom]:
     return found
 
 
-def of_rights(user: str, uid: int, config: Mapping[str, str], admin: str) -> Symptom:
+@dataclass(frozen=True)
+class DrainWay:
+    """One way of the site's for those who may not drain, and what keeps it from working ("": nothing that is seen)."""
+
+    words: str
+    broken: str = ""
+
+
+def of_rights(user: str, uid: int, config: Mapping[str, str], admin: str, ways: Sequence[DrainWay] = ()) -> Symptom:
     """Who may drain nodes. admin: the user's AdminLevel in the accounting, "" where that is not known."""
     slurm_user = config.get("SlurmUser", "").partition("(")[0]
-    may = uid == 0 or user == slurm_user or admin.lower() in ("operator", "administrator")
+    may = uid == 0 or user == slurm_user or admin.lower() == "administrator"
     if may:
         return Symptom("drain", Grade.OK, f"{user} may drain nodes")
+    told = ", then ".join(way.words for way in ways)
+    broken = [f"{way.words}: {way.broken}" for way in ways if way.broken]
+    if broken:
+        return Symptom("drain", Grade.WARN, f"{user} may not drain nodes, and cannot by {'; '.join(broken)}", _WAYS)
+    if ways:
+        return Symptom("drain", Grade.OK, f"{user} may not drain nodes; asked is {told}")
     words = f"{user} may not drain nodes, as is usual: bad ones are excluded from the run's own jobs instead"
-    return Symptom("drain", Grade.NOTE, words, "an administrator sees them by `transom nodes`; docs/health.md")
+    return Symptom("drain", Grade.NOTE, words, f"`transom nodes` is what to show an administrator; {_WAYS}")
 
 
 def of_logout(kill: bool, excluded: Sequence[str], user: str, lingers: bool) -> Symptom:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
+from pathlib import Path
 
 from transom_cli.errors import printable
 from transom_cli.slurm.port import Node, Slurm, SlurmDenied, SlurmRefused
+from transom_cli.supervise.sitedrain import ask, run_command
 
 OURS = "transom:"  # how every reason of ours begins
 LENGTH = 200  # of a reason, as `sinfo -R` and people can use it
@@ -25,10 +26,11 @@ def is_ours(node: Node, run_id: str = "") -> bool:
     return node.reason.startswith(OURS) and node.reason.endswith(f"({run_id})" if run_id else ")")
 
 
-def drain(slurm: Slurm, command: tuple[str, ...], node: str, reason: str) -> tuple[str, str]:
-    """The ladder: scontrol, then the site's own command, else exclusion with the command an admin would run.
+def drain(slurm: Slurm, command: tuple[str, ...], node: str, reason: str, spool: Path | None = None) -> tuple[str, str]:
+    """The ladder: scontrol, the site's command, a request in the administrators' spool, exclusion. (how, in words).
 
-    A node that somebody keeps away already, with a reason of their own, is left to them: it is drained as it is.
+    Each rung that says no, is late or answers nonsense is told, and the next one tried. A node that somebody keeps away
+    already, with a reason of their own, is left to them: it is drained as it is.
     """
     owner = next((owner_of(x) for x in slurm.nodes([node]) if x.name == node), "")
     if owner:
@@ -37,23 +39,23 @@ def drain(slurm: Slurm, command: tuple[str, ...], node: str, reason: str) -> tup
         slurm.drain(node, reason)
         return "drained", ""
     except (SlurmDenied, SlurmRefused) as error:
-        why = error.why or error.what
+        refused = [f"Slurm refuses the drain: {error.why or error.what}"]
     if command:
+        why = run_command(command, node, reason)
+        if not why and _drained(slurm, node):
+            return "drained", f"by the site's command: {' '.join(command)}"
+        refused.append(why or f"{command[0]} ended with 0, but the node is not drained")
+    if spool is not None:
         try:
-            done = subprocess.run(
-                [*command, node, reason],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=30,
-                check=False,
-            )
-            if done.returncode == 0:
-                return "drained", f"by {command[0]}"
-            why = f"{why}; {command[0]} ended with {done.returncode}: {done.stderr.strip()[:200]}"
-        except (OSError, subprocess.TimeoutExpired) as error:
-            why = f"{why}; {error}"
-    return "excluded", f"drain refused by Slurm: {why}"
+            asked = ask(spool, node, reason)
+            return "excluded", "; ".join([f"asked the administrators to drain it: {asked}", *refused])
+        except OSError as error:
+            refused.append(f"the spool cannot be written: {error}")
+    return "excluded", "; ".join(refused)
+
+
+def _drained(slurm: Slurm, node: str) -> bool:
+    return any(x.drain for x in slurm.nodes([node]) if x.name == node)
 
 
 def owner_of(node: Node) -> str:

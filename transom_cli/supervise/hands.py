@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from transom_cli.core import actions as act
 from transom_cli.core import events as ev
@@ -47,6 +48,7 @@ class Orders:
     run: RunDir
     submission: Submission
     drain_command: tuple[str, ...] = ()
+    drain_spool: Path | None = None
     tasks_per_node: int = 0  # where a restart may do with fewer nodes (without spares): to keep the tasks in step
     stay_held: bool = False  # the user's own script asks for --hold: releasing it is theirs
     resubmit: bool = False  # a restart is a new job
@@ -177,7 +179,7 @@ class Hands:
         how, detail = "excluded", ""
         if action.drain:
             why = reason(action.reason, self._orders.run.run_id)
-            how, detail = drain(self._slurm, self._orders.drain_command, action.node, why)
+            how, detail = drain(self._slurm, self._orders.drain_command, action.node, why, self._orders.drain_spool)
         return ev.Isolated(self._clock.now(), action.key, action.node, how, detail)
 
     def _restart(self, action: act.Restart) -> ev.Event:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transom_cli.errors import TransomError, UsageError
@@ -17,9 +17,11 @@ from transom_cli.layout import RunDir
 from transom_cli.slurm.port import Node, Slurm, SlurmDenied, SlurmRefused
 from transom_cli.supervise.draining import is_ours
 from transom_cli.supervise.journal import fold
+from transom_cli.supervise.sitedrain import withdraw
 
 DENIED = "denied"
 UNKNOWN = "unknown"
+WITHDRAWN = "the request to drain it is withdrawn"
 
 
 @dataclass(frozen=True)
@@ -50,18 +52,36 @@ def to_lift(history: NodeHistory, nodes: tuple[str, ...], run: str) -> None:
         )
 
 
-def lift(history: NodeHistory, nodes: tuple[str, ...], run: str, who: str, folder: Path, slurm: Slurm) -> list[Lifted]:
+def lift(
+    history: NodeHistory,
+    nodes: tuple[str, ...],
+    run: str,
+    who: str,
+    folder: Path,
+    slurm: Slurm,
+    spool: Path | None = None,
+) -> list[Lifted]:
     """The history first: whatever Slurm says later, no run of this user keeps off these nodes on its account.
 
-    OSError when it, or a run's request, cannot be written.
+    spool: where a request to drain one of them may still lie; it is withdrawn. OSError when the history, or a run's
+    request, cannot be written.
     """
     write_lift(folder, Lift(time.time(), who, nodes, run))
     told = _tell_runs(history, nodes, run, who)
+    withdrawn = tuple(node for node in nodes if spool is not None and _withdraw(spool, node))
     try:
         known = {n.name: n for n in known_nodes(slurm, nodes)}
     except TransomError as error:
         return [Lifted(node, told[node], UNKNOWN, error.why or error.what) for node in nodes]
-    return [Lifted(node, told[node], *_resume(history, known.get(node), run, slurm)) for node in nodes]
+    lifted = [Lifted(node, told[node], *_resume(history, known.get(node), run, slurm)) for node in nodes]
+    return [replace(one, why=one.why or WITHDRAWN) if one.node in withdrawn else one for one in lifted]
+
+
+def _withdraw(spool: Path, node: str) -> bool:
+    try:
+        return withdraw(spool, node)
+    except OSError:
+        return False  # it is held to what the user's jobs do then, and grows too old within an hour
 
 
 def known_nodes(slurm: Slurm, names: tuple[str, ...]) -> list[Node]:

@@ -1,0 +1,346 @@
+"""contrib/: the sudo wrapper and the reader of the spool, on a real Slurm and with commands that misbehave.
+
+sudo itself is left out: the wrapper knows of it only that SUDO_UID is set, which sudo does not let its caller choose.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from slurm_support import OrdinaryUser
+
+from transom_cli.sandbox.cluster import Sandbox
+from transom_cli.slurm.cli import CliSlurm
+from transom_cli.slurm.runner import Runner
+from transom_cli.supervise.draining import drain, reason
+from transom_cli.supervise.sitedrain import ask
+
+CONTRIB = Path(__file__).resolve().parents[2] / "contrib"
+WHY = reason('xid: it\'s "Xid" 79; $(reboot)', "r1")
+
+
+class Installed:
+    """Both programs in one folder, as a site installs them: with its own ENVIRONMENT written into the wrapper."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder = folder
+        self.spool = folder / "spool"
+        self.spool.mkdir()
+        self.spool.chmod(0o1777)
+        text = (CONTRIB / "transom-drain").read_text()
+        lines = [f"ENVIRONMENT = {environment}" if x.startswith("ENVIRONMENT = ") else x for x in text.split("\n")]
+        (folder / "transom-drain").write_text("\n".join(lines).replace("PATIENCE = 7", "PATIENCE = 3"))
+        shutil.copy(CONTRIB / "transom-drain-spool", folder)
+        for name in ("transom-drain", "transom-drain-spool"):
+            (folder / name).chmod(0o755)
+
+    def drain(self, uid: int | None, *words: str, **env: str) -> tuple[int, str]:
+        sudo = {} if uid is None else {"SUDO_UID": str(uid)}
+        full = {"PATH": os.environ["PATH"], **sudo, **env}
+        argv = [str(self.folder / "transom-drain"), *words]
+        done = subprocess.run(argv, env=full, capture_output=True, text=True, timeout=60, check=False)
+        return done.returncode, (done.stdout + done.stderr).strip()
+
+    def read_spool(self, *node: str) -> int:
+        argv = [str(self.folder / "transom-drain-spool"), str(self.spool), *node]
+        return subprocess.run(argv, env={}, timeout=60, check=False).returncode
+
+    def request(self, name: str, text: str, owner: int = 0) -> Path:
+        path = self.spool / name
+        path.write_text(text)
+        os.chown(path, owner, -1)
+        return path
+
+
+# --- with Slurm's commands as stubs ---
+
+NODE_UP = "NodeName=n2 Arch=x86_64 State=MIXED ThreadsPerCore=1"
+STUBS = {
+    "scontrol": 'if [ "$1" = show ]; then cat "{0}/node"; else printf "%s\\n" "$@" >> "{0}/done"; fi',
+    "squeue": 'env > "{0}/env"; cat "{0}/jobs"',
+    "sacct": 'echo "Slurm accounting storage is disabled" >&2; exit 1',
+}
+
+
+class Stubbed(Installed):
+    def __init__(self, folder: Path) -> None:
+        self.bin = folder / "bin"
+        self.bin.mkdir(parents=True)
+        super().__init__(folder, {"PATH": f"{self.bin}:/usr/bin:/bin"})
+        (folder / "node").write_text(NODE_UP + "\n")
+        (folder / "jobs").write_text("1000 RUNNING\n1001 RUNNING\n")
+        for name, body in STUBS.items():
+            self.stub(name, body)
+
+    def stub(self, name: str, body: str) -> None:
+        (self.bin / name).write_text("#!/bin/bash\n" + body.replace("{0}", str(self.folder)) + "\n")
+        (self.bin / name).chmod(0o755)
+
+    @property
+    def done(self) -> list[str]:
+        path = self.folder / "done"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def stubbed(tmp_path: Path) -> Stubbed:
+    return Stubbed(tmp_path / "site")
+
+
+def test_the_programs_run_on_the_python_of_old_distributions() -> None:
+    for name in ("transom-drain", "transom-drain-spool"):
+        ast.parse((CONTRIB / name).read_text(), feature_version=(3, 6))
+
+
+def test_it_drains_with_the_very_reason(stubbed: Stubbed) -> None:
+    status, told = stubbed.drain(1000, "n2", WHY)
+    assert status == 0 and told.startswith("n2 is drained for user 1000")
+    assert stubbed.done == ["update", "nodename=n2", "state=drain", f"reason={WHY}"]
+
+
+def test_nothing_of_the_callers_environment_reaches_slurm(stubbed: Stubbed) -> None:
+    stubbed.drain(1000, "n2", WHY, SLURM_CONF="/tmp/mine", SQUEUE_FORMAT="1000 RUNNING", LD_LIBRARY_PATH="/tmp")
+    names = {line.partition("=")[0] for line in (stubbed.folder / "env").read_text().splitlines()}
+    assert names <= {"PATH", "PWD", "SHLVL", "_"}
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ((), 2),
+        (("n2",), 2),
+        (("n2", WHY, "more"), 2),
+        (("n2", "maintenance"), 2),
+        (("n2", " transom: x"), 2),
+        (("n2", "transom: two\nlines"), 2),
+        (("n2", "transom: \x1b[2J"), 2),
+        (("n2", "transom: " + "x" * 200), 2),
+        (("n[1-9]", WHY), 2),
+        (("n2,n3", WHY), 2),
+        (("ALL extra=1", WHY), 2),
+        (("-n2", WHY), 2),
+        (("", WHY), 2),
+        (("n2\n", WHY), 2),
+    ],
+)
+def test_other_words_are_refused_before_slurm_is_asked(stubbed: Stubbed, words: tuple[str, ...], status: int) -> None:
+    assert stubbed.drain(1000, *words)[0] == status
+    assert stubbed.done == [] and not (stubbed.folder / "env").exists()
+
+
+@pytest.mark.parametrize("uid", ["", "x", "-1", "10000000000000", "1000 "])
+def test_without_sudo_nobody_is_served(stubbed: Stubbed, uid: str) -> None:
+    assert stubbed.drain(None, "n2", WHY, SUDO_UID=uid)[0] == 2
+    assert stubbed.done == []
+
+
+@pytest.mark.parametrize(
+    "jobs", ["", "10001 RUNNING\n", "1000 COMPLETING\n", "garbage \x00\xff\n" * 1000, "1000\nRUNNING\n"]
+)
+def test_only_for_a_running_job_of_the_caller(stubbed: Stubbed, jobs: str) -> None:
+    (stubbed.folder / "jobs").write_text(jobs, encoding="latin-1")
+    assert stubbed.drain(1000, "n2", WHY) == (1, "transom-drain: no job of user 1000 runs on n2 (user 1000)")
+    assert stubbed.done == []
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "told"),
+    [
+        ("State=MIXED+DRAIN X=1\n   Reason=fans [ann@2026-01-01T10:00:00]", 3, "makes no sense"),
+        ("State=MIXED+DRAIN X=1 Reason=fans, a=b [ann@2026-01-01T10:00:00]", 0, "drained already: fans, a=b"),
+        ("State=DOWN X=1 Reason=fans [ann@2026-01-01T10:00:00]", 1, "kept away already: fans"),
+        ("State=DOWN X=1 Reason=Not responding [slurm@2026-01-01T10:00:00]", 0, "is drained for user"),
+        ("State=IDLE X=1 Reason=old, since resumed [ann@2026-01-01T10:00:00]", 0, "is drained for user"),
+    ],
+)
+def test_what_others_keep_away_stays_as_it_is(stubbed: Stubbed, state: str, status: int, told: str) -> None:
+    (stubbed.folder / "node").write_text(f"NodeName=n2 {state}\n")
+    code, words = stubbed.drain(1000, "n2", WHY)
+    assert (code, told in words) == (status, True), words
+    assert bool(stubbed.done) == ("is drained for" in words)
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "status"),
+    [
+        ("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", 3),
+        ("squeue", "exec sleep 30", 3),
+        ("scontrol", "echo NodeName=n3 State=IDLE Reason=x", 3),
+        ("scontrol", "head -c 100000 /dev/urandom", 3),
+        ("scontrol", "echo 'Node n2 not found' >&2; exit 1", 1),
+        ("scontrol", f"if [ $1 = show ]; then echo {NODE_UP}; else echo 'Invalid user id' >&2; exit 1; fi", 1),
+    ],
+)
+def test_a_slurm_that_says_no_or_nothing(stubbed: Stubbed, name: str, body: str, status: int) -> None:
+    stubbed.stub(name, body)
+    code, words = stubbed.drain(1000, "n2", WHY)
+    assert code == status and words.startswith("transom-drain: ") and words.isprintable()
+    assert stubbed.done == []
+
+
+def good(node: str = "n2", **other: object) -> str:
+    return json.dumps({"version": 1, "node": node, "reason": WHY, **other})
+
+
+@pytest.mark.root
+class TestSpool:
+    """Run by root: requests of several users."""
+
+    @pytest.fixture(autouse=True)
+    def as_root(self) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("needs root: requests count as their files' owners' words")
+
+    def test_a_request_is_its_owners_word(self, stubbed: Stubbed) -> None:
+        stubbed.request("n2.1000.json", good(), owner=2000)
+        assert stubbed.read_spool() == 0
+        assert stubbed.done == [] and not list(stubbed.spool.iterdir()), "whatever its name says"
+        stubbed.request("n2.2000.json", good(), owner=1000)
+        assert stubbed.read_spool() == 0
+        assert stubbed.done[1] == "nodename=n2" and not list(stubbed.spool.iterdir())
+
+    def test_what_transom_writes_is_read(self, stubbed: Stubbed) -> None:
+        os.chown(ask(stubbed.spool, "n2", WHY), 1001, -1)
+        stubbed.read_spool()
+        assert stubbed.done == ["update", "nodename=n2", "state=drain", f"reason={WHY}"]
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "", "{", "[]", "[" * 4000, "\xff", good("n2,n3"), good("../n2"), good(reason="mine"), good(version=2),
+            good(version="1"), good(node=7), good(pad="x" * 5000), json.dumps({"version": 1}),
+        ],
+    )  # fmt: skip
+    def test_what_is_no_request_is_removed(self, stubbed: Stubbed, text: str) -> None:
+        stubbed.request("n2.1000.json", text, owner=1000)
+        assert stubbed.read_spool() == 0
+        assert stubbed.done == [] and not list(stubbed.spool.iterdir())
+
+    def test_links_pipes_and_folders_lead_nowhere(self, stubbed: Stubbed, tmp_path: Path) -> None:
+        target = tmp_path / "theirs"
+        target.write_text(good())
+        os.chown(target, 1000, -1)
+        (stubbed.spool / "soft.json").symlink_to(target)
+        (stubbed.spool / "hard.json").hardlink_to(target)
+        os.mkfifo(stubbed.spool / "pipe.json")
+        (stubbed.spool / "folder.json").mkdir()
+        (stubbed.spool / ".n2.tmp").write_text("half")
+        assert stubbed.read_spool() == 0
+        assert stubbed.done == [] and target.read_text() == good()
+        assert {path.name for path in stubbed.spool.iterdir()} == {"folder.json", ".n2.tmp"}
+
+    def test_a_node_reads_its_own_requests_alone(self, stubbed: Stubbed) -> None:
+        stubbed.request("n2.1000.json", good(), owner=1000)
+        stubbed.request("bad.json", "{")
+        assert stubbed.read_spool("n1") == 0
+        assert stubbed.done == [] and len(list(stubbed.spool.iterdir())) == 2
+        assert stubbed.read_spool("n2") == 0
+        assert stubbed.done and [path.name for path in stubbed.spool.iterdir()] == ["bad.json"]
+
+    def test_it_waits_for_a_slurm_that_does_not_answer(self, stubbed: Stubbed) -> None:
+        stubbed.stub("squeue", "echo 'Socket timed out on send/recv operation' >&2; exit 1")
+        path = stubbed.request("n2.1000.json", good(), owner=1000)
+        assert stubbed.read_spool() == 0 and path.exists() and stubbed.done == []
+        stubbed.stub("squeue", STUBS["squeue"])
+        assert stubbed.read_spool() == 0 and not path.exists() and stubbed.done
+
+    def test_a_job_that_has_left_the_node_counts_where_there_is_accounting(self, stubbed: Stubbed) -> None:
+        (stubbed.folder / "jobs").write_text("")
+        stubbed.stub("sacct", f'printf "%s\\n" "$@" > {stubbed.folder}/asked; printf "1000\\n1001\\n"')
+        stubbed.request("n2.json", good(), owner=1000)
+        assert stubbed.read_spool() == 0 and stubbed.done
+        asked = (stubbed.folder / "asked").read_text().splitlines()
+        assert {"--nodelist=n2", "--starttime=now-1800", "--format=UID"} <= set(asked)
+        assert stubbed.drain(1000, "n2", WHY)[0] == 1, "but not for sudo"
+
+    def test_no_such_spool(self, stubbed: Stubbed) -> None:
+        stubbed.spool.rmdir()
+        assert stubbed.read_spool() == 1
+
+
+# --- on a real Slurm, for a user without rights ---
+
+
+@pytest.fixture
+def real(healed_sandbox: Sandbox, ordinary_user: OrdinaryUser, short_dir: Path) -> Iterator[Installed]:
+    folder = short_dir / "contrib"
+    folder.mkdir()
+    yield Installed(folder, {"PATH": os.environ["PATH"], **healed_sandbox.env()})
+    shutil.rmtree(folder)
+
+
+def start(sandbox: Sandbox, user: OrdinaryUser, node: str) -> str:
+    """A running job of the user on the node; its id."""
+    argv = ["sbatch", "--parsable", "--output=/dev/null", f"--nodelist={node}", "--wrap=sleep 300"]
+    done = user.run(argv, sandbox.env())
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.strip()
+    deadline = time.monotonic() + 30
+    while sandbox.slurm("squeue", "-h", "-j", job, "-o", "%T").strip() != "RUNNING":
+        assert time.monotonic() < deadline, sandbox.slurm("squeue")
+        time.sleep(0.1)
+    return job
+
+
+@pytest.mark.sandbox
+@pytest.mark.root
+def test_a_user_has_the_nodes_of_his_own_job_drained(
+    healed_sandbox: Sandbox, ordinary_user: OrdinaryUser, real: Installed
+) -> None:
+    sandbox, uid = healed_sandbox, ordinary_user.uid
+    start(sandbox, ordinary_user, "node2")
+    denied = ordinary_user.run(["scontrol", "update", "nodename=node2", "state=drain", "reason=x"], sandbox.env())
+    assert denied.returncode != 0 and "Invalid user id" in denied.stderr
+    assert real.drain(uid, "node1", WHY)[0] == 1, "none of his jobs runs there"
+    assert real.drain(0, "node2", WHY)[0] == 1, "nor has anybody else one"
+    assert real.drain(uid, "node9", WHY)[0] == 1
+    status, told = real.drain(uid, "node2", WHY)
+    assert status == 0, told
+    row = next(row for row in sandbox.nodes() if row.name == "node2")
+    assert (row.state, row.reason) == ("draining", WHY)
+    sandbox.slurm("scontrol", "update", "nodename=node2", "state=resume")
+    sandbox.slurm("scontrol", "update", "nodename=node2", "state=drain", "reason=fans, ticket 12")
+    status, told = real.drain(uid, "node2", WHY)
+    assert status == 0 and told == "node2 is drained already: fans, ticket 12"
+
+
+@pytest.mark.sandbox
+@pytest.mark.root
+def test_a_request_of_a_user_is_answered(healed_sandbox: Sandbox, ordinary_user: OrdinaryUser, real: Installed) -> None:
+    start(healed_sandbox, ordinary_user, "node3")
+    for node in ("node3", "node4"):
+        os.chown(ask(real.spool, node, WHY), ordinary_user.uid, -1)
+    assert real.read_spool() == 0 and not list(real.spool.iterdir())
+    rows = {row.name: row for row in healed_sandbox.nodes()}
+    assert (rows["node3"].state, rows["node3"].reason) == ("draining", WHY)
+    assert rows["node4"].state == "idle", "none of his jobs runs there"
+
+
+@pytest.mark.sandbox
+@pytest.mark.root
+def test_the_whole_ladder_of_a_user_without_rights(
+    healed_sandbox: Sandbox, ordinary_user: OrdinaryUser, real: Installed
+) -> None:
+    """`env SUDO_UID=...` stands in for sudo, and root for the command that sudo starts."""
+    uid = ordinary_user.uid
+    env = {"PATH": os.environ["PATH"], "HOME": str(ordinary_user.home), **healed_sandbox.env()}
+    as_user = ("setpriv", f"--reuid={uid}", f"--regid={ordinary_user.gid}", "--clear-groups", "--inh-caps=-all")
+    slurm = CliSlurm(Runner(env=env, prefix=as_user, timeout=15))
+    command = ("env", f"SUDO_UID={uid}", str(real.folder / "transom-drain"))
+    start(healed_sandbox, ordinary_user, "node1")
+    assert drain(slurm, command, "node1", WHY) == ("drained", f"by the site's command: {' '.join(command)}")
+    assert drain(slurm, command, "node1", reason("again", "r2")) == ("drained", ""), "as it was"
+    how, detail = drain(slurm, command, "node2", WHY, real.spool)
+    assert how == "excluded" and detail.startswith("asked the administrators")
+    assert "Invalid user id" in detail and f"no job of user {uid} runs on node2" in detail
+    assert {row.name: row.state for row in healed_sandbox.nodes()} == {
+        "node1": "draining", "node2": "idle", "node3": "idle", "node4": "idle",
+    }  # fmt: skip
