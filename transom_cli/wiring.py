@@ -6,7 +6,7 @@ import json
 import os
 import queue
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from transom_cli.files import publish_text
 from transom_cli.health.options import HealthOptions
 from transom_cli.layout import RunDir
 from transom_cli.slurm.cli import CliSlurm
+from transom_cli.slurm.onecluster import WrongCluster, held_to, read_cluster_name, require_name
 from transom_cli.slurm.port import Slurm, Submission
 from transom_cli.slurm.runner import Runner
 from transom_cli.supervise.clock import Clock
@@ -37,8 +38,44 @@ if TYPE_CHECKING:
     from transom_cli.telling.target import Target
 
 
-def slurm_client(timeout: float = 30.0) -> Slurm:
-    return CliSlurm(Runner(timeout=timeout))
+def slurm_client(timeout: float = 30.0, cluster: str = "") -> Slurm:
+    return CliSlurm(Runner(timeout=timeout, cluster=cluster))
+
+
+def slurm_of(run: RunDir, timeout: float = 30.0) -> Slurm:
+    """The Slurm that has the run's job, and no other: each call raises WrongCluster where another one answers."""
+    plan = Plan.load(run) if run.submission.exists() else Plan()  # a record alone may still be looked at
+    slurm = slurm_client(timeout, plan.asked_cluster)
+    if not plan.cluster:  # of a run that was made before this was kept
+        return slurm
+    runner = Runner(timeout=timeout, cluster=plan.asked_cluster)
+    return held_to(slurm, plan.cluster, lambda: read_cluster_name(runner))
+
+
+def require_own_cluster(run: RunDir, timeout: float = 10.0) -> None:
+    """WrongCluster where the Slurm that answers is another one than the run's. One that is silent may be either."""
+    plan = Plan.load(run)
+    if plan.cluster:
+        try:
+            require_name(plan.cluster, read_cluster_name(Runner(timeout=timeout, cluster=plan.asked_cluster)))
+        except WrongCluster:
+            raise
+        except TransomError:
+            return
+
+
+def require_slurm(settings: Settings) -> str:
+    """The name of the cluster that would have the job, once it is clear that it answers and that a run can live there.
+
+    The port's errors; UsageError for a federation.
+    """
+    from transom_cli.submit.clusters import refuse_federation
+
+    name, timeout = settings.job.cluster or "", settings.slurm.timeout
+    slurm_client(timeout, name).jobs()
+    runner = Runner(timeout=timeout, cluster=name)
+    refuse_federation(runner.run(["scontrol", "show", "federation"]))
+    return read_cluster_name(runner)
 
 
 def read_settings(run: RunDir) -> Settings:
@@ -99,15 +136,21 @@ def health_options(settings: Settings) -> HealthOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run's job is submitted: what sbatch gets beside the script that stands in the run directory."""
+    """How a run's job is submitted: what sbatch gets beside the script that stands in the run directory.
+
+    asked_cluster: as `job.cluster`; "": the cluster that Slurm's commands speak to. cluster: by its controller's own
+    word, when the run was made.
+    """
 
     options: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     chdir: str = ""
     env: tuple[tuple[str, str], ...] = ()
+    asked_cluster: str = ""
+    cluster: str = ""
 
     def save(self, run: RunDir) -> None:
-        data = {"options": self.options, "args": self.args, "chdir": self.chdir, "env": dict(self.env)}
+        data = {**asdict(self), "env": dict(self.env)}
         publish_text(run.submission, json.dumps(data, indent=1) + "\n")
 
     @classmethod
@@ -115,7 +158,9 @@ class Plan:
         text = _read(run, run.submission)
         try:
             data = json.loads(text)
-            return cls(tuple(data["options"]), tuple(data["args"]), data["chdir"], tuple(data["env"].items()))
+            clusters = data.get("asked_cluster", ""), data.get("cluster", "")
+            words = tuple(data["options"]), tuple(data["args"]), data["chdir"], tuple(data["env"].items())
+            return cls(*words, *clusters)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TransomError(f"`{run.submission}` is damaged", f"{type(error).__name__}: {error}") from error
 
@@ -148,9 +193,10 @@ def operator_for(run: RunDir) -> Operator:
     from transom_cli.telling.ledger import Ledger
 
     settings = read_settings(run)
-    slurm = slurm_client(settings.slurm.timeout)
+    slurm = slurm_of(run, settings.slurm.timeout)
     script = inspect_script(_read(run, run.script))
-    submission = Plan.load(run).submission(run)
+    plan = Plan.load(run)
+    submission = plan.submission(run)
     tasks = (script.ntasks_per_node or 1) if fold(run.journal).state.spares else 0
     resubmit = settings.restart.how == "resubmit"
     orders = Orders(
@@ -166,7 +212,8 @@ def operator_for(run: RunDir) -> Operator:
     lease = Lease.take(run)
 
     def reach(node: str, address: str, port: int, job_id: int | None) -> Finding:
-        return judge_reach(read_reach(node, address, port, job_id))
+        own = None if plan.asked_cluster else job_id  # no step is started in another cluster's job from here
+        return judge_reach(read_reach(node, address, port, own))
 
     def parts(clock: Clock, inbox: queue.SimpleQueue[Event], pace: Pace) -> tuple[Follower, SlurmWatch, Hands]:
         follower = Follower(run, checkpoints_of(run, settings), limits)

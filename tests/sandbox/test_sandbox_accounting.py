@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from slurm_support import client, require_slurm
 
 from transom_cli.sandbox import belonging
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
+from transom_cli.slurm.cli import CliSlurm
+from transom_cli.slurm.port import SlurmUnknown
+from transom_cli.slurm.runner import Runner
 
 pytestmark = pytest.mark.sandbox
 
@@ -24,6 +28,13 @@ def test_sacct_tells_how_a_job_ended(short_dir: Path) -> None:
         while not (told := sb.slurm(*ask).strip()).endswith("FAILED|node[1-2]|3:0"):
             assert time.monotonic() < deadline, told
             time.sleep(0.5)
+        by_name = CliSlurm(
+            Runner(env={**os.environ, **sb.env()}, cluster=sb.cluster)
+        )  # as on a site of several clusters
+        assert len(by_name.nodes()) == 2 and [job.exit_code for job in by_name.jobs()] == [3]
+        assert by_name.history(1)[0].exit_code == 3
+        with pytest.raises(SlurmUnknown, match="did not answer"):
+            CliSlurm(Runner(env={**os.environ, **sb.env()}, cluster="elsewhere")).jobs()
         assert (sb.dir / "slurmdbd.conf").stat().st_mode & 0o777 == 0o600
     finally:
         sb.down()

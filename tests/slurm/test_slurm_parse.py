@@ -206,7 +206,7 @@ def test_submitted(text: str, job_id: int) -> None:
         lambda: parse.parse_sacct("7|RUNNING|0:0\n", 7),
         lambda: parse.parse_sacct("", 7),
         lambda: parse.parse_submitted(""),
-        lambda: parse.parse_submitted("Submitted batch job 12\n"),
+        lambda: parse.parse_submitted("Submitted batch job 12, perhaps\n"),
         lambda: parse.parse_nodes("@group"),
     ],
 )

@@ -73,11 +73,12 @@ def _with_slurm(view: RunView) -> RunView:
 
     if not worth_asking(view):
         return view
+    from transom_cli.layout import RunDir
     from transom_cli.slurm.port import NoSuchJob
-    from transom_cli.wiring import slurm_client
+    from transom_cli.wiring import slurm_of
 
     try:
-        return with_answer(view, slurm_client(SLURM_PATIENCE).job(view.job_id))
+        return with_answer(view, slurm_of(RunDir(Path(view.path)), SLURM_PATIENCE).job(view.job_id))
     except NoSuchJob as error:
         return with_error(view, error.what)
     except TransomError as error:

@@ -24,6 +24,7 @@ def run(
     file: Annotated[Path | None, typer.Option("-f", "--file", help="Settings of this run (TOML).")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     root: Root = None,
+    cluster: Annotated[str | None, typer.Option("--clusters", "-M", help="Cluster, of several.")] = None,
     partition: Annotated[str | None, typer.Option("--partition", "-p", help="Slurm partition.")] = None,
     account: Annotated[str | None, typer.Option("--account", "-A", help="Account to charge.")] = None,
     qos: Annotated[str | None, typer.Option("--qos", "-q", help="Quality of service.")] = None,
@@ -60,6 +61,7 @@ def run(
         "root": str(root) if root else None,
         "auto_beat": auto_beat,
         "log_json": log_json,
+        "job.cluster": cluster,
         "job.partition": partition,
         "job.account": account,
         "job.qos": qos,
@@ -86,16 +88,18 @@ def run(
         from datetime import datetime, timezone
 
         planned = plan_run(prepared.settings.root, prepared.settings.name, datetime.now(timezone.utc))
-        _show(prepared.script(planned.path), prepared.plan(planned.path).options)
+        plan = prepared.plan(planned.path)
+        there = (f"--clusters={plan.asked_cluster}",) if plan.asked_cluster else ()
+        _show(prepared.script(planned.path), (*there, *plan.options))
         _show_policy(prepared.settings)
         return
     from transom_cli.ui.waiting import waiting
-    from transom_cli.wiring import require_telling, slurm_client
+    from transom_cli.wiring import require_slurm, require_telling
 
     require_telling(prepared.settings)
     with waiting("Slurm is asked"):
-        slurm_client(prepared.settings.slurm.timeout).jobs()  # no Slurm, no run: said before anything is made
-    made = create(prepared)
+        cluster = require_slurm(prepared.settings)  # no Slurm, no run: said before anything is made
+    made = create(prepared, cluster)
     print(f"run {made.run_id}", file=sys.stderr)
     raise typer.Exit(operate_or_watch(made, detach=detach, foreground=foreground))
 
@@ -121,12 +125,15 @@ def operate_or_watch(made: Any, *, detach: bool, foreground: bool) -> int:
     from transom_cli.supervise.lease import operator_alive
     from transom_cli.ui.live import watch_run
     from transom_cli.ui.waiting import waiting
+    from transom_cli.wiring import require_own_cluster
 
     if not fold(made.journal).state.phase.over:
         if foreground:
+            require_own_cluster(made)
             return operate_here(made)
         with waiting("the operator is started"):
             if operator_alive(made) is None:
+                require_own_cluster(made)
                 start_operator(made)
     if detach:
         print(made.run_id)

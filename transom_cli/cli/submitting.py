@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,10 +41,11 @@ class Prepared:
         from transom_cli.submit.script import ScriptFacts, completing_options, export_options, inspect_script
         from transom_cli.wiring import Plan
 
+        cluster = self.settings.job.cluster or ""
         if not self.script_text:
             # Said again on the command line, where no SBATCH_* variable of the caller can undo it.
             exported = export_options(ScriptFacts(), (), os.environ)
-            return Plan(("--requeue", "--open-mode=append", *exported), chdir=self.chdir)
+            return Plan(("--requeue", "--open-mode=append", *exported), chdir=self.chdir, asked_cluster=cluster)
         facts = inspect_script(self.script_text)
         checkpoints = self.settings.checkpoint.directory
         env = script_environment(run_dir, self.settings.auto_beat, os.environ, checkpoints=checkpoints)
@@ -52,7 +53,7 @@ class Prepared:
         if self.avoided:
             options = (*options, f"--exclude={','.join(x for x in (facts.exclude, *self.avoided) if x)}")
         folder = "" if facts.chdir else self.chdir
-        return Plan(options, tuple(self.words[1:]), folder, tuple(env.items()))
+        return Plan(options, tuple(self.words[1:]), folder, tuple(env.items()), cluster)
 
 
 def is_script(words: tuple[str, ...]) -> bool:
@@ -96,22 +97,31 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
             print(f"note: {words[0]}, {note}", file=sys.stderr)
         named = {**flags, "name": flags.get("name") or facts.job_name or Path(words[0]).stem}
         settings = load(run_file, named, os.environ)
+        settings = _on_cluster(settings, facts.clusters, facts.lines.get("clusters", 0))
         unused = unused_settings(settings)
         if unused:
             print(f"note: {words[0]} is submitted as it is; not used: {', '.join(unused)}", file=sys.stderr)
         by_file = "/" in (facts.exclude or "")  # a file of names cannot be joined with names
         avoided = () if by_file else nodes_to_avoid()
         return Prepared(settings, words, text, facts.nodes or 0, chdir=_where(settings), avoided=avoided)
-    settings = load(run_file, flags, os.environ)
+    settings = _on_cluster(load(run_file, flags, os.environ))
     exclude = tuple(dict.fromkeys((*settings.job.exclude, *nodes_to_avoid())))
     settings = settings.model_copy(update={"job": settings.job.model_copy(update={"exclude": exclude})})
     spares = settings.job.spares
     return Prepared(settings, words, "", settings.job.nodes + spares, spares, _where(settings))
 
 
+def _on_cluster(settings: Settings, script: str | None = None, line: int = 0) -> Settings:
+    """With the cluster by its name, frozen: whoever attaches later need not have the same environment."""
+    from transom_cli.submit.clusters import cluster_of
+
+    name = cluster_of(settings.job.cluster, script, line, os.environ)
+    return settings.model_copy(update={"job": settings.job.model_copy(update={"cluster": name or None})})
+
+
 def unused_settings(settings: Settings) -> list[str]:
     """What a file or a variable says of job and launcher, and a script of the user's own has no place for."""
-    job = [f"job.{key}" for key in settings.job.model_fields_set if key != "chdir"]
+    job = [f"job.{key}" for key in settings.job.model_fields_set - {"chdir", "cluster"}]
     launch = [f"launch.{key}" for key in settings.launch.model_fields_set]
     restart = [f"restart.{key}" for key in settings.restart.model_fields_set & {"relaunches", "leave_drained"}]
     return sorted([*job, *launch, *restart])
@@ -141,8 +151,11 @@ def _where(settings: Settings) -> str:
     return str(settings.job.chdir or Path.cwd())
 
 
-def create(prepared: Prepared) -> RunDir:
-    """Make the run directory: settings, script, how to submit it, and an empty journal."""
+def create(prepared: Prepared, cluster: str = "") -> RunDir:
+    """Make the run directory: settings, script, how to submit it, and an empty journal.
+
+    cluster: the ClusterName of the Slurm that is to have the job.
+    """
     from transom_cli.submit.rundir import new_run
     from transom_cli.submit.shared import shared_enough
     from transom_cli.supervise.journal import write_header
@@ -153,6 +166,6 @@ def create(prepared: Prepared) -> RunDir:
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
     run = new_run(root, prepared.settings.name, datetime.now(timezone.utc), prepared.settings, prepared.script)
-    prepared.plan(run.path).save(run)
+    replace(prepared.plan(run.path), cluster=cluster).save(run)
     write_header(run.journal, policy_of(prepared.settings), prepared.num_nodes, prepared.spares)
     return run

@@ -48,6 +48,10 @@ class Job(Section):
     qos: OptionalLine = Field(default=None, description="quality of service (sbatch --qos)")
     reservation: OptionalLine = Field(default=None, description="reservation to run in (sbatch --reservation)")
     constraint: OptionalLine = Field(default=None, description="node features asked for (sbatch --constraint)")
+    cluster: OptionalLine = Field(
+        default=None,
+        description="the cluster, of several (sbatch --clusters); unset: the one Slurm's commands speak to",
+    )
     time: OptionalTime = Field(default=None, description="time limit of one attempt, as sbatch --time takes it")
     mem: OptionalMemory = Field(default=None, description="memory per node, as sbatch --mem takes it")
     cpus_per_task: int | None = Field(default=None, ge=1, description="CPUs per task (under torchrun: per node)")

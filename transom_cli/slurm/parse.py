@@ -159,6 +159,7 @@ def _value(text: str) -> str:
 def parse_squeue(text: str) -> list[Job]:
     """`squeue -h -O SQUEUE_FORMAT`. `Job.excluded` is empty here: squeue's -O has no such column."""
     jobs = []
+    text = re.sub(r"\A\s*CLUSTER: \S*\n", "", text)  # with --clusters, in some releases also without a header
     for record in text.split(RECORD + "\n"):
         if not record:
             continue
@@ -257,9 +258,13 @@ def parse_sacct(text: str, job_id: int) -> list[Start]:
 
 
 def parse_submitted(text: str) -> int:
-    """`sbatch --parsable`: `ID` or `ID;cluster`, on the last line (plugins may print before it)."""
+    """`sbatch --parsable`: `ID` or `ID;cluster`, on the last line (plugins may print before it).
+
+    Also what sbatch says without that option, since sites put wrappers in its place that drop it.
+    """
     lines = text.strip().splitlines()
-    found = re.fullmatch(r"(\d+)(?:;.*)?", lines[-1].strip()) if lines else None
+    form = r"(?:Submitted batch job )?(\d+)(?:;.*| on cluster \S+)?"
+    found = re.fullmatch(form, lines[-1].strip()) if lines else None
     if not found:
         raise nonsense(text, "sbatch --parsable")
     return int(found[1])

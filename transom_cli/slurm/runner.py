@@ -25,7 +25,7 @@ _UNKNOWN = re.compile(
     r"|slurm_persist_conn|dbd?.*connect|unable to establish a? ?configuration|could not establish a configuration"
     r"|unable to process configuration file"
     r"|temporarily unable|slurmctld.*not (?:running|responding)|connection reset|resource temporarily unavailable"
-    r"|accounting storage is disabled|talking to the database",
+    r"|accounting storage is disabled|talking to the database|can't be reached now",
     re.IGNORECASE,
 )
 _DENIED = re.compile(r"invalid user id|access/permission denied|access denied|user not permitted", re.IGNORECASE)
@@ -46,12 +46,14 @@ class Runner:
     """Runs Slurm's commands.
 
     `timeout` is in seconds, for each command. `prefix` is put before every argv (`sudo -n -u trainer`, or a
-    wrapper of the site). `env` replaces the caller's environment.
+    wrapper of the site). `env` replaces the caller's environment. `cluster` is asked for by name (--clusters, for which
+    Slurm's commands need slurmdbd); "": the one that they speak to.
     """
 
     timeout: float = 30.0
     prefix: tuple[str, ...] = ()
     env: Mapping[str, str] | None = None
+    cluster: str = ""
 
     def run(self, argv: Sequence[str], *, timeout: float | None = None, cwd: Path | None = None) -> str:
         """What the command printed; SlurmUnknown, SlurmDenied, NoSuchJob or SlurmRefused when it failed."""
@@ -70,9 +72,10 @@ class Runner:
         limit = self.timeout if timeout is None else timeout
         if any("\0" in part for part in argv):
             raise SlurmRefused(f"Cannot run {argv[0]}", "an argument contains a NUL byte")
+        there = [f"--clusters={self.cluster}"] if self.cluster else []
         try:
             process = subprocess.Popen(
-                [*self.prefix, *argv],
+                [*self.prefix, argv[0], *there, *argv[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

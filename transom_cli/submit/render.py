@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _SETTINGS = {
     "account": "job.account",
     "chdir": "job.chdir",
+    "clusters": "job.cluster",
     "constraint": "job.constraint",
     "cpus-per-task": "job.cpus_per_task",
     "exclude": "job.exclude",

@@ -34,6 +34,7 @@ class ScriptFacts:
     chdir: str | None = None
     export: str | None = None
     partition: str | None = None
+    clusters: str | None = None
     lines: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -71,6 +72,7 @@ def inspect_script(text: str) -> ScriptFacts:
         chdir=values.get("chdir", values.get("workdir")),
         export=values.get("export"),
         partition=values.get("partition"),
+        clusters=values.get("clusters"),
         lines=lines,
     )
 

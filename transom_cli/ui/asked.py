@@ -27,6 +27,7 @@ class Asked:
     warned: bool = True
     node_silent: float = SILENT
     first_step: float = FIRST_STEP
+    cluster: str = ""  # of several, by its name
 
 
 def read_asked(run: RunDir) -> Asked:
@@ -44,6 +45,7 @@ def read_asked(run: RunDir) -> Asked:
         job.get("signal_before") != 0,
         _number(detect.get("node_silent"), SILENT),
         _number(detect.get("first_step"), FIRST_STEP),
+        str(job.get("cluster", "")),
     )
 
 

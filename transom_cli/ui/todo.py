@@ -13,14 +13,15 @@ from transom_cli.ui.view import RunView
 def todo(view: RunView) -> list[tuple[str, str]]:
     """A word on what it is for, and the command. The run id needs no quotes; paths may."""
     run, word, job = view.run_id, view.word, view.job_id
+    there = f" -M {shlex.quote(view.cluster)}" if view.cluster else ""  # the same number may be another job here
     story, stop = ("the story", f"transom explain {run}"), ("give up", f"transom stop {run}")
     attach = [("take it up", f"transom attach {run}")] if not view.operator and not view.over else []
     if word == "held" and job:
-        return [story, ("go on", f"scontrol release {job}"), stop]
+        return [story, ("go on", f"scontrol{there} release {job}"), stop]
     if word == "unknown":
-        return [*attach, ("ask Slurm", f"scontrol show job {job}")] if job else attach
+        return [*attach, ("ask Slurm", f"scontrol{there} show job {job}")] if job else attach
     if word == "pending":
-        return [*attach, ("look", f"squeue --start -j {job}"), stop] if job else [*attach, stop]
+        return [*attach, ("look", f"squeue{there} --start -j {job}"), stop] if job else [*attach, stop]
     if word == "submitting" and view.path:
         return [*attach, ("its log", f"tail {shlex.quote(str(RunDir(Path(view.path)).operator_log))}")]
     if word == "starting" and view.path:
