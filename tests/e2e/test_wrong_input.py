@@ -54,11 +54,14 @@ def test_a_script_that_does_not_exist(person: Person) -> None:
     assert "no such script: nowhere.sbatch" in done.stderr
 
 
-def test_an_array_is_refused(person: Person, tmp_path: Path) -> None:
-    (tmp_path / "a.sbatch").write_text("#!/bin/bash\n#SBATCH --array=1-4\ntrue\n")
+def test_an_array_that_runs_cannot_follow_is_refused(person: Person, tmp_path: Path) -> None:
+    (tmp_path / "a.sbatch").write_text("#!/bin/bash\n#SBATCH --array=1-4%2\ntrue\n")
     done = person.run("a.sbatch")
     assert done.returncode == 2
-    assert "array" in done.stderr and "--array=1-4" in done.stderr
+    assert "array" in done.stderr and "--array=1-4%2" in done.stderr
+    (tmp_path / "a.sbatch").write_text("#!/bin/bash\n#SBATCH --array=1-4\ntrue\n")
+    done = person.run("--foreground", "a.sbatch")
+    assert done.returncode == 2 and "`a.sbatch` has 4 elements" in done.stderr
 
 
 def test_no_such_run(person: Person) -> None:

@@ -220,7 +220,7 @@ def test_no_command_and_impossible_flags_are_refused() -> None:
     with pytest.raises(UsageError, match=r"job\.sbatch") as caught:
         render_script(made(job__sbatch=["--arr=1-3", "--no-requeue", "--exclusive"]), Path("/r"), ["true"])
     assert caught.value.why.splitlines() == [
-        "--array: job arrays are not supported: start one run per element",
+        "--array: start a run for each element, or write `#SBATCH --array=0-7` into a script of your own",
         "--no-requeue: a run lives on being requeued, and asks for it itself",
     ]
 

@@ -34,7 +34,7 @@ READ_ALIKE = [
     "#SBATCH -N1 '' --job-name=unread",
     "#SBATCH --job-name=\u00a0a",
 ]
-REFUSED_ALIKE = ['#SBATCH -J "open', "#SBATCH -n1 : -n2", "#SBATCH --array=0-1", "#PBS -J 0-1", "true\n#PBS -t 0-1"]
+REFUSED_ALIKE = ['#SBATCH -J "open', "#SBATCH -n1 : -n2", "#PBS -J 0-1", "true\n#PBS -t 0-1"]
 
 
 def dry(

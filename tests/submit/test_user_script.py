@@ -79,9 +79,6 @@ def test_options_as_getopt_reads_them() -> None:
 @pytest.mark.parametrize(
     ("body", "line", "what"),
     [
-        ("#SBATCH --array=0-7", 2, "arrays"),
-        ("\n#SBATCH -N1 -a0-7%2", 3, "arrays"),
-        ("#SBATCH --arr 1", 2, "arrays"),
         ("true\n#PBS -J 1-3", 3, "arrays"),
         ("#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n2", 3, "heterogeneous"),
         ("#SBATCH\tpackjob", 2, "heterogeneous"),

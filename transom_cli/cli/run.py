@@ -84,13 +84,22 @@ def run(
 
     leave_outer_run()
     prepared = prepare(tuple(words), file, {k: v for k, v in flags.items() if v is not None})
+    if foreground and len(prepared.array) > 1:
+        raise UsageError(
+            "`--foreground` operates one run, and a job array is several",
+            f"the array of `{words[0]}` has {len(prepared.array)} elements",
+            "leave `--foreground` out: each gets an operator in the background",
+        )
     if dry_run:
         from datetime import datetime, timezone
 
-        planned = plan_run(prepared.settings.root, prepared.settings.name, datetime.now(timezone.utc))
-        plan = prepared.plan(planned.path)
+        first, *more = prepared.each()
+        planned = plan_run(first.settings.root, first.settings.name, datetime.now(timezone.utc))
+        plan = first.plan(planned.path)
         there = (f"--clusters={plan.asked_cluster}",) if plan.asked_cluster else ()
-        _show(prepared.script(planned.path), (*there, *plan.options))
+        _show(first.script(planned.path), (*there, *plan.options))
+        if more:
+            print(f"note: {1 + len(more)} runs, one for each element of the job array", file=sys.stderr)
         _show_policy(prepared.settings)
         return
     from transom_cli.ui.waiting import waiting
@@ -99,9 +108,14 @@ def run(
     require_telling(prepared.settings)
     with waiting("Slurm is asked"):
         cluster = require_slurm(prepared.settings)  # no Slurm, no run: said before anything is made
-    made = create(prepared, cluster)
-    print(f"run {made.run_id}", file=sys.stderr)
-    raise typer.Exit(operate_or_watch(made, detach=detach, foreground=foreground))
+    several = len(prepared.array) > 1
+    for one in prepared.each():
+        made = create(one, cluster)
+        print(f"run {made.run_id}", file=sys.stderr)
+        code = operate_or_watch(made, detach=detach or several, foreground=foreground)
+        if code:
+            break
+    raise typer.Exit(code)
 
 
 def attach(

@@ -30,6 +30,15 @@ class Prepared:
     spares: int = 0
     chdir: str = ""  # where the job starts
     avoided: tuple[str, ...] = ()  # nodes to exclude beside what a script of the user's own excludes
+    array: tuple[int, ...] = ()  # the elements that the script asks for, each to be a run
+
+    def each(self) -> tuple[Prepared, ...]:
+        """One run, or one for each element of the script's job array."""
+        if not self.array:
+            return (self,)
+        name = self.settings.name
+        named = {i: self.settings.model_copy(update={"name": f"{name}-{i}"}) for i in self.array}
+        return tuple(replace(self, settings=settings, array=(i,)) for i, settings in named.items())
 
     def script(self, run_dir: Path) -> str:
         from transom_cli.submit.render import render_script
@@ -50,6 +59,8 @@ class Prepared:
         checkpoints = self.settings.checkpoint.directory
         env = script_environment(run_dir, self.settings.auto_beat, os.environ, checkpoints=checkpoints)
         options = completing_options(facts, job_name=Path(self.words[0]).name, exported=tuple(env), environ=os.environ)
+        if self.array:
+            options = (*options, f"--array={self.array[0]}")
         if self.avoided:
             options = (*options, f"--exclude={','.join(x for x in (facts.exclude, *self.avoided) if x)}")
         folder = "" if facts.chdir else self.chdir
@@ -78,6 +89,7 @@ def leave_outer_run() -> None:
 
 def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]) -> Prepared:
     from transom_cli.config.load import load
+    from transom_cli.submit.arrays import elements, refuse_whole
     from transom_cli.submit.environment import refuse_caller
     from transom_cli.submit.script import completing_notes, inspect_script
     from transom_cli.submit.script_file import read_script
@@ -93,6 +105,10 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
                 f"Put these into `{words[0]}` as #SBATCH lines, or give a command after `--`.",
             )
         facts = inspect_script(text)
+        array: tuple[int, ...] = ()
+        if facts.array is not None:
+            refuse_whole(text)
+            array = elements(facts.array, f"line {facts.lines['array']} of the script: --array={facts.array}")
         for note in completing_notes(facts):
             print(f"note: {words[0]}, {note}", file=sys.stderr)
         named = {**flags, "name": flags.get("name") or facts.job_name or Path(words[0]).stem}
@@ -103,7 +119,7 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
             print(f"note: {words[0]} is submitted as it is; not used: {', '.join(unused)}", file=sys.stderr)
         by_file = "/" in (facts.exclude or "")  # a file of names cannot be joined with names
         avoided = () if by_file else nodes_to_avoid()
-        return Prepared(settings, words, text, facts.nodes or 0, chdir=_where(settings), avoided=avoided)
+        return Prepared(settings, words, text, facts.nodes or 0, 0, _where(settings), avoided, array)
     settings = _on_cluster(load(run_file, flags, os.environ))
     exclude = tuple(dict.fromkeys((*settings.job.exclude, *nodes_to_avoid())))
     settings = settings.model_copy(update={"job": settings.job.model_copy(update={"exclude": exclude})})

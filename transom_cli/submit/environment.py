@@ -45,9 +45,9 @@ def refuse_caller(environ: Mapping[str, str]) -> None:
     """UsageError when a variable of sbatch's own makes a job array of whatever is submitted."""
     if environ.get("SBATCH_ARRAY_INX"):
         raise UsageError(
-            "job arrays are not supported",
+            "job arrays by a variable are not supported",
             why=f"SBATCH_ARRAY_INX={environ['SBATCH_ARRAY_INX']} is set, which makes one of every job",
-            hint="unset SBATCH_ARRAY_INX",
+            hint="unset SBATCH_ARRAY_INX; in a script of your own `#SBATCH --array=0-7` makes each element a run",
         )
 
 

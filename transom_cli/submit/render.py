@@ -43,7 +43,7 @@ _ANSWER = "transom reads what sbatch answers"
 _NOT_YOURS = {
     **{flag: f"use `{setting}`" for flag, setting in _SETTINGS.items()},
     "gpus-per-node": "use `job.gpus_per_node` (for GPUs of one type: `--gres=gpu:TYPE:N` and `job.tasks_per_node`)",
-    "array": "job arrays are not supported: start one run per element",
+    "array": "start a run for each element, or write `#SBATCH --array=0-7` into a script of your own",
     "comment": "transom tags its jobs with the comment",
     "error": _IN_RUN_DIR,
     "output": _IN_RUN_DIR,

@@ -35,22 +35,23 @@ class ScriptFacts:
     export: str | None = None
     partition: str | None = None
     clusters: str | None = None
+    array: str | None = None
     lines: Mapping[str, int] = field(default_factory=dict)
 
 
 def inspect_script(text: str) -> ScriptFacts:
-    """The facts of a script. UsageError for what sbatch would refuse, and for arrays and heterogeneous jobs."""
+    """The facts of a script. UsageError for what sbatch would refuse, for PBS's arrays and for heterogeneous jobs."""
     _refuse_no_script(text)
     values: dict[str, str | None] = {}
     lines: dict[str, int] = {}
     requeue: bool | None = None
     for directive in read_directives(text):
         name = directive.option.name
-        if name == "array":
+        if name == "array" and directive.pbs:
             raise UsageError(
-                "job arrays are not supported",
+                "job arrays of PBS are not supported",
                 why=f"line {directive.line} of the script asks for one: {_line(text, directive.line)}",
-                hint="take the line out and start one run per element, as in `transom run train.sbatch ARGUMENT`",
+                hint="write it as sbatch does, `#SBATCH --array=0-7`: each element becomes a run",
             )
         values[name], lines[name] = directive.option.value, directive.line  # the last one counts, as in sbatch
         if name in ("requeue", "no-requeue"):
@@ -73,6 +74,7 @@ def inspect_script(text: str) -> ScriptFacts:
         export=values.get("export"),
         partition=values.get("partition"),
         clusters=values.get("clusters"),
+        array=values.get("array"),
         lines=lines,
     )
 
