@@ -134,6 +134,7 @@ PURE = (
     "ui.nodestate",
     "ui.render",
     "ui.runs",
+    "ui.limitwords",
     "ui.slurmwords",
     "ui.todo",
     "ui.told",

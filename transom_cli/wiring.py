@@ -64,6 +64,15 @@ def require_own_cluster(run: RunDir, timeout: float = 10.0) -> None:
             return
 
 
+def ask_as_submitted(run: RunDir) -> None:
+    """Let this process ask Slurm for what the run's first submission asked for, whatever shell it was started in."""
+    from transom_cli.submit.environment import as_frozen
+
+    kept = Plan.load(run).sbatch
+    if kept is not None:
+        as_frozen(os.environ, dict(kept))
+
+
 def require_slurm(settings: Settings) -> str:
     """The name of the cluster that would have the job, once it is clear that it answers and that a run can live there.
 
@@ -139,7 +148,7 @@ class Plan:
     """How a run's job is submitted: what sbatch gets beside the script that stands in the run directory.
 
     asked_cluster: as `job.cluster`; "": the cluster that Slurm's commands speak to. cluster: by its controller's own
-    word, when the run was made.
+    word, when the run was made. sbatch: the SBATCH_* variables of whoever submitted; None: they were not kept then.
     """
 
     options: tuple[str, ...] = ()
@@ -148,9 +157,10 @@ class Plan:
     env: tuple[tuple[str, str], ...] = ()
     asked_cluster: str = ""
     cluster: str = ""
+    sbatch: tuple[tuple[str, str], ...] | None = None
 
     def save(self, run: RunDir) -> None:
-        data = {**asdict(self), "env": dict(self.env)}
+        data = {**asdict(self), "env": dict(self.env), "sbatch": None if self.sbatch is None else dict(self.sbatch)}
         publish_text(run.submission, json.dumps(data, indent=1) + "\n")
 
     @classmethod
@@ -160,7 +170,8 @@ class Plan:
             data = json.loads(text)
             clusters = data.get("asked_cluster", ""), data.get("cluster", "")
             words = tuple(data["options"]), tuple(data["args"]), data["chdir"], tuple(data["env"].items())
-            return cls(*words, *clusters)
+            kept = data.get("sbatch")
+            return cls(*words, *clusters, tuple(kept.items()) if kept is not None else None)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TransomError(f"`{run.submission}` is damaged", f"{type(error).__name__}: {error}") from error
 

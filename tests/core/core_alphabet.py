@@ -13,7 +13,7 @@ NODES = ("n1", "n2", "n3", "n4")
 STATES = ("RUNNING",) * 6 + ("PENDING",) * 3  # the ends of a run are rare, or no story would go deep
 STATES += ("SUSPENDED", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL")
 STATES += ("PREEMPTED", "OUT_OF_MEMORY", "UNKNOWN")
-REASONS = ("", "Resources", "launch_failed_requeued_held", "JobHeldUser", "ReqNodeNotAvail, n1 down")
+REASONS = ("", "Resources", "launch_failed_requeued_held", "JobHeldUser", "ReqNodeNotAvail, n1 down", "BadConstraints")
 
 jobs = st.sampled_from((7, 7, 7, 8, 9))
 predecessors = st.sampled_from((0,) * 9 + (7, 8))

@@ -200,7 +200,9 @@ def test_a_run_keeps_its_cluster(commands: Commands, tmp_path: Path) -> None:
     ]
     run = RunDir(tmp_path / "run")
     run.path.mkdir()
-    plan = Plan(("--requeue",), env=(("A", "b"),), asked_cluster="alps", cluster="alps")
+    plan = Plan(
+        ("--requeue",), env=(("A", "b"),), asked_cluster="alps", cluster="alps", sbatch=(("SBATCH_QOS", "high"),)
+    )
     plan.save(run)
     assert Plan.load(run) == plan
     require_own_cluster(run)

@@ -11,7 +11,7 @@ import pytest
 
 import transom_cli
 from transom_cli.errors import UsageError
-from transom_cli.submit.environment import refuse_caller, script_environment
+from transom_cli.submit.environment import as_frozen, refuse_caller, sbatch_variables, script_environment
 from transom_cli.submit.shared import mount_of, shared_enough
 
 MOUNTS = """\
@@ -63,6 +63,22 @@ def test_another_python_of_the_job_finds_the_beats(tmp_path: Path) -> None:
         text=True,
     )
     assert done.stdout.strip() == str(Path(transom_cli.__file__).resolve().parent / "beats" / "client.py"), done.stderr
+
+
+def test_the_callers_own_variables_of_sbatch_are_kept_but_for_what_the_script_says() -> None:
+    theirs = {
+        "SBATCH_QOS": "high",
+        "SBATCH_PARTITION": "p",
+        "SBATCH_TIMELIMIT": "1",
+        "SBATCH_REQ_SWITCH": "1",
+        "A": "b",
+    }
+    assert sbatch_variables(theirs) == {k: v for k, v in theirs.items() if k != "A"}
+    answered = sbatch_variables({**theirs, "SBATCH_JOB_NAME": "x"}, ["partition", "time", "switches", "job-name"])
+    assert answered == {"SBATCH_QOS": "high"}
+    elsewhere = {"SBATCH_ACCOUNT": "theirs", "SBATCH_QOS": "low", "PATH": "/bin"}
+    as_frozen(elsewhere, answered)
+    assert elsewhere == {"SBATCH_QOS": "high", "PATH": "/bin"}
 
 
 def test_an_array_by_variable_is_refused() -> None:

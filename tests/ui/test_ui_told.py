@@ -23,6 +23,7 @@ from transom_cli.slurm.port import Job, JobState
 from transom_cli.slurm.tags import run_tag
 from transom_cli.submit.rundir import new_run
 from transom_cli.ui.asked import Asked, read_asked
+from transom_cli.ui.limitwords import limit_words
 from transom_cli.ui.read import read_view
 from transom_cli.ui.slurmwords import reason_words, with_answer, worth_asking
 from transom_cli.ui.told import LATELY, step_time, told
@@ -110,8 +111,12 @@ def test_the_root_is_that_of_the_settings(tmp_path: Path) -> None:
     ("reason", "words"),
     [
         ("Priority", "other jobs are before it (Priority)"),
-        ("QOSMaxNodePerUserLimit", "a limit of your account or QOS is reached (QOSMaxNodePerUserLimit)"),
-        ("AssocGrpGRES", "a limit of your account or QOS is reached (AssocGrpGRES)"),
+        ("QOSMaxNodePerUserLimit", "your jobs have as much as your QOS allows: nodes (QOSMaxNodePerUserLimit)"),
+        (
+            "AssocGrpGRES",
+            "all jobs of your account together have as much as they may: GPUs or other gres (AssocGrpGRES)",
+        ),
+        ("BadConstraints", "too few nodes that fit what it asks for are left: it will not start (BadConstraints)"),
         (
             "ReqNodeNotAvail,_UnavailableNodes:gpu[1-3]",
             "nodes that it needs are down, drained, or reserved for others "
@@ -122,6 +127,42 @@ def test_the_root_is_that_of_the_settings(tmp_path: Path) -> None:
 )
 def test_slurms_reasons_in_plain_words(reason: str, words: str) -> None:
     assert reason_words(reason) == words
+
+
+def test_what_no_node_is_left_for() -> None:
+    assert reason_words("BadConstraints", "constraint `h100`", ("n1", "n2")) == (
+        "too few nodes with constraint `h100` are left but those that are kept away (n1, n2): it will not start "
+        "(BadConstraints)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("QOSMaxGRESPerUser", "your jobs have as much as your QOS allows: GPUs or other gres"),
+        ("QOSMaxJobsPerUserLimit", "your jobs have as much as your QOS allows: running jobs"),
+        ("AssocMaxJobsLimit", "your jobs have as much as your account allows: running jobs"),
+        ("QOSGrpSubmitJobsLimit", "all jobs of your QOS together have as much as they may: submitted jobs"),
+        (
+            "AssocGrpCPURunMinutesLimit",
+            "all jobs of your account together have as much as they may: processor or node minutes",
+        ),
+        ("QOSMaxWallDurationPerJobLimit", "it asks for more time than your QOS allows one job: it will not start"),
+        ("QOSMaxNodePerJobLimit", "it asks for more nodes than your QOS allows one job: it will not start"),
+        ("QOSMaxCpuPerNode", "it asks for more processors than your QOS allows one node: it will not start"),
+        ("QOSMinGRES", "it asks for less GPUs or other gres than your QOS wants of a job: it will not start"),
+        ("QOSMinCpuNotSatisfied", "it asks for less processors than your QOS wants of a job: it will not start"),
+        ("MaxNodePerAccount", "your account's jobs have as much as your QOS allows: nodes"),
+        ("AssociationJobLimit", "your jobs have as much as your account allows: running jobs"),
+        ("QOSTimeLimit", "your jobs have as much as your QOS allows: time"),
+        ("QOSSomethingNew", "a limit of your QOS is reached"),
+        ("MaxSomethingNew", ""),
+        ("Resources", ""),
+        ("", ""),
+    ],
+)
+def test_limits_in_plain_words(reason: str, words: str) -> None:
+    assert limit_words(reason) == words
 
 
 def test_slurm_is_asked_only_where_it_knows_more(tmp_path: Path) -> None:

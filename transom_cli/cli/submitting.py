@@ -46,7 +46,8 @@ class Prepared:
         return self.script_text or render_script(self.settings, run_dir, self.words)
 
     def plan(self, run_dir: Path) -> Plan:
-        from transom_cli.submit.environment import script_environment
+        from transom_cli.submit.directives import read_directives
+        from transom_cli.submit.environment import sbatch_variables, script_environment
         from transom_cli.submit.script import ScriptFacts, completing_options, export_options, inspect_script
         from transom_cli.wiring import Plan
 
@@ -54,7 +55,10 @@ class Prepared:
         if not self.script_text:
             # Said again on the command line, where no SBATCH_* variable of the caller can undo it.
             exported = export_options(ScriptFacts(), (), os.environ)
-            return Plan(("--requeue", "--open-mode=append", *exported), chdir=self.chdir, asked_cluster=cluster)
+            answered = [directive.option.name for directive in read_directives(self.script(run_dir))]
+            kept = tuple(sbatch_variables(os.environ, answered).items())
+            options = ("--requeue", "--open-mode=append", *exported)
+            return Plan(options, chdir=self.chdir, asked_cluster=cluster, sbatch=kept)
         facts = inspect_script(self.script_text)
         checkpoints = self.settings.checkpoint.directory
         env = script_environment(run_dir, self.settings.auto_beat, os.environ, checkpoints=checkpoints)
@@ -64,7 +68,8 @@ class Prepared:
         if self.avoided:
             options = (*options, f"--exclude={','.join(x for x in (facts.exclude, *self.avoided) if x)}")
         folder = "" if facts.chdir else self.chdir
-        return Plan(options, tuple(self.words[1:]), folder, tuple(env.items()), cluster)
+        kept = tuple(sbatch_variables(os.environ).items())
+        return Plan(options, tuple(self.words[1:]), folder, tuple(env.items()), cluster, sbatch=kept)
 
 
 def is_script(words: tuple[str, ...]) -> bool:

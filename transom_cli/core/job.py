@@ -26,6 +26,7 @@ _LAUNCH_FAILURE = "JobLaunchFailure"
 _LAST_SIGNAL = 31  # of those that a kernel or a person sends; Slurm's own 53 tells that there was no log, or no folder
 # Slurm's words for a pending job that can never start with these exclusions.
 _IMPOSSIBLE = ("ReqNodeNotAvail", "BadConstraints", "PartitionNodeLimit", "Requested node configuration")
+_UNFIT = "BadConstraints"  # it sets the priority to 0, as a hold does, until the exclusions are changed
 
 
 def restarting(state: State) -> bool:
@@ -94,8 +95,12 @@ def held_words(why: str) -> str:
 
 
 def _pending(state: State, e: ev.JobSeen) -> Step:
-    if e.held:
-        verdict = held_words(e.held_why) if e.held_why else f"Slurm holds the job: {e.reason or 'held'}"
+    suspected = tuple(x.node for x in state.exclusions if x.until is not None)
+    unfit = e.reason.startswith(_UNFIT)
+    if unfit and any(isinstance(a, Patch) for a in state.pending):
+        return state, ()  # said of exclusions that are being changed
+    if e.held and not (unfit and suspected):
+        verdict = held_words(e.held_why) if e.held_why else _held_by_slurm(state, e)
         if state.phase is Phase.HELD and state.verdict == verdict:
             return state, ()
         state = replace(state, phase=Phase.HELD, since=e.at, verdict=verdict)
@@ -106,10 +111,18 @@ def _pending(state: State, e: ev.JobSeen) -> Step:
     state = replace(state, let_go="")
     if state.phase in (Phase.STARTING, Phase.TRAINING, Phase.HELD):
         state = replace(state, phase=Phase.PENDING, since=e.at, verdict="")
-    suspected = tuple(x.node for x in state.exclusions if x.until is not None)
     if suspected and e.reason.startswith(_IMPOSSIBLE):
+        if state.incident is not None:
+            words = f"{', '.join(suspected)} kept away: without these Slurm finds no nodes for the job ({e.reason})"
+            state = replace(state, incident=inc.mark(state.incident, e.at, "refused", words))
         return patch(state, drop=suspected)
     return state, ()
+
+
+def _held_by_slurm(state: State, e: ev.JobSeen) -> str:
+    if e.reason.startswith(_UNFIT) and state.excluded:
+        return f"Slurm finds no nodes for the job but those that are kept away: {', '.join(state.excluded)}"
+    return f"Slurm holds the job: {e.reason or 'held'}"
 
 
 def _launch_failed(e: ev.JobSeen) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 
 import transom_cli
 from transom_cli.errors import UsageError
 from transom_cli.layout import RunDir
 
+_SBATCH = "SBATCH_"
+_NAMED = {"time": "TIMELIMIT", "switches": "REQ_SWITCH"}  # options whose variables have other names
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -49,6 +51,23 @@ def refuse_caller(environ: Mapping[str, str]) -> None:
             why=f"SBATCH_ARRAY_INX={environ['SBATCH_ARRAY_INX']} is set, which makes one of every job",
             hint="unset SBATCH_ARRAY_INX; in a script of your own `#SBATCH --array=0-7` makes each element a run",
         )
+
+
+def sbatch_variables(environ: Mapping[str, str], answered: Iterable[str] = ()) -> dict[str, str]:
+    """The caller's own SBATCH_* variables, which are kept with a run: whichever operator submits a job in the place of
+    the first one, from whichever shell, asks Slurm for the same.
+
+    answered: options that a rendered script gives itself; sbatch would believe a variable rather than the script.
+    """
+    out = {f"SBATCH_{_NAMED.get(name, name.upper().replace('-', '_'))}" for name in answered}
+    return {k: v for k, v in sorted(environ.items()) if k.startswith(_SBATCH) and k not in out}
+
+
+def as_frozen(environ: MutableMapping[str, str], frozen: Mapping[str, str]) -> None:
+    """Give this process those SBATCH_* variables and no others."""
+    for name in [name for name in environ if name.startswith(_SBATCH)]:
+        del environ[name]
+    environ.update(frozen)
 
 
 def _join(entries: list[str]) -> list[str]:

@@ -22,12 +22,13 @@ UNKNOWN = 22
 
 def operate_here(run: RunDir, stream: object = None) -> int:
     """Operate until the run is over; the run's exit code. TERM and INT make it leave without touching the job."""
-    from transom_cli.wiring import operator_for, read_settings
+    from transom_cli.wiring import ask_as_submitted, operator_for, read_settings
 
     handler = logging.StreamHandler(sys.stderr)
     as_json = read_settings(run).log_json
     handler.setFormatter(JsonLines(run.run_id) if as_json else logging.Formatter("%(asctime)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    ask_as_submitted(run)
     operator = operator_for(run)
 
     def leave(_number: int, _frame: FrameType | None) -> None:

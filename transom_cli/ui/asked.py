@@ -28,6 +28,7 @@ class Asked:
     node_silent: float = SILENT
     first_step: float = FIRST_STEP
     cluster: str = ""  # of several, by its name
+    wants: str = ""  # of its nodes, beyond their number, in words
 
 
 def read_asked(run: RunDir) -> Asked:
@@ -46,6 +47,7 @@ def read_asked(run: RunDir) -> Asked:
         _number(detect.get("node_silent"), SILENT),
         _number(detect.get("first_step"), FIRST_STEP),
         str(job.get("cluster", "")),
+        ", ".join(f"{name} `{job[name]}`" for name in ("reservation", "constraint") if job.get(name)),
     )
 
 

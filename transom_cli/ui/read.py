@@ -55,7 +55,7 @@ class Reader:
         if state.phase.over:  # its last step and loss stand in there, and nothing else that holds now
             sights, newest = {}, None
         view = replace(view, path=str(run.path), checkpoints=str(asked.checkpoints), steps=asked.steps, nodes_at=newest)
-        view = replace(view, cluster=asked.cluster)
+        view = replace(view, cluster=asked.cluster, wants=asked.wants)
         view = _with_history(_with_operator(run, view), folded, sights, asked)
         if not view.over:
             view = self._with_nodes(self._with_memory(view, state), state, sights)

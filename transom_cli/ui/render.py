@@ -146,7 +146,9 @@ def _sources(view: RunView, width: int | None) -> list[Line]:
         return []
     lines = []
     if view.slurm_state:
-        reason = f": {reason_words(view.slurm_reason)}" if view.slurm_state == "PENDING" and view.slurm_reason else ""
+        kept = tuple(node for node, *_ in view.excluded)
+        waits = view.slurm_state == "PENDING" and view.slurm_reason
+        reason = f": {reason_words(view.slurm_reason, view.wants, kept)}" if waits else ""
         nodes = f" on {len(view.nodes)} nodes" if view.slurm_state == "RUNNING" and view.nodes else ""
         lines += rows("slurm", f"job {view.job_id} {view.slurm_state}{reason}{nodes}, {_asked(view)}", width)
     if view.slurm_start is not None:

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from transom_cli.slurm.port import Job, JobState
 from transom_cli.slurm.tags import of_run, run_tag
+from transom_cli.ui.limitwords import limit_words
 from transom_cli.ui.view import RunView
 
 _HELD = "held: it starts only when it is released"
@@ -30,20 +31,32 @@ _REASONS = {
     "PartitionTimeLimit": "it asks for more time than its partition allows: it will not start",
     "ReqNodeNotAvail": "nodes that it needs are down, drained, or reserved for others",
     "NodeDown": "a node that it needs is down",
-    "BadConstraints": "no node fits what it asks for: it will not start",
     "Cleaning": "its last start is still being cleaned up",
     "InvalidAccount": "its account is not valid: it will not start",
     "InvalidQOS": "its QOS is not valid: it will not start",
+    "QOSNotAllowed": "its QOS may not be used there: it will not start",
+    "AccountNotAllowed": "its account may not be used there: it will not start",
+    "QOSUsageThreshold": "its account has used more than its QOS lets new jobs start with",
+    "JobArrayTaskLimit": "as many elements of its array run as may",
+    "AccountingPolicy": "a limit of its account is reached",
+    "DeadLine": "it cannot end before its deadline: it will not start",
     "Prolog": "its prolog is running",
     "None": "Slurm has not looked at it yet",
 }
-_LIMITS = ("QOS", "Assoc", "Max")  # the many words for limits begin like this
 
 
-def reason_words(reason: str) -> str:
-    """Slurm's reason for a pending job, in plain words; where that is not known, its own."""
+def reason_words(reason: str, wants: str = "", kept: tuple[str, ...] = ()) -> str:
+    """Slurm's reason for a pending job, in plain words; where that is not known, its own.
+
+    wants: what the job asks of its nodes beyond their number, in words. kept: the nodes that the run keeps away.
+    """
     word = reason.partition(",")[0].partition("(")[0].strip("_ ")
-    known = _REASONS.get(word) or ("a limit of your account or QOS is reached" if word.startswith(_LIMITS) else "")
+    if word == "BadConstraints":
+        asked = f"with {wants}" if wants else "that fit what it asks for"
+        away = f" but those that are kept away ({', '.join(kept)})" if kept else ""
+        known = f"too few nodes {asked} are left{away}: it will not start"
+    else:
+        known = _REASONS.get(word) or limit_words(word)
     return f"{known} ({reason})" if known else reason.replace("_", " ")
 
 

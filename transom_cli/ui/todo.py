@@ -16,6 +16,8 @@ def todo(view: RunView) -> list[tuple[str, str]]:
     there = f" -M {shlex.quote(view.cluster)}" if view.cluster else ""  # the same number may be another job here
     story, stop = ("the story", f"transom explain {run}"), ("give up", f"transom stop {run}")
     attach = [("take it up", f"transom attach {run}")] if not view.operator and not view.over else []
+    if word == "held" and view.slurm_reason.startswith("BadConstraints") and view.excluded:
+        return [story, ("go on", f"transom nodes --lift {','.join(node for node, *_ in view.excluded)}"), stop]
     if word == "held" and job:
         return [story, ("go on", f"scontrol{there} release {job}"), stop]
     if word == "unknown":

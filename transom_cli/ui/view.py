@@ -113,6 +113,7 @@ class RunView:
     slurm_start: float | None = None  # when it expects to start a pending job
     goodput: float | None = None  # share of its time since submission that made new steps
     goodput_words: str = ""  # that, and what the rest was lost to
+    wants: str = ""  # of its nodes, beyond their number, in words: reservation and constraint
     cluster: str = ""  # of several, the one that has the job; "": the one that Slurm's commands speak to
 
     @property
