@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from transom_cli.errors import UsageError
 from transom_cli.layout import RunDir
+from transom_cli.supervise.allocation import require_commands
+from transom_cli.supervise.containing import Image, container_words, find_program
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions, keeps_rendezvous, training_argv, training_env
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -65,3 +68,47 @@ def test_the_users_rendezvous_is_that_of_the_first_launch_at_most() -> None:
     assert env(1, NODES) == ["n1", "20001"], "no rank of launch 0 can join"
     assert env(2, NODES[1:]) == ["n2", "20002"], "n1 is dead"
     assert env(0, NODES[1:]) == ["n2", "20000"], "n1 is isolated"
+
+
+def test_a_launcher_without_slurms_commands_says_what_it_lacks() -> None:
+    assert require_commands(lambda name: f"/usr/bin/{name}") == ""
+    assert "without an operator" in require_commands(lambda name: None if name == "scontrol" else name)
+    with pytest.raises(UsageError, match="srun") as raised:
+        require_commands(lambda name: None)
+    assert "container" in raised.value.why and "--apptainer" in raised.value.hint
+
+
+def test_a_rank_in_a_container_by_apptainer() -> None:
+    folders = (Path("/runs/r1"), Path("/ckpt"), Path("/runs/r1"))
+    image = Image("/i/train image.sif", ("/data:/data:ro", "/x:/ckpt"), ("--cleanenv",))
+    assert container_words(image, "apptainer", folders, gpus=True) == (
+        "apptainer", "exec", "--nv", "--bind=/runs/r1", "--bind=/data:/data:ro", "--bind=/x:/ckpt", "--cleanenv",
+        "/i/train image.sif",
+    )  # fmt: skip
+    for own in ("--rocm", "--nv", "--nvccli"):
+        assert container_words(Image("i", (), (own,)), "singularity", (), gpus=True) == (
+            "singularity",
+            "exec",
+            own,
+            "i",
+        )
+    assert "--nv" not in container_words(Image("i"), "apptainer", (), gpus=False)
+
+
+def test_the_container_stands_before_the_command_and_behind_the_wrapper() -> None:
+    run, allocation = RunDir(Path("/runs/r1")), Allocation(7, 0, NODES)
+    for kind, inside in (("srun", ["train.py"]), ("torchrun", ["python3", "-m", "torch.distributed.run"])):
+        options = LaunchOptions(run, kind, ("train.py",), (sys.executable,), within=("apptainer", "exec", "i.sif"))
+        argv = training_argv(
+            allocation, options, run.attempt(7, 0), 0, NODES, wrapper=Path("/w.py"), master="n1", port=1
+        )
+        words = argv[argv.index("--") + 1 :]
+        assert words[: 3 + len(inside)] == ["apptainer", "exec", "i.sif", *inside]
+
+
+def test_which_program() -> None:
+    assert find_program(lambda name: name) == "apptainer"
+    assert find_program(lambda name: name if name == "singularity" else None) == "singularity"
+    with pytest.raises(UsageError, match="Neither") as raised:
+        find_program(lambda name: None)
+    assert "module load" in raised.value.hint

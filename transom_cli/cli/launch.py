@@ -21,10 +21,14 @@ def launch(
     auto_beat: Annotated[bool, typer.Option(help="Beats without a changed line in the trainer.")] = True,
 ) -> None:
     """Start and watch one attempt's training step (used by the sbatch templates)."""
+    import os
+    import shutil
     import sys
 
+    import transom_cli
     from transom_cli.layout import RunDir
-    from transom_cli.supervise.allocation import require_run_dir
+    from transom_cli.supervise.allocation import gpus_on_node, require_commands, require_run_dir
+    from transom_cli.supervise.containing import Image, container_words, find_program
     from transom_cli.supervise.launcher import main
     from transom_cli.supervise.launchplan import LaunchOptions
     from transom_cli.wiring import checkpoints_of, health_options, quiet_limits, read_settings, rules_of
@@ -33,7 +37,17 @@ def launch(
         raise UsageError(f"`--kind {kind}` is unknown", hint="Use `srun` or `torchrun`.")
     run = RunDir(run_dir.absolute())
     require_run_dir(run)
+    lacks = require_commands()
+    if lacks:
+        print(f"transom: {lacks}", file=sys.stderr, flush=True)
     settings = read_settings(run)
+    container = settings.launch.container
+    within: tuple[str, ...] = ()
+    if container.image and container.runtime == "apptainer":
+        image = Image(container.image, container.mounts, container.args)
+        folders = (run.path, checkpoints_of(run, settings), Path(transom_cli.__file__).resolve().parent)
+        gpus = gpus_on_node(os.environ) > 0
+        within = container_words(image, find_program(shutil.which), folders, gpus=gpus)
     options = LaunchOptions(
         run=run,
         kind=kind,
@@ -54,6 +68,7 @@ def launch(
         warn_before=settings.job.warn_before,
         health=health_options(settings),
         rules=rules_of(settings),
+        within=within,
     )
     raise typer.Exit(main(options))
 

@@ -38,6 +38,9 @@ def run(
     exclude: Annotated[str | None, typer.Option("--exclude", "-x", help="Nodes not to use.")] = None,
     torchrun: Annotated[bool, typer.Option("--torchrun", help="One torchrun per node starts the ranks.")] = False,
     container_image: Annotated[str | None, typer.Option(help="Container of the training step (pyxis).")] = None,
+    apptainer: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="Container of the training step (Apptainer, Singularity).")
+    ] = None,
     auto_beat: Annotated[
         bool | None, typer.Option("--auto-beat/--no-auto-beat", help="Beats without a changed line in the trainer.")
     ] = None,
@@ -74,8 +77,11 @@ def run(
         "job.time": time,
         "job.exclude": exclude,
         "launch.kind": "torchrun" if torchrun else None,
-        "launch.container.image": container_image,
+        "launch.container.image": container_image or apptainer,
+        "launch.container.runtime": "apptainer" if apptainer else "pyxis" if container_image else None,
     }
+    if container_image and apptainer:
+        raise UsageError("`--container-image` and `--apptainer` exclude each other")
     flags |= dict(assignment(text) for text in set_ or ())
     if detach and foreground:
         raise UsageError("`--detach` and `--foreground` exclude each other")

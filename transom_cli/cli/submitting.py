@@ -119,6 +119,7 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
         named = {**flags, "name": flags.get("name") or facts.job_name or Path(words[0]).stem}
         settings = load(run_file, named, os.environ)
         settings = _on_cluster(settings, facts.clusters, facts.lines.get("clusters", 0))
+        _restarted_once(settings, text, words)
         unused = unused_settings(settings)
         if unused:
             print(f"note: {words[0]} is submitted as it is; not used: {', '.join(unused)}", file=sys.stderr)
@@ -126,10 +127,22 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
         avoided = () if by_file else nodes_to_avoid()
         return Prepared(settings, words, text, facts.nodes or 0, 0, _where(settings), avoided, array)
     settings = _on_cluster(load(run_file, flags, os.environ))
+    _restarted_once(settings, "", words)
     exclude = tuple(dict.fromkeys((*settings.job.exclude, *nodes_to_avoid())))
     settings = settings.model_copy(update={"job": settings.job.model_copy(update={"exclude": exclude})})
     spares = settings.job.spares
     return Prepared(settings, words, "", settings.job.nodes + spares, spares, _where(settings))
+
+
+def _restarted_once(settings: Settings, script: str, words: tuple[str, ...]) -> None:
+    """UsageError where the cluster would restart the training too."""
+    from transom_cli.submit.hyperpod import MARK, find_auto_resume, judge_auto_resume
+
+    own = () if script else (*settings.launch.srun_args, *words)
+    found = find_auto_resume(script, own, {**os.environ, **settings.job.env})
+    note = judge_auto_resume(found, hyperpod=Path(MARK).is_dir())
+    if note:
+        print(f"note: {note}", file=sys.stderr)
 
 
 def _on_cluster(settings: Settings, script: str | None = None, line: int = 0) -> Settings:

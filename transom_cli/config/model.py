@@ -94,11 +94,18 @@ class Job(Section):
 
 
 class Container(Section):
-    """A container by pyxis/enroot, for the training step only."""
+    """A container of the training step only, by pyxis/enroot or by Apptainer."""
 
-    image: Line = Field(default="", description="image, as srun --container-image takes it; empty: no container")
-    mounts: Lines = Field(default=(), description="mounts, each as srun --container-mounts takes it (SRC:DST[:flags])")
-    args: Flags = Field(default=(), description='further srun container flags, as "--no-container-mount-home"')
+    image: Line = Field(
+        default="", description="image, as srun --container-image or apptainer exec takes it; empty: no container"
+    )
+    runtime: Literal["pyxis", "apptainer"] = Field(
+        default="pyxis", description="pyxis: srun --container-image; apptainer: each rank behind `apptainer exec`"
+    )
+    mounts: Lines = Field(default=(), description="mounts, each as SRC:DST[:flags]")
+    args: Flags = Field(
+        default=(), description='further flags of the runtime, as "--no-container-mount-home" or "--cleanenv"'
+    )
 
     @model_validator(mode="after")
     def _nothing_without_an_image(self) -> Container:
@@ -122,7 +129,7 @@ class Launch(Section):
         min_length=1,
         description="the interpreter on the nodes that has transom; unset: the one that transom run has",
     )
-    container: Container = Field(default_factory=Container, description="container of the training step (pyxis)")
+    container: Container = Field(default_factory=Container, description="container of the training step")
 
 
 class Detect(Section):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from transom_cli.errors import BadNodes, UsageError
 from transom_cli.layout import RunDir
@@ -50,6 +51,23 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return 0.0
+
+
+def require_commands(which: Callable[[str], str | None] = shutil.which) -> str:
+    """UsageError where the training cannot be started; else what will be missing, in words, or "".
+
+    All that is done to the job is the operator's, on a login node: a launcher without scontrol still watches and
+    relaunches.
+    """
+    if which("srun") is None:
+        raise UsageError(
+            "`transom launch` needs Slurm's srun, and it is not here",
+            "it is not on the PATH of the batch script: does the whole script run inside a container?",
+            "put the training alone into the container: `--container-image`, or `--apptainer`",
+        )
+    if which("scontrol") is None:
+        return "scontrol is not here: without an operator this job is not requeued, and no node is given back"
+    return ""
 
 
 def require_run_dir(run: RunDir) -> None:

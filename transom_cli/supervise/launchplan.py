@@ -54,6 +54,7 @@ class LaunchOptions:
     health: HealthOptions = field(default_factory=HealthOptions)
     rules: tuple[Rule, ...] = ()  # the policy's table
     warn_before: int = 0  # seconds before the time limit at which Slurm warns; 0: never
+    within: tuple[str, ...] = ()  # what puts a rank's command into a container
 
     @property
     def tasks_on_node(self) -> int:
@@ -161,10 +162,11 @@ def command(nodes: tuple[str, ...], options: LaunchOptions, master: str, port: i
     rendezvous: its name, unless the user gives one: a torchrun of an older launch that lives on joins no newer one.
     """
     if options.kind != "torchrun":
-        return list(options.command)
+        return [*options.within, *options.command]
     named = any(word.replace("_", "-").startswith("--rdzv-id") for word in options.torchrun_args)
     return [
-        options.python[0],
+        *options.within,
+        "python3" if options.within else options.python[0],  # in a container its own
         "-m",
         "torch.distributed.run",
         f"--nnodes={len(nodes)}",
