@@ -160,6 +160,11 @@ class RunDir:
         return self.path / "operator.log"
 
     @property
+    def operator_script(self) -> Path:
+        """Where the operator is a job of its own."""
+        return self.path / "operator.sbatch"
+
+    @property
     def templates(self) -> Path:
         """What the run printed while all was well, by the operator at its end (supervise.pastlogs)."""
         return self.path / "templates.json"

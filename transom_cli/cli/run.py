@@ -13,6 +13,7 @@ from transom_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
+    from transom_cli.layout import RunDir
 
 Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
 
@@ -50,6 +51,9 @@ def run(
     log_json: Annotated[
         bool | None, typer.Option("--log-json/--log-text", help="The operator's log as JSON, one object a line.")
     ] = None,
+    operator: Annotated[
+        str | None, typer.Option(metavar="login|job", help="Where the operator lives: here, or as a Slurm job.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the script that would be submitted, and the policy.")
     ] = False,
@@ -77,6 +81,7 @@ def run(
         "job.time": time,
         "job.exclude": exclude,
         "launch.kind": "torchrun" if torchrun else None,
+        "operator.where": operator,
         "launch.container.image": container_image or apptainer,
         "launch.container.runtime": "apptainer" if apptainer else "pyxis" if container_image else None,
     }
@@ -140,7 +145,7 @@ def attach(
 
 
 def operate_or_watch(made: Any, *, detach: bool, foreground: bool) -> int:
-    from transom_cli.supervise.background import operate_here, start_operator
+    from transom_cli.supervise.background import operate_here
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import operator_alive
     from transom_cli.ui.live import watch_run
@@ -154,11 +159,25 @@ def operate_or_watch(made: Any, *, detach: bool, foreground: bool) -> int:
         with waiting("the operator is started"):
             if operator_alive(made) is None:
                 require_own_cluster(made)
-                start_operator(made)
+                _start_operator(made)
     if detach:
         print(made.run_id)
         return 0
     return watch_run(made)
+
+
+def _start_operator(made: RunDir) -> None:
+    """Where the run's settings say."""
+    from transom_cli.supervise.background import start_operator
+    from transom_cli.wiring import read_settings, slurm_of
+
+    settings = read_settings(made)
+    if settings.operator.where == "login":
+        start_operator(made)
+        return
+    from transom_cli.supervise.operatorjob import submit_operator
+
+    print(submit_operator(made, settings, slurm_of(made, settings.slurm.timeout)), file=sys.stderr)
 
 
 def assignment(text: str) -> tuple[str, str]:

@@ -238,6 +238,19 @@ class SlurmCalls(Section):
         return self
 
 
+class OperatorSection(Section):
+    """Where a run's operator lives."""
+
+    where: Literal["login", "job"] = Field(
+        default="login", description="login: a process where `transom run` is called; job: a one-core Slurm job"
+    )
+    partition: OptionalLine = Field(default=None, description="partition of such a job; unset: Slurm's default")
+    time: OptionalTime = Field(
+        default="1-00:00:00", description="its time limit; before that it hands the run to another such job"
+    )
+    sbatch: Flags = Field(default=(), description='further sbatch flags of it, each one whole, as "--qos=service"')
+
+
 class Checkpoint(Section):
     """Where checkpoints live."""
 
@@ -305,6 +318,7 @@ class Settings(Section):
     isolate: Isolate = Field(default_factory=Isolate)
     policy: PolicySection = Field(default_factory=PolicySection)
     health: Health = Field(default_factory=Health)
+    operator: OperatorSection = Field(default_factory=OperatorSection)
     slurm: SlurmCalls = Field(default_factory=SlurmCalls)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     notify: Notify = Field(default_factory=Notify)
