@@ -131,6 +131,7 @@ PURE = (
     "submit.render",
     "ui.ahead",
     "ui.document",
+    "ui.gpus",
     "ui.incidents",
     "ui.lines",
     "ui.nodemap",

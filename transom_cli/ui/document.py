@@ -11,7 +11,8 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from transom_cli.ui.view import RunView
+from transom_cli.health.gpu.shown import gpu_objects
+from transom_cli.ui.view import NodeView, RunView
 from transom_cli.ui.words import utc
 
 SCHEMA = 1
@@ -27,11 +28,23 @@ def plain(view: RunView) -> dict[str, Any]:
     if view.loss is not None and not math.isfinite(view.loss):
         data["loss"] = None  # JSON has no word for it
     data |= {f"{key}_utc": _utc(data[key]) for key in _MOMENTS}
+    for one, shown in zip(data["node_views"], view.node_views, strict=True):
+        _with_gpus(one, shown)
     for one in data["incidents"]:
         one["began_utc"] = _utc(one["began"])
     for one in data["ahead"]:
         one["at_utc"] = _utc(one["at"])
     return {"schema": SCHEMA, **data, "word": view.word, "standing": view.standing}
+
+
+def _with_gpus(data: dict[str, Any], one: NodeView) -> None:
+    """Where it shows any: its GPUs below what is known of them together, and how old that is."""
+    old = data.pop("gpus_age")
+    told = data.pop("gpus")
+    if one.gpus is None:
+        return
+    head = {key: value for key, value in told.items() if key not in ("node", "attempt", "lines")}
+    data["gpus"] = {**head, "age": old, "old": one.gpus.old(old), "gpus": gpu_objects(one.gpus)}
 
 
 def _utc(at: float | None) -> str | None:
