@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from transom_cli.health.gpu.shown import gpu_objects
@@ -24,12 +24,11 @@ def document(view: RunView) -> str:
 
 
 def plain(view: RunView) -> dict[str, Any]:
-    data = asdict(view)
+    data = asdict(replace(view, node_views=()))
+    data["node_views"] = [_node(one) for one in view.node_views]  # `asdict` would take as long as reading them
     if view.loss is not None and not math.isfinite(view.loss):
         data["loss"] = None  # JSON has no word for it
     data |= {f"{key}_utc": _utc(data[key]) for key in _MOMENTS}
-    for one, shown in zip(data["node_views"], view.node_views, strict=True):
-        _with_gpus(one, shown)
     for one in data["incidents"]:
         one["began_utc"] = _utc(one["began"])
     for one in data["ahead"]:
@@ -37,14 +36,14 @@ def plain(view: RunView) -> dict[str, Any]:
     return {"schema": SCHEMA, **data, "word": view.word, "standing": view.standing}
 
 
-def _with_gpus(data: dict[str, Any], one: NodeView) -> None:
+def _node(one: NodeView) -> dict[str, Any]:
     """Where it shows any: its GPUs below what is known of them together, and how old that is."""
-    old = data.pop("gpus_age")
-    told = data.pop("gpus")
-    if one.gpus is None:
-        return
-    head = {key: value for key, value in told.items() if key not in ("node", "attempt", "lines")}
-    data["gpus"] = {**head, "age": old, "old": one.gpus.old(old), "gpus": gpu_objects(one.gpus)}
+    data = {key: value for key, value in vars(one).items() if key not in ("gpus", "gpus_age")}
+    if one.gpus is not None:
+        told = {key: value for key, value in vars(one.gpus).items() if key not in ("node", "attempt", "lines")}
+        old = {"age": one.gpus_age, "old": one.gpus.old(one.gpus_age)}
+        data["gpus"] = {**told, **old, "gpus": gpu_objects(one.gpus)}
+    return data
 
 
 def _utc(at: float | None) -> str | None:

@@ -22,6 +22,13 @@ LEVELS = ("", "moderate", "heavy", "throttled", "fault")  # of what is the worst
 _OLD = 3.0  # so many times the pace without a newer reading, and it is old
 
 
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no number")
+
+
+_STRICT = json.JSONDecoder(parse_constant=_no_number)  # one for all: making it takes longer than a line
+
+
 class BadShown(ValueError):
     """This text is not what an agent writes there."""
 
@@ -103,13 +110,9 @@ def gpu_objects(told: NodeGpus) -> list[dict[str, Any]]:
     found = []
     for text in told.lines.splitlines():
         with contextlib.suppress(ValueError):  # damaged
-            said = json.loads(text, parse_constant=_no_number)
+            said = _STRICT.decode(text)
             found += [said] if isinstance(said, dict) else []
     return found
-
-
-def _no_number(word: str) -> None:
-    raise ValueError(f"{word} is no number")
 
 
 def encode(told: NodeGpus) -> str:
@@ -120,7 +123,7 @@ def decode(text: str) -> NodeGpus:
     """Keys of a newer writer are left out. Raises BadShown for anything else than what `encode` makes."""
     head, _, lines = text.partition("\n")
     try:
-        said = json.loads(head, parse_constant=_no_number)
+        said = _STRICT.decode(head)
         if said["schema"] != SCHEMA:
             raise ValueError(f"schema {said['schema']!r}")
         told = build(NodeGpus, {**said, "lines": lines})
