@@ -30,8 +30,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def opened(view: RunView, node: str) -> list[str]:
-    items = node_items(view, Wish(everything=True))[1]
-    return [plain(one) for item in items if item.key == f"node {node}" for one in item.details]
+    items = node_items(view, Wish(everything=True), f"node {node}")[1]
+    assert not any(item.details for item in items if item.key != f"node {node}")
+    return [plain(one) for item in items for one in item.details]
 
 
 def node(view: RunView, name: str) -> NodeView:

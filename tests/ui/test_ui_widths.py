@@ -149,8 +149,9 @@ def _lines(view: RunView, width: int | None, everything: bool) -> list[Line]:
 @settings(max_examples=60)
 @given(views)
 def test_what_a_node_tells_when_it_is_opened_is_text(view: RunView) -> None:
-    for item in node_items(view, Wish(everything=True))[1]:
-        assert all(plain(one).isprintable() for one in (item.line, *item.details))
+    for node in view.node_views:
+        for item in node_items(view, Wish(everything=True), f"node {node.node}")[1]:
+            assert all(plain(one).isprintable() for one in (item.line, *item.details))
 
 
 @settings(max_examples=60)

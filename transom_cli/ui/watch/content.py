@@ -48,14 +48,18 @@ _BY: dict[str, Callable[[NodeView], object]] = {
 SORTS = tuple(_BY)
 
 
-def node_items(view: RunView, wish: Wish) -> tuple[Line, list[Item]]:
-    """The heads of the columns, and the nodes: those that differ, or with `everything` all of them."""
+def node_items(view: RunView, wish: Wish, opened: str | None = None) -> tuple[Line, list[Item]]:
+    """The heads of the columns, and the nodes: those that differ, or with `everything` all of them.
+
+    opened: the key of the one whose details are wanted; those of thousands would take longer than to draw the screen.
+    """
     nodes = [one for one in view.node_views if wish.everything or one.differs]
     nodes.sort(key=_BY[wish.sort], reverse=wish.backwards)  # type: ignore[arg-type]
     head, *rows = node_rows(nodes)
     items = [
-        Item(f"node {one.node}", drawn, _about_node(view, one), f"transom explain {view.run_id} {one.node}")
+        Item(key, drawn, _about_node(view, one) if key == opened else (), f"transom explain {view.run_id} {one.node}")
         for one, drawn in zip(nodes, rows, strict=True)
+        for key in [f"node {one.node}"]
     ]
     return head, _with_words(items, wish.words)
 
