@@ -100,6 +100,12 @@ def test_a_moderate_heat_alone_lists_no_node(tmp_path: Path) -> None:
     assert "gpu0 84 C, moderate" in plain(node_table(view, everything=True)[2])
 
 
+def test_among_nodes_in_one_state_the_worst_gpus_come_first(tmp_path: Path) -> None:
+    odd = {"gpu001": {0: {"heat": Heat(90, 87, 92)}}, "gpu002": {0: {"reasons": 8}}, "gpu003": {0: {"recovery": 1}}}
+    view = Made(tmp_path, nodes=4).began().gpus(odd).beats().operator().view()
+    assert [item.key for item in node_items(view, Wish())[1]] == ["node gpu003", "node gpu002", "node gpu001"]
+
+
 def test_who_looks_again_opens_only_files_that_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Made(tmp_path, nodes=3).began().gpus().beats().operator()
     attempt = made.run.attempt(JOB, 0)

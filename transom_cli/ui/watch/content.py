@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from transom_cli.health.gpu.shown import LEVELS
 from transom_cli.ui.gpus import gpu_rows
 from transom_cli.ui.lines import Line, line, plain, row
 from transom_cli.ui.nodemap import TONES, node_rows
@@ -40,7 +41,7 @@ class Wish:
 
 
 _BY: dict[str, Callable[[NodeView], object]] = {
-    "state": lambda one: _WORST_FIRST.index(one.state),
+    "state": lambda one: (_WORST_FIRST.index(one.state), -LEVELS.index(one.gpus.level if one.gpus else "")),
     "step": lambda one: one.step,
     "beat": lambda one: -(one.beat_age if one.beat_age is not None else float("inf")),
     "name": lambda one: one.node,
