@@ -135,8 +135,11 @@ def test_a_fatal_xid_counts_for_an_hour_and_one_of_the_program_is_only_kept() ->
     node = shown(HEALTHY, heard=heard)
     assert (node.worst, node.level) == ("gpu3 Xid 79", "fault")
     assert (gpus_of(node)[3].xid, gpus_of(node)[2].xid) == (79, None)
+    happened(heard, GpuEvent("xid", uuid, xid=43, wall=at - 4))
+    node = shown(HEALTHY, heard=heard)
+    assert (node.worst, node.xid) == ("gpu3 Xid 79", 43), "what comes of a dead GPU's program takes nothing back"
     later = replace(HEALTHY, wall=at + HOUR)
-    assert (shown(later, heard=heard).worst, shown(later, heard=heard).xid) == ("", 79)
+    assert (shown(later, heard=heard).worst, shown(later, heard=heard).xid) == ("", 43)
 
 
 def test_a_driver_that_asks_for_nothing_any_more_takes_back_what_it_said() -> None:

@@ -90,6 +90,7 @@ class Gpus:
             self._heard.set()
             absent = self._take(line) or absent
         code = self._child.wait()
+        self._xids.listens(False, 0.0)  # until the next one does
         if code and not self._leave.is_set():
             words = f"the watcher of the GPUs has ended with exit code {code}"
             self._news((Finding(CHECK, Verdict.UNKNOWN, self._node, words),))

@@ -20,11 +20,12 @@ class Heard:
     def __init__(self, former: Mapping[str, tuple[int, float]] | None = None) -> None:
         self.xids = dict(former or {})
         self.since: float | None = None
-        self._bad: dict[tuple[str, str], tuple[Finding, float]] = {}
+        self._bad: dict[tuple[str, str], tuple[Finding, GpuEvent]] = {}
 
     @property
-    def codes(self) -> dict[str, int]:
-        return {device: code for device, (code, _) in self.xids.items()}
+    def fatal(self) -> dict[str, int]:
+        """Of each device that a Xid speaks against, its code: one that speaks against nothing may have come since."""
+        return {event.device: event.xid for _, event in self._bad.values() if event.xid}
 
     def listens(self, listens: bool, at: float) -> None:
         self.since = (at if self.since is None else self.since) if listens else None
@@ -37,10 +38,10 @@ class Heard:
         if event.xid:
             self.xids[event.device] = event.xid, event.wall
         if found.verdict.bad and counts:
-            self._bad[found.check, event.device] = found, event.wall
+            self._bad[found.check, event.device] = found, event
         elif found.check == "gpu_recovery":
             self._bad = {key: value for key, value in self._bad.items() if key[1] != event.device}
 
     def against(self, now: float) -> tuple[Finding, ...]:
-        self._bad = {key: (found, at) for key, (found, at) in self._bad.items() if now - at <= HOUR}
+        self._bad = {key: one for key, one in self._bad.items() if now - one[1].wall <= HOUR}
         return tuple(found for found, _ in self._bad.values())

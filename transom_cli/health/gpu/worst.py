@@ -63,7 +63,7 @@ def show(
     limits: GpuLimits,
 ) -> NodeGpus:  # fmt: skip
     """found: what `NvmlFollow.look` has said of the reading, but for checks that are off."""
-    words, level = worst(reading, (*found, *heard.against(reading.wall)), heard.codes)
+    words, level = worst(reading, (*found, *heard.against(reading.wall)), heard.fatal)
     device, (xid, xid_at) = max(heard.xids.items(), key=lambda one: one[1][1], default=("", (None, None)))
     told = NodeGpus(
         node=node,
@@ -83,7 +83,7 @@ def show(
 
 
 def worst(reading: NvmlReading, found: Iterable[Finding], xids: Mapping[str, int]) -> tuple[str, str]:
-    """In words, and its level; ("", "") where all is well. xids: the last code of each device.
+    """In words, and its level; ("", "") where all is well. xids: the code that speaks against a device.
 
     "(+2)" behind it: as many more GPUs of the node have the same.
     """
