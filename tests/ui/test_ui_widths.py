@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transom_cli.core.state import Phase
+from transom_cli.health.gpu.shown import LEVELS, GpuShown, NodeGpus, with_gpus
 from transom_cli.ui.colour import painted, text_of
 from transom_cli.ui.document import document
 from transom_cli.ui.lines import Line, plain
@@ -17,6 +18,7 @@ from transom_cli.ui.nodestate import LETTERS
 from transom_cli.ui.render import screen
 from transom_cli.ui.runs import list_lines
 from transom_cli.ui.view import Ahead, IncidentView, NodeView, RunView
+from transom_cli.ui.watch.content import Wish, node_items
 from transom_cli.ui.words import cells, fit
 
 NOW = 1_795_331_400.0
@@ -26,6 +28,45 @@ names = st.text(st.sampled_from(string.ascii_lowercase + string.digits + "日\x1
 moments = st.none() | st.floats(NOW - 1e7, NOW + 1e7)
 lengths = st.none() | st.floats(0, 1e7)
 steps = st.integers(-1, 10**9)
+numbers = st.none() | st.integers(0, 10**12)
+devices = st.builds(
+    GpuShown,
+    index=st.integers(0, 15),
+    uuid=words,
+    name=words,
+    trouble=words,
+    busy=numbers,
+    heat=st.none() | st.integers(-40, 150),
+    slowdown=numbers,
+    warmth=st.sampled_from(["", "light", "moderate", "heavy"]),
+    memory_used=numbers,
+    memory_total=numbers,
+    power=lengths,
+    power_limit=lengths,
+    throttle=st.none() | st.lists(words, max_size=2).map(tuple),
+    ecc_uncorrected=numbers,
+    ecc_corrected=numbers,
+    rows_pending=st.none() | st.booleans(),
+    rows_failed=st.none() | st.booleans(),
+    pages_pending=st.none() | st.booleans(),
+    xid=st.none() | st.integers(0, 200),
+    xid_at=moments,
+)
+shown = st.builds(
+    NodeGpus,
+    node=names,
+    attempt=names,
+    wall=st.floats(NOW - 1e7, NOW),
+    every=st.floats(1, 600),
+    expected=st.integers(0, 16),
+    answering=st.none() | st.integers(0, 16),
+    worst=words,
+    level=st.sampled_from(LEVELS),
+    xid=st.none() | st.integers(0, 200),
+    xid_at=moments,
+    xid_gpu=st.none() | st.integers(0, 15),
+    xids_since=moments,
+)
 nodes = st.builds(
     NodeView,
     node=names,
@@ -37,6 +78,8 @@ nodes = st.builds(
     alive=st.integers(0, 8),
     phase=st.sampled_from(["", "step", "restore"]),
     note=words,
+    gpus=st.none() | st.builds(with_gpus, shown, st.lists(devices, max_size=8)),
+    gpus_age=st.floats(0, 1e7),
 )
 incidents = st.builds(
     IncidentView,
@@ -101,6 +144,14 @@ views = st.builds(
 
 def _lines(view: RunView, width: int | None, everything: bool) -> list[Line]:
     return [*screen(view, width, everything=everything), *list_lines([view], width)]
+
+
+@settings(max_examples=60)
+@given(views)
+def test_what_a_node_tells_when_it_is_opened_is_text(view: RunView) -> None:
+    for node in view.node_views:
+        for item in node_items(view, Wish(everything=True), f"node {node.node}")[1]:
+            assert all(plain(one).isprintable() for one in (item.line, *item.details))
 
 
 @settings(max_examples=60)

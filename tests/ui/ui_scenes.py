@@ -10,6 +10,8 @@ from pathlib import Path
 from ui_made import JOB, NOW, Made
 
 from transom_cli.core import events as ev
+from transom_cli.health.gpu.events import GpuEvent
+from transom_cli.health.gpu.reading import Ecc, Heat, Rows
 from transom_cli.slurm.port import Job, JobState
 from transom_cli.ui.slurmwords import with_answer, with_error
 from transom_cli.ui.view import RunView
@@ -41,6 +43,24 @@ def one_node_of_many(folder: Path) -> RunView:
     made.report("slow_node", "a node is slow; rank 352 on gpu044 waits least for the others", "gpu044")
     made.found("gpu050", "host:ecc", "suspect", "GPU 3 has 14 uncorrected ECC errors")
     return made.memory().beats(late={"gpu017": 48.0}).operator().view()
+
+
+def gpus(folder: Path) -> RunView:
+    """16 nodes with GPUs: hot and throttled ones, a lost one, one that is missing, and what was told long ago."""
+    made = Made(folder, nodes=16, settings="").began().stepped().saved()
+    made.report("slow_node", "a node is slow; rank 31 on gpu003 waits least for the others", "gpu003")
+    made.found("gpu005", "gpu_lost", "fail", "GPU 6 (00000000:8F:00.0): GPU is lost")
+    odd = {
+        "gpu003": {3: {"heat": Heat(88, 87, 92)}, 4: {"heat": Heat(85, 87, 92)}},
+        "gpu004": {i: {"reasons": 0x48, "heat": Heat(86, 87, 92)} for i in range(3)},
+        "gpu005": {6: {"trouble": "GPU is lost", "trouble_code": 15, "heat": Heat(), "reasons": None, "busy": None}},
+        "gpu006": {1: {"heat": Heat(84, 87, 92)}},
+        "gpu007": {0: {"reasons": 0x20}},
+        "gpu009": {2: {"ecc": Ecc(3, 3, 12, 12), "rows": Rows(0, 1, pending=True, failed=False)}},
+    }
+    events = {"gpu008": GpuEvent("xid", "GPU-gpu008-5", xid=79, wall=NOW - 240.0)}
+    made.gpus(odd, ago={"gpu007": 371.0, "gpu009": 371.0}, events=events, missing={"gpu010": 1})
+    return made.memory().beats(late={"gpu004": 48.0}).operator().view()
 
 
 def spares(folder: Path) -> RunView:
@@ -260,9 +280,9 @@ def _without(made: Made, *numbers: int) -> tuple[str, ...]:
 SCENES: dict[str, Callable[[Path], RunView]] = {
     scene.__name__: scene
     for scene in (
-        healthy, total_not_known, one_node_of_many, spares, submitting, pending, pending_without_an_answer, starting,
-        examining, backing_off, starting_again, recovered, held, held_by_its_launcher, unknown, unknown_and_slurm_too,
-        without_an_operator, slurm_is_silent, not_a_number, a_rank_is_gone, finishing, done, failed, given_up,
-        no_checkpoint_restores, stopping, stopped, hostile,
+        healthy, total_not_known, one_node_of_many, gpus, spares, submitting, pending, pending_without_an_answer,
+        starting, examining, backing_off, starting_again, recovered, held, held_by_its_launcher, unknown,
+        unknown_and_slurm_too, without_an_operator, slurm_is_silent, not_a_number, a_rank_is_gone, finishing, done,
+        failed, given_up, no_checkpoint_restores, stopping, stopped, hostile,
     )
 }  # fmt: skip

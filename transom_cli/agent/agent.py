@@ -187,9 +187,10 @@ def main(argv: list[str]) -> int:
     what = watched(options.watch)
     watches: list[Watch | Gpus] = [Watch(options.node, what, eyes.tell, eyes.told)]
     if what.about.gpus:
+        from transom_cli.agent.gpufile import GpuFile
         from transom_cli.agent.gpus import Gpus  # what judges them takes a moment to import
 
-        watches.append(Gpus(options.node, what, eyes.tell, eyes.told))
+        watches.append(Gpus(options.node, what, eyes.tell, eyes.told, GpuFile(attempt, options.node)))
     for watch in watches:
         watch.start()
     memory = Memory(beats_dir, attempt.path, _say)

@@ -67,10 +67,13 @@ def judge_recovery(node: str, gpus: tuple[Gpu, ...]) -> list[Finding]:
     return told("gpu_recovery", node, len(asked), odd, "recovery action 0, none", "the driver tells no recovery action")
 
 
+def granted(reading: NvmlReading, about: About) -> int:
+    """How many the job has on this node: one node's share of it may be smaller than another's."""
+    return about.gpus if reading.granted is None else min(about.gpus, reading.granted)
+
+
 def _judge_number(node: str, reading: NvmlReading, about: About) -> Finding:
-    found, wanted = len(reading.gpus), about.gpus
-    if reading.granted is not None:  # one node's share of a job may be smaller than another's
-        wanted = min(wanted, reading.granted)
+    found, wanted = len(reading.gpus), granted(reading, about)
     said = f"NVML sees {found} GPUs" + (f", {wanted} were asked for" if wanted else "")
     if found >= wanted:
         return Finding("gpu_count", Verdict.PASS, node, said)
