@@ -18,10 +18,10 @@ from transom_cli.cli.ckpt_places import (
     checkpoints_of_words,
     chosen,
     run_of_words,
-    size_words,
 )
 from transom_cli.cli.examples import examples
 from transom_cli.errors import NoCheckpoint, TransomError
+from transom_cli.ui.words import size
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.inventory import Verdict
@@ -106,8 +106,8 @@ def _row(verdict: Verdict, good: str) -> tuple[int, tuple[str, ...]]:
     state = good if verdict.good else f"bad: {verdict.reason}"
     if manifest is None:
         return step, (str(step), "-", "-", "-", "-", state)
-    size, ranks = size_words(manifest.size), str(manifest.world_size)
-    return step, (str(step), size, ranks, manifest.attempt, manifest.created, state)
+    about = size(manifest.size), str(manifest.world_size)
+    return step, (str(step), *about, manifest.attempt, manifest.created, state)
 
 
 def _as_json(verdict: Verdict) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transom_cli.cli.ckpt_places import Json, Root, Run, candidates_in, checkpoints_of_words, chosen, size_words
+from transom_cli.cli.ckpt_places import Json, Root, Run, candidates_in, checkpoints_of_words, chosen
 from transom_cli.cli.complete import run_ids
 from transom_cli.errors import NoCheckpoint, TransomError, UsageError
+from transom_cli.plural import several
+from transom_cli.ui.words import size
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.exporting import Exported
@@ -71,7 +73,7 @@ def export(
     if as_json:
         typer.echo(json.dumps(_exported(candidate, out, form, done), indent=1))
         return
-    _say(f"{candidate.path} -> {out} ({size_words(done.size)}, {len(done.tensors)} tensors)")
+    _say(f"{candidate.path} -> {out} ({size(done.size)}, {several(len(done.tensors), 'tensor')})")
     if done.left_out_ranks:
         _say("left out: per-rank state (random numbers, data positions); --all includes it")
     if done.not_tensors:
@@ -129,7 +131,7 @@ def import_(
         }
         typer.echo(json.dumps({"schema": 1, "imported": told}, indent=1))
         return
-    _say(f"{file} -> {done.path} ({size_words(done.size)}; {', '.join(done.entries)})")
+    _say(f"{file} -> {done.path} ({size(done.size)}; {', '.join(done.entries)})")
     if not done.ranks:
         _say("it has no per-rank state: random numbers and data positions start afresh")
     if newer:

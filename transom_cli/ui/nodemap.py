@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from transom_cli.plural import several
 from transom_cli.ui.lines import LABEL, Line, Span, line, row, table
 from transom_cli.ui.nodestate import LETTERS
 from transom_cli.ui.view import NodeView, RunView
-from transom_cli.ui.words import brief, count, several, some
+from transom_cli.ui.words import brief, count, some
 
 GROUP = 8  # letters
 NAMED = 8  # as many nodes are named beside their letters
