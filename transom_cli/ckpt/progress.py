@@ -23,9 +23,9 @@ class Progress:
         """It is this step that is tried next, from that directory; "": from memory."""
         self._about, self._now = (step, place, time.time()), None
 
-    def checking(self, total: int) -> None:
-        """This rank reads so many bytes, to make their checksum."""
-        self._begin(CHECKING, total)
+    def checking(self, total: int, whole: int) -> None:
+        """This rank reads so many bytes, to make their checksum; all of them together `whole`."""
+        self._begin(CHECKING, total, whole)
 
     def loading(self, total: int) -> None:
         """And so many for the live state."""
@@ -37,9 +37,9 @@ class Progress:
             if self._clock() - self._told >= EVERY:
                 self._say(self._now)
 
-    def _begin(self, what: str, total: int) -> None:
+    def _begin(self, what: str, total: int, whole: int = 0) -> None:
         step, place, began = self._about
-        self._now = Counting(what, step, place, total, began)
+        self._now = Counting(what, step, place, total, began, whole)
         self._say(self._now)
 
     def _say(self, now: Counting) -> None:

@@ -45,7 +45,7 @@ def verify_together(candidate: Candidate, ranks: Ranks, progress: Progress) -> V
         threading.Thread(target=streaming, name="transom-compile", daemon=True).start()  # beside the reading
     by_size = sorted(manifest.files, key=lambda entry: entry.size, reverse=True)
     mine = by_size[ranks.rank :: ranks.size]
-    progress.checking(sum(entry.size for entry in mine))
+    progress.checking(sum(entry.size for entry in mine), manifest.size)
     found = ranks.gather(check_bytes(candidate.path, mine, progress.add))
     reasons = [reason for share in found for reason in share]
     origin = None

@@ -7,7 +7,7 @@ far the whole is (`joined`), as exactly as the last that was heard of each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 WRITING, CHECKING, LOADING = "writing", "checking", "loading"
 _STAGES = (WRITING, CHECKING, LOADING)  # a restore checks what is on disk first, all ranks of it before any loads
@@ -22,8 +22,11 @@ def nobody(count: int) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """what: one of the above. place: the directory that is written to or read from; "" is memory. done, total: bytes;
-    total 0: not known. began: seconds since the epoch, by the clock of the node; of a restore with its first stage."""
+    """what: one of the above. place: the directory that is written to or read from; "" is memory.
+
+    done, total: bytes of those that have told. whole: of all parts, also of those that have not told yet; 0: not known.
+    began: seconds since the epoch, by the clock of the node; of a restore with its first stage.
+    """
 
     what: str
     step: int
@@ -31,13 +34,19 @@ class Part:
     done: int
     total: int
     began: float
+    whole: int = 0
+
+    @property
+    def of(self) -> int:
+        """The best that is known of how many bytes there are to be done."""
+        return max(self.whole, self.total)
 
 
 class Counting:
     """A part that grows. By one thread at a time; whoever looks sees a former moment at worst."""
 
-    def __init__(self, what: str, step: int, place: str, total: int, began: float) -> None:
-        self._what, self._step, self._place, self._total, self._began = what, step, place, total, began
+    def __init__(self, what: str, step: int, place: str, total: int, began: float, whole: int = 0) -> None:
+        self._start = Part(what, step, place, 0, total, began, whole)
         self._done = 0
 
     def add(self, count: int) -> None:
@@ -45,8 +54,7 @@ class Counting:
 
     @property
     def part(self) -> Part:
-        done = min(self._done, self._total)  # a share that is damaged is read twice
-        return Part(self._what, self._step, self._place, done, self._total, self._began)
+        return replace(self._start, done=min(self._done, self._start.total))  # a damaged share is read twice
 
 
 def joined(parts: Iterable[Part]) -> tuple[Part, ...]:
@@ -63,4 +71,5 @@ def _one(parts: list[Part]) -> Part:
     what = max((part.what for part in parts), key=_STAGES.index)
     those = [part for part in parts if part.what == what]
     done, total = sum(part.done for part in those), sum(part.total for part in those)
-    return Part(what, parts[0].step, parts[0].place, done, total, min(part.began for part in parts))
+    began, whole = min(part.began for part in parts), max(part.whole for part in those)
+    return Part(what, parts[0].step, parts[0].place, done, total, began, whole)

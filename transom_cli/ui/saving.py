@@ -25,9 +25,9 @@ def under_way(parts: Iterable[Part], directory: str, now: float) -> tuple[Underw
             continue
         what, words = _named(part, directory)
         checked = " checked" if part.what == CHECKING else ""
-        share = f": {size_of(part.done, part.total)}{checked}" if part.total else ""
+        share = f": {size_of(part.done, part.of)}{checked}" if part.of else ""
         told = f"{words}{share}, {span(now - part.began)} so far"
-        found.append(Underway(what, part.step, told, part.began, part.done, part.total, "bytes"))
+        found.append(Underway(what, part.step, told, part.began, part.done, part.of, "bytes"))
     return tuple(found)
 
 

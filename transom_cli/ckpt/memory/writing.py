@@ -99,7 +99,9 @@ class Writing:
         lost: dict[str, str] = {}
         held = self._shelf.shares(step)
         total = sum(held[name].size for name in names if name in held)
-        counting = self._counts[step] = Counting(WRITING, step, str(work.parent), total, time.time())
+        record = self._shelf.records.get(step)
+        whole = sum(entry.size for entry in shares(record.read)) if record is not None else 0
+        counting = self._counts[step] = Counting(WRITING, step, str(work.parent), total, time.time(), whole)
         for name in names:
             try:
                 with self._shelf.reading(step, name) as (share, slot):
