@@ -42,14 +42,14 @@ def measure(path: Path, told: Told = nobody) -> FileEntry:
     return FileEntry(path.name, size, digest)
 
 
-def seal(path: Path) -> FileEntry:
+def seal(path: Path, told: Told = nobody) -> FileEntry:
     """Make a finished file durable, then measure it.
 
     DCP's own `sync_files` is not enough: it fsyncs `.metadata` before Python's buffer of it is flushed.
     """
     with _opened(path, os.O_RDONLY) as fd:
         os.fsync(fd)
-        size, digest = _digest(fd)
+        size, digest = _digest(fd, told)
     return FileEntry(path.name, size, digest)
 
 

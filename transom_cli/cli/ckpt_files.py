@@ -54,6 +54,7 @@ def export(
     that no more than two of them are in memory.
     """
     from transom_cli.ckpt.outfile import refuse_taken
+    from transom_cli.ui.waiting import waiting
 
     form = _format(out, form)
     if only and everything:
@@ -68,8 +69,11 @@ def export(
     with _needs(form):
         from transom_cli.ckpt.exporting import export as write
     _verified(directory, candidate)
-    with _told(out):
-        done = write(candidate, out, form.value, only=only or (), everything=everything, force=force)
+    with _told(out), waiting(f"writing {out.name}", of_bytes=True) as shown:
+        done = write(
+            candidate, out, form.value, only=only or (), everything=everything, force=force,
+            expect=shown.expect, told=shown.add,
+        )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(_exported(candidate, out, form, done), indent=1))
         return
@@ -105,6 +109,8 @@ def import_(
     Only data is read from FILE: one that needs code to be loaded is refused. Random numbers and data positions start
     afresh, unless per-rank state is in it (`export --all`). Other entries that it lacks must be named (--afresh).
     """
+    from transom_cli.ui.waiting import waiting
+
     form = _format(file, form)
     folder = Path(run)
     if "/" in run and not folder.is_dir():
@@ -112,8 +118,11 @@ def import_(
     directory = checkpoints_of_words(run, root, make=True)
     with _needs(form):
         from transom_cli.ckpt.importing import import_file
-    with _told(directory):
-        done = import_file(file, form.value, directory, step, under=under, only=only or (), afresh=tuple(afresh or ()))
+    with _told(directory), waiting(f"importing {file.name}", of_bytes=True) as shown:
+        done = import_file(
+            file, form.value, directory, step, under=under, only=only or (), afresh=tuple(afresh or ()),
+            expect=shown.expect, told=shown.add,
+        )  # fmt: skip
     newer = [candidate.step for candidate in candidates_in(directory) if candidate.step > step]
     if as_json:
         told = {
@@ -152,8 +161,11 @@ def _format(file: Path, form: Format | None) -> Format:
 def _verified(directory: Path, candidate: Candidate) -> None:
     """Raises NoCheckpoint for a damaged one, and names an older one that could be taken in its place."""
     from transom_cli.ckpt.inventory import survey, verify
+    from transom_cli.ui.waiting import waiting
 
-    verdict = verify(candidate)
+    manifest = survey(candidate).manifest
+    with waiting(f"reading {candidate.name}", manifest.size if manifest else None, of_bytes=True) as shown:
+        verdict = verify(candidate, shown.add)
     if verdict.good:
         return
     older = (c for c in candidates_in(directory) if c.step < candidate.step)

@@ -60,8 +60,9 @@ def saves_ahead(
     if to_disk is None and coming.durable_from is not None and pace and stepped is not None:  # goes by the clock
         waits = coming.durable_from - stepped - (following - step) * pace
         to_disk = following + coming.every * max(0, math.ceil(waits / (coming.every * pace)))
-    often = pace is not None and coming.every * pace < OFTEN
-    return None if often else ahead(following), None if to_disk is None else ahead(to_disk)
+    apart = coming.every * pace if pace is not None else OFTEN
+    soon = to_disk is not None and coming.durable is not None and apart * (coming.persist or 1) < OFTEN
+    return None if apart < OFTEN else ahead(following), None if to_disk is None or soon else ahead(to_disk)
 
 
 def next_words(save: SaveAhead | None, durable: SaveAhead | None, now: float) -> str:
