@@ -137,14 +137,14 @@ class Resuming:
             return False
         if world_size == self._ranks.size:
             return True
-        written = several(world_size, "rank")
+        ranks = several(world_size, "rank")
         if not self._reshard:
             raise WorldSizeChanged(
-                f"{step_name(step)} was written by {written}, and this training has {self._ranks.size}",
+                f"{step_name(step)} was written by {ranks}, and this training has {self._ranks.size}",
                 "random numbers and data positions are kept per rank, and cannot be carried over",
                 "start with as many ranks, or pass reshard=True to the Checkpointer to start those afresh",
             )
-        self._say(f"{written} became {self._ranks.size}: random numbers and per-rank objects start afresh")
+        self._say(f"{ranks} became {self._ranks.size}: random numbers and per-rank objects start afresh")
         return False
 
     def _name(self, candidate: Remembered | Candidate) -> str:
