@@ -77,7 +77,7 @@ def test_with_nothing_left_to_go_on_from_it_does_not_begin_anew(
     saved(tmp_path, monkeypatch, "7.0.0", [5, 6])
     set_back(tmp_path, Setback("7.0.1", 4))
     become(monkeypatch, "7.0.1")
-    with pytest.raises(NoCheckpointRestores, match="None of the 1"):
+    with pytest.raises(NoCheckpointRestores, match="The one checkpoint in"):
         Checkpointer(Training(2).state, tmp_path, every=1).restore()
 
 

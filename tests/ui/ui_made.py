@@ -10,7 +10,9 @@ from pathlib import Path
 from unittest import mock
 
 from transom_cli.beats.table import NodeTable, RankBeat, encode
+from transom_cli.ckpt.coming import Coming
 from transom_cli.ckpt.memory.account import Account, Held, Step
+from transom_cli.ckpt.underway import Part
 from transom_cli.core import events as ev
 from transom_cli.core.codec import plain
 from transom_cli.core.state import Policy
@@ -143,13 +145,23 @@ class Made:
             os.utime(path, (written, written))
         return self
 
-    def memory(self, step: int = 18420, ago: float = 23.0, rhythm: str = "") -> Made:
-        attempt = self.run.attempt(JOB, 0)
+    def memory(
+        self,
+        step: int = 18420,
+        ago: float = 23.0,
+        rhythm: str = "",
+        coming: Coming | None = None,
+        parts: tuple[Part, ...] = (),
+        restarts: int = 0,
+    ) -> Made:
+        """step -1: nothing is in it. parts: what each node is at."""
+        attempt = self.run.attempt(JOB, restarts)
         attempt.nodes.mkdir(parents=True, exist_ok=True)
         created = f"2026-11-22T{_clock(NOW - ago)}+00:00"
         for i, node in enumerate(self.nodes):
             held = Step(step, created, attempt.name, len(self.nodes), 9, len(self.nodes), (Held(i, f"r{i}", 9),), ())
-            account = Account("/ckpt", (held,), "copies:2", step, (), 0, 9, len(self.nodes), rhythm)
+            steps = (held,) if step >= 0 else ()
+            account = Account("/ckpt", steps, "copies:2", step, (), 0, 9, len(self.nodes), rhythm, coming, parts)
             attempt.memory(node).write_text(json.dumps({"schema": 1, "trainings": [plain(account)]}))
             os.utime(attempt.memory(node), (NOW - 1, NOW - 1))
         return self

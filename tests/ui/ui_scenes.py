@@ -9,6 +9,8 @@ from pathlib import Path
 
 from ui_made import JOB, NOW, Made
 
+from transom_cli.ckpt.coming import Coming
+from transom_cli.ckpt.underway import CHECKING, WRITING, Part
 from transom_cli.core import events as ev
 from transom_cli.health.gpu.events import GpuEvent
 from transom_cli.health.gpu.reading import Ecc, Heat, Rows
@@ -23,7 +25,42 @@ LOSS_LINE = "ValueError: loss is not finite at step 18431"
 
 def healthy(folder: Path) -> RunView:
     made = Made(folder, nodes=4).began().stepped().saved()
-    return made.memory(rhythm="every step; one of 50 is made durable").beats(loss=1.8312).operator().view()
+    coming = Coming(18431, every=1, persist=50, durable=18450)
+    made.memory(rhythm="every step; one of 50 is made durable", coming=coming)
+    return made.beats(loss=1.8312).operator().view()
+
+
+def saving(folder: Path) -> RunView:
+    """A checkpoint is being written, and one before it is still being copied."""
+    made = Made(folder, nodes=4).began().stepped().saved()
+    coming = Coming(18440, every=40, persist=10, durable=18800)
+    writing = Part(WRITING, 18400, "/ckpt", 1 << 30, 3 << 30, NOW - 14)
+    copying = Part(WRITING, 18000, "/archive/llama", 2 << 30, 3 << 30, NOW - 95)
+    made.memory(18400, 15.0, "every 40 steps; one of 10 is made durable", coming, (writing, copying))
+    return made.beats().operator().view()
+
+
+def restoring(folder: Path) -> RunView:
+    made = Made(folder, nodes=64).began()
+    made.seen(
+        (200.0, ev.CheckpointSeen(0, 18000)),
+        (70.0, ev.JobSeen(0, JOB, 0, "PENDING", reason="None")),
+        (69.0, ev.JobSeen(0, JOB, 1, "RUNNING", nodes=made.nodes, batch_host="gpu000")),
+        (30.0, ev.LaunchSeen(0, f"{JOB}.1", 0, made.nodes, 512)),
+    )
+    part = Part(CHECKING, 18000, "/ckpt", 5 << 30, 21 << 30, NOW - 11)
+    return made.memory(-1, parts=(part,), restarts=1).beats(-1, attempt=f"{JOB}.1", phase="restore").operator().view()
+
+
+def ranks_restore(folder: Path) -> RunView:
+    """With a Checkpointer of their own."""
+    made = Made(folder, nodes=2).seen(
+        (50.0, ev.Started(0, 1)),
+        (49.0, ev.Submitted(0, "submit", JOB, True)),
+        (40.0, ev.JobSeen(0, JOB, 0, "RUNNING", nodes=("gpu000", "gpu001"), batch_host="gpu000")),
+        (30.0, ev.LaunchSeen(0, f"{JOB}.0", 0, ("gpu000", "gpu001"), 16)),
+    )
+    return made.beats(-1, age=24.0, phase="restore").operator().view()
 
 
 def total_not_known(folder: Path) -> RunView:
@@ -135,7 +172,8 @@ def recovered(folder: Path) -> RunView:
 
 
 def held(folder: Path) -> RunView:
-    made = Made(folder).began().stepped().saved(18400, 1900.0)
+    made = Made(folder).began().stepped(18400, before=1920.0).saved(18400, 1900.0)
+    made.seen((860.0, ev.StepSeen(0, f"{JOB}.0", 18859)))
     made.seen((840.0, ev.JobSeen(0, JOB, 1, "PENDING", held=True, reason="launch_failed_requeued_held")))
     job = Job(JOB, JobState.PENDING, held=True, reason="launch_failed_requeued_held", restarts=1)
     return with_answer(made.operator().view(), job)
@@ -281,8 +319,8 @@ SCENES: dict[str, Callable[[Path], RunView]] = {
     scene.__name__: scene
     for scene in (
         healthy, total_not_known, one_node_of_many, gpus, spares, submitting, pending, pending_without_an_answer,
-        starting, examining, backing_off, starting_again, recovered, held, held_by_its_launcher, unknown,
-        unknown_and_slurm_too, without_an_operator, slurm_is_silent, not_a_number, a_rank_is_gone, finishing, done,
-        failed, given_up, no_checkpoint_restores, stopping, stopped, hostile,
+        starting, saving, restoring, ranks_restore, examining, backing_off, starting_again, recovered, held,
+        held_by_its_launcher, unknown, unknown_and_slurm_too, without_an_operator, slurm_is_silent, not_a_number,
+        a_rank_is_gone, finishing, done, failed, given_up, no_checkpoint_restores, stopping, stopped, hostile,
     )
 }  # fmt: skip

@@ -18,6 +18,7 @@ from transom_cli.core.diagnose import PREFLIGHT, UNKNOWN
 from transom_cli.core.incident import Step, done, order
 from transom_cli.core.state import Phase, Stage, State
 from transom_cli.layout import parse_attempt
+from transom_cli.plural import several
 
 
 def decide(state: State, event: ev.Event) -> Step:
@@ -101,7 +102,7 @@ def _launch_seen(state: State, e: ev.LaunchSeen) -> Step:
 def _first_launch(state: State, e: ev.LaunchSeen) -> State:
     state = replace(state, launched=True, launch=e.launch, nodes=(*e.nodes, *e.idle) or state.nodes, idle=e.idle)
     if state.incident is not None and state.incident.stage is Stage.STARTING:
-        words = f"training step started: {e.world_size} ranks on {len(e.nodes)} nodes"
+        words = f"training step started: {several(e.world_size, 'rank')} on {several(len(e.nodes), 'node')}"
         state = replace(state, incident=inc.mark(state.incident, e.at, "launched", words))
     return state
 

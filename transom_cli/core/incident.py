@@ -15,6 +15,7 @@ from transom_cli.core.events import NodeFault
 from transom_cli.core.judging import judged
 from transom_cli.core.policy import IGNORE
 from transom_cli.core.state import Exclusion, Incident, Look, Mark, Phase, Stage, State
+from transom_cli.plural import times
 
 Step = tuple[State, tuple[Action, ...]]
 HELD = 21
@@ -222,7 +223,7 @@ def _budget(state: State, incident: Incident, at: float) -> Step:
     state = replace(state, progress=max(progress, state.progress), no_progress=stuck, spared=spared)
     if stuck > state.policy.max_without_progress:
         last = incident.diagnosis.words if incident.diagnosis else ""
-        words = f"restarted {stuck - 1} times without progress beyond step {progress}; last: {last}"
+        words = f"restarted {times(stuck - 1)} without progress beyond step {progress}; last: {last}"
         words += isolating.or_the_checks(incident.diagnosis)
         return stop(state, at, words, HELD)
     delay = min(state.policy.backoff * 2.0 ** (stuck - 1), state.policy.backoff_cap) if stuck else 0.0

@@ -14,6 +14,7 @@ from transom_cli.core import isolating
 from transom_cli.core.actions import Cancel, Patch, Release
 from transom_cli.core.incident import Step, both, order
 from transom_cli.core.state import Exclusion, Incident, Phase, Stage, State
+from transom_cli.plural import several
 
 FINISH = "finish/"
 _LOST = "lost when Slurm requeued the job"
@@ -73,7 +74,7 @@ def seen(state: State, e: ev.JobSeen) -> Step:
     if e.state == "RUNNING":
         state = replace(state, let_go=state.attempt, rolled_back="")
         if before != "RUNNING" and state.incident is not None and state.incident.stage is Stage.STARTING:
-            incident = inc.mark(state.incident, e.at, "running", f"job runs on {len(e.nodes)} nodes")
+            incident = inc.mark(state.incident, e.at, "running", f"job runs on {several(len(e.nodes), 'node')}")
             state = replace(state, incident=incident)
         if state.phase in (Phase.PENDING, Phase.HELD, Phase.SUBMITTING):
             waiting = Phase.RECOVERING if state.incident else Phase.STARTING

@@ -6,6 +6,7 @@ import re
 
 from transom_cli.core import events as ev
 from transom_cli.core.goodput import Kind
+from transom_cli.plural import several
 from transom_cli.report.asked import asked
 from transom_cli.report.curves import losses, step_times, steps
 from transom_cli.report.incidents import anchors, incidents
@@ -21,7 +22,7 @@ from transom_cli.ui.lines import Line, plain
 from transom_cli.ui.render import screen
 from transom_cli.ui.story import story_of, when
 from transom_cli.ui.view import RunView
-from transom_cli.ui.words import count, several, span
+from transom_cli.ui.words import count, span
 
 CHECKPOINTS = 50  # rows
 _TONES = {"healthy": "good", "done": "good", "held": "bad", "failed": "bad", "degraded": "warn", "unknown": "warn"}

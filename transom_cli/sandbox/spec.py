@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from transom_cli.errors import NotPermitted, TransomError, UsageError
+from transom_cli.plural import several
 
 STATE_FILE = "sandbox.json"
 LOCK_FILE = "lock"
@@ -39,7 +40,7 @@ class SandboxSpec:
         }
 
     def __str__(self) -> str:
-        words = f"{self.nodes} nodes with {self.gpus_per_node} GPUs each"
+        words = f"{several(self.nodes, 'node')} with {several(self.gpus_per_node, 'GPU')} each"
         words += ", with accounting" if self.accounting else ""
         return words + "".join(f", {key}={value}" for key, value in sorted(self.extra.items()))
 

@@ -31,8 +31,10 @@ def plain(view: RunView) -> dict[str, Any]:
     data |= {f"{key}_utc": _utc(data[key]) for key in _MOMENTS}
     for one in data["incidents"]:
         one["began_utc"] = _utc(one["began"])
-    for one in data["ahead"]:
+    for one in (*data["ahead"], *(data[key] for key in ("next_save", "next_durable") if data[key])):
         one["at_utc"] = _utc(one["at"])
+    for one in data["under_way"]:
+        one["began_utc"] = _utc(one["began"])
     return {"schema": SCHEMA, **data, "word": view.word, "standing": view.standing}
 
 

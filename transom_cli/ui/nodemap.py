@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from transom_cli.plural import several
 from transom_cli.ui.gpus import answering, worst
 from transom_cli.ui.lines import LABEL, Line, Span, line, row, table
 from transom_cli.ui.nodestate import LETTERS
 from transom_cli.ui.view import NodeView, RunView
-from transom_cli.ui.words import brief, count, several, some
+from transom_cli.ui.words import brief, count, some
 
 GROUP = 8  # letters
 NAMED = 8  # as many nodes are named beside their letters

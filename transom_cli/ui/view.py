@@ -56,6 +56,28 @@ class Ahead:
 
 
 @dataclass(frozen=True)
+class SaveAhead:
+    """A save that comes. at: when, as far as the step time tells (seconds of the wall clock)."""
+
+    step: int
+    at: float | None = None
+
+
+@dataclass(frozen=True)
+class Underway:
+    """What takes its time. what: saving, copying or restoring. step: -1: not known. done, total: of `unit`, bytes or
+    ranks; total 0: not known. began: seconds of the wall clock."""
+
+    what: str
+    step: int
+    words: str
+    began: float | None
+    done: int
+    total: int
+    unit: str
+
+
+@dataclass(frozen=True)
 class IncidentView:
     id: str
     began: float
@@ -125,6 +147,9 @@ class RunView:
     slurm_start: float | None = None  # when it expects to start a pending job
     goodput: float | None = None  # share of its time since submission that made new steps
     goodput_words: str = ""  # that, and what the rest was lost to
+    next_save: SaveAhead | None = None
+    next_durable: SaveAhead | None = None  # the next that goes to disk as well
+    under_way: tuple[Underway, ...] = ()  # saves and restores that are, and have been for longer than a moment
 
     @property
     def known(self) -> bool:

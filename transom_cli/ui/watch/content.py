@@ -13,6 +13,7 @@ from transom_cli.ui.gpus import gpu_rows
 from transom_cli.ui.lines import Line, line, plain, row
 from transom_cli.ui.nodemap import TONES, node_rows
 from transom_cli.ui.render import incident_line, incident_lines
+from transom_cli.ui.saving import next_words
 from transom_cli.ui.view import IncidentView, NodeView, RunView
 from transom_cli.ui.words import age, count, day_time
 
@@ -88,6 +89,9 @@ def checkpoint_items(view: RunView) -> list[Item]:
     if view.durable >= 0:
         old = f", seen {age(view.durable_age)} ago" if view.durable_age is not None else ""
         told.append(("disk", row("disk", f"step {count(view.durable)}{old}")))
+    told += [(f"now {one.what} {one.step}", row("now", one.words)) for one in view.under_way]
+    if ahead := next_words(view.next_save, view.next_durable, view.now):
+        told.append(("next", row("next", ahead)))
     if view.rhythm:
         told.append(("saves", row("saves", view.rhythm)))
     if view.checkpoints:
