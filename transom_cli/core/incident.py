@@ -56,7 +56,7 @@ def found(incident: Incident, at: float, faults: tuple[NodeFault, ...]) -> Incid
     for fault in new:
         remedy = f"; remedy: {fault.remedy}" if fault.remedy != "none" else ""
         incident = mark(incident, at, "found", f"{fault.node}: {fault.verdict.lower()}, {fault.words}{remedy}")
-    return replace(incident, faults=(*incident.faults, *new))
+    return replace(incident, faults=(*incident.faults, *new)) if new else incident
 
 
 def sign(state: State, at: float, words: str, faults: tuple[NodeFault, ...] = (), **about: object) -> Step:
