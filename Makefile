@@ -72,7 +72,7 @@ bench-status: setup ## how long does `transom status` take on a run of 1,024 nod
 bench-report: setup ## how long does `transom report` take on a month of 1,000 incidents?
 	$(PY) bench/report.py
 
-images: setup ## docs/images/*.png: the report and the live screen of made-up runs (needs Chromium)
+images: setup ## docs/images/*.png: the live screen and the report of a real run, healthy, after a fault, held (6 minutes)
 	$(PY) scripts/images.py
 
 bench-watch: setup ## what does `transom status --watch` cost on a run of 2,048 nodes?
