@@ -109,7 +109,7 @@ def _first_launch(state: State, e: ev.LaunchSeen) -> State:
 def _heal_seen(state: State, e: ev.HealSeen) -> Step:
     if not _mine(state, e.attempt) or job.restarting(state):
         return state, ()
-    e = replace(e, faults=_of_ours(state, e.faults))
+    e = replace(e, faults=_of_ours(state, e.faults)) if e.faults else e
     state = healing.told(state if e.durable is None else replace(state, durable=e.durable), e)
     return idle.given_up(state, e) if e.what == "swapped" else (state, ())
 
