@@ -2,6 +2,9 @@
 
 PY := .venv/bin/python
 
+# Tests and demo start hundreds of interpreters, each of which is to find what the first one has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-long check lint types docs docs-reference demo clean
 .PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-watch bench-report images
@@ -12,9 +15,10 @@ help: ## list the targets
 setup: ## system packages (Debian, Ubuntu) and .venv/ with everything in it; quick when all is there
 	@scripts/setup.sh
 
+# Several at a time also on two cores: much of what the tests do is to wait. Each worker has a Slurm of its own.
 test: setup ## all tests but the long ones
-	$(PY) -m pytest -m "not long and not sandbox" -n 2 --dist loadfile
-	$(PY) -m pytest -m "not long and sandbox"
+	$(PY) -m pytest -m "not long and not sandbox" -n 3 --dist worksteal
+	$(PY) -m pytest -m "not long and sandbox" -n 2 --dist worksteal
 
 test-long: setup ## the tests that take minutes each
 	$(PY) -m pytest -m long

@@ -191,7 +191,7 @@ TOUCHES = {
     "rmdir", "samefile", "stat", "symlink_to", "today", "touch", "unlink", "utcnow", "walk", "write_bytes",
     "write_text",
 }  # fmt: skip
-PROBES = ("health.probe.compute", "health.probe.kernels", "health.probe.links", "health.probe.rank")
+PROBES = tuple(f"health.probe.{name}" for name in ("board_store", "compute", "kernels", "links", "rank"))
 # Used where it is installed, and done without where it is not.
 WHERE_IT_IS_THERE = {"diagnose.logs.engines": {"re2"}, "diagnose.logs.rulefiles": {"tomli"}}
 HOOKS = ("beats.collectives",)  # on the trainer's side: torch is imported in the call of a trainer that uses it

@@ -12,7 +12,7 @@ from transom_cli.core import events as ev
 from transom_cli.core import incident as inc
 from transom_cli.core import isolating
 from transom_cli.core.actions import Cancel, Patch, Release
-from transom_cli.core.incident import Step, both, order
+from transom_cli.core.asking import Step, both, order, withdraw_patches
 from transom_cli.core.state import Exclusion, Incident, Phase, Stage, State
 from transom_cli.plural import several
 
@@ -142,7 +142,7 @@ def patch(state: State, *, drop: tuple[str, ...] = (), start: bool = False) -> S
     """Tell the waiting job which exclusions hold now, and let it `start` (also where a patch not yet done was to)."""
     start = start or any(isinstance(a, Patch) and a.start for a in state.pending)
     keep = tuple(x for x in state.exclusions if x.node not in drop)
-    state, let_in = inc.withdraw_patches(replace(state, exclusions=keep, patches=state.patches + 1))
+    state, let_in = withdraw_patches(replace(state, exclusions=keep, patches=state.patches + 1))
     drop = tuple(dict.fromkeys((*let_in, *drop)))
     enough = state.num_nodes - state.spares if state.waived == state.attempt else 0
     return order(state, Patch(f"patch/{state.patches}", state.job_id, state.excluded, drop, start, enough))

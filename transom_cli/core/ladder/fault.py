@@ -12,8 +12,9 @@ from transom_cli.core.category import DEVICE
 from transom_cli.core.decided import UNDECIDED
 from transom_cli.core.diagnose import first_bad
 from transom_cli.core.events import NodeFault
-from transom_cli.core.ladder.events import CheckNodes, End, Ended, Order, Read, ReadLogs, Start, Tell
+from transom_cli.core.ladder.events import Ended, Read
 from transom_cli.core.ladder.judging import judged_by, told_of
+from transom_cli.core.ladder.orders import CheckNodes, End, Order, ReadLogs, Start, Tell
 from transom_cli.core.ladder.outcome import close, leave, saved_words
 from transom_cli.core.ladder.state import LadderState, Leaving, Rung
 from transom_cli.core.policy import SWAP

@@ -7,7 +7,7 @@ from dataclasses import replace
 from transom_cli.core.diagnose import NODE_FAULT, REPORTED, first_bad
 from transom_cli.core.events import OutcomeSeen
 from transom_cli.core.judging import taken_in
-from transom_cli.core.ladder.events import Keep, Leave, Order
+from transom_cli.core.ladder.orders import Keep, Leave, Order
 from transom_cli.core.ladder.state import LadderState, Leaving, Memory, Rung
 from transom_cli.core.state import Stage
 from transom_cli.plural import several, was
