@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -54,10 +55,10 @@ devices = st.builds(
 )
 shown = st.builds(
     NodeGpus,
-    node=names,
-    attempt=names,
-    wall=st.floats(NOW - 1e7, NOW),
-    every=st.floats(1, 600),
+    node=st.just("n"),
+    attempt=st.just("7.0"),
+    wall=st.just(NOW),
+    every=st.just(30.0),
     expected=st.integers(0, 16),
     answering=st.none() | st.integers(0, 16),
     worst=words,
@@ -78,8 +79,8 @@ nodes = st.builds(
     alive=st.integers(0, 8),
     phase=st.sampled_from(["", "step", "restore"]),
     note=words,
-    gpus=st.none() | st.builds(with_gpus, shown, st.lists(devices, max_size=8)),
-    gpus_age=st.floats(0, 1e7),
+    gpus=st.none() | shown,
+    gpus_age=st.sampled_from([0.0, 12.0, 371.0, 1e7]),
 )
 incidents = st.builds(
     IncidentView,
@@ -128,7 +129,7 @@ views = st.builds(
     steps=st.none() | st.integers(1, 10**9),
     step_time=st.none() | st.floats(1e-6, 1e5),
     durable_age=lengths,
-    node_views=st.lists(nodes, max_size=20).map(tuple),
+    node_views=st.lists(nodes, max_size=12).map(tuple),
     until=st.just(()),
     ahead=st.lists(st.builds(Ahead, words=words, at=moments, then=words), max_size=2).map(tuple),
     no_progress=st.integers(0, 3),
@@ -147,11 +148,15 @@ def _lines(view: RunView, width: int | None, everything: bool) -> list[Line]:
 
 
 @settings(max_examples=60)
-@given(views)
-def test_what_a_node_tells_when_it_is_opened_is_text(view: RunView) -> None:
-    for node in view.node_views:
-        for item in node_items(view, Wish(everything=True), f"node {node.node}")[1]:
-            assert all(plain(one).isprintable() for one in (item.line, *item.details))
+@given(views, shown, st.lists(devices, max_size=3))
+def test_what_a_node_tells_when_it_is_opened_is_text(view: RunView, told: NodeGpus, gpus: list[GpuShown]) -> None:
+    one = NodeView("gpu\x1b[7m", "ranks", "ok", gpus=with_gpus(told, gpus))
+    view = replace(view, node_views=(one, *view.node_views))
+    items = node_items(view, Wish(everything=True), f"node {one.node}")[1]
+    assert any(item.details for item in items)
+    for item in items:
+        assert all(plain(text).isprintable() for text in (item.line, *item.details))
+    assert document(view).startswith("{")
 
 
 @settings(max_examples=60)
