@@ -15,11 +15,12 @@ import pytest
 
 PROGRAM = """
 import time
+import rich.progress  # which may take long, on a busy machine
 from transom_cli.ui import waiting
 waiting.PATIENCE = float({patience!r})
 with waiting.waiting("bytes\\x1b[2J are read", {total}) as shown:
     for n in range(3):
-        time.sleep(0.2)
+        time.sleep(0.4)
         shown.step(f"step-{{n}} is read")
 print("done")
 """
