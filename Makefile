@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-long check lint types docs docs-reference demo clean
-.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-watch bench-report images
+.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ images: setup ## docs/images/*.png: the live screen and the report of a real run
 
 bench-scale: setup ## what does following a run of 8 to 2,048 nodes cost the operator, and how soon is silence told? (4 minutes)
 	$(PY) bench/scale.py
+
+bench-many: setup ## a real job on 128 slurmd on this machine, and a node's death in it (5 minutes, 12 GB)
+	$(PY) bench/many_nodes.py
 
 bench-watch: setup ## what does `transom status --watch` cost on a run of 2,048 nodes?
 	$(PY) bench/watch.py

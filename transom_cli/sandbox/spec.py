@@ -14,7 +14,7 @@ from transom_cli.plural import several
 
 STATE_FILE = "sandbox.json"
 LOCK_FILE = "lock"
-MAX_NODES = 64
+MAX_NODES = 256
 _SOCKET_PATH_MAX = 107  # sun_path holds 108 bytes with its NUL, unix(7)
 _PLAIN = re.compile(r"[A-Za-z0-9_./+@~-]+")  # slurm.conf has no quoting, and expands %, # and [ ]
 _FREE_MB = {False: 100, True: 600}  # with accounting: InnoDB's own files
