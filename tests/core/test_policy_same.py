@@ -30,7 +30,9 @@ TRANSCRIPTS = sorted((Path(__file__).parent / "incidents").glob("*.txt"))
 
 
 def unruled(words: str) -> str:
-    return re.sub(r"; stopped by rule \S+", "", words)  # what a failed cancelling adds stays
+    return re.sub(
+        r"; stopped by rule .*?(?= \(cancelling failed: |$)", "", words, flags=re.DOTALL
+    )  # what a failed cancelling adds stays
 
 
 def without_rule(diagnosis: Diagnosis | None) -> Diagnosis | None:
