@@ -30,9 +30,8 @@ TRANSCRIPTS = sorted((Path(__file__).parent / "incidents").glob("*.txt"))
 
 
 def unruled(words: str) -> str:
-    return re.sub(
-        r"; stopped by rule .*?(?= \(cancelling failed: |$)", "", words, flags=re.DOTALL
-    )  # what a failed cancelling adds stays
+    """What a failed cancelling adds stays."""
+    return re.sub(r"; stopped by rule .*?(?= \(cancelling failed: |$)", "", words, flags=re.DOTALL)
 
 
 def without_rule(diagnosis: Diagnosis | None) -> Diagnosis | None:
