@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-long check lint types docs docs-reference demo clean
-.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
+.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-files bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ bench-healthy: setup ## a healthy, uneven run of 15 minutes: false alarms
 
 bench-agent: setup ## what a node's agent costs the node: share of a core, memory (a minute)
 	$(PY) bench/agent_cost.py
+
+bench-files: setup ## what a node asks of the shared file system: operations a second (a minute; needs strace)
+	$(PY) bench/agent_files.py
 
 # What others do for checkpoints, to be measured beside transom: no dependency of ours either, and without its torch.
 .ckpt-peers: setup
