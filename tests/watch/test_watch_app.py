@@ -264,3 +264,22 @@ def test_what_a_person_can_do_stays_in_sight_when_the_head_is_long(many: RunView
         assert "q quit" in text(app)[-1] and app.screen.max_scroll_y == 0
 
     play(Shown(held), story, (80, 24))
+
+
+def test_a_node_that_is_opened_shows_its_gpus_as_they_are_now(tmp_path: Path) -> None:
+    follow = Shown(scenes.gpus(tmp_path))
+
+    async def story(app: WatchApp, pilot: Pilot[RunView | None]) -> None:
+        shown = "\n".join(text(app))
+        assert "WORST" in shown and "gpu6 lost" in shown and "throttled (+2)" in shown
+        while selected(app) != "node gpu004":
+            await pilot.press("j")
+        await pilot.press("enter")
+        await until(pilot, lambda: "temp 61-86 C, slowdown at 87" in "\n".join(text(app)))
+        assert "gpu2        86 C, moderate; throttled: hardware slowdown" in "\n".join(text(app))
+        well = next(one for one in follow.view.node_views if one.node == "gpu000")
+        better = tuple(replace(n, gpus=well.gpus) if n.node == "gpu004" else n for n in follow.view.node_views)
+        follow.view = replace(follow.view, node_views=better)
+        await until(pilot, lambda: "temp 58-65 C" in "\n".join(text(app)))
+
+    play(follow, story)

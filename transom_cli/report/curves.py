@@ -15,9 +15,10 @@ from statistics import median
 from transom_cli.core.goodput import NS, History
 from transom_cli.core.goodput.curves import Loss, paces
 from transom_cli.core.goodput.shapes import Launch
+from transom_cli.plural import several
 from transom_cli.report.scale import Scale
 from transom_cli.report.shapes import Plot, Trace, Words
-from transom_cli.ui.words import count, several, span
+from transom_cli.ui.words import count, span
 
 COLUMNS = 400
 _UNITS = 1000.0

@@ -168,7 +168,7 @@ class WatchApp(App[RunView | None]):
 
     def _items(self, view: RunView) -> tuple[Line, list[Item]]:
         if self._tab == content.NODES:
-            return content.node_items(view, self._wish)
+            return content.node_items(view, self._wish, self._opened)
         if self._tab == content.INCIDENTS:
             return (), content.incident_items(view, self._wish, self._stories)
         if self._tab == content.CHECKPOINTS:

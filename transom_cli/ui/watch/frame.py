@@ -57,5 +57,9 @@ def none(view: RunView, tab: str, wish: Wish) -> str:
     if wish.words:
         return f"no line has `{wish.words}`; esc shows all"
     if tab == NODES:
-        return f"all {len(view.node_views)} nodes are ok; a lists them" if view.node_views else "no node tells anything"
+        return f"{_all(len(view.node_views))} ok; a lists them" if view.node_views else "no node tells anything"
     return {INCIDENTS: "none so far", CHECKPOINTS: "none so far"}.get(tab, "nothing was printed yet")
+
+
+def _all(nodes: int) -> str:
+    return "the node is" if nodes == 1 else f"all {nodes} nodes are"
