@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -19,7 +20,7 @@ from transom_cli.health.options import HealthOptions
 from transom_cli.layout import RunDir
 from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.onecluster import WrongCluster, held_to, read_cluster_name, require_name
-from transom_cli.slurm.port import Slurm, Submission
+from transom_cli.slurm.port import Slurm, SlurmRefused, Submission
 from transom_cli.slurm.runner import Runner
 from transom_cli.supervise.clock import Clock
 
@@ -83,7 +84,8 @@ def require_slurm(settings: Settings) -> str:
     name, timeout = settings.job.cluster or "", settings.slurm.timeout
     slurm_client(timeout, name).jobs()
     runner = Runner(timeout=timeout, cluster=name)
-    refuse_federation(runner.run(["scontrol", "show", "federation"]))
+    with contextlib.suppress(SlurmRefused):  # a Slurm that will not tell of federations has none that matters here
+        refuse_federation(runner.run(["scontrol", "show", "federation"]))
     return read_cluster_name(runner)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from transom_cli.slurm.port import SlurmUnknown, Submission
 from transom_cli.slurm.runner import Runner
 from transom_cli.submit.clusters import cluster_of, refuse_federation
 from transom_cli.submit.script import inspect_script
-from transom_cli.wiring import Plan, require_own_cluster, require_slurm, slurm_of
+from transom_cli.wiring import Plan, ask_as_submitted, require_own_cluster, require_slurm, slurm_of
 
 FEDERATION = """\
 Federation: alps
@@ -225,6 +226,28 @@ def test_a_run_that_was_made_before_clusters_were_kept(commands: Commands, tmp_p
     require_own_cluster(run)
     slurm_of(run).cancel(7)
     assert commands.words == ["scancel 7"]
+
+
+def test_a_slurm_that_will_not_tell_of_federations(commands: Commands, tmp_path: Path) -> None:
+    script = (commands.folder / "scontrol").read_text()
+    refusing = script.replace(f'cat "{commands.folder}/federation"', "echo 'invalid entity' >&2; exit 1")
+    assert refusing != script
+    (commands.folder / "scontrol").write_text(refusing)
+    assert require_slurm(load(None, {}, {}, site=None, user=tmp_path / "none")) == "alps"
+
+
+def test_an_operator_asks_for_what_the_first_submission_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "of another shell")
+    run = RunDir(tmp_path)
+    Plan().save(run)
+    ask_as_submitted(run)
+    assert os.environ["SBATCH_PARTITION"] == "of another shell", "a run from before they were kept"
+    Plan(sbatch=(("SBATCH_QOS", "high"),)).save(run)
+    ask_as_submitted(run)
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("SBATCH_")}
+    assert kept == {"SBATCH_QOS": "high"}
 
 
 def test_a_federation_is_refused_before_anything_is_made(commands: Commands, tmp_path: Path) -> None:
