@@ -156,6 +156,9 @@ def test_only_for_a_running_job_of_the_caller(stubbed: Stubbed, jobs: str) -> No
     [
         ("State=MIXED+DRAIN X=1\n   Reason=fans [ann@2026-01-01T10:00:00]", 3, "makes no sense"),
         ("State=MIXED+DRAIN X=1 Reason=fans, a=b [ann@2026-01-01T10:00:00]", 0, "drained already: fans, a=b"),
+        ("State=IDLE*+DRAIN X=1 Reason=fans [ann@2026-01-01T10:00:00]", 0, "drained already: fans"),
+        ("State=DOWN+DRAIN+NOT_RESPONDING X=1 Reason=fans [ann@2026-01-01T10:00:00]", 0, "drained already: fans"),
+        ("State=DOWN* X=1 Reason=fans [ann@2026-01-01T10:00:00]", 1, "kept away already: fans"),
         ("State=DOWN X=1 Reason=fans [ann@2026-01-01T10:00:00]", 1, "kept away already: fans"),
         ("State=DOWN X=1 Reason=Not responding [slurm@2026-01-01T10:00:00]", 0, "is drained for user"),
         ("State=IDLE X=1 Reason=old, since resumed [ann@2026-01-01T10:00:00]", 0, "is drained for user"),
