@@ -216,10 +216,10 @@ def operator_for(run: RunDir) -> Operator:
         run,
         submission,
         tuple(settings.isolate.drain_command),
-        settings.isolate.drain_spool,
         tasks,
         stay_held="hold" in script.lines,
         resubmit=resubmit,
+        drain_spool=settings.isolate.drain_spool,
     )
     limits = quiet_limits(settings)
     lease = Lease.take(run)

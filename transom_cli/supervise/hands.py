@@ -48,10 +48,10 @@ class Orders:
     run: RunDir
     submission: Submission
     drain_command: tuple[str, ...] = ()
-    drain_spool: Path | None = None
     tasks_per_node: int = 0  # where a restart may do with fewer nodes (without spares): to keep the tasks in step
     stay_held: bool = False  # the user's own script asks for --hold: releasing it is theirs
     resubmit: bool = False  # a restart is a new job
+    drain_spool: Path | None = None
 
     @property
     def tag(self) -> str:
