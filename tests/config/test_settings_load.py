@@ -106,11 +106,12 @@ def test_all_that_is_wrong_in_all_layers_is_told_at_once(tmp_path: Path) -> None
     assert any(line.startswith(f"{site}: job.sbatch[0]: 'x' is not a flag") for line in lines)
     assert f"{site}: job.sbatch[1]: should be a valid string, not 3" in lines
     assert f"{user}: launch.kind: should be 'srun' or 'torchrun', not 'mpi'" in lines
-    assert f"{user}: launch.partition: no such setting; did you mean `job.partition`?" in lines
+    assert f"{user}: launch.partition: no such setting; did you mean `job.partition` or `operator.partition`?" in lines
     assert any(line.startswith(f"{run}: not TOML: ") and "line 1, column 5" in line for line in lines)
     assert "TRANSOM_JOB__CPUS: job.cpus: no such setting; did you mean `TRANSOM_JOB__CPUS_PER_TASK`?" in lines
     assert any(line.startswith("TRANSOM_JOB__TIME: job.time: '9x9' is not a Slurm time") for line in lines)
-    assert "TRANSOM_PARTITION: partition: no such setting; did you mean `TRANSOM_JOB__PARTITION`?" in lines
+    both = "`TRANSOM_JOB__PARTITION` or `TRANSOM_OPERATOR__PARTITION`?"
+    assert "TRANSOM_PARTITION: partition: no such setting; did you mean " + both in lines
     assert "flags: slurm: is a section, a table of keys, not 3" in lines
     assert any(line.startswith("flags: job.nodes: should be a valid integer") for line in lines)
     assert any(line.startswith("valid in [job]: partition, account, ") for line in lines)
