@@ -96,6 +96,17 @@ def test_each_change_is_told_once(tmp_path: Path) -> None:
     assert "\x1b" not in replace(quiet[0], words="\x1b[2J").line
 
 
+def test_words_that_an_incident_has_told_are_marked(tmp_path: Path) -> None:
+    view = scenes.one_node_of_many(tmp_path)
+    mark = (view.now, "diagnosed", "the same words")
+    later = [(view.now + 1, what, "the same words") for what in ("seen", "diagnosed", "probed", "stopped")]
+    incident = replace(view.incidents[0], marks=(mark, *later))
+    told = [c for c in Changes().of(replace(view, incidents=(incident,))) if c.incident]
+    assert [(c.what, c.again) for c in told] == [
+        ("diagnosed", False), ("seen", True), ("diagnosed", True), ("probed", False), ("stopped", False)
+    ]  # fmt: skip
+
+
 def command(made: Made, *words: str) -> list[str]:
     return [sys.executable, "-m", "transom_cli", "status", "--root", str(made.run.path.parent), "--watch", *words]
 
