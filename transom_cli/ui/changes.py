@@ -64,7 +64,7 @@ class Changes:
         found += [Change(view.now, "noticed", words) for words in view.reports if words not in self._reports]
         found += [Change(view.now, "over", words) for words in sorted(self._reports - set(view.reports))]
         self._reports = set(view.reports)
-        return found
+        return sorted(found, key=lambda change: change.at)  # who comes late reads a story from its begin
 
     def _begun(self, view: RunView) -> list[Underway]:
         """Restores; and saves, where the run waits for them: one of many while it trains is nothing to speak of."""
