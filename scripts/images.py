@@ -37,7 +37,7 @@ class Camera:
         self._browser, self._bench, self._out = browser, bench, out
 
     def screen(self, name: str, words: str, keys: tuple[str, ...] = (), see: str = "", rows: int = 0) -> None:
-        """A command's screen once it shows `see`. rows: of a terminal that is just as high; 0 for the live screen's."""
+        """A command's screen, after the keys, once it shows `see`. rows: of the terminal, 0: as usual."""
         size = (SCREEN[0], rows or SCREEN[1])
         command = [sys.executable, "-m", "transom_cli", *words.split(), "--root", "runs"]
         with Terminal(command, self._bench.dir, self._bench.env, size) as terminal:
@@ -86,7 +86,7 @@ def tell(bench: Bench, camera: Camera, broken: Path) -> None:
     progress(f"{kill_one(bench, run)} dies")
     wait_for(lambda: run.view.word == "recovering", 60, "an incident")
     run.wait_step(FAULT + GOES_ON, 240)
-    camera.screen("watch-incident", "status --watch", ("2", "Enter"), "thought")
+    camera.screen("watch-incident", "status --watch", ("2", "Enter", *["PageDown"] * 6), "isolated", rows=38)
     camera.report("report-incident")
     camera.report("report-incident-dark", dark=True)
     camera.report("report-incident-phone", PHONE, dark=True)

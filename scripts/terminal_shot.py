@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
+from rich.style import Style
 from rich.text import Text
 
 PATIENCE = 30.0  # seconds for something to appear
@@ -60,6 +61,10 @@ class Terminal:
     def drawing(self, title: str) -> str:
         """The screen now, as SVG: with the colours that the terminal was sent, and with fonts of the machine."""
         screen = Text.from_ansi(self._tmux("capture-pane", "-e", "-p").rstrip("\n"))
+        for n, run in enumerate(
+            re.finditer(r"[^\x00-\x7f]+", screen.plain)
+        ):  # of fonts of other widths: each in its place
+            screen.stylize(Style(meta={"run": n}), *run.span())
         console = Console(width=self.columns, record=True, file=io.StringIO(), force_terminal=True)
         console.print(screen, no_wrap=True, overflow="crop")
         drawn = console.export_svg(title=title)

@@ -14,6 +14,8 @@ from cli_support import transom
         (("bogus",), "No such command 'bogus'", "transom --help"),
         (("status", "--bogus"), "No such option: --bogus", "transom status --help"),
         (("sandbox", "fault", "kill-node"), "Missing argument 'node'", "transom sandbox fault kill-node --help"),
+        (("nodes", "--lift"), "Option '--lift' requires an argument", "transom nodes --help"),
+        (("ckpt", "ls", "a", "--root"), "Option '--root' requires an argument", "transom ckpt ls --help"),
         (("stop", "a", "b"), "Got unexpected extra argument", "transom stop --help"),
     ],
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from cli_support import transom
 
+from transom_cli.cli import run as running
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.layout import RunDir
 from transom_cli.supervise.allocation import require_run_dir
@@ -53,6 +54,36 @@ def test_a_forbidden_path(words: tuple[str, ...], run: RunDir) -> None:
     done = subprocess.run(program, capture_output=True, text=True, timeout=60)
     assert done.returncode == 13, done.stderr
     assert "Permission denied" in done.stderr and "hint: look at" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, and setpriv to do without it")
+def test_a_run_of_somebody_else_is_not_said_to_be_none(run: RunDir) -> None:
+    run.path.chmod(0o000)
+    no_rights = "-dac_override,-dac_read_search"
+    without = ("setpriv", f"--bounding-set={no_rights}", f"--inh-caps={no_rights}", "--")
+
+    def they(*words: str) -> subprocess.CompletedProcess[str]:
+        program = [*without, sys.executable, "-m", "transom_cli", *words, "--root", str(run.path.parent)]
+        return subprocess.run(program, capture_output=True, text=True, timeout=60)
+
+    for words in (("status",), ("status", run.run_id), ("explain", run.run_id[:-2])):
+        done = they(*words)
+        assert done.returncode == 13 and f"error: cannot read the run {run.path}\n" in done.stderr, done.stderr
+    assert they("status", "another").returncode == 10
+    listed = they("list")
+    assert (listed.returncode, listed.stdout) == (0, "")
+    assert "warning: 1 run in " in listed.stderr and "no runs" not in listed.stderr
+
+
+def test_an_interrupt_before_the_view_says_that_the_run_may_go_on(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(made: RunDir, **how: bool) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "_operate_or_watch", interrupted)
+    assert running.operate_or_watch(run, detach=False, foreground=False) == 130
+    assert f"`transom stop {run.run_id}` ends it" in capsys.readouterr().err
 
 
 def test_the_current_directory_is_gone(run: RunDir, tmp_path: Path) -> None:

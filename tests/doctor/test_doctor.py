@@ -162,3 +162,14 @@ def test_the_command(commands: Path, tmp_path: Path) -> None:
     said = json.loads(done.stdout)
     assert said["schema"] == 1 and said["well"] is (done.returncode == 0)
     assert {"about", "grade", "words", "hint"} == set(said["found"][0])
+
+
+def test_a_key_that_is_no_setting_is_told(commands: Path, tmp_path: Path) -> None:
+    """Also with --root, where no setting is needed to look at runs."""
+    (tmp_path / "transom").mkdir()
+    (tmp_path / "transom" / "config.toml").write_text('rooot = "/x"\n')
+    argv = [sys.executable, "-m", "transom_cli", "doctor", "--root", str(tmp_path), "--json"]
+    environ = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environ)
+    (one,) = [one for one in json.loads(done.stdout)["found"] if one["about"] == "settings"]
+    assert done.returncode == 1 and one["grade"] == Grade.FAIL.value and "did you mean `root`?" in one["words"]

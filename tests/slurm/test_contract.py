@@ -108,6 +108,16 @@ def test_requeue_by_hand_in_the_only_order_that_works(world: World) -> None:
     assert world.slurm.job(job.job_id).excluded == ()
 
 
+def test_a_job_that_its_partition_cannot_start_is_released_all_the_same(world: World) -> None:
+    """scontrol tells that it cannot start, with an exit code, and has released it."""
+    job_id = world.slurm.submit(submission(world, "--hold", nodes=99))
+    assert world.slurm.job(job_id).held
+    world.slurm.release(job_id)
+    waiting = world.slurm.job(job_id)
+    assert waiting.state is JobState.PENDING and not waiting.held
+    world.slurm.cancel(job_id)
+
+
 def test_a_plain_requeue_waits_for_slurm(world: World) -> None:
     job = start(world)
     world.slurm.requeue(job.job_id)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from slurm_worlds import FakeWorld, restart_request, start, submission, wait_for
 
+from transom_cli.slurm.fake_cluster import FakeNode
 from transom_cli.slurm.port import Job, JobState, SlurmRefused, SlurmUnknown
-from transom_cli.slurm.restart import RestartRequest, RestartResult, restart_job
+from transom_cli.slurm.restart import IN_VAIN, RestartRequest, RestartResult, restart_job
 
 
 class Crash(BaseException):
@@ -222,3 +223,21 @@ def test_a_controller_that_comes_back_without_its_last_seconds(
         run(world, request)
     monkeypatch.undo()
     once(world, request, run(world, request))
+
+
+@pytest.mark.parametrize(("nodes", "how", "most"), [(7, "requeued", 3.0), (8, "successor", IN_VAIN + 1.0)])
+def test_what_would_be_waited_for_in_vain_is_not_waited_for_long(
+    nodes: int, how: str, most: float, tmp_path: Path
+) -> None:
+    """Of a step on 8 nodes a living slurmstepd waits a minute for the dead one below it."""
+    world = FakeWorld(tmp_path)
+    world.slurm.cluster.nodes.update({f"n{i}": FakeNode(f"n{i}") for i in range(5, 11)})
+    job = start(world, nodes=nodes)
+    dead = (job.nodes[-1],)
+    world.kill_node(dead[0])
+    request = restart_request(world, job, dead, num_nodes=nodes, submission=submission(world, nodes=nodes))
+    began = world.clock()
+    result = restart_job(world.slurm, request, sleep=world.sleep, clock=world.clock)
+    assert result.how == how and world.clock() - began < most
+    going = wait_for(world, result.job_id, lambda job: job.state is JobState.RUNNING, timeout=90)
+    assert dead[0] not in going.nodes and len(going.nodes) == nodes

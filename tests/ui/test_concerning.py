@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from transom_cli.core.state import Phase
 from transom_cli.layout import RunDir
 from transom_cli.supervise.book import Book
 from transom_cli.supervise.ledger import read_book, read_findings
@@ -23,9 +24,10 @@ def book(name: str) -> Book:
 
 def test_a_node_that_was_drained() -> None:
     topic = about_node(book("node_killed"), "node2", [(1795340600.0, "11.0", "fail, host:room: full")])
-    assert (
-        topic.title.startswith("node2  drained ") and "until `transom nodes --lift node2`: node2 lost: " in topic.title
-    )
+    assert topic.title.startswith("node2  drained ") and "kept off to the run's end" in topic.title
+    going = book("node_killed")
+    going = replace(going, state=replace(going.state, phase=Phase.TRAINING))
+    assert "until `transom nodes --lift node2`: node2 lost: " in about_node(going, "node2").title
     said = [(fact.where, fact.words) for fact in topic.facts]
     assert said[0] == ("11.0", "carries ranks, as one of 3 (launch 0)")
     assert said[1] == ("11.0", "fail, host:room: full")

@@ -90,6 +90,11 @@ def test_no_line_is_wider_than_asked(name: str, width: int) -> None:
     assert not any(line != line.rstrip() for line in told)
 
 
+def test_where_it_is_narrow_the_id_does_not_cost_the_figure() -> None:
+    first, second, *_ = lines("run-20261122-094316-f2de", read("time_limit"), 40)
+    assert first == "run-20261122-094316-f2de" and second.split()[0] == "goodput" and "%" in second
+
+
 def test_the_screen() -> None:
     told = lines("demo", read("time_limit"), 80)
     assert told[0] == "demo  goodput 51.0 %  of 35 s from submission to end"

@@ -87,13 +87,25 @@ def test_each_change_is_told_once(tmp_path: Path) -> None:
     view = scenes.one_node_of_many(tmp_path)
     changes = Changes()
     first = changes.of(view)
-    assert first[0].what == "training" and [c.incident for c in first if c.what == "seen"] == ["i1"]
+    assert "training" in [c.what for c in first] and [c.incident for c in first if c.what == "seen"] == ["i1"]
+    assert first == sorted(first, key=lambda change: change.at)
     assert changes.of(view) == []
     quiet = changes.of(replace(view, reports=view.reports[:1], phase="recovering"))
     assert [c.what for c in quiet] == ["recovering", "over"]
     told = json.loads(quiet[0].document(view.run_id))
     assert (told["schema"], told["run"], told["what"], told["incident"]) == (1, view.run_id, "recovering", None)
     assert "\x1b" not in replace(quiet[0], words="\x1b[2J").line
+
+
+def test_words_that_an_incident_has_told_are_marked(tmp_path: Path) -> None:
+    view = scenes.one_node_of_many(tmp_path)
+    mark = (view.now, "diagnosed", "the same words")
+    later = [(view.now + 1, what, "the same words") for what in ("seen", "diagnosed", "probed", "stopped")]
+    incident = replace(view.incidents[0], marks=(mark, *later))
+    told = [c for c in Changes().of(replace(view, incidents=(incident,))) if c.incident]
+    assert [(c.what, c.again) for c in told] == [
+        ("diagnosed", False), ("seen", True), ("diagnosed", True), ("probed", False), ("stopped", False)
+    ]  # fmt: skip
 
 
 def command(made: Made, *words: str) -> list[str]:

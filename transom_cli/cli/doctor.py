@@ -27,7 +27,12 @@ def doctor(
     from transom_cli.doctor.symptom import Grade, Symptom
     from transom_cli.slurm.runner import Runner
     from transom_cli.ui.doctor import symptom_lines
-    from transom_cli.wiring import runs_root, slurm_client
+    from transom_cli.wiring import slurm_client
+
+    def runs() -> Path:
+        """All settings are read, also where the root is given: what is wrong with them is to be told."""
+        settings = load(None, {}, os.environ)
+        return root or settings.root
 
     def drain() -> tuple[tuple[str, ...], Path | None]:
         asked = load(None, {}, os.environ).isolate
@@ -35,7 +40,7 @@ def doctor(
 
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
     found: list[Symptom] = []
-    for one in examine(slurm_client(timeout=10.0), Runner(timeout=10.0), lambda: root or runs_root(), drain):
+    for one in examine(slurm_client(timeout=10.0), Runner(timeout=10.0), runs, drain):
         found.append(one)
         if not json_:
             print("\n".join(symptom_lines(one, width)), flush=True)

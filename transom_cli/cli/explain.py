@@ -132,6 +132,6 @@ def _topic(run: RunDir, book: Book, asked: str) -> Topic:
         )
     step, newest = int(asked.replace(",", "")), newest_step(book)
     if step > newest:
-        has = f"the newest step that was seen is {newest:,}" if newest >= 0 else "no step of it was seen"
+        has = f"the newest step on record is {newest:,}" if newest >= 0 else "no step of it was seen"
         raise UsageError(f"Run `{book.run_id}` has not done step {step:,}", has)
     return about_step(book, step)

@@ -95,7 +95,8 @@ def show_list(root: Path | None = None, json_: bool = False, no_color: bool = Fa
 
     from transom_cli.config.root import runs_root
     from transom_cli.errors import TransomError
-    from transom_cli.submit.rundir import list_runs
+    from transom_cli.plural import several, was
+    from transom_cli.submit.rundir import list_runs, unreadable_runs
     from transom_cli.ui.colour import show
     from transom_cli.ui.read import read_view
     from transom_cli.ui.runs import list_lines, list_row
@@ -107,10 +108,14 @@ def show_list(root: Path | None = None, json_: bool = False, no_color: bool = Fa
             views.append(read_view(run))
         except TransomError as error:
             print(f"warning: {run.run_id}: {error.what}", file=sys.stderr)
+    hidden = len(unreadable_runs(where))
+    if hidden:
+        what = f"{several(hidden, 'run')} in {where} cannot be read, and {was(hidden, 'is', 'are')} left out"
+        print(f"warning: {what}: Permission denied", file=sys.stderr)
     if json_:
         print(json.dumps({"schema": 1, "runs": [list_row(view) for view in views]}))
     elif views:
         show(list_lines(views, width(os.environ, watched=under_watch())), colours=not no_color)
-    else:
+    elif not hidden:
         print(f"no runs in {where}; start one with `transom run -- COMMAND`", file=sys.stderr)
     return 0

@@ -13,11 +13,26 @@ ClickException: Any = next(one for one in typer.BadParameter.__mro__ if one.__na
 """Click's own, or that of the copy which newer releases of typer carry."""
 
 
+_GROUPS = ("ckpt", "fault", "notify", "rules", "sandbox")
+
+
+def _command(words: list[str]) -> str:
+    """The command that was meant, where the error does not tell."""
+    found = ["transom"]
+    for word in words:
+        if word.startswith("-"):
+            break
+        found.append(word)
+        if word not in _GROUPS:
+            break
+    return " ".join(found)
+
+
 def misused(error: Any) -> TransomError:
     """error: a `ClickException`. A command that needs another word after it prints its help, and ends."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         sys.exit(error.exit_code)
     context = getattr(error, "ctx", None)
-    hint = f"{context.command_path} --help" if context else "transom --help"
+    hint = f"{context.command_path if context else _command(sys.argv[1:])} --help"
     return UsageError(str(error.format_message()).rstrip("."), hint=hint)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transom_cli.config.model import Settings
     from transom_cli.layout import RunDir
 
+_INTERRUPTED = 130
 Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
 
 
@@ -145,6 +146,18 @@ def attach(
 
 
 def operate_or_watch(made: Any, *, detach: bool, foreground: bool) -> int:
+    try:
+        return _operate_or_watch(made, detach=detach, foreground=foreground)
+    except KeyboardInterrupt:
+        print(
+            f"\ninterrupted before the view began: the run may go on. Look with `transom status {made.run_id}`; "
+            f"`transom attach {made.run_id}` goes on, `transom stop {made.run_id}` ends it.",
+            file=sys.stderr,
+        )
+        return _INTERRUPTED
+
+
+def _operate_or_watch(made: Any, *, detach: bool, foreground: bool) -> int:
     from transom_cli.supervise.background import operate_here
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import operator_alive

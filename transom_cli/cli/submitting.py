@@ -96,6 +96,7 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
     from transom_cli.config.load import load
     from transom_cli.submit.arrays import elements, refuse_whole
     from transom_cli.submit.environment import refuse_caller
+    from transom_cli.submit.program import missing
     from transom_cli.submit.script import completing_notes, inspect_script
     from transom_cli.submit.script_file import read_script
 
@@ -131,6 +132,13 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
     exclude = tuple(dict.fromkeys((*settings.job.exclude, *nodes_to_avoid())))
     settings = settings.model_copy(update={"job": settings.job.model_copy(update={"exclude": exclude})})
     spares = settings.job.spares
+    lacking = missing(words, settings, Path(_where(settings)))
+    if lacking:
+        print(
+            f"warning: `{lacking}` is not found from here (the job starts in {_where(settings)}): "
+            "its ranks fail unless the nodes find it",
+            file=sys.stderr,
+        )
     return Prepared(settings, words, "", settings.job.nodes + spares, spares, _where(settings))
 
 

@@ -57,7 +57,10 @@ class CliSlurm:
         self._runner.run(["scontrol", "update", f"jobid={job_id}", *count, f"ExcNodeList={excluded}"])
 
     def release(self, job_id: int) -> None:
-        self._runner.run(["scontrol", "release", str(job_id)])
+        # Of a job that its partition cannot start as it is (too many nodes, say) Slurm tells that, and releases it.
+        self._order(
+            ["scontrol", "release", str(job_id)], done_already=r"Requested partition configuration not available"
+        )
 
     def start_now(self, job_id: int) -> None:
         argv = ["scontrol", "update", f"jobid={job_id}", "StartTime=now"]

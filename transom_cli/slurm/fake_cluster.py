@@ -16,6 +16,7 @@ SLURMD_TIMEOUT = 300.0
 REQUEUE_DELAY = 121.0
 COMPLETE_TIME = 0.5
 CREDENTIAL_GRAIN = 1.0
+TREE, CHILDREN_TIMEOUT = 8, 60.0  # nodes of a step from which a living slurmstepd waits for a dead one; how long
 _ACTIVE = (JobState.RUNNING, JobState.SUSPENDED)
 
 
@@ -51,6 +52,7 @@ class FakeJob:
     restarts: int = 0
     nodes: tuple[str, ...] = ()
     ran_on: tuple[str, ...] = ()
+    started_on: tuple[str, ...] = ()  # all nodes of the last start, before any was given up
     batch_host: str = ""
     begin: float = 0.0
     ended_at: float = float("-inf")
@@ -122,6 +124,7 @@ class FakeCluster:
             return
         job.nodes = tuple(free[: job.num_nodes])
         job.batch_host, job.state, job.reason = job.nodes[0], JobState.RUNNING, ""
+        job.started_on = job.nodes
         if self.now - job.ended_at < CREDENTIAL_GRAIN:
             self.end(job, JobState.FAILED, code=1)
             job.completing_since = None
@@ -146,7 +149,9 @@ class FakeCluster:
     def _end_completing(self, job: FakeJob) -> None:
         if job.completing_since is None or self.now - job.completing_since < COMPLETE_TIME:
             return
-        job.nodes = tuple(name for name in job.nodes if not (self.nodes[name].alive or self.nodes[name].down))
+        waiting = self._waiting_for_the_dead(job)
+        left = (name for name in job.nodes if not (self.nodes[name].alive or self.nodes[name].down))
+        job.nodes = (*waiting, *left)
         if job.nodes:  # a dead node still holds it; the living ones are free for others
             return
         job.completing_since = None
@@ -155,6 +160,14 @@ class FakeCluster:
             job.begin = max(job.begin, self.now + REQUEUE_DELAY)  # an earlier StartTime is overwritten
         else:
             job.nodes = job.ran_on
+
+    def _waiting_for_the_dead(self, job: FakeJob) -> tuple[str, ...]:
+        """The first living node, whose slurmstepd has a dead one below it in the tree by which a step's end is told."""
+        over = self.now - (job.completing_since or 0.0) >= CHILDREN_TIMEOUT
+        dead = [name for name in job.started_on if not self.nodes[name].alive]
+        if over or not dead or len(job.started_on) < TREE:
+            return ()
+        return tuple(name for name in job.started_on if self.nodes[name].alive)[:1]
 
     def _notice_dead_nodes(self) -> None:
         for node in self.nodes.values():

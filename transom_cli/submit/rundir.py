@@ -92,15 +92,31 @@ def list_runs(root: Path) -> list[RunDir]:
     return [RunDir(path.absolute()) for _, _, path in sorted(dated, reverse=True)]
 
 
+def unreadable_runs(root: Path) -> list[RunDir]:
+    """The runs under ``root`` that `list_runs` leaves out, since their directories are not open to us."""
+    found = []
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        if RUN_ID.fullmatch(path.name):
+            try:
+                RunDir(path).settings.stat()
+            except PermissionError:
+                found.append(RunDir(path.absolute()))
+            except OSError:
+                continue
+    return found
+
+
 def find_run(root: Path, wanted: str | None = None) -> RunDir:
     """The run that ``wanted`` names: a path, an id, a name (its newest run) or the unique start of an id.
 
-    None is the newest run. Raises NoSuchRun, which lists the nearest, or all that an ambiguous start would fit.
+    None is the newest run. Raises NoSuchRun, which lists the nearest, or all that an ambiguous start would fit;
+    NotPermitted where only one fits that we may not read.
     """
     if wanted and "/" in wanted:
         return _run_at(Path(wanted))
     runs = list_runs(root)
     if not runs:
+        _refuse_unreadable(root, wanted)
         raise NoSuchRun(
             f"no runs in {root}", hint="start one with `transom run -- COMMAND`, or name another folder with --root"
         )
@@ -118,7 +134,15 @@ def find_run(root: Path, wanted: str | None = None) -> RunDir:
             why="\n".join(fitting[:10]),
             hint="give more of the id, or the whole name for its newest run",
         )
+    _refuse_unreadable(root, wanted)
     raise NoSuchRun(f"no run `{wanted}` in {root}", why=_near(wanted, runs), hint="`transom list` shows all runs")
+
+
+def _refuse_unreadable(root: Path, wanted: str | None) -> None:
+    fitting = [run for run in unreadable_runs(root) if run.run_id.startswith(wanted or "")]
+    if fitting:
+        path = fitting[-1].path
+        raise NotPermitted(f"cannot read the run {path}", "Permission denied", hint=f"whose is it? `ls -ld {path}`")
 
 
 def run_name(run: RunDir) -> str:

@@ -46,7 +46,7 @@ def to_lift(history: NodeHistory, nodes: tuple[str, ...], run: str) -> None:
     if unknown:
         whose = f"run `{run}`" if run else "a run of yours"
         raise UsageError(
-            f"{', '.join(f'`{n}`' for n in unknown)} is not isolated by {whose}",
+            f"not isolated by {whose}: {', '.join(f'`{n}`' for n in unknown)}",
             f"isolated are: {', '.join(stand) or 'none'}",
             "`transom nodes --all` lists all that were; what others drained, `scontrol` resumes",
         )

@@ -9,15 +9,21 @@ from transom_cli.errors import printable
 from transom_cli.ui.view import RunView, Underway
 from transom_cli.ui.words import clock_time, utc
 
+_WORDS_ALONE = ("seen", "examined", "diagnosed")  # of which nothing but the words is of interest
+
 
 @dataclass(frozen=True)
 class Change:
-    """what: a phase, or as in an incident's story. incident: "" where it is about the run."""
+    """what: a phase, or as in an incident's story. incident: "" where it is about the run.
+
+    again: nothing new to a reader, to whom the incident has told these words already.
+    """
 
     at: float
     what: str
     words: str
     incident: str = ""
+    again: bool = False
 
     @property
     def line(self) -> str:
@@ -35,6 +41,7 @@ class Changes:
 
     _phase: str = ""
     _told: set[tuple[str, float, str]] = field(default_factory=set)
+    _words: set[tuple[str, str]] = field(default_factory=set)
     _reports: set[str] = field(default_factory=set)
     _under_way: set[tuple[str, int]] = field(default_factory=set)
 
@@ -50,12 +57,14 @@ class Changes:
             for at, what, words in incident.marks:
                 if (incident.id, at, what + words) not in self._told:
                     self._told.add((incident.id, at, what + words))
-                    found.append(Change(at, what, words, incident.id))
+                    again = what in _WORDS_ALONE and (incident.id, words) in self._words
+                    self._words.add((incident.id, words))
+                    found.append(Change(at, what, words, incident.id, again))
         found += [Change(one.began or view.now, one.what, one.words) for one in self._begun(view)]
         found += [Change(view.now, "noticed", words) for words in view.reports if words not in self._reports]
         found += [Change(view.now, "over", words) for words in sorted(self._reports - set(view.reports))]
         self._reports = set(view.reports)
-        return found
+        return sorted(found, key=lambda change: change.at)  # who comes late reads a story from its begin
 
     def _begun(self, view: RunView) -> list[Underway]:
         """Restores; and saves, where the run waits for them: one of many while it trains is nothing to speak of."""

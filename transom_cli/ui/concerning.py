@@ -91,6 +91,8 @@ def about_node(book: Book, node: str, findings: Iterable[Finding] = ()) -> Topic
     stands = "the run may use it"
     if kept is not None:
         until = f"until {when(kept.until)}" if kept.until is not None else f"until `transom nodes --lift {node}`"
+        if book.state.phase.over:
+            until = "kept off to the run's end (`transom nodes` tells how it is now)"
         stands = f"{kept.how} {when(kept.since)}, {until}: {kept.reason}"
     return Topic(book.run_id, f"{node}  {stands}", _once(facts), tuple(stories))
 

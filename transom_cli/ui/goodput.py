@@ -38,7 +38,10 @@ def lines(run_id: str, account: Account, width: int = 80) -> list[str]:
     """The account of a run: its shares, its kinds of time, its attempts, and what cost most."""
     whole = account.whole
     since = "from submission to end" if account.over else "since submission"
-    found = [f"{run_id}  goodput {percent(whole.goodput)}  of {_time(whole.wall)} {since}"]
+    figure = f"goodput {percent(whole.goodput)}"
+    told = f"{figure}  of {_time(whole.wall)} {since}"
+    # Where it is narrow the run's id may not cost the figure.
+    found = [f"{run_id}  {told}"] if len(f"{run_id}  {figure}") + 3 < width else [run_id, f"{'':12}{told}"]
     found.append(f"{'':12}ETTR {percent(whole.ettr)}  of the time without hold and idle")
     found.append(f"{'':12}runtime goodput {percent(whole.runtime)}  of the time with nodes")
     if not account.beats and whole.ns[Kind.UNSEEN]:

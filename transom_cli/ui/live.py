@@ -32,7 +32,7 @@ NO_OPERATOR = 22
 def watch_run(run: RunDir) -> int:
     """Show the run until it is over; its exit code. 130 when the view was left, 22 when the run lost its operator."""
     try:
-        view = _on_terminal(run) if sys.stdout.isatty() else _line_by_line(run)
+        view = _on_terminal(run) if _redraws() else _line_by_line(run)
     except KeyboardInterrupt:
         print(
             f"\nleft the view; the run goes on. Come back with `transom attach {run.run_id}`, "
@@ -49,6 +49,11 @@ def watch_run(run: RunDir) -> int:
         error = TransomError(f"Run `{view.run_id}` {view.phase}", view.verdict, story + then)
         print(f"error: {error}", file=sys.stderr)
     return view.exit_code
+
+
+def _redraws() -> bool:
+    """Whether what is shown can be drawn over: not in a pipe, nor where TERM says that nothing can be."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _over(run: RunDir, view: RunView) -> bool:
@@ -85,7 +90,10 @@ def _line_by_line(run: RunDir, *, json_: bool = False) -> RunView:
         began = time.monotonic()
         view = reader.look()
         for change in changes.of(view):
-            print(change.document(view.run_id) if json_ else change.line, flush=True)
+            if json_:
+                print(change.document(view.run_id), flush=True)
+            elif not change.again:
+                print(change.line, flush=True)
         if _over(run, view):
             return view
         _rest(began)
@@ -93,7 +101,7 @@ def _line_by_line(run: RunDir, *, json_: bool = False) -> RunView:
 
 def watch_status(run: RunDir, asked: Callable[[RunView], RunView], *, json_: bool, colours: bool) -> int:
     """`transom status --watch`: the live screen on a terminal, changes elsewhere. 130 where it was interrupted."""
-    if json_ or not sys.stdout.isatty():
+    if json_ or not _redraws():
         try:
             _line_by_line(run, json_=json_)
         except KeyboardInterrupt:

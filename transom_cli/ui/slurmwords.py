@@ -25,6 +25,7 @@ _REASONS = {
     "job_requeued_in_held_state": _HELD,
     "launch_failed_requeued_held": "Slurm could not start it (a prolog failed, say), and holds it",
     "JobHoldMaxRequeue": "requeued as often as Slurm allows (MaxBatchRequeue), and held",
+    "PartitionConfig": "its partition does not have what it asks for (as many nodes, say): it will not start",
     "PartitionDown": "its partition is down",
     "PartitionInactive": "its partition is closed",
     "PartitionNodeLimit": "it asks for more nodes than its partition allows: it will not start",

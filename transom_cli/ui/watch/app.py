@@ -49,8 +49,9 @@ class WatchApp(App[RunView | None]):
     CSS = """
     Screen { layout: vertical; overflow: hidden; background: ansi_default; color: ansi_default; }
     #head, #tabs, #columns, #foot { height: 0; }
-    #pane { height: 1fr; } #details { height: auto; border-top: solid; overflow-y: auto;
-               scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
+    #pane { height: 1fr; } #details { height: auto; border-top: solid ansi_bright_black; overflow-y: auto;
+               scrollbar-size-vertical: 1; scrollbar-gutter: stable;
+               scrollbar-color: ansi_bright_black; scrollbar-background: ansi_default; }
     #filter { height: 1; border: none; padding: 0; }
     .gone { display: none; }
     """

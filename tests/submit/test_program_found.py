@@ -1,0 +1,56 @@
+"""A program or a script that is not there is told before a job waits for hours to find that out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from transom_cli.config.load import load
+from transom_cli.config.model import Settings
+from transom_cli.submit.program import missing
+
+
+def settings(**flags: object) -> Settings:
+    return load(
+        None, {key.replace("__", "."): value for key, value in flags.items()}, site=None, user=Path("/nonexistent")
+    )
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "there.py").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "lacking"),
+    [
+        ("python there.py", ""),
+        ("python nope.py --lr 1", "nope.py"),
+        ("/bin/sh -c nope", ""),
+        ("python3.11 -u -X dev nope.py", "python3.11 or nope.py"),
+        ("python -m nope", ""),
+        ("python -c nope", ""),
+        ("python", ""),
+        ("nope.py", "nope.py"),
+        ("./there.py", ""),
+        ("./nope.py", "./nope.py"),
+        ("sh nope.sh", ""),
+    ],
+)
+def test_what_is_not_found_is_named(here: Path, command: str, lacking: str) -> None:
+    found = missing(tuple(command.split()), settings(), here)
+    assert found in lacking.split(" or ") if lacking else found == ""
+
+
+def test_torchrun_is_given_a_script(here: Path) -> None:
+    torchrun = settings(launch__kind="torchrun")
+    assert missing(("there.py",), torchrun, here) == missing(("-m", "nope"), torchrun, here) == ""
+    assert missing(("nope.py",), torchrun, here) == "nope.py"
+
+
+def test_behind_setup_or_in_a_container_nothing_is_known(here: Path) -> None:
+    words = ("nope", "nope.py")
+    assert missing(words, settings(job__setup=["module load nope"]), here) == ""
+    assert missing(words, settings(launch__container__image="nope.sqsh"), here) == ""
