@@ -55,11 +55,11 @@ def prepare(spec: SandboxSpec, old: State | None) -> State:
     files = {
         "slurm.conf": text,
         "gres.conf": conf.gres_conf(spec),
-        "cgroup.conf": conf.cgroup_conf(slurm_release(find_tools()["slurmctld"])),
+        "cgroup.conf": conf.cgroup_conf(slurm_release(find_tools(home=spec.home)["slurmctld"])),
     }
     for name, content in files.items():
         (spec.dir / name).write_text(content)
         (spec.dir / name).chmod(0o644)
     if spec.accounting:
-        accounting.prepare(spec.dir, known.user, known.ports)
+        accounting.prepare(spec, known.user, known.ports)
     return known
