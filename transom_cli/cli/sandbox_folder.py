@@ -19,7 +19,7 @@ Dir = Annotated[
 ]
 ReleaseDir = Annotated[
     Optional[Path],  # noqa: UP045 - as above
-    typer.Option(help="Where releases are kept [default: $TRANSOM_RELEASE_DIR, else ~/.cache/transom/releases]."),
+    typer.Option(help="Where releases are kept [default: $TRANSOM_SANDBOX_RELEASES, else ~/.cache/transom/releases]."),
 ]
 
 

@@ -38,8 +38,8 @@ class Obtained:
 
 
 def default_folder() -> Path:
-    """`$TRANSOM_RELEASE_DIR`, else `transom/releases` in the user's cache."""
-    asked = os.environ.get("TRANSOM_RELEASE_DIR")
+    """`$TRANSOM_SANDBOX_RELEASES`, else `transom/releases` in the user's cache."""
+    asked = os.environ.get("TRANSOM_SANDBOX_RELEASES")
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(asked or f"{cache}/transom/releases").expanduser().absolute()
 
