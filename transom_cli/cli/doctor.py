@@ -17,19 +17,25 @@ def doctor(
     Exit code 0: it can; 1: something keeps it from working (`fail`). What compute nodes are like tells `transom check`.
     """
     import json
+    import os
     import shutil
     import sys
     from dataclasses import asdict
 
+    from transom_cli.config.load import load
     from transom_cli.doctor.examine import examine
     from transom_cli.doctor.symptom import Grade, Symptom
+    from transom_cli.slurm.pyslurm.trial import Trial
     from transom_cli.slurm.runner import Runner
     from transom_cli.ui.doctor import symptom_lines
-    from transom_cli.wiring import runs_root, slurm_client
+    from transom_cli.wiring import runs_root, slurm_client, try_pyslurm
+
+    def backend() -> Trial:
+        return try_pyslurm(load(None, {}, os.environ).slurm)
 
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
     found: list[Symptom] = []
-    for one in examine(slurm_client(timeout=10.0), Runner(timeout=10.0), lambda: root or runs_root()):
+    for one in examine(slurm_client(timeout=10.0), Runner(timeout=10.0), lambda: root or runs_root(), backend):
         found.append(one)
         if not json_:
             print("\n".join(symptom_lines(one, width)), flush=True)

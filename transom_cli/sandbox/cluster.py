@@ -19,6 +19,7 @@ from transom_cli.sandbox.daemons import daemon_env, log_tail, start_daemon
 from transom_cli.sandbox.folder import prepare
 from transom_cli.sandbox.mounts import unmount
 from transom_cli.sandbox.procs import Ident
+from transom_cli.sandbox.release.known import ReleaseHome
 from transom_cli.sandbox.spec import SandboxSpec, check_place, check_spec, node_names
 from transom_cli.sandbox.state import State
 from transom_cli.sandbox.tools import find_tools, run_tool, search_path
@@ -133,7 +134,12 @@ class Sandbox:
         What becomes of these nodes is no part of the user's own history either.
         """
         env = {"SLURM_CONF": str(self.dir / "slurm.conf"), "TRANSOM_STATE_DIR": str(self.dir / "state")}
-        return {**env, "PATH": search_path(self._first_on_path)} if self.spec.home else env
+        if self.spec.home:
+            env["PATH"] = search_path(self._first_on_path)
+            python = ReleaseHome(Path(self.spec.home)).python
+            if python.exists():
+                env["TRANSOM_SLURM__PYSLURM_PYTHON"] = str(python)
+        return env
 
     def slurm(self, *argv: str, timeout_s: float = 30.0) -> str:
         """Run a Slurm command as this cluster's administrator; its stdout. Raises with Slurm's own words."""

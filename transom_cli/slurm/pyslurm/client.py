@@ -55,13 +55,13 @@ class PySlurm:
     def close(self) -> None:
         self._worker.end()
 
-    def about(self) -> str:
-        """Which pyslurm on which Python, and which cluster: asked now. SlurmUnknown where it does not work."""
+    def about(self) -> tuple[str, str, str]:
+        """Versions of pyslurm, of its Python and of the cluster, asked now. SlurmUnknown where it does not work."""
         try:
             hello, cluster = _value(self._ask("hello", {}), "hello"), _value(self._ask("cluster", {}), "cluster")
         except WorkerLost as error:
-            raise SlurmUnknown("pyslurm does not work here", str(error), "slurm.backend = cli") from error
-        return f"{hello['pyslurm']} on Python {hello['python']}, with Slurm {cluster['release']}"
+            raise SlurmUnknown("pyslurm does not work here", str(error)) from error
+        return str(hello["pyslurm"]), str(hello["python"]), str(cluster["release"])
 
     def submit(self, submission: Submission) -> int:
         return self._cli.submit(submission)
@@ -161,7 +161,7 @@ class PySlurm:
         except WorkerLost as error:
             self._lost += 1
             if self._lost >= _LOST_AT_MOST:
-                self._give_up(f"{error}, for the {self._lost}th time in a row")
+                self._give_up(f"{error} ({self._lost} times in a row)")
             return self._detour(call, str(error), instead)
         self._lost = 0
         if self.given_up:
