@@ -37,7 +37,7 @@ NODE = {
 WELL = {
     "hello": {"value": {"pyslurm": "25.11.2", "python": "3.14"}},
     "cluster": {"value": {"release": "26.05.5", "name": "alps"}},
-    "jobs": {"value": [JOB]},
+    "jobs": {"value": {"mine": [JOB], "of": 9}},
     "job": {"value": JOB},
     "nodes": {"value": [NODE]},
 }
@@ -94,6 +94,12 @@ def test_what_pyslurm_tells_is_read_as_the_commands_words_are(make: Make) -> Non
     (node,) = client.nodes(["gpu1"])
     assert (node.name, node.state, node.drain, node.reason, node.port) == ("gpu1", "idle", True, "r", 6818)
     assert client.detours == {} and client.given_up == ""
+
+
+def test_on_a_crowded_cluster_squeue_lists_our_jobs(make: Make) -> None:
+    client = make(answers={"jobs": {"value": {"mine": [JOB], "of": 4000}}})
+    assert [client.jobs()[0].job_id for _ in range(3)] == [7, 1, 1]
+    assert "jobs of all users" in client.detours["jobs"] and client.job(7).job_id == 7
 
 
 @pytest.mark.parametrize("act", BAD, ids=NAMES)

@@ -126,7 +126,8 @@ class Sandbox:
 
     @property
     def _first_on_path(self) -> str:
-        return f"{self.spec.home}/bin" if self.spec.home else ""
+        """transom on the release's Python, where it has one, and the release's Slurm."""
+        return f"{self.dir}/bin{os.pathsep}{self.spec.home}/bin" if self.spec.home else ""
 
     def env(self) -> dict[str, str]:
         """What any Slurm client needs in its environment to talk to this cluster, and to no other.

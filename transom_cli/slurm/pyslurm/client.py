@@ -32,6 +32,8 @@ SUBMIT = (
 HISTORY = "of a requeued job pyslurm tells the last start alone"
 ONE_STEP = "one step of a job is signalled by its name"
 NODE_COUNT = "pyslurm cannot change how many nodes a job waits for"
+CROWD = 300  # jobs; beyond it squeue, for which the controller picks out a user's own, is the cheaper one
+CROWDED = f"pyslurm loads the jobs of all users, which were more than {CROWD}"
 NOTHING = "pyslurm takes an empty text for no change"
 ALWAYS = {"submit": SUBMIT, "history": HISTORY}  # by call, why it is never asked for
 
@@ -49,6 +51,7 @@ class PySlurm:
         self._worker = Worker(argv, self._runner.environment({"LC_ALL": "C.UTF-8"}))
         self._fits = any_release
         self._lost = 0
+        self._crowd = 0  # jobs in the cluster, of all users
         self.given_up = ""  # why pyslurm is not asked any more
         self.detours: dict[str, str] = {}  # by call, why its last one went by the command line
 
@@ -67,8 +70,12 @@ class PySlurm:
         return self._cli.submit(submission)
 
     def jobs(self) -> list[Job]:
-        def read(rows: Any) -> list[Job]:
-            return [_job(row, "pyslurm Jobs.load") for row in rows]
+        if self._crowd > CROWD:
+            return self._detour("jobs", CROWDED, self._cli.jobs)
+
+        def read(found: Any) -> list[Job]:
+            self._crowd = int(found["of"])
+            return [_job(row, "pyslurm Jobs.load") for row in found["mine"]]
 
         return self._either("jobs", {}, read, self._cli.jobs)
 

@@ -34,10 +34,10 @@ def cluster(pyslurm):
 
 
 def jobs(pyslurm):
-    """It loads everybody's; those of the calling user are told."""
+    """The calling user's, and of how many: it can only load everybody's."""
     me = os.getuid()
-    mine = [job for job in pyslurm.Jobs.load().values() if job.user_id == me]
-    return [told(job) for job in mine]
+    every = pyslurm.Jobs.load()
+    return {"mine": [told(job) for job in every.values() if job.user_id == me], "of": len(every)}
 
 
 def job(pyslurm, job_id):
@@ -127,6 +127,8 @@ def with_errno(pyslurm, send):
     except pyslurm.RPCError as error:
         if 0 < (error.errno or 0) < 1000:  # the system's; Slurm's own begin above
             raise Lacks(f"pyslurm cannot tell whether it went well ({error})") from error
+        if "try again later" in str(error):
+            raise Lacks(f"scancel tries again by itself where Slurm says: {error}") from error
         raise
 
 
