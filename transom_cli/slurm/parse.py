@@ -47,6 +47,7 @@ _FLAG_BASE = {
 _ENDED_BY_REASON = {
     "NonZeroExitCode": JobState.FAILED, "TimeLimit": JobState.TIMEOUT, "NodeDown": JobState.NODE_FAIL,
     "OutOfMemory": JobState.OUT_OF_MEMORY, "JobLaunchFailure": JobState.FAILED,
+    "RaisedSignal": JobState.FAILED,  # RaisedSignal:9(Killed), from 24.11 on; NonZeroExitCode before
 }  # fmt: skip
 
 
@@ -108,7 +109,7 @@ def _base_under_completing(reason: str, priority: int, used: str, start: str, en
             return JobState.PENDING
         if length.total_seconds() > 1:
             return JobState.PENDING
-    return _ENDED_BY_REASON.get(reason, JobState.UNKNOWN)
+    return _ENDED_BY_REASON.get(reason.partition(":")[0], JobState.UNKNOWN)
 
 
 def _seconds_used(text: str) -> int:
