@@ -1,6 +1,6 @@
 """Another release's Slurm in a folder: built once, noticed when it was not built to its end, refused when unknown.
 
-The packages are made up here, with programs that are scripts; `test_from_the_real_mirror` takes real ones.
+The packages are made up here, with programs that are scripts; the last test takes real ones.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from slurm_support import OrdinaryUser
 
 from transom_cli.errors import NotPermitted, TransomError, UsageError
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
@@ -228,20 +229,28 @@ def test_a_release_that_is_gone_is_missed_and_not_mixed_with_the_machines_own(tm
 
 @pytest.mark.long
 @pytest.mark.sandbox
-def test_from_the_real_mirror(short_dir: Path) -> None:
-    """From nothing to a cluster that runs a job, as an ordinary user could: no root, no mount."""
-    try:
-        got = build("trixie", short_dir / "releases")
-    except TransomError as error:
-        pytest.skip(f"no Debian mirror within reach: {error}")
+@pytest.mark.root
+def test_from_the_real_mirror_without_root_and_without_a_mount(ordinary_user: OrdinaryUser) -> None:
+    """From nothing to a cluster that runs a job."""
+    folder = ordinary_user.home / "releases"
     before = Path("/proc/mounts").read_text()
-    sandbox = Sandbox.up(SandboxSpec(short_dir / "tx", nodes=2, home=str(got.home.path)))
-    try:
-        assert "24.11" in sandbox.slurm("sinfo", "-V")
-        assert sandbox.slurm("srun", "-N2", "sh", "-c", "echo $SLURMD_NODENAME").split() in (
-            ["node1", "node2"],
-            ["node2", "node1"],
-        )
-    finally:
-        sandbox.down()
+
+    def whole() -> None:
+        try:
+            got = build("trixie", folder)
+        except TransomError as error:
+            (ordinary_user.home / "why-not").write_text(str(error))
+            return
+        sandbox = Sandbox.up(SandboxSpec(ordinary_user.home / "tx", nodes=2, home=str(got.home.path)))
+        try:
+            assert "24.11" in sandbox.slurm("sinfo", "-V")
+            ran = sandbox.slurm("srun", "-N2", "sh", "-c", "echo $SLURMD_NODENAME; readlink -f /proc/$$/exe")
+            assert sorted(ran.split())[-2:] == ["node1", "node2"], ran
+            assert str(folder) not in ran, "a task is of the machine's own programs"
+        finally:
+            sandbox.down()
+
+    ordinary_user.call(whole)
+    if (ordinary_user.home / "why-not").exists():
+        pytest.skip(f"no Debian mirror within reach: {(ordinary_user.home / 'why-not').read_text()}")
     assert Path("/proc/mounts").read_text() == before
