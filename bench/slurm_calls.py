@@ -59,10 +59,13 @@ def children_cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def worker_cpu(client: PySlurm) -> Callable[[], float]:
-    client.jobs()  # starts it
+def start_worker(client: PySlurm) -> psutil.Process:
+    began = time.perf_counter()
+    client.jobs()
+    took = time.perf_counter() - began
     (worker,) = (p for p in psutil.Process().children() if "worker.py" in " ".join(p.cmdline()))
-    return lambda: sum(worker.cpu_times()[:2])
+    print(f"pyslurm's process: first answer after {took:.2f} s, holds {worker.memory_info().rss / 1e6:.0f} MB\n")
+    return worker
 
 
 def calls(slurm: Slurm, running: int, held: int, nodes: tuple[str, ...]) -> dict[str, Callable[[], object]]:
@@ -124,12 +127,16 @@ def bench(sandbox: Sandbox, python: str, times: int, jobs: int, folder: Path) ->
     while cli.job(running).state is not JobState.RUNNING:
         time.sleep(0.2)
     time.sleep(2)  # until its steps can be signalled
-    cpu = worker_cpu(py)
+    worker = start_worker(py)
     ours, theirs = (calls(slurm, running, held, sandbox.node_names) for slurm in (cli, py))
-    rows = {name: (measure(ours[name], times, children_cpu), measure(theirs[name], times, cpu)) for name in ours}
+
+    def worker_cpu() -> float:
+        return sum(worker.cpu_times()[:2])
+
+    rows = {n: (measure(ours[n], times, children_cpu), measure(theirs[n], times, worker_cpu)) for n in ours}
     for _ in range(jobs):
         cli.submit(Submission(script, (*small, "--hold")))
-    rows[f"jobs, {jobs + 2} of them"] = (measure(cli.jobs, times, children_cpu), measure(py.jobs, times, cpu))
+    rows[f"jobs, {jobs + 2} of them"] = (measure(cli.jobs, times, children_cpu), measure(py.jobs, times, worker_cpu))
     for call, why in py.detours.items():
         print(f"by the commands all the same: {call}: {why}", file=sys.stderr)
     py.close()

@@ -162,6 +162,23 @@ def test_what_another_user_could_change_is_not_run(archive: list[int], tmp_path:
     assert "12345" in raised.value.why and "--release-dir" in raised.value.hint
 
 
+@pytest.mark.root
+def test_what_root_has_built_serves_others(archive: list[int], ordinary_user: OrdinaryUser, short_dir: Path,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    def fails(*_: object) -> None:
+        raise TransomError("no index")
+
+    monkeypatch.setattr(pyslurm, "build", fails)
+    built = [build(name, short_dir / "r") for name in ("trixie", "forky")]
+
+    def theirs() -> None:
+        assert build("trixie", short_dir / "r") == built[0]
+        assert "root built" in build("forky", short_dir / "r").why_no_pyslurm
+
+    ordinary_user.call(theirs)
+    assert len(archive) == 2
+
+
 def test_names_and_addresses_are_checked() -> None:
     assert RELEASES["forky"].pyslurm and not RELEASES["trixie"].pyslurm
     with pytest.raises(UsageError, match="no release 'sid'") as raised:

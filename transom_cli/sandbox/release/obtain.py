@@ -58,6 +58,8 @@ def obtain(name: str, folder: Path, say: Callable[[str], None], url: str = "") -
         _check_owner(home.path, bool(done))
         if done and (done["pyslurm"] or not release.pyslurm):
             return Obtained(home, done["slurm"])
+        if done and home.path.stat().st_uid != os.geteuid():
+            return Obtained(home, done["slurm"], f"root built {home.path} without it")
         with _one_builder(home.path, say):
             return _obtain_locked(release, home, say, url)
     except OSError as error:
