@@ -1,4 +1,4 @@
-"""The `Slurm` protocol on pyslurm: a call in a millisecond or less, where starting a command takes ten.
+"""The `Slurm` protocol on pyslurm: a call costs a fraction of what starting a command does (docs/slurm.md).
 
 Every call that pyslurm lacks, and every one whose worker dies over it, is done by the command line instead; all of
 them may be done twice. What went that way, and why, is kept in `detours`. Held to the same contract suite as the rest.
