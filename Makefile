@@ -2,9 +2,12 @@
 
 PY := .venv/bin/python
 
+# Tests and demo start hundreds of interpreters, each of which is to find what the first one has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-long test-slurm bench-slurm check lint types docs docs-reference demo clean
-.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-watch bench-report images
+.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-files bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,9 +15,10 @@ help: ## list the targets
 setup: ## system packages (Debian, Ubuntu) and .venv/ with everything in it; quick when all is there
 	@scripts/setup.sh
 
+# Several at a time also on two cores: much of what the tests do is to wait. Each worker has a Slurm of its own.
 test: setup ## all tests but the long ones
-	$(PY) -m pytest -m "not long and not sandbox" -n 2 --dist loadfile
-	$(PY) -m pytest -m "not long and sandbox"
+	$(PY) -m pytest -m "not long and not sandbox" -n 3 --dist worksteal
+	$(PY) -m pytest -m "not long and sandbox" -n 2 --dist worksteal
 
 test-long: setup ## the tests that take minutes each
 	$(PY) -m pytest -m long
@@ -80,8 +84,14 @@ bench-status: setup ## how long does `transom status` take on a run of 1,024 nod
 bench-report: setup ## how long does `transom report` take on a month of 1,000 incidents?
 	$(PY) bench/report.py
 
-images: setup ## docs/images/*.png: the report and the live screen of made-up runs (needs Chromium)
+images: setup ## docs/images/*.png: the live screen and the report of a real run, healthy, after a fault, held (6 minutes)
 	$(PY) scripts/images.py
+
+bench-scale: setup ## what does following a run of 8 to 2,048 nodes cost the operator, and how soon is silence told? (4 minutes)
+	$(PY) bench/scale.py
+
+bench-many: setup ## a real job on 128 slurmd on this machine, and a node's death in it (5 minutes, 12 GB)
+	$(PY) bench/many_nodes.py
 
 bench-watch: setup ## what does `transom status --watch` cost on a run of 2,048 nodes?
 	$(PY) bench/watch.py
@@ -97,6 +107,9 @@ bench-healthy: setup ## a healthy, uneven run of 15 minutes: false alarms
 
 bench-agent: setup ## what a node's agent costs the node: share of a core, memory (a minute)
 	$(PY) bench/agent_cost.py
+
+bench-files: setup ## what a node asks of the shared file system: operations a second (a minute; needs strace)
+	$(PY) bench/agent_files.py
 
 # What others do for checkpoints, to be measured beside transom: no dependency of ours either, and without its torch.
 .ckpt-peers: setup

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -91,15 +91,16 @@ def wait_for(ready: Callable[[], bool], timeout_s: float, what: str, every_s: fl
 class Bench:
     """One sandbox and the runs in it. A context manager: what is left of it goes at the end."""
 
-    def __init__(self, nodes: int = NODES + 1, keep: bool = False) -> None:
+    def __init__(self, nodes: int = NODES + 1, keep: bool = False, slurm_conf: Mapping[str, str] | None = None) -> None:
+        """slurm_conf: settings beside the sandbox's own."""
         self.dir = Path(tempfile.mkdtemp(prefix="tbench-", dir=SHORT))
         self.runs = self.dir / "runs"
         self.results = self.dir / "results"
         self.keep = keep
         self._made: list[LiveRun] = []
         # job ids of its own: scripts make rendezvous ports of them, and two benches may run on one machine
-        first_job = {"FirstJobId": str(random.SystemRandom().randrange(1_000, 1_000_000))}
-        self._spec = SandboxSpec(self.dir / "sb", nodes=nodes, gpus_per_node=1, extra=first_job)
+        settings = {"FirstJobId": str(random.SystemRandom().randrange(1_000, 1_000_000)), **(slurm_conf or {})}
+        self._spec = SandboxSpec(self.dir / "sb", nodes=nodes, gpus_per_node=1, extra=settings)
 
     def __enter__(self) -> Bench:
         self.results.mkdir()

@@ -13,7 +13,8 @@ from typing import Any
 
 from transom_cli.core.diagnose import NODE_FAULT, PREFLIGHT
 from transom_cli.core.ladder.core import decide
-from transom_cli.core.ladder.events import Begun, Checked, Start
+from transom_cli.core.ladder.events import Begun, Checked
+from transom_cli.core.ladder.orders import Start
 from transom_cli.core.ladder.state import LadderPolicy, LadderState
 from transom_cli.core.state import Diagnosis
 from transom_cli.health.finding import Finding, Verdict

@@ -23,6 +23,8 @@ from transom_cli.ckpt.memory.account import Account, Held, Step
 from transom_cli.core import events as ev
 from transom_cli.core.codec import plain
 from transom_cli.core.state import Policy
+from transom_cli.health.gpu.shown import GpuShown, NodeGpus, with_gpus
+from transom_cli.health.gpu.shown import encode as encode_gpus
 from transom_cli.layout import RunDir
 from transom_cli.supervise.journal import Journal, write_header
 from transom_cli.supervise.lease import Lease
@@ -32,7 +34,7 @@ HOURS = 6
 
 
 def make(folder: Path, nodes: int, ranks: int) -> RunDir:
-    """A run that has trained for hours, with memory, findings, one slow, one silent and one suspect node."""
+    """A run that has trained for hours, with memory, findings and GPUs; one node is slow, one silent, one suspect."""
     run = RunDir(folder / "llama-70b-20261122-065825-c382")
     run.attempts.mkdir(parents=True)
     run.settings.write_text('name = "llama-70b"\nsteps = 120000\n[job]\ntime = "24:00:00"\n')
@@ -58,6 +60,7 @@ def make(folder: Path, nodes: int, ranks: int) -> RunDir:
         beats = tuple(RankBeat(i * ranks + r, 0, step, step, 1.2, 1.83, "step", 4000 + r, "R") for r in range(ranks))
         (attempt.nodes / f"{node}.beats").write_bytes(encode(NodeTable(node, attempt.name, 99, beats)))
         attempt.memory(node).write_text(json.dumps({"schema": 1, "trainings": [_account(run, step, i, ranks, nodes)]}))
+        attempt.gpus(node).write_text(encode_gpus(_gpus(node, attempt.name, now, ranks)))
         found = {"schema": 1, "wall": now, "kind": "host:clock", "verdict": "monitor", "words": "no NTP runs"}
         attempt.findings(node).write_text(json.dumps({**found, "rank": None, "launch": 0}) + "\n")
     if nodes > 3:
@@ -69,6 +72,18 @@ def make(folder: Path, nodes: int, ranks: int) -> RunDir:
         told = {"what": "slow_node", "step": 9, "words": f"a node is slow; rank 24 on {names[3]}", "clue": clue}
         attempt.reports.write_text(json.dumps({"schema": 1, "standing": [told], "phases": None, "lines": []}))
     return run
+
+
+def _gpus(node: str, attempt: str, now: float, count: int) -> NodeGpus:
+    told = NodeGpus(node, attempt, now, 30.0, count, count, xids_since=now - HOURS * 3600)
+    gpus = (
+        GpuShown(
+            i, f"GPU-{node}-0f0e0d0c-0b0a-0908-{i}", "NVIDIA H100 80GB HBM3", "", 99, 61, 87, "light",
+            61 << 30, 80 << 30, 641.5, 700.0, (), 0, 3, rows_pending=False, rows_failed=False,
+        )
+        for i in range(count)
+    )  # fmt: skip
+    return with_gpus(told, gpus)
 
 
 def _account(run: RunDir, step: int, node: int, ranks: int, nodes: int) -> object:

@@ -1,13 +1,14 @@
-"""Makes docs/images/*.png: the report by day and by night, and the live screen, of runs that are made up.
+"""Makes docs/images/*.png: what a person sees of a run, as it goes on a real Slurm on this machine (some six minutes).
 
-    python scripts/images.py [FOLDER]
+    make images        or        .venv/bin/python scripts/images.py [FOLDER]
 
-Needs Chromium. What is drawn is made by the program itself, from run directories as operator and launchers write them.
+Eight nodes train the example GPT under `transom run`. While all is well, after a node's death and while Slurm holds
+the job (a prolog fails on the node that took another dead one's place), the commands are typed into a real terminal,
+and their screens and the reports are drawn. Needs Chromium and tmux.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shutil
 import subprocess
@@ -17,59 +18,113 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
-import report as long_run
-import status as living_run
+from harness import GPT, Bench, LiveRun, progress, wait_for
+from terminal_shot import Terminal
 
-from transom_cli.report.document import document
-from transom_cli.report.gather import gather
-from transom_cli.report.page import page
-from transom_cli.ui.watch.app import WatchApp
-from transom_cli.ui.watch.follow import Follow
+from transom_cli.errors import TransomError
+from transom_cli.sandbox import faults
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
-WIDE, PHONE = (1100, 1000), (390, 800)
-SCREEN = (100, 30)  # columns and rows
+WIDE, PHONE = (1100, 1000), (390, 800)  # pixels
+SCREEN = (100, 30)  # columns and rows of the live screen
+NODES, IDLE = 8, 4
+STEPS, HEALTHY, FAULT, GOES_ON = 600, 150, 210, 80  # steps
+TRAIN = ["--steps", str(STEPS), "--every", "5", "--persist", "4", "--batch", "4", "--step-delay", "0.15"]
 
 
-def shoot(browser: str, source: Path, target: Path, size: tuple[int, int], *, dark: bool = False) -> None:
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    command += [f"--user-data-dir={source.parent}/profile", f"--window-size={size[0]},{size[1]}"]
-    command += [f"--blink-settings=preferredColorScheme={int(not dark)}", f"--screenshot={target}", source.as_uri()]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-    print(f"{target}: {target.stat().st_size / 1024:,.0f} KiB")
+class Camera:
+    def __init__(self, browser: str, bench: Bench, out: Path) -> None:
+        self._browser, self._bench, self._out = browser, bench, out
+
+    def screen(self, name: str, words: str, keys: tuple[str, ...] = (), see: str = "", rows: int = 0) -> None:
+        """A command's screen once it shows `see`. rows: of a terminal that is just as high; 0 for the live screen's."""
+        size = (SCREEN[0], rows or SCREEN[1])
+        command = [sys.executable, "-m", "transom_cli", *words.split(), "--root", "runs"]
+        with Terminal(command, self._bench.dir, self._bench.env, size) as terminal:
+            terminal.wait("checkpoint")
+            terminal.press(*keys)
+            terminal.wait(see or "nodes")
+            drawn = terminal.drawing(f"transom {words}")
+        box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)
+        assert box is not None
+        source = self._bench.dir / f"{name}.svg"
+        source.write_text(drawn)
+        self._shoot(source, name, (round(float(box[1])), round(float(box[2]))))
+
+    def report(self, name: str, size: tuple[int, int] = WIDE, *, dark: bool = False) -> None:
+        source = self._bench.dir / f"{name}.html"
+        self._bench.transom("report", "--root", "runs", "-o", str(source))
+        self._shoot(source, name, size, dark=dark)
+
+    def _shoot(self, source: Path, name: str, size: tuple[int, int], *, dark: bool = False) -> None:
+        target = self._out / f"{name}.png"
+        command = [self._browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        command += [f"--user-data-dir={self._bench.dir}/profile", f"--window-size={size[0]},{size[1]}"]
+        command += [f"--blink-settings=preferredColorScheme={int(not dark)}", f"--screenshot={target}", source.as_uri()]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        progress(f"{target.name}: {target.stat().st_size / 1024:,.0f} KiB")
 
 
-async def live_screen(folder: Path) -> str:
-    """As textual draws it: an SVG image."""
-    app = WatchApp(Follow(living_run.make(folder, 64, 8), lambda view: view))
-    async with app.run_test(size=SCREEN) as pilot:
-        await pilot.pause(1.5)
-        await pilot.press("enter")
-        await pilot.pause(0.5)
-        return app.export_screenshot(title="transom status --watch")
+def kill_one(bench: Bench, run: LiveRun) -> str:
+    """A node that is not the batch script's, with all on it."""
+    state = run.state
+    node = [name for name in state.nodes if name != state.batch_host][-1]
+    faults.kill_node(bench.sandbox, node)
+    return node
 
 
-def main() -> None:
+def tell(bench: Bench, camera: Camera, broken: Path) -> None:
+    options = ("-N", str(NODES), "--set", "health.probe=false", "--set", f"steps={STEPS}")
+    run = bench.submit("gpt", [str(GPT / "train.py"), *TRAIN], options=options)
+    run.wait_step(HEALTHY, 240)
+    progress("all is well")
+    camera.screen("watch-healthy", "status --watch", ("a",))
+    camera.screen("watch-plots", "status --watch", ("5",), "goodput, %")
+    camera.report("report-healthy")
+
+    run.wait_step(FAULT, 120)
+    progress(f"{kill_one(bench, run)} dies")
+    wait_for(lambda: run.view.word == "recovering", 60, "an incident")
+    run.wait_step(FAULT + GOES_ON, 240)
+    camera.screen("watch-incident", "status --watch", ("2", "Enter"), "thought")
+    camera.report("report-incident")
+    camera.report("report-incident-dark", dark=True)
+    camera.report("report-incident-phone", PHONE, dark=True)
+
+    for node in bench.sandbox.node_names:
+        if node not in run.state.nodes:
+            (broken / node).touch()
+    progress(f"{kill_one(bench, run)} dies, and prologs fail on the idle nodes")
+    wait_for(lambda: run.view.word == "held", 120, "a hold")
+    camera.screen("watch-held", "status --watch", (), "HELD")
+    camera.report("report-held")
+    bench.transom("stop", "--root", "runs")
+
+
+def main() -> int:
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if browser is None:
-        sys.exit("error: no Chromium is here\n\nhint: apt-get install chromium")
+    if browser is None or shutil.which("tmux") is None:
+        print("error: Chromium or tmux is not here\n\nhint: apt-get install chromium tmux", file=sys.stderr)
+        return 1
     out = Path(sys.argv[1]) if sys.argv[1:] else IMAGES
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        html = folder / "report.html"
-        run = long_run.make(folder / "long", 3.2, 11, 64, steps=115_000, requeued=4)
-        html.write_text(page(document(gather(run))))
-        shoot(browser, html, out / "report-light.png", WIDE)
-        shoot(browser, html, out / "report-dark.png", WIDE, dark=True)
-        shoot(browser, html, out / "report-phone.png", PHONE, dark=True)
-        drawn = asyncio.run(live_screen(folder / "live"))
-        box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)
-        assert box is not None
-        screen = folder / "screen.svg"
-        screen.write_text(re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL))  # those would be fetched
-        shoot(browser, screen, out / "watch.png", (round(float(box[1])), round(float(box[2]))))
+        return follow(browser, Path(name), out)
+
+
+def follow(browser: str, broken: Path, out: Path) -> int:
+    """broken: a folder for the prolog, which fails on the nodes that have a file of their name there."""
+    prolog = broken / "prolog"
+    prolog.write_text(f'#!/bin/sh\ntest ! -e "{broken}/$SLURMD_NODENAME"\n')
+    prolog.chmod(0o700)
+    try:
+        with Bench(nodes=NODES + IDLE, slurm_conf={"Prolog": str(prolog), "PrologFlags": "Alloc"}) as bench:
+            tell(bench, Camera(browser, bench, out), broken)
+    except (TransomError, TimeoutError, subprocess.CalledProcessError) as error:
+        print(f"\nerror: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

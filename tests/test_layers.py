@@ -21,6 +21,7 @@ PURE = (
     "errors",
     "doctor.symptom",
     "layout",
+    "plural",
     "agent.wire",
     "core",
     "core.*",
@@ -33,6 +34,7 @@ PURE = (
     "beats.spent",
     "beats.table",
     "ckpt.cadence",
+    "ckpt.coming",
     "ckpt.intervals",
     "ckpt.manifest",
     "ckpt.memory.account",
@@ -41,6 +43,7 @@ PURE = (
     "ckpt.names",
     "ckpt.stopwatch",
     "ckpt.failures",
+    "ckpt.underway",
     "diagnose.clue",
     "diagnose.logs.blame",
     "diagnose.logs.cause",
@@ -87,11 +90,14 @@ PURE = (
     "health.gpu.dcgm",
     "health.gpu.events",
     "health.gpu.follow",
+    "health.gpu.heard",
     "health.gpu.judge",
     "health.gpu.judge_*",
     "health.gpu.limits",
     "health.gpu.reading",
+    "health.gpu.shown",
     "health.gpu.telling",
+    "health.gpu.worst",
     "health.gpu.xid",
     "health.gpu.xid_table",
     "health.kernel_rules",
@@ -130,12 +136,14 @@ PURE = (
     "submit.render",
     "ui.ahead",
     "ui.document",
+    "ui.gpus",
     "ui.incidents",
     "ui.lines",
     "ui.nodemap",
     "ui.nodestate",
     "ui.render",
     "ui.runs",
+    "ui.saving",
     "ui.slurmwords",
     "ui.todo",
     "ui.told",
@@ -185,7 +193,7 @@ TOUCHES = {
     "rmdir", "samefile", "stat", "symlink_to", "today", "touch", "unlink", "utcnow", "walk", "write_bytes",
     "write_text",
 }  # fmt: skip
-PROBES = ("health.probe.compute", "health.probe.kernels", "health.probe.links", "health.probe.rank")
+PROBES = tuple(f"health.probe.{name}" for name in ("board_store", "compute", "kernels", "links", "rank"))
 # Used where it is installed, and done without where it is not.
 WHERE_IT_IS_THERE = {"diagnose.logs.engines": {"re2"}, "diagnose.logs.rulefiles": {"tomli"}}
 HOOKS = ("beats.collectives",)  # on the trainer's side: torch is imported in the call of a trainer that uses it

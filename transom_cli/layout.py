@@ -44,7 +44,7 @@ class AttemptDir:
     @property
     def nodes(self) -> Path:
         """`<node>.beats` (the node's beat table), `<node>.endpoint` (where its agent listens), `<node>.jsonl`,
-        `<node>.memory`, `<node>.spent`."""
+        `<node>.memory`, `<node>.spent`, `<node>.gpus`."""
         return self.path / "nodes"
 
     @property
@@ -67,6 +67,10 @@ class AttemptDir:
     def spent(self, node: str) -> Path:
         """What the node's ranks spend their steps on, by its agent, as JSON (beats.spent)."""
         return self.nodes / f"{node}.spent"
+
+    def gpus(self, node: str) -> Path:
+        """What the node's GPUs tell, by its agent, as JSON (health.gpu.shown)."""
+        return self.nodes / f"{node}.gpus"
 
     @property
     def reports(self) -> Path:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from agent_ranks import DEAF, NODE, UP, Ranks, wait_for
@@ -121,6 +123,9 @@ def test_a_rank_that_keeps_costs_no_grace(ranks: Ranks) -> None:
 
 def test_stuck_with_the_lock_of_python_it_is_killed(ranks: Ranks) -> None:
     ranks.start(STUCK % 40)
+    asleep = Path(f"/proc/{ranks.pids[0]}/stat")  # of its main thread: a signal before that is heard by Python
+    while asleep.read_text().rpartition(")")[2].split()[0] != "S":
+        time.sleep(0.01)
     assert [(x.pid, x.kind) for x in end(ranks, 0.5).killed] == [(ranks.pids[0], "rank")]
 
 

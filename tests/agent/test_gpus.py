@@ -11,11 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from transom_cli.agent import gpus
+from transom_cli.agent import gpufile, gpus
+from transom_cli.agent.gpufile import GpuFile
 from transom_cli.agent.gpus import Gpus
 from transom_cli.agent.watching import Watched
 from transom_cli.health.about import About, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict
+from transom_cli.health.gpu.shown import GpuShown, NodeGpus, decode, encode, gpus_of, with_gpus
+from transom_cli.layout import AttemptDir
 from transom_cli.sandbox import nvml_stub
 
 WHAT = Watched(every=0.2, about=About(tier=Tier.WATCH, gpus=2))
@@ -24,6 +27,8 @@ WHAT = Watched(every=0.2, about=About(tier=Tier.WATCH, gpus=2))
 class Node:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.states = folder / "states"
+        self.attempt = AttemptDir(folder / "48213.0")
+        self.attempt.nodes.mkdir(parents=True)
         environment = nvml_stub.environment(nvml_stub.build(folder / "lib"), self.states)
         for name, value in {**environment, "SLURMD_NODENAME": "node1"}.items():
             monkeypatch.setenv(name, value)
@@ -33,7 +38,7 @@ class Node:
         self.watching: Gpus | None = None
 
     def watch(self, what: Watched = WHAT) -> None:
-        self.watching = Gpus("node1", what, self._tell, {})
+        self.watching = Gpus("node1", what, self._tell, {}, GpuFile(self.attempt, "node1"))
         self.watching.start()
 
     def _tell(self, news: Sequence[Finding]) -> None:
@@ -44,6 +49,10 @@ class Node:
         while not ready():
             assert time.monotonic() < deadline, self.news
             time.sleep(0.02)
+
+    def shown(self) -> NodeGpus | None:
+        path = self.attempt.gpus("node1")
+        return decode(path.read_text()) if path.exists() else None
 
     def children(self) -> list[psutil.Process]:
         return [p for p in psutil.Process().children() if _is_watcher(p)]
@@ -85,6 +94,40 @@ def test_an_event_of_the_driver_is_told_at_once(node: Node) -> None:
     node.until(lambda: any(f.check == "gpu_xid" for f in node.news))
     (found,) = [f for f in node.news if f.check == "gpu_xid"]
     assert found.verdict is Verdict.FAIL and "Xid 79" in found.evidence and found.device.startswith("GPU-")
+
+
+def test_what_the_gpus_tell_is_left_in_the_run_directory(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpufile, "EVERY", 0.05)
+    node.watch()
+    node.until(lambda: node.shown() is not None)
+    shown = node.shown()
+    assert shown is not None
+    assert (shown.node, shown.attempt, shown.expected, shown.answering) == ("node1", "48213.0", 2, 2)
+    assert (shown.worst, shown.level, shown.xid) == ("", "", None) and shown.xids_since is not None
+    first, second = gpus_of(shown)
+    assert (first.uuid, first.heat, first.slowdown, first.warmth, first.busy) == ("GPU-node1-0000", 31, 87, "light", 0)
+    assert (first.throttle, first.ecc_uncorrected, first.rows_pending, first.pages_pending) == ((), 0, False, None)
+    assert second.index == 1 and second.power == pytest.approx(71.23)
+    hot = nvml_stub.with_fault(node.healthy, "hardware_slowdown", gpu=1)
+    nvml_stub.write(node.states, "node1", nvml_stub.with_event(hot, 0, 8, 31))
+    node.until(lambda: (shown := node.shown()) is not None and bool(shown.worst) and shown.xid == 31)
+    shown = node.shown()
+    assert shown is not None and (shown.worst, shown.level, shown.xid_gpu) == ("gpu1 throttled", "throttled", 0)
+
+
+def test_an_agent_after_it_knows_the_xids_and_writes_no_oftener_than_it_may(node: Node) -> None:
+    node.watch(replace(WHAT, every=60.0))
+    node.until(lambda: node.shown() is not None)  # which comes at once; the next one is due in 25 s
+    path = node.attempt.gpus("node1")
+    written = path.stat().st_mtime_ns
+    nvml_stub.write(node.states, "node1", nvml_stub.with_event(node.healthy, 1, 8, 79))
+    node.until(lambda: any(f.check == "gpu_xid" for f in node.news))
+    assert path.stat().st_mtime_ns == written
+    gpu = GpuShown(1, "GPU-node1-0001", xid=94, xid_at=1000.0)
+    path.write_text(encode(with_gpus(NodeGpus("node1", "48213.0", 1000.0, 30.0, 2, 2), [gpu])))
+    assert GpuFile(node.attempt, "node1").former() == {"GPU-node1-0001": (94, 1000.0)}
+    path.write_text("{")
+    assert GpuFile(node.attempt, "node1").former() == {}
 
 
 def test_nvml_that_hangs_is_told_and_ends_with_the_agent(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,14 +60,14 @@ class Job:
 
     def set(self, ranks: list[int] | None = None, **changes: object) -> None:
         for r in range(self.ranks) if ranks is None else ranks:
-            self.beats[r] = replace(self.beats[r], **changes)
+            self.beats[r] = self.beats[r]._replace(**changes)  # type: ignore[arg-type]
 
     def step(self, seconds: float, ranks: list[int] | None = None) -> list[quiet.QuietFinding]:
         found = self.pass_time(seconds)
         for r in range(self.ranks) if ranks is None else ranks:
             b = self.beats[r]
             phase = "step" if b.phase == "start" else b.phase
-            self.beats[r] = replace(b, step=b.step + 1, count=b.count + 1, phase=phase)
+            self.beats[r] = b._replace(step=b.step + 1, count=b.count + 1, phase=phase)
         return found
 
     def steps(self, seconds: list[float]) -> list[quiet.QuietFinding]:
@@ -395,6 +395,6 @@ def test_a_table_of_an_older_launch_changes_nothing() -> None:
     state = quiet.start()
     beat = RankBeat(0, 1, 7, 8, 0.0, None, "step", 1, "S")
     state, _ = quiet.watch(state, {"a": NodeTable("a", "7.0", 1, (beat,))}, 0.0, LIMITS)
-    late = NodeTable("b", "7.0", 1, (replace(beat, launch=0, step=3),))
+    late = NodeTable("b", "7.0", 1, (beat._replace(launch=0, step=3),))
     after, found = quiet.watch(state, {"a": NodeTable("a", "7.0", 1, (beat,)), "b": late}, 1.0, LIMITS)
     assert found == () and after.step == 7 and set(after.pulses) == {0}

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -70,7 +69,7 @@ def test_a_loss_that_is_no_number_is_told_from_no_loss(nan: float) -> None:
     table = NodeTable("n", "1.0", 1, (RankBeat(0, 0, 1, 1, 0.0, nan, "step", 1, "R"),))
     loss = decode(encode(table)).ranks[0].loss
     assert loss is not None and math.isnan(loss)
-    assert decode(encode(NodeTable("n", "1.0", 1, (replace(table.ranks[0], loss=None),)))).ranks[0].loss is None
+    assert decode(encode(NodeTable("n", "1.0", 1, (table.ranks[0]._replace(loss=None),)))).ranks[0].loss is None
 
 
 def test_an_older_reader_takes_every_nan_for_no_loss() -> None:

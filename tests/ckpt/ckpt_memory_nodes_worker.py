@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -17,14 +18,27 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt import Checkpointer, files, progress
 
 WIDTH = 3 << 16
+
+
+def read_slowly(pause: float) -> None:
+    """With so many seconds after each piece of a restore."""
+    add = progress.Progress.add
+
+    def slowly(self, count):
+        add(self, count)
+        time.sleep(pause)
+
+    files._PIECE, progress.Progress.add = 64 << 10, slowly
 
 
 def main() -> None:
     directories, protect, steps = [Path(one) for one in sys.argv[1].split(",")], sys.argv[2], int(sys.argv[3])
     also = dict.fromkeys(sys.argv[4:], 1)
+    if "SLOW" in os.environ:
+        read_slowly(float(os.environ["SLOW"]))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     size, rank = dist.get_world_size(), dist.get_rank()

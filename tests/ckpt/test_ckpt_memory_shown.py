@@ -21,7 +21,7 @@ from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.core.codec import plain
 from transom_cli.core.state import State
 from transom_cli.layout import RunDir
-from transom_cli.ui.read import read_memory
+from transom_cli.ui.readmemory import read_memory
 from transom_cli.ui.render import status_lines
 from transom_cli.ui.view import view_of
 
@@ -105,7 +105,7 @@ def test_a_plain_directorys_holder_is_asked_and_nothing_is_told_once_all_is_dura
         checkpointer.save(step)
     checkpointer._saver.settle()
     listed = _run("ls", directory)
-    assert "in memory, 1 of 1 nodes" in listed.stdout and "not protected" in listed.stdout
+    assert "in memory, 1 of 1 node" in listed.stdout and "not protected" in listed.stdout
     steps = _memory("verify", directory)["steps"]
     assert (steps[0]["step"], steps[0]["checked"]["state"], steps[0]["checked"]["shares"]) == (2, "good", 1)
     checkpointer.close()

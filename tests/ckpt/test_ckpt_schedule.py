@@ -13,9 +13,10 @@ from ckpt_made import names_in
 from transom_cli.ckpt import Checkpointer, checkpointer
 from transom_cli.ckpt.cadence import START, Cadence, Measured
 from transom_cli.ckpt.failrate import Failures
+from transom_cli.ckpt.lasting import Rule
 from transom_cli.ckpt.meeting import LOOK, Meeting, Note
 from transom_cli.ckpt.ranks import Ranks
-from transom_cli.ckpt.schedule import Auto
+from transom_cli.ckpt.schedule import Auto, Every
 from transom_cli.ckpt.stopwatch import Stopwatch
 from transom_cli.errors import UsageError
 
@@ -220,3 +221,37 @@ def test_multiples_stay_multiples(tmp_path: Path):
 def test_what_cannot_be_asked_for(every, overhead, tmp_path: Path):
     with pytest.raises(UsageError, match="must be"):
         Checkpointer({"n": 1}, tmp_path, every=every, overhead=overhead)
+
+
+def test_the_next_save_that_it_tells_is_the_one_that_it_makes():
+    trainer = Trainer()
+    changes: list[tuple[int, int]] = []
+    trainer.auto.changed = lambda: changes.append((trainer.step, trainer.auto.next(trainer.step)))
+    assert trainer.auto.next(0) == START
+    told = []
+    for _ in range(200):
+        ahead = trainer.auto.next(trainer.step)
+        if trainer.train(1):
+            told.append((trainer.step, ahead))
+    assert [made for made, _ in told] == [START, START + LOOK, 47, 74, 101, 128, 155, 182]
+    assert all(made == ahead for made, ahead in told)
+    assert changes == [(START + 2 * LOOK, 47)], "told anew when it is found"
+
+
+def test_a_given_distance_tells_its_multiples():
+    every = Every(40)
+    assert [every.next(done) for done in (-1, 0, 39, 40, 41)] == [0, 40, 40, 80, 80]
+
+
+def test_how_many_saves_there_are_until_one_is_durable():
+    now = [0.0]
+    tenth, minutes, best = Rule(10), Rule("10m", lambda: now[0]), Rule("auto")
+    assert (tenth.left(1), minutes.left(1), best.left(4)) == ((10, 0.0), (None, 600.0), (4, 0.0))
+    for rule in (tenth, minutes, best):
+        assert rule.due(False, 4) is False
+    now[0] = 200.0
+    assert (tenth.left(1), minutes.left(1), best.left(4)) == ((9, 0.0), (None, 400.0), (3, 0.0))
+    for rule in (tenth, minutes, best):
+        rule.hurry()
+    assert (tenth.left(1), minutes.left(1), best.left(4)) == ((1, 0.0), (None, 0.0), (1, 0.0))
+    assert tenth.due(False, 4) and tenth.left(1) == (10, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,17 +29,21 @@ FEW = settings(max_examples=150, deadline=None)
 TRANSCRIPTS = sorted((Path(__file__).parent / "incidents").glob("*.txt"))
 
 
+def unruled(words: str) -> str:
+    """What a failed cancelling adds stays."""
+    return re.sub(r"; stopped by rule .*?(?= \(cancelling failed: |$)", "", words, flags=re.DOTALL)
+
+
 def without_rule(diagnosis: Diagnosis | None) -> Diagnosis | None:
     if diagnosis is None:
         return None
-    words = diagnosis.words.partition("; stopped by rule ")[0]
-    return replace(diagnosis, decided=UNDECIDED, words=words)
+    return replace(diagnosis, decided=UNDECIDED, words=unruled(diagnosis.words))
 
 
 def plain_incident(incident: Incident | None) -> Incident | None:
     if incident is None:
         return None
-    marks = tuple(replace(m, words=m.words.partition("; stopped by rule ")[0]) for m in incident.marks)
+    marks = tuple(replace(m, words=unruled(m.words)) for m in incident.marks)
     return replace(incident, diagnosis=without_rule(incident.diagnosis), marks=marks)
 
 
@@ -49,7 +54,7 @@ def plain(state: State) -> State:
         policy=replace(state.policy, rules=()),
         incident=plain_incident(state.incident),
         incidents=tuple(plain_incident(i) for i in state.incidents),  # type: ignore[misc]
-        verdict=state.verdict.partition("; stopped by rule ")[0],
+        verdict=unruled(state.verdict),
     )
 
 

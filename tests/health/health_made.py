@@ -33,6 +33,7 @@ def read_made(about: About) -> Made:
         time.sleep(3600)
     if told == "die":
         os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(3600)  # another thread may be the one that it is delivered to, a moment later
     if told == "raise":
         raise RuntimeError("the tool is broken")
     if told == "long":

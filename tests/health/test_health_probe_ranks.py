@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from probe_told import bad
 from processes import wait_for
 
 from transom_cli.health.about import About
@@ -32,14 +33,6 @@ RANK = [sys.executable, "-m", "transom_cli.health.probe.rank", "--node", "n0", "
 
 def probe(crew: Any) -> ProbeResult:
     return drive(crew, About(), LIMITS, addresses=HOME)
-
-
-def bad(result: ProbeResult) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for finding in result.findings:
-        if finding.verdict.bad:
-            found.setdefault(finding.node, []).append(finding.check)
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from probe_told import bad
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
@@ -36,15 +37,6 @@ def probe(crew: SimCrew, tier: Tier = Tier.QUICK, limits: ProbeLimits = LIMITS, 
     told = [(finding.node, finding.check) for finding in result.findings]
     assert sorted(told) == sorted((node, check) for node in crew.nodes for check in CHECKS), "one of each, for each"
     return result
-
-
-def bad(result: ProbeResult) -> dict[str, list[str]]:
-    """The checks by which each node would be kept out."""
-    found: dict[str, list[str]] = {}
-    for finding in result.findings:
-        if finding.verdict.bad:
-            found.setdefault(finding.node, []).append(finding.check)
-    return found
 
 
 def evidence(result: ProbeResult, node: str, check: str) -> str:

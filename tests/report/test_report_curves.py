@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom_cli.core.goodput import NS, Attempt, History, Kind, Span
+from transom_cli.core.goodput.curves import Loss
 from transom_cli.core.goodput.shapes import Launch, Sample
 from transom_cli.report.curves import COLUMNS, losses, step_times, steps
-from transom_cli.report.material import Loss
 from transom_cli.report.scale import MARKS, Scale
 from transom_cli.report.shapes import Plot, Words
 from transom_cli.report.timeline import EXACT, _columns

@@ -96,3 +96,11 @@ def test_settings_that_cannot_be_understood(tmp_path: Path, reported: Callable[[
 
 def test_a_run_of_which_nothing_was_written_yet(tmp_path: Path, reported: Callable[[RunDir], str]) -> None:
     assert "No incident so far." in Page(reported(Made(tmp_path).run)).texts
+
+
+def test_gpus_of_a_run_that_lives_stand_beside_its_nodes(tmp_path: Path, reported: Callable[[RunDir], str]) -> None:
+    one = made(tmp_path).beats()
+    assert "worst of them" not in Page(reported(one.run)).texts
+    texts = Page(reported(one.gpus({"gpu001": {3: {"reasons": 0x40}}}).run)).texts
+    assert "worst of them" in texts
+    assert texts[texts.index("gpu3 throttled") - 1] == "8/8"

@@ -97,4 +97,4 @@ def test_the_verdict_is_that_of_status(name: str, word: str, run_of: Run, report
 
 def test_a_run_whose_attempt_has_made_no_step_yet_shows_the_newest_of_the_run(run_of: Run, reported: Reported) -> None:
     texts = Page(reported(run_of("held"))).texts
-    assert texts[texts.index("newest step") + 1] == "18,400"
+    assert texts[texts.index("newest step") + 1] == "18,859"

@@ -38,7 +38,7 @@ def test_a_cluster_by_the_command_line(short_dir: Path, sandbox: Sandbox) -> Non
     up = transom("up", "--nodes", "2", "--gpus-per-node", "1", "--dir", folder)
     try:
         assert up.returncode == 0, up.stderr
-        assert up.stdout == f"up: 2 nodes with 1 GPUs each in {folder}\n"
+        assert up.stdout == f"up: 2 nodes with 1 GPU each in {folder}\n"
         status = json.loads(transom("status", "--json", "--dir", folder).stdout)
         assert status["schema"] == 1 and status["up"]
         assert [(node["name"], node["state"]) for node in status["nodes"]] == [("node1", "idle"), ("node2", "idle")]

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,11 @@ def test_a_row_of_steps_is_played_as_its_newest(events: list[ev.Event]) -> None:
         for event in (ev.Started(1.0, 1), ev.Submitted(2.0, "submit", 7), *events):
             journal.append(event)
         journal.close()
-        told: list[ev.Event] = []
-        one_by_one = fold(path, lambda _before, event, _after: told.append(event))
-        assert fold(path) == one_by_one and tuple(told) == one_by_one.events
+        told: list[tuple[ev.Event, State]] = []
+        one_by_one = fold(path, lambda _before, event, after: told.append((event, after)))
+        assert fold(path) == one_by_one and tuple(event for event, _ in told) == one_by_one.events
+        rows: list[tuple[ev.Event, State]] = []
+        assert fold(path, lambda _before, event, after: rows.append((event, after)), each_step=False) == one_by_one
+        assert rows == [
+            (e, replace(s, step=r.step, max_step=r.max_step)) for (e, s), (_, r) in zip(told, rows, strict=True)
+        ]

@@ -20,4 +20,5 @@ def test_the_measured_run_has_all_that_costs_time(tmp_path: Path, monkeypatch: p
     view = read_view(bench.make(tmp_path, 8, 2))
     assert [one.state for one in view.node_views] == ["ok", "silent", "suspect", "slow", *["ok"] * 4]
     assert (view.memory, view.step, view.steps, view.operator) == (9360, 9360, 120_000, True)
+    assert [one.gpus.answering if one.gpus else None for one in view.node_views] == [2] * 8
     assert view.reports and view.step_time == pytest.approx(60 / 26, rel=0.01)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import string
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transom_cli.core.state import Phase
+from transom_cli.health.gpu.shown import LEVELS, GpuShown, NodeGpus, with_gpus
 from transom_cli.ui.colour import painted, text_of
 from transom_cli.ui.document import document
 from transom_cli.ui.lines import Line, plain
@@ -17,6 +19,7 @@ from transom_cli.ui.nodestate import LETTERS
 from transom_cli.ui.render import screen
 from transom_cli.ui.runs import list_lines
 from transom_cli.ui.view import Ahead, IncidentView, NodeView, RunView
+from transom_cli.ui.watch.content import Wish, node_items
 from transom_cli.ui.words import cells, fit
 
 NOW = 1_795_331_400.0
@@ -26,6 +29,45 @@ names = st.text(st.sampled_from(string.ascii_lowercase + string.digits + "日\x1
 moments = st.none() | st.floats(NOW - 1e7, NOW + 1e7)
 lengths = st.none() | st.floats(0, 1e7)
 steps = st.integers(-1, 10**9)
+numbers = st.none() | st.integers(0, 10**12)
+devices = st.builds(
+    GpuShown,
+    index=st.integers(0, 15),
+    uuid=words,
+    name=words,
+    trouble=words,
+    busy=numbers,
+    heat=st.none() | st.integers(-40, 150),
+    slowdown=numbers,
+    warmth=st.sampled_from(["", "light", "moderate", "heavy"]),
+    memory_used=numbers,
+    memory_total=numbers,
+    power=lengths,
+    power_limit=lengths,
+    throttle=st.none() | st.lists(words, max_size=2).map(tuple),
+    ecc_uncorrected=numbers,
+    ecc_corrected=numbers,
+    rows_pending=st.none() | st.booleans(),
+    rows_failed=st.none() | st.booleans(),
+    pages_pending=st.none() | st.booleans(),
+    xid=st.none() | st.integers(0, 200),
+    xid_at=moments,
+)
+shown = st.builds(
+    NodeGpus,
+    node=st.just("n"),
+    attempt=st.just("7.0"),
+    wall=st.just(NOW),
+    every=st.just(30.0),
+    expected=st.integers(0, 16),
+    answering=st.none() | st.integers(0, 16),
+    worst=words,
+    level=st.sampled_from(LEVELS),
+    xid=st.none() | st.integers(0, 200),
+    xid_at=moments,
+    xid_gpu=st.none() | st.integers(0, 15),
+    xids_since=moments,
+)
 nodes = st.builds(
     NodeView,
     node=names,
@@ -37,6 +79,8 @@ nodes = st.builds(
     alive=st.integers(0, 8),
     phase=st.sampled_from(["", "step", "restore"]),
     note=words,
+    gpus=st.none() | shown,
+    gpus_age=st.sampled_from([0.0, 12.0, 371.0, 1e7]),
 )
 incidents = st.builds(
     IncidentView,
@@ -85,7 +129,7 @@ views = st.builds(
     steps=st.none() | st.integers(1, 10**9),
     step_time=st.none() | st.floats(1e-6, 1e5),
     durable_age=lengths,
-    node_views=st.lists(nodes, max_size=20).map(tuple),
+    node_views=st.lists(nodes, max_size=12).map(tuple),
     until=st.just(()),
     ahead=st.lists(st.builds(Ahead, words=words, at=moments, then=words), max_size=2).map(tuple),
     no_progress=st.integers(0, 3),
@@ -101,6 +145,18 @@ views = st.builds(
 
 def _lines(view: RunView, width: int | None, everything: bool) -> list[Line]:
     return [*screen(view, width, everything=everything), *list_lines([view], width)]
+
+
+@settings(max_examples=60)
+@given(views, shown, st.lists(devices, max_size=3))
+def test_what_a_node_tells_when_it_is_opened_is_text(view: RunView, told: NodeGpus, gpus: list[GpuShown]) -> None:
+    one = NodeView("gpu\x1b[7m", "ranks", "ok", gpus=with_gpus(told, gpus))
+    view = replace(view, node_views=(one, *view.node_views))
+    items = node_items(view, Wish(everything=True), f"node {one.node}")[1]
+    assert any(item.details for item in items)
+    for item in items:
+        assert all(plain(text).isprintable() for text in (item.line, *item.details))
+    assert document(view).startswith("{")
 
 
 @settings(max_examples=60)

@@ -10,10 +10,20 @@ from pathlib import Path
 from unittest import mock
 
 from transom_cli.beats.table import NodeTable, RankBeat, encode
+from transom_cli.ckpt.coming import Coming
 from transom_cli.ckpt.memory.account import Account, Held, Step
+from transom_cli.ckpt.underway import Part
 from transom_cli.core import events as ev
 from transom_cli.core.codec import plain
 from transom_cli.core.state import Policy
+from transom_cli.health.about import About, Tier
+from transom_cli.health.gpu.events import GpuEvent, judge_event
+from transom_cli.health.gpu.follow import NvmlFollow
+from transom_cli.health.gpu.heard import Heard
+from transom_cli.health.gpu.limits import GpuLimits
+from transom_cli.health.gpu.reading import Ecc, Gpu, Heat, NvmlReading, Power, Rows
+from transom_cli.health.gpu.shown import encode as encode_gpus
+from transom_cli.health.gpu.worst import show
 from transom_cli.layout import RunDir
 from transom_cli.supervise.journal import Journal, write_header
 from transom_cli.supervise.lease import Lease
@@ -109,13 +119,49 @@ class Made:
             os.utime(path, (NOW - ago - behind, NOW - ago - behind))
         return self
 
-    def memory(self, step: int = 18420, ago: float = 23.0, rhythm: str = "") -> Made:
-        attempt = self.run.attempt(JOB, 0)
+    def gpus(
+        self,
+        odd: Mapping[str, Mapping[int, Mapping[str, object]]] | None = None,
+        *,
+        ago: Mapping[str, float] | None = None,
+        events: Mapping[str, GpuEvent] | None = None,
+        missing: Mapping[str, int] | None = None,
+    ) -> Made:
+        """Eight GPUs a node, as its agent leaves them. odd: of some nodes, what is other about some of their GPUs."""
+        attempt, about, limits = self.run.attempt(JOB, 0), About(tier=Tier.WATCH, gpus=8), GpuLimits()
+        attempt.nodes.mkdir(parents=True, exist_ok=True)
+        for node in self.nodes:
+            told = (odd or {}).get(node, {})
+            count = 8 - (missing or {}).get(node, 0)
+            reading = NvmlReading(NOW, 9.0, gpus=tuple(replace(_gpu(node, i), **told.get(i, {})) for i in range(count)))  # type: ignore[arg-type]
+            heard = Heard()
+            heard.listens(True, NOW - 6.2 * 3600)
+            if node in (events or {}):
+                heard.take(events[node], judge_event(node, events[node]))  # type: ignore[index]
+            found = NvmlFollow(node, about, limits).look(reading)
+            path = attempt.gpus(node)
+            path.write_text(encode_gpus(show(node, attempt.name, 30.0, reading, found, heard, about, limits)))
+            written = NOW - (ago or {}).get(node, 12.0)
+            os.utime(path, (written, written))
+        return self
+
+    def memory(
+        self,
+        step: int = 18420,
+        ago: float = 23.0,
+        rhythm: str = "",
+        coming: Coming | None = None,
+        parts: tuple[Part, ...] = (),
+        restarts: int = 0,
+    ) -> Made:
+        """step -1: nothing is in it. parts: what each node is at."""
+        attempt = self.run.attempt(JOB, restarts)
         attempt.nodes.mkdir(parents=True, exist_ok=True)
         created = f"2026-11-22T{_clock(NOW - ago)}+00:00"
         for i, node in enumerate(self.nodes):
             held = Step(step, created, attempt.name, len(self.nodes), 9, len(self.nodes), (Held(i, f"r{i}", 9),), ())
-            account = Account("/ckpt", (held,), "copies:2", step, (), 0, 9, len(self.nodes), rhythm)
+            steps = (held,) if step >= 0 else ()
+            account = Account("/ckpt", steps, "copies:2", step, (), 0, 9, len(self.nodes), rhythm, coming, parts)
             attempt.memory(node).write_text(json.dumps({"schema": 1, "trainings": [plain(account)]}))
             os.utime(attempt.memory(node), (NOW - 1, NOW - 1))
         return self
@@ -147,6 +193,22 @@ def _elsewhere(view: RunView, run: RunDir) -> RunView:
     """A path that is the same in every test."""
     path = f"/shared/runs/{run.run_id}"
     return replace(view, path=path, checkpoints=view.checkpoints.replace(str(run.path), path))
+
+
+def _gpu(node: str, index: int) -> Gpu:
+    return Gpu(
+        index,
+        uuid=f"GPU-{node}-{index}",
+        name="NVIDIA H100 80GB HBM3",
+        ecc=Ecc(0, 0, 0, 0),
+        rows=Rows(0, 0, pending=False, failed=False),
+        reasons=0,
+        busy=99 - index % 3,
+        heat=Heat(58 + index, 87, 92),
+        power=Power(640.0 + 7 * index, 700.0, 700.0),
+        memory_used=61 << 30,
+        memory_total=80 << 30,
+    )
 
 
 def _clock(at: float) -> str:

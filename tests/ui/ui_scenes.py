@@ -9,7 +9,11 @@ from pathlib import Path
 
 from ui_made import JOB, NOW, Made
 
+from transom_cli.ckpt.coming import Coming
+from transom_cli.ckpt.underway import CHECKING, WRITING, Part
 from transom_cli.core import events as ev
+from transom_cli.health.gpu.events import GpuEvent
+from transom_cli.health.gpu.reading import Ecc, Heat, Rows
 from transom_cli.slurm.port import Job, JobState
 from transom_cli.ui.slurmwords import with_answer, with_error
 from transom_cli.ui.view import RunView
@@ -21,7 +25,42 @@ LOSS_LINE = "ValueError: loss is not finite at step 18431"
 
 def healthy(folder: Path) -> RunView:
     made = Made(folder, nodes=4).began().stepped().saved()
-    return made.memory(rhythm="every step; one of 50 is made durable").beats(loss=1.8312).operator().view()
+    coming = Coming(18431, every=1, persist=50, durable=18450)
+    made.memory(rhythm="every step; one of 50 is made durable", coming=coming)
+    return made.beats(loss=1.8312).operator().view()
+
+
+def saving(folder: Path) -> RunView:
+    """A checkpoint is being written, and one before it is still being copied."""
+    made = Made(folder, nodes=4).began().stepped().saved()
+    coming = Coming(18440, every=40, persist=10, durable=18800)
+    writing = Part(WRITING, 18400, "/ckpt", 1 << 30, 3 << 30, NOW - 14)
+    copying = Part(WRITING, 18000, "/archive/llama", 2 << 30, 3 << 30, NOW - 95)
+    made.memory(18400, 15.0, "every 40 steps; one of 10 is made durable", coming, (writing, copying))
+    return made.beats().operator().view()
+
+
+def restoring(folder: Path) -> RunView:
+    made = Made(folder, nodes=64).began()
+    made.seen(
+        (200.0, ev.CheckpointSeen(0, 18000)),
+        (70.0, ev.JobSeen(0, JOB, 0, "PENDING", reason="None")),
+        (69.0, ev.JobSeen(0, JOB, 1, "RUNNING", nodes=made.nodes, batch_host="gpu000")),
+        (30.0, ev.LaunchSeen(0, f"{JOB}.1", 0, made.nodes, 512)),
+    )
+    part = Part(CHECKING, 18000, "/ckpt", 5 << 30, 21 << 30, NOW - 11)
+    return made.memory(-1, parts=(part,), restarts=1).beats(-1, attempt=f"{JOB}.1", phase="restore").operator().view()
+
+
+def ranks_restore(folder: Path) -> RunView:
+    """With a Checkpointer of their own."""
+    made = Made(folder, nodes=2).seen(
+        (50.0, ev.Started(0, 1)),
+        (49.0, ev.Submitted(0, "submit", JOB, True)),
+        (40.0, ev.JobSeen(0, JOB, 0, "RUNNING", nodes=("gpu000", "gpu001"), batch_host="gpu000")),
+        (30.0, ev.LaunchSeen(0, f"{JOB}.0", 0, ("gpu000", "gpu001"), 16)),
+    )
+    return made.beats(-1, age=24.0, phase="restore").operator().view()
 
 
 def total_not_known(folder: Path) -> RunView:
@@ -41,6 +80,24 @@ def one_node_of_many(folder: Path) -> RunView:
     made.report("slow_node", "a node is slow; rank 352 on gpu044 waits least for the others", "gpu044")
     made.found("gpu050", "host:ecc", "suspect", "GPU 3 has 14 uncorrected ECC errors")
     return made.memory().beats(late={"gpu017": 48.0}).operator().view()
+
+
+def gpus(folder: Path) -> RunView:
+    """16 nodes with GPUs: hot and throttled ones, a lost one, one that is missing, and what was told long ago."""
+    made = Made(folder, nodes=16, settings="").began().stepped().saved()
+    made.report("slow_node", "a node is slow; rank 31 on gpu003 waits least for the others", "gpu003")
+    made.found("gpu005", "gpu_lost", "fail", "GPU 6 (00000000:8F:00.0): GPU is lost")
+    odd = {
+        "gpu003": {3: {"heat": Heat(88, 87, 92)}, 4: {"heat": Heat(85, 87, 92)}},
+        "gpu004": {i: {"reasons": 0x48, "heat": Heat(86, 87, 92)} for i in range(3)},
+        "gpu005": {6: {"trouble": "GPU is lost", "trouble_code": 15, "heat": Heat(), "reasons": None, "busy": None}},
+        "gpu006": {1: {"heat": Heat(84, 87, 92)}},
+        "gpu007": {0: {"reasons": 0x20}},
+        "gpu009": {2: {"ecc": Ecc(3, 3, 12, 12), "rows": Rows(0, 1, pending=True, failed=False)}},
+    }
+    events = {"gpu008": GpuEvent("xid", "GPU-gpu008-5", xid=79, wall=NOW - 240.0)}
+    made.gpus(odd, ago={"gpu007": 371.0, "gpu009": 371.0}, events=events, missing={"gpu010": 1})
+    return made.memory().beats(late={"gpu004": 48.0}).operator().view()
 
 
 def spares(folder: Path) -> RunView:
@@ -115,7 +172,8 @@ def recovered(folder: Path) -> RunView:
 
 
 def held(folder: Path) -> RunView:
-    made = Made(folder).began().stepped().saved(18400, 1900.0)
+    made = Made(folder).began().stepped(18400, before=1920.0).saved(18400, 1900.0)
+    made.seen((860.0, ev.StepSeen(0, f"{JOB}.0", 18859)))
     made.seen((840.0, ev.JobSeen(0, JOB, 1, "PENDING", held=True, reason="launch_failed_requeued_held")))
     job = Job(JOB, JobState.PENDING, held=True, reason="launch_failed_requeued_held", restarts=1)
     return with_answer(made.operator().view(), job)
@@ -260,9 +318,9 @@ def _without(made: Made, *numbers: int) -> tuple[str, ...]:
 SCENES: dict[str, Callable[[Path], RunView]] = {
     scene.__name__: scene
     for scene in (
-        healthy, total_not_known, one_node_of_many, spares, submitting, pending, pending_without_an_answer, starting,
-        examining, backing_off, starting_again, recovered, held, held_by_its_launcher, unknown, unknown_and_slurm_too,
-        without_an_operator, slurm_is_silent, not_a_number, a_rank_is_gone, finishing, done, failed, given_up,
-        no_checkpoint_restores, stopping, stopped, hostile,
+        healthy, total_not_known, one_node_of_many, gpus, spares, submitting, pending, pending_without_an_answer,
+        starting, saving, restoring, ranks_restore, examining, backing_off, starting_again, recovered, held,
+        held_by_its_launcher, unknown, unknown_and_slurm_too, without_an_operator, slurm_is_silent, not_a_number,
+        a_rank_is_gone, finishing, done, failed, given_up, no_checkpoint_restores, stopping, stopped, hostile,
     )
 }  # fmt: skip

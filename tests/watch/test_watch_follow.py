@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,16 +16,19 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ui"))
 
 import ui_scenes as scenes
-from ui_made import JOB, Made
+from ui_made import JOB, NOW, Made
 
 from transom_cli.core import events as ev
 from transom_cli.layout import RunDir
 from transom_cli.supervise.journal import Folding, fold
 from transom_cli.ui.changes import Changes
+from transom_cli.ui.lines import plain
 from transom_cli.ui.readnodes import NodeReader
 from transom_cli.ui.view import RunView
 from transom_cli.ui.watch import follow as following
 from transom_cli.ui.watch.follow import Follow
+from transom_cli.ui.watch.past import Past, read_past
+from transom_cli.ui.watch.plots import Curves, plot_lines
 
 
 @settings(max_examples=40, deadline=None)
@@ -114,10 +118,57 @@ def test_an_incidents_story_is_what_explain_prints(tmp_path: Path) -> None:
     (run,) = (RunDir(path) for path in tmp_path.iterdir())
     argv = [sys.executable, "-m", "transom_cli", "explain", "--root", str(tmp_path), run.run_id, "i1"]
     printed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
-    told = Follow(run, lambda view: view).story("i1")
+    told = Follow(run, lambda view: view).story("i1", 10_000)
     assert told and [one for one in told if "so far" not in one] == [one for one in printed[1:] if "so far" not in one]
     assert (
-        Follow(run, lambda view: view).story("i9")
+        Follow(run, lambda view: view).story("i9", 80)
         == ()
-        == Follow(RunDir(tmp_path / "x"), lambda view: view).story("i1")
+        == Follow(RunDir(tmp_path / "x"), lambda view: view).story("i1", 80)
     )
+
+
+def test_on_a_narrow_screen_a_story_is_wrapped_and_not_cut(tmp_path: Path) -> None:
+    scenes.one_node_of_many(tmp_path)
+    (run,) = (RunDir(path) for path in tmp_path.iterdir())
+    follow = Follow(run, lambda view: view)
+    wide, narrow = follow.story("i1", 10_000), follow.story("i1", 50)
+    assert max(map(len, narrow)) <= 50 < max(map(len, wide))
+    assert "".join("".join(narrow).split()) == "".join("".join(wide).split())
+
+
+def test_the_curves_begin_with_the_run_and_not_with_the_screen(tmp_path: Path) -> None:
+    made = Made(tmp_path).began(hours=0.5)
+    attempt = made.run.attempt(JOB, 0)
+    attempt.path.mkdir(parents=True, exist_ok=True)
+    told = [(n, NOW - 1800 + 60 * n, 3.0 - n / 10) for n in range(20)]
+    lines = [{"wall": at, "launch": 0, "step": 1 + 10 * n, "loss": loss} for n, at, loss in told]
+    del lines[7]["loss"]  # it was no number
+    attempt.progress.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    launcher = [{"type": "attempt", "wall": NOW - 1815}, {"type": "launch", "launch": 0, "wall": NOW - 1810}]
+    attempt.launcher_journal.write_text("".join(json.dumps(one) + "\n" for one in launcher))
+    past = read_past(made.run, NOW)
+    assert past.loss == tuple((at, loss) for n, at, loss in told if n != 7)
+    assert [pace for _, pace in past.pace] == [6.0] * 19
+    assert past.goodput[-1][0] == NOW and 0 < past.goodput[-1][1] < 100
+    follow = Follow(made.run, lambda view: view)
+    assert follow.past() is not None and follow.past() is None, "they are read now and then"
+    shutil.rmtree(made.run.path)
+    assert Follow(made.run, lambda view: view).past() is None
+
+
+def test_what_the_screen_saw_itself_takes_the_place_of_what_was_kept() -> None:
+    curves = Curves(Past(loss=((NOW - 60.0, 3.0), (NOW, 2.0), (NOW + 60.0, 1.0))))
+    curves.add(NOW - 1.0, 7, 2.5, 0.5, 0.9)
+    curves.add(NOW, 7, 2.5, 0.5, 0.9)
+    curves.add(NOW + 1.0, 8, float("nan"), 0.5, None)
+    named = dict(curves.named())
+    assert named["loss"] == [(NOW - 60.0, 3.0), (NOW - 1.0, 2.5), (NOW, 2.0), (NOW + 60.0, 1.0)]
+    assert named["seconds a step"] == [(NOW - 1.0, 0.5), (NOW + 1.0, 0.5)]
+    drawn = "\n".join(map(plain, plot_lines(curves, 80, 30)))
+    assert (
+        drawn.startswith("loss  1\n")
+        and "-2m 00s" in drawn
+        and "now" in drawn
+        and "goodput, % of the time so far" in drawn
+    )
+    assert max(len(text) for text in drawn.splitlines()) <= 80 and "\x1b" not in drawn

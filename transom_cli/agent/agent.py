@@ -32,6 +32,7 @@ from transom_cli.agent.memory import Memory
 from transom_cli.agent.spending import Spending
 from transom_cli.agent.watching import Watch, watched
 from transom_cli.beats import places, record
+from transom_cli.beats.attempt_end import AttemptEnd, End
 from transom_cli.beats.reading import GONE, process, publish, row
 from transom_cli.beats.table import BadTable, NodeTable, RankBeat, decode
 from transom_cli.errors import BadNodes, TransomError
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 LOOK = 0.25  # seconds between two looks at the ranks
 EVERY = 1.0  # seconds between two tables while nothing happens
 FORMER = 5.0  # seconds for an agent that hung to be gone
-VANISHED = 3.0  # seconds that the run directory must be missing: a network file system may lose it for a moment
 _TOLD = (signal.SIGTERM, signal.SIGINT)
 _NOT_FOR_US = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)  # Slurm signals every step of a job
 
@@ -128,30 +128,18 @@ def keep(agent: Agent, attempt: AttemptDir) -> bool:
     The signals must be blocked.
     """
     parent = os.getppid()
-    seen = time.monotonic()
+    end = AttemptEnd(attempt, time.monotonic())
     farewell: Farewell | None = None
     while os.getppid() == parent:
         now = time.monotonic()
         agent.look(now)
-        if not _removed(attempt.path):
-            seen = now
-        elif now - seen > VANISHED:
+        found = end.look(now)
+        if found is End.VANISHED:
             return False
-        if os.path.exists(attempt.outcome) or (farewell is not None and farewell.over(now)):  # noqa: PTH110
+        if found is End.OUTCOME or (farewell is not None and farewell.over(now)):
             return True
         if signal.sigtimedwait(_TOLD, LOOK) is not None and farewell is None:
             farewell = Farewell(attempt, now)
-    return False
-
-
-def _removed(path: Path) -> bool:
-    """Known not to be there: an EIO or ESTALE of a network file system does not say that."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        pass
     return False
 
 
@@ -187,9 +175,10 @@ def main(argv: list[str]) -> int:
     what = watched(options.watch)
     watches: list[Watch | Gpus] = [Watch(options.node, what, eyes.tell, eyes.told)]
     if what.about.gpus:
+        from transom_cli.agent.gpufile import GpuFile
         from transom_cli.agent.gpus import Gpus  # what judges them takes a moment to import
 
-        watches.append(Gpus(options.node, what, eyes.tell, eyes.told))
+        watches.append(Gpus(options.node, what, eyes.tell, eyes.told, GpuFile(attempt, options.node)))
     for watch in watches:
         watch.start()
     memory = Memory(beats_dir, attempt.path, _say)

@@ -1,6 +1,7 @@
 """Watches the node's GPUs through a process of its own (health.gpu.watch): NVML may hang, and is not ours to load here.
 
-What it reads is judged look by look; what NVML tells of by itself, a Xid say, is told at once.
+What it reads is judged look by look; what NVML tells of by itself, a Xid say, is told at once. The newest readings are
+left in the run directory besides, for screens (agent/gpufile).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from transom_cli.agent.gpufile import EVERY, GpuFile
 from transom_cli.agent.watching import Watched
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.health import edges
@@ -19,8 +21,10 @@ from transom_cli.health.checks import limits_of, unwanted
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.gpu.events import GpuEvent, judge_event
 from transom_cli.health.gpu.follow import NvmlFollow
+from transom_cli.health.gpu.heard import Heard
 from transom_cli.health.gpu.limits import GpuLimits
 from transom_cli.health.gpu.reading import NvmlReading
+from transom_cli.health.gpu.worst import show
 
 HUNG = 3.0  # so many times the pace without a line, and NVML counts as hanging
 AGAIN = 60.0  # seconds before a watcher that has died is started again
@@ -36,21 +40,28 @@ class Gpus:
         what: Watched,
         tell: Callable[[Sequence[Finding]], None],
         told: Mapping[str, edges.Told],
+        file: GpuFile,
     ) -> None:
-        self._node, self._what, self._tell = node, what, tell
+        self._node, self._what, self._tell, self._file = node, what, tell, file
         self._told = dict(told)
-        self._follow = NvmlFollow(node, what.about, limits_of(GpuLimits, what.limits))
+        self._limits: GpuLimits = limits_of(GpuLimits, what.limits)
+        self._follow = NvmlFollow(node, what.about, self._limits)
+        self._xids = Heard()
+        self._judged: tuple[Finding, ...] = ()  # of the last reading
         self._child: subprocess.Popen[bytes] | None = None
         self._heard = threading.Event()
         self._leave = threading.Event()
 
     def start(self) -> None:
         if self._what.every and self._what.about.gpus:
+            self._xids = Heard(self._file.former())
+            self._file.start()
             threading.Thread(target=self._run, name="gpus", daemon=True).start()
 
     def stop(self) -> None:
         """The watcher ends with its stdin, also while NVML hangs; it is not waited for."""
         self._leave.set()
+        self._file.stop()
         child = self._child
         if child is not None and child.stdin is not None:
             with contextlib.suppress(OSError):
@@ -79,6 +90,7 @@ class Gpus:
             self._heard.set()
             absent = self._take(line) or absent
         code = self._child.wait()
+        self._xids.listens(False, 0.0)  # until the next one does
         if code and not self._leave.is_set():
             words = f"the watcher of the GPUs has ended with exit code {code}"
             self._news((Finding(CHECK, Verdict.UNKNOWN, self._node, words),))
@@ -88,16 +100,33 @@ class Gpus:
         try:
             said = json.loads(line)
             if "reading" in said:
-                self._news(self._follow.look(build(NvmlReading, said["reading"])))
+                self._look(build(NvmlReading, said["reading"]), listens=said.get("events") is True)
             elif "event" in said:
-                found = judge_event(self._node, build(GpuEvent, said))
-                self._tell([] if unwanted(found.check, self._what.off) else [found])
+                self._happened(build(GpuEvent, said))
             elif "absent" in said:
                 self._news((Finding("gpu_count", Verdict.UNKNOWN, self._node, f"no NVML: {said['absent']}"),))
                 return True
         except (ValueError, TypeError, BadRecord):
             pass  # a line that a library printed
         return False
+
+    def _look(self, reading: NvmlReading, *, listens: bool) -> None:
+        self._judged = self._news(self._follow.look(reading))
+        self._xids.listens(listens, reading.wall)
+        self._show()
+
+    def _happened(self, event: GpuEvent) -> None:
+        found = judge_event(self._node, event)
+        wanted = not unwanted(found.check, self._what.off)
+        self._tell([found] if wanted else [])
+        self._xids.take(event, found, counts=wanted)
+        self._show()
+
+    def _show(self) -> None:
+        reading, file, every = self._follow.last, self._file, max(self._what.every, EVERY)
+        if reading is not None:
+            about, limits = self._what.about, self._limits
+            file.put(show(file.node, file.attempt, every, reading, self._judged, self._xids, about, limits))
 
     def _listen_for_silence(self) -> None:
         """It cannot be told from here whether the driver or a library hangs: worth watching, and no more."""
@@ -109,7 +138,9 @@ class Gpus:
                 words = f"NVML has not answered for {HUNG * self._what.every:.0f} s"
                 self._news((Finding(CHECK, Verdict.MONITOR, self._node, words, Remedy.WATCH),))
 
-    def _news(self, states: Sequence[Finding]) -> None:
-        wanted = [f for f in states if not unwanted(f.check, self._what.off)]
+    def _news(self, states: Sequence[Finding]) -> tuple[Finding, ...]:
+        """Those that are wanted."""
+        wanted = tuple(f for f in states if not unwanted(f.check, self._what.off))
         self._told, news = edges.watch(self._told, wanted)
         self._tell(news)
+        return wanted

@@ -139,7 +139,9 @@ class Checkpointer:
                 self._schedule.at(found.step)
                 if self._orders is not None:
                     self._orders.at(found.step)
-            self._saver.prepare(begins=found is None)  # one that goes on from somewhere has lost time enough
+            self._saver.prepare(
+                0 if found is None else found.step, begins=found is None
+            )  # one that goes on from somewhere has lost time enough
             return None if found is None else found.step
 
     def step(self, step: int, loss: float | None = None) -> bool:
@@ -162,7 +164,7 @@ class Checkpointer:
         """
         if not self._saving:
             self._saving = True
-            self._saver.prepare()
+            self._saver.prepare(step - 1)
         ordered = self._orders is not None and self._orders.due(step)
         due = self._schedule.due(step)
         saving = self._saver.start(step, asked=force or ordered) if force or ordered or due else None

@@ -16,12 +16,13 @@ from pathlib import Path
 import xxhash
 
 from transom_cli.ckpt.manifest import FileEntry
+from transom_cli.ckpt.underway import Told, nobody
 
 _PIECE = 8 << 20  # bytes written by one call
 _BLOCK = mmap.PAGESIZE  # what O_DIRECT wants addresses, offsets and lengths to be multiples of, at most
 
 
-def write(path: Path, memory: memoryview, segments: Sequence[tuple[int, int]]) -> FileEntry:
+def write(path: Path, memory: memoryview, segments: Sequence[tuple[int, int]], told: Told = nobody) -> FileEntry:
     """Write these (start, bytes) of `memory` one after the other into a new file, durably. Raises OSError.
 
     Where there is one segment that begins on a page, what follows it in memory must reach to the end of its last page.
@@ -30,14 +31,14 @@ def write(path: Path, memory: memoryview, segments: Sequence[tuple[int, int]]) -
     with ThreadPoolExecutor(1, thread_name_prefix="transom-sum") as beside:
         total = beside.submit(digest, memory, segments)
         try:
-            if len(segments) != 1 or segments[0][0] % _BLOCK or not _write_direct(path, memory, *segments[0]):
-                _write_cached(path, memory, segments)
+            if len(segments) != 1 or segments[0][0] % _BLOCK or not _write_direct(path, memory, *segments[0], told):
+                _write_cached(path, memory, segments, told)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None
         return FileEntry(path.name, size, total.result())
 
 
-def _write_direct(path: Path, memory: memoryview, start: int, size: int) -> bool:
+def _write_direct(path: Path, memory: memoryview, start: int, size: int, told: Told) -> bool:
     """False where the file system cannot; there is no such file then."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_DIRECT, 0o600)
@@ -49,7 +50,7 @@ def _write_direct(path: Path, memory: memoryview, start: int, size: int) -> bool
     try:
         whole = -(-size // _BLOCK) * _BLOCK
         try:
-            _write(fd, memory[start : start + whole])
+            _write(fd, memory[start : start + whole], told)
         except OSError as error:
             if error.errno == errno.EINVAL:
                 path.unlink()
@@ -62,20 +63,22 @@ def _write_direct(path: Path, memory: memoryview, start: int, size: int) -> bool
     return True
 
 
-def _write_cached(path: Path, memory: memoryview, segments: Sequence[tuple[int, int]]) -> None:
+def _write_cached(path: Path, memory: memoryview, segments: Sequence[tuple[int, int]], told: Told) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         for start, length in segments:
-            _write(fd, memory[start : start + length])
+            _write(fd, memory[start : start + length], told)
         os.fsync(fd)
     finally:
         os.close(fd)
 
 
-def _write(fd: int, data: memoryview) -> None:
+def _write(fd: int, data: memoryview, told: Told) -> None:
     done = 0
     while done < len(data):
-        done += os.write(fd, data[done : done + _PIECE])
+        count = os.write(fd, data[done : done + _PIECE])
+        done += count
+        told(count)
 
 
 def digest(memory: memoryview, segments: Sequence[tuple[int, int]]) -> str:

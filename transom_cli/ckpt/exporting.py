@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -15,6 +15,7 @@ from transom_cli.ckpt.inventory import Candidate
 from transom_cli.ckpt.outfile import appearing
 from transom_cli.ckpt.state import RANKS
 from transom_cli.ckpt.tree import Paths, flatten, unflatten
+from transom_cli.ckpt.underway import Told, nobody
 from transom_cli.ckpt.whole import Whole
 from transom_cli.errors import UsageError
 
@@ -30,12 +31,14 @@ class Exported:
 
 
 def export(
-    candidate: Candidate, out: Path, form: str, *, only: Sequence[str] = (), everything: bool = False, force: bool
-) -> Exported:
+    candidate: Candidate, out: Path, form: str, *, only: Sequence[str] = (), everything: bool = False, force: bool,
+    expect: Told = nobody, told: Told = nobody,
+) -> Exported:  # fmt: skip
     """Write a verified checkpoint to `out`, as `form`: "torch" or "safetensors".
 
     `only`: names of top-level entries; by default all but the per-rank ones, with `everything` those too. In memory at
-    a time: one tensor with one of its shards, and all values that are no tensors. Raises UsageError, StateMismatch for
+    a time: one tensor with one of its shards, and all values that are no tensors. `expect` is called with how many
+    bytes of tensors there will be. Raises UsageError, StateMismatch for
     a checkpoint that torch cannot read, BadFile and OSError; then there is no new file.
     """
     whole = Whole(candidate.path)
@@ -45,10 +48,11 @@ def export(
     others = [key for key in keys if key not in tensors]
     with appearing(out, force=force) as file:
         code: tuple[str, ...] = ()
+        expect(sum(tensor.nbytes for tensor in tensors.values()))
         if form == "torch":
-            code = _as_torch(file, whole, keys, tensors)
+            code = _as_torch(file, whole, keys, tensors, told)
         else:
-            _as_safetensors(file, whole, tensors, others, candidate.step)
+            _as_safetensors(file, whole, tensors, others, candidate.step, told)
         size = file.seek(0, 2)
     kept, dropped = (others, []) if form == "torch" else ([], others)
     return Exported(size, tuple(tensors), tuple(kept), code, tuple(dropped), left_out)
@@ -70,7 +74,20 @@ def _chosen(paths: Paths, only: Sequence[str], everything: bool) -> list[str]:
     return keys
 
 
-def _as_torch(file: BinaryIO, whole: Whole, keys: list[str], tensors: dict[str, torch.Tensor]) -> tuple[str, ...]:
+def _counted(whole: Whole, told: Told) -> Callable[[str], torch.Tensor]:
+    """Reads a tensor when it is its turn."""
+
+    def read(key: str) -> torch.Tensor:
+        tensor = whole.tensor(key)
+        told(tensor.nbytes)
+        return tensor
+
+    return read
+
+
+def _as_torch(
+    file: BinaryIO, whole: Whole, keys: list[str], tensors: dict[str, torch.Tensor], told: Told
+) -> tuple[str, ...]:
     flat, code = {}, []
     for key in keys:
         if key in tensors:
@@ -80,7 +97,7 @@ def _as_torch(file: BinaryIO, whole: Whole, keys: list[str], tensors: dict[str, 
         if not plain:
             code.append(key)
     lazy = {id(tensor): key for key, tensor in tensors.items()}
-    torch_file.write(file, unflatten(flat, whole.paths), lazy, whole.tensor)
+    torch_file.write(file, unflatten(flat, whole.paths), lazy, _counted(whole, told))
     read_back, _ = flatten(torch.load(file.name, mmap=True, map_location="cpu", weights_only=not code))
     for key, tensor in tensors.items():
         found = read_back.get(key)
@@ -90,7 +107,7 @@ def _as_torch(file: BinaryIO, whole: Whole, keys: list[str], tensors: dict[str, 
 
 
 def _as_safetensors(
-    file: BinaryIO, whole: Whole, tensors: dict[str, torch.Tensor], others: list[str], step: int
+    file: BinaryIO, whole: Whole, tensors: dict[str, torch.Tensor], others: list[str], step: int, counted: Told
 ) -> None:
     from transom_cli.ckpt import safetensors_file  # an extra of its own
 
@@ -98,4 +115,4 @@ def _as_safetensors(
         raise UsageError("There is no tensor in what is to be exported", hint="--format torch keeps other values too")
     partial = {str(whole.paths[key][0]) for key in tensors} & {str(whole.paths[key][0]) for key in others}
     told = safetensors_file.Told(step, {key: whole.paths[key] for key in tensors}, tuple(sorted(partial)))
-    safetensors_file.write(file, tensors, told, whole.tensor)
+    safetensors_file.write(file, tensors, told, _counted(whole, counted))

@@ -11,6 +11,7 @@ from pathlib import Path
 import xxhash
 
 from transom_cli.ckpt.manifest import FileEntry
+from transom_cli.ckpt.underway import Told, nobody
 
 _PIECE = 4 << 20  # bytes read at a time: well above the cost of a call, well below a cache
 
@@ -24,30 +25,31 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         os.close(fd)
 
 
-def _digest(fd: int) -> tuple[int, str]:
+def _digest(fd: int, told: Told = nobody) -> tuple[int, str]:
     hasher, size, piece = xxhash.xxh3_128(), 0, bytearray(_PIECE)
     view = memoryview(piece)
     while got := os.readv(fd, [view]):
         hasher.update(view[:got])
         size += got
+        told(got)
     return size, hasher.hexdigest()
 
 
-def measure(path: Path) -> FileEntry:
+def measure(path: Path, told: Told = nobody) -> FileEntry:
     """Size and checksum of a file, read in full."""
     with _opened(path, os.O_RDONLY) as fd:
-        size, digest = _digest(fd)
+        size, digest = _digest(fd, told)
     return FileEntry(path.name, size, digest)
 
 
-def seal(path: Path) -> FileEntry:
+def seal(path: Path, told: Told = nobody) -> FileEntry:
     """Make a finished file durable, then measure it.
 
     DCP's own `sync_files` is not enough: it fsyncs `.metadata` before Python's buffer of it is flushed.
     """
     with _opened(path, os.O_RDONLY) as fd:
         os.fsync(fd)
-        size, digest = _digest(fd)
+        size, digest = _digest(fd, told)
     return FileEntry(path.name, size, digest)
 
 

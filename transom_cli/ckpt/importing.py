@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from transom_cli.ckpt import files, imported, torch_file
@@ -24,6 +25,7 @@ from transom_cli.ckpt.incoming import check, ranks_in
 from transom_cli.ckpt.manifest import Manifest, encode
 from transom_cli.ckpt.names import DCP_METADATA, IMPORTED, MANIFEST, local_attempt, step_name, tmp_name
 from transom_cli.ckpt.tree import Flat, Paths, flatten, unflatten
+from transom_cli.ckpt.underway import Told, nobody
 from transom_cli.errors import UsageError, printable
 
 ATTEMPT = "imported"  # in the manifest, where a training's attempt would stand
@@ -42,13 +44,14 @@ class Imported:
 def import_file(
     source: Path, form: str, directory: Path, step: int,
     *, under: str | None = None, only: Sequence[str] = (), afresh: Sequence[str] = (),
+    expect: Told = nobody, told: Told = nobody,
 ) -> Imported:  # fmt: skip
     """Make `step-<step>` in `directory` from a file in `form`, "torch" or "safetensors".
 
     `under`: the entry that the whole file is; otherwise its top-level names are the entries. `only`: these of them.
     `afresh`: entries of the trainer that are not in the file, and that a restore shall leave as they are. One tensor at
-    a time is held in memory. Raises UsageError (also when the step is there), BadFile, SaveFailed and OSError; then
-    there is no new checkpoint.
+    a time is held in memory. `expect` is called with how many bytes there are to be written and read.
+    Raises UsageError (also when the step is there), BadFile, SaveFailed and OSError; then there is no new checkpoint.
     """
     final = directory / step_name(step)
     _refuse(final)
@@ -62,9 +65,11 @@ def import_file(
     work = directory / tmp_name(step, local_attempt(socket.gethostname(), os.getpid()), secrets.token_hex(4))
     work.mkdir(mode=0o700)
     try:
-        _write(work, flat, paths)
+        size = sum(value.nbytes for value in flat.values() if isinstance(value, torch.Tensor))
+        expect(2 * size)  # it is written, and read again for its checksums
+        _write(work, flat, paths, told)
         files.write_new(work / IMPORTED, imported.encode(origin))
-        manifest = _manifest(work, step, max(1, ranks))
+        manifest = _manifest(work, step, max(1, ranks), told)
         files.write_new(work / MANIFEST, encode(manifest))
         _refuse(final)
         files.publish(work, final)
@@ -171,14 +176,14 @@ def _nested(source: Path, under: str) -> UsageError:
     return UsageError(f"{source} says itself that it is `{under}`", hint=f"leave out --as {under}")
 
 
-def _write(work: Path, flat: Flat, paths: Paths) -> None:
+def _write(work: Path, flat: Flat, paths: Paths, told: Told) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
             dcp_save(
                 {},  # our planner has the state
                 storage_writer=FileSystemWriter(work, sync_files=False, per_thread_copy_ahead=0),
-                planner=_Planner(flat, paths),
+                planner=_Planner(flat, paths, told),
                 no_dist=True,
             )
     except FAILURES as error:
@@ -189,7 +194,7 @@ def _write(work: Path, flat: Flat, paths: Paths) -> None:
         ) from None
 
 
-def _manifest(work: Path, step: int, ranks: int) -> Manifest:
+def _manifest(work: Path, step: int, ranks: int, told: Told) -> Manifest:
     names = sorted([DCP_METADATA, IMPORTED, *(path.name for path in work.glob("__*"))])
     return Manifest(
         step=step,
@@ -197,16 +202,22 @@ def _manifest(work: Path, step: int, ranks: int) -> Manifest:
         attempt=ATTEMPT,
         torch=str(torch.__version__),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        files=tuple(files.seal(work / name) for name in names),
+        files=tuple(files.seal(work / name, told) for name in names),
     )
 
 
 class _Planner(DefaultSavePlanner):
     """DCP's planner, with our flattening."""
 
-    def __init__(self, flat: Flat, paths: Paths) -> None:
+    def __init__(self, flat: Flat, paths: Paths, told: Told) -> None:
         super().__init__(flatten_state_dict=True, flatten_sharded_tensors=False)
-        self._flat, self._paths = flat, paths
+        self._flat, self._paths, self._told = flat, paths, told
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
         self.state_dict, self.mappings, self.is_coordinator = self._flat, self._paths, is_coordinator
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        found = super().resolve_data(write_item)
+        if isinstance(found, torch.Tensor):
+            self._told(found.nbytes)
+        return found

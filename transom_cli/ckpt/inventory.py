@@ -11,6 +11,7 @@ from transom_cli.ckpt.failures import BadManifest
 from transom_cli.ckpt.imported import Origin
 from transom_cli.ckpt.manifest import FileEntry, Manifest, decode
 from transom_cli.ckpt.names import MANIFEST, parse_step
+from transom_cli.ckpt.underway import Told, nobody
 
 _MANIFEST_LIMIT = 256 << 20  # bytes: a million files; more is damage, and is not read into memory
 
@@ -77,14 +78,14 @@ def check_shape(path: Path, entries: Iterable[FileEntry]) -> list[str]:
     return [reason for entry in entries if (reason := _shape(path, entry))]
 
 
-def check_bytes(path: Path, entries: Iterable[FileEntry]) -> list[str]:
+def check_bytes(path: Path, entries: Iterable[FileEntry], told: Told = nobody) -> list[str]:
     """Read every byte and say what is wrong. The cost is that of reading (and about 17 GB/s for the checksum)."""
     reasons = []
     for entry in entries:
         reason = _shape(path, entry)
         if not reason:
             try:
-                if files.measure(path / entry.name) != entry:
+                if files.measure(path / entry.name, told) != entry:
                     reason = f"{entry.name} is damaged (its checksum differs)"
             except OSError as error:
                 reason = f"{entry.name} cannot be read ({error.strerror or error})"
@@ -98,9 +99,9 @@ def survey(candidate: Candidate) -> Verdict:
     return _judge(candidate, check_shape)
 
 
-def verify(candidate: Candidate) -> Verdict:
+def verify(candidate: Candidate, told: Told = nobody) -> Verdict:
     """Verify a candidate in full, in this process."""
-    return _judge(candidate, check_bytes)
+    return _judge(candidate, lambda path, entries: check_bytes(path, entries, told))
 
 
 def _judge(candidate: Candidate, check: Callable[[Path, Iterable[FileEntry]], list[str]]) -> Verdict:

@@ -53,10 +53,22 @@ class Rule:
         nothing would ever become durable. So the next save does."""
         self._hurry = True
 
+    def left(self, found: int) -> tuple[int | None, float]:
+        """As things stand, how many saves there are until one becomes durable, that one included; or None, and in how
+        many seconds the first one will. `found`: as for `due`."""
+        every = self.every(found)
+        if every is not None:
+            return 1 if self._hurry else max(1, every - self._count), 0.0
+        return None, 0.0 if self._hurry else max(0.0, self._last + self._seconds - self._clock())
+
+    def every(self, found: int) -> int | None:
+        """Of how many saves one becomes durable; None where that goes by the clock."""
+        return found if self._auto else self._every
+
     def due(self, asked: bool, found: int) -> bool:
         """For one save that was made. `asked`: it is to be durable in any case. `found`: of how many one is best."""
         self._count += 1
-        every = found if self._auto else self._every
+        every = self.every(found)
         late = self._count >= every if every is not None else self._clock() - self._last >= self._seconds
         due = asked or self._hurry or late
         if due:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from transom_cli.ckpt.manifest import FileEntry
 from transom_cli.ckpt.memory import messages
 from transom_cli.ckpt.memory.client import Client
 from transom_cli.ckpt.memory.record import Record
+from transom_cli.ckpt.underway import Part
+from transom_cli.core.codec import plain
 
 _FETCH = 3600.0  # seconds for a share to come from wherever it is; what does not move is given up far sooner
 
@@ -43,6 +46,11 @@ class Questions:
         told, fds = self._line().ask("fetch", timeout=_FETCH, step=step, **about)
         segments = [(int(a), int(b)) for a, b in told["segments"]]
         return fds[0], int(told["size"]), segments, str(told["where"]), told["checked"] is True
+
+    def restoring(self, part: Part) -> None:
+        """Tell how far this rank is. Nothing of a restore hangs on it."""
+        with suppress(*messages.FAILURES):  # also of a holder of before there was this
+            self._line().ask("restoring", **plain(part))
 
 
 def _unpacked(fds: list[int]) -> bytes:

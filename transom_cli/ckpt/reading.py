@@ -12,6 +12,7 @@ import ctypes
 import io
 import mmap
 import pickle
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +30,12 @@ from transom_cli.ckpt.exchange import Part, Parts, divide, exchange, parts
 from transom_cli.ckpt.failures import StateMismatch
 from transom_cli.ckpt.names import DCP_METADATA
 from transom_cli.ckpt.placing import Wanted, Whole, plan
+from transom_cli.ckpt.progress import Progress
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.streaming import Copier, Piece
 from transom_cli.ckpt.tree import Flat
+
+_TURN = 256 << 20  # bytes copied between two words of how far it is
 
 
 @dataclass(frozen=True)
@@ -84,10 +88,11 @@ def unpickled(data: bytes) -> Metadata:
 class MappedReader(FileSystemReader):
     """A storage reader for `dcp.load`."""
 
-    def __init__(self, source: Source, metadata: Metadata) -> None:
+    def __init__(self, source: Source, metadata: Metadata, progress: Progress) -> None:
         super().__init__(source.path)
         self._source = source
         self._metadata = metadata
+        self._progress = progress
         self._whole: dict[str, Opened] = {}  # what was checked, by name
         self._copier = Copier()
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="transom-sum")
@@ -117,6 +122,7 @@ class MappedReader(FileSystemReader):
             near, rest = plan(self._metadata, targets)
             if self._source.checks:
                 near, far = divide(near, ranks)
+            self._progress.loading(sum(length for name, some in near.items() for *_, length in parts(name, some)))
             for name, wanted in near.items():
                 self._take(name, wanted, targets)
         except Exception as error:
@@ -139,9 +145,11 @@ class MappedReader(FileSystemReader):
         self._whole[name] = opened
         for tensor in odd or ():
             self._fill(tensor, opened.data, opened.start + tensor.start)
+            self._progress.add(tensor.length)
         for one in wanted.objects:
             at = opened.start + one.start
             targets[one.key] = _object(opened.data[at : at + one.length])
+            self._progress.add(one.length)
 
     def _serve(self, part: Part) -> bytes:
         name, start, length = part
@@ -178,7 +186,9 @@ class MappedReader(FileSystemReader):
                     pieces.append((target.data_ptr(), address + start + len(around.head), around.nbytes))
             else:
                 odd.append(tensor)
-        self._copier.copy(pieces, beside=int(total is not None))
+        for some in _in_turns(pieces):
+            self._copier.copy(some, beside=int(total is not None))
+            self._progress.add(sum(size for *_, size in some))
         good = total is None or total.result() == opened.total
         memory.release()
         return odd if good else None
@@ -225,6 +235,20 @@ class MappedReader(FileSystemReader):
             return torch.empty(shape, dtype=about.properties.dtype)
         flat = torch.frombuffer(data, dtype=torch.uint8, count=around.nbytes, offset=payload)
         return flat.view(about.properties.dtype).view(shape)
+
+
+def _in_turns(pieces: list[Piece]) -> Iterator[list[Piece]]:
+    """In their order, about `_TURN` bytes at a time, so that it can be told how far a copy is."""
+    some: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        some.append(piece)
+        size += piece[2]
+        if size >= _TURN:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _object(data: bytes) -> Any:

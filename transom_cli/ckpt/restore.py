@@ -21,6 +21,7 @@ from transom_cli.ckpt import imported
 from transom_cli.ckpt.engine import FAILURES, describe
 from transom_cli.ckpt.failures import BadManifest, StateMismatch
 from transom_cli.ckpt.inventory import Candidate, Verdict, check_bytes, manifest_reason, read_manifest
+from transom_cli.ckpt.progress import Progress
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.reading import MappedReader, Source
 from transom_cli.ckpt.state import RANKS, State
@@ -29,7 +30,7 @@ from transom_cli.ckpt.tree import Flat, Paths
 from transom_cli.ckpt.tree import Path as TreePath
 
 
-def verify_together(candidate: Candidate, ranks: Ranks) -> Verdict:
+def verify_together(candidate: Candidate, ranks: Ranks, progress: Progress) -> Verdict:
     """`inventory.verify`, with the files shared out among the ranks."""
     manifest, reasons = None, []
     if ranks.first:
@@ -43,7 +44,9 @@ def verify_together(candidate: Candidate, ranks: Ranks) -> Verdict:
     if manifest.size >= WORTH * ranks.size:
         threading.Thread(target=streaming, name="transom-compile", daemon=True).start()  # beside the reading
     by_size = sorted(manifest.files, key=lambda entry: entry.size, reverse=True)
-    found = ranks.gather(check_bytes(candidate.path, by_size[ranks.rank :: ranks.size]))
+    mine = by_size[ranks.rank :: ranks.size]
+    progress.checking(sum(entry.size for entry in mine), manifest.size)
+    found = ranks.gather(check_bytes(candidate.path, mine, progress.add))
     reasons = [reason for share in found for reason in share]
     origin = None
     if ranks.first and not reasons:
@@ -55,7 +58,10 @@ def verify_together(candidate: Candidate, ranks: Ranks) -> Verdict:
     return Verdict(candidate, manifest, tuple(reasons), origin)
 
 
-def load(source: Source, state: State, ranks: Ranks, *, per_rank: bool, origin: imported.Origin | None = None) -> str:
+def load(
+    source: Source, state: State, ranks: Ranks, progress: Progress, *,
+    per_rank: bool, origin: imported.Origin | None = None,
+) -> str:  # fmt: skip
     """Load a checkpoint into the live state. Returns "" or, on all ranks alike, why that failed.
 
     Its bytes are verified, or will be as they are opened.
@@ -74,7 +80,7 @@ def load(source: Source, state: State, ranks: Ranks, *, per_rank: bool, origin: 
     trouble = _agree(trouble, ranks)
     if trouble or metadata is None or targets is None:
         return trouble
-    reader = MappedReader(source, metadata)
+    reader = MappedReader(source, metadata, progress)
     try:
         rest: Flat = {}
         try:

@@ -15,6 +15,7 @@ from transom_cli.ckpt.imported import Origin
 from transom_cli.ckpt.inventory import Candidate, candidates, read_manifest
 from transom_cli.ckpt.manifest import encode
 from transom_cli.ckpt.names import step_name
+from transom_cli.ckpt.progress import Progress
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.reading import OnDisk
 from transom_cli.ckpt.recall import InMemory, Remembered, remembered, told
@@ -23,6 +24,7 @@ from transom_cli.ckpt.retention import Keep
 from transom_cli.ckpt.setback import Batches, Setback
 from transom_cli.ckpt.snapshots import Snapshots
 from transom_cli.ckpt.state import State
+from transom_cli.plural import several
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Resuming:
     ) -> None:  # fmt: skip
         self._places, self._state, self._ranks, self._snapshots = places, state, ranks, snapshots
         self._keep, self._reshard, self._say = keep, reshard, say
+        self._progress = Progress(snapshots.questions.restoring)
         self.batches = Batches()  # as of the last restore()
 
     def restore(self) -> Restored | None:
@@ -103,7 +106,8 @@ class Resuming:
         """Restore it from memory. Returns "" or why that failed."""
         per_rank = self._per_rank_fits(found.step, found.manifest.world_size, None)
         source = InMemory(self._snapshots, found, self._places[0])
-        reason = load(source, self._state, self._ranks, per_rank=per_rank)
+        self._progress.of(found.step, "")
+        reason = load(source, self._state, self._ranks, self._progress, per_rank=per_rank)
         if not reason:
             self._snapshots.rewind(found.step, found.record)
             where = told(self._ranks.gather(source.where))
@@ -112,12 +116,14 @@ class Resuming:
 
     def _load(self, candidate: Candidate) -> str:
         """Restore it from disk. Returns "" or why that failed."""
-        verdict = verify_together(candidate, self._ranks)
+        self._progress.of(candidate.step, str(candidate.path.parent))
+        verdict = verify_together(candidate, self._ranks, self._progress)
         if verdict.manifest is None or not verdict.good:
             return verdict.reason
         origin = verdict.origin
         per_rank = self._per_rank_fits(candidate.step, verdict.manifest.world_size, origin)
-        reason = load(OnDisk(candidate.path), self._state, self._ranks, per_rank=per_rank, origin=origin)
+        source = OnDisk(candidate.path)
+        reason = load(source, self._state, self._ranks, self._progress, per_rank=per_rank, origin=origin)
         if not reason:
             self._snapshots.rewind(candidate.step)
             if self._ranks.first:
@@ -131,13 +137,14 @@ class Resuming:
             return False
         if world_size == self._ranks.size:
             return True
+        ranks = several(world_size, "rank")
         if not self._reshard:
             raise WorldSizeChanged(
-                f"{step_name(step)} was written by {world_size} ranks, and this training has {self._ranks.size}",
+                f"{step_name(step)} was written by {ranks}, and this training has {self._ranks.size}",
                 "random numbers and data positions are kept per rank, and cannot be carried over",
                 "start with as many ranks, or pass reshard=True to the Checkpointer to start those afresh",
             )
-        self._say(f"{world_size} ranks became {self._ranks.size}: random numbers and per-rank objects start afresh")
+        self._say(f"{ranks} became {self._ranks.size}: random numbers and per-rank objects start afresh")
         return False
 
     def _name(self, candidate: Remembered | Candidate) -> str:
@@ -146,8 +153,10 @@ class Resuming:
         return f"{candidate.name} in {candidate.path.parent}"
 
     def _nothing_restores(self, passed_over: list[str]) -> NoCheckpointRestores:
+        which = "The one checkpoint" if len(passed_over) == 1 else f"None of the {len(passed_over)} checkpoints"
+        does = "does not restore" if len(passed_over) == 1 else "restores"
         error = NoCheckpointRestores(
-            f"None of the {len(passed_over)} checkpoints in {' and '.join(map(str, self._places))} restores",
+            f"{which} in {' and '.join(map(str, self._places))} {does}",
             "\n".join(passed_over),
             "\n".join(f"transom ckpt verify {place}" for place in self._places)
             + "\nto start from the beginning, give another directory",

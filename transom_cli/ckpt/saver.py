@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from transom_cli.beats.client import phase
 from transom_cli.ckpt.asked import Asked
+from transom_cli.ckpt.coming import Coming
 from transom_cli.ckpt.engine import FAILURES, Writer, Written, describe
 from transom_cli.ckpt.failures import SaveFailed
 from transom_cli.ckpt.image import Snapshot
@@ -56,8 +57,10 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="transom-ckpt")
         self._running: Future[None] | None = None
         self._running_step = -1
+        self._done = 0  # steps behind, when it was last asked for anything
         self._told_to_wait = False
         self._hook = register_optimizer_step_pre_hook(self._join) if asked.overlapped else None
+        schedule.changed = self._replan
 
     def resumed(self, step: int, *, durable: bool) -> None:
         """The training goes on from `step`, which was restored."""
@@ -103,14 +106,16 @@ class Saver:
             with phase("checkpoint"):  # a rank that waits here is not hanging in its own step
                 self._stager.join()
 
-    def prepare(self, *, begins: bool = False) -> None:
+    def prepare(self, done: int, *, begins: bool = False) -> None:
         """After restore(), and at the first call of save(), when the optimizers have their state: all ranks make these
-        calls alike. The memory is made while training goes on, or first, of one that `begins`."""
+        calls alike, with `done` steps behind. The memory is made while training goes on, or first, of one that
+        `begins`."""
         self.wait()
         read, to_come = None, 0
         with contextlib.suppress(Exception):  # the save will fail of it, and say so
             read, to_come = self._state.read(), self._state.to_come
         self._snapshots.awaited = begins
+        self._done = done
         self._running = self._thread.submit(self._get_ready, read, to_come)
         self._running_step = -1
         if begins:
@@ -143,7 +148,7 @@ class Saver:
                 trouble = f"the state could not be copied: {describe(error)}"
             stall = None if trouble else time.monotonic() - saving.began
             meeting = self._schedule.copied(step, stall, self._lasting.busy)
-            self._running_step = step
+            self._running_step = self._done = step
             self._running = self._thread.submit(self._write, saving, snapshot, trouble, meeting)
         return saving
 
@@ -155,12 +160,29 @@ class Saver:
             if read is not None:
                 layout = self._stager.look(*read)
                 growth = 1.0 + to_come / max(1, layout.size)
+        self._tell_plan()
         self._writer.prepare(layout, growth)
+
+    def _replan(self) -> None:
+        """In the training's thread: the schedule has changed."""
+        self._running = self._thread.submit(self._tell_plan)
+
+    def _tell_plan(self) -> None:
+        """In the background thread: when the next saves come, for whoever looks. Rank 0's word goes for all."""
+        if not self._ranks.first:
+            return
+        schedule, rule = self._schedule, self._asked.rule
+        step, every = schedule.next(self._done), schedule.every
+        left, seconds = rule.left(schedule.persist)
+        durable = None if left is None else step + (left - 1) * every
+        since = time.time() + seconds if left is None else None
+        coming = Coming(step, every, rule.every(schedule.persist), durable, since)
+        with contextlib.suppress(*FAILURES):  # nothing but a screen waits for it
+            self._snapshots.plan("; ".join(filter(None, (schedule.words, rule.words))), coming)
 
     def _write(self, saving: Saving, snapshot: Snapshot | None, trouble: str, meeting: Meeting | None) -> None:
         """In the background thread: nobody asks for its result before the next save, so it tells failures itself."""
         step = saving.step
-        self._snapshots.rhythm = "; ".join(filter(None, (self._schedule.words, self._asked.rule.words)))
         uses = lambda: self._uses(saving)  # noqa: E731
         try:
             written = self._schedule.carry(meeting, lambda: self._writer.write(step, snapshot, trouble, uses=uses))
@@ -170,6 +192,7 @@ class Saver:
             self._failed(step, written.trouble)
         else:
             self.saved = step
+        self._tell_plan()
         if PROTECTED in written.uses and self._ranks.first:
             with contextlib.suppress(*FAILURES):  # the next one will be
                 self._snapshots.protect(step)

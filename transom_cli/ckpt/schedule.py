@@ -31,6 +31,7 @@ class Every:
 
     def __init__(self, every: int) -> None:
         self._every = every
+        self.changed: Callable[[], None] = lambda: None  # called when what holds now is not what held before
 
     @property
     def every(self) -> int:
@@ -46,6 +47,10 @@ class Every:
     def words(self) -> str:
         """When it saves, as it holds now, and where that was found, why."""
         return every_words(self.every)
+
+    def next(self, done: int) -> int:
+        """The step of the next save, as it holds now, with `done` steps behind."""
+        return (done // self.every + 1) * self.every
 
     def writers(self, ranks: Ranks) -> Ranks:
         """The ranks as the writer is to see them."""
@@ -86,6 +91,7 @@ class Auto(Every):
         clock: Callable[[], float] = time.monotonic, *, every: int | None = None, persist: int | str = 1,
     ) -> None:  # fmt: skip
         """`every`: steps between saves, where these are given and `persist` is to be found."""
+        super().__init__(every or START)
         self._failures = failures
         self._cadence = Cadence(
             overhead, failures.mean(0.0), every or START, fixed=every is not None,
@@ -114,6 +120,11 @@ class Auto(Every):
     @property
     def words(self) -> str:
         return self._cadence.words
+
+    def next(self, done: int) -> int:
+        if self._cadence.fixed:
+            return super().next(done)
+        return self._next if self._next > done else done + self.every
 
     def writers(self, ranks: Ranks) -> Ranks:
         return self._carrier
@@ -179,6 +190,7 @@ class Auto(Every):
         self._next = self._last + settled.steps
         if (settled.steps, settled.persist) != (before.steps, before.persist):
             self._say(f"saves {settled.words}")
+            self.changed()
 
 
 def check(every: int | str, overhead: float) -> None:

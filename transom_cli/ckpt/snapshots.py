@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from transom_cli.ckpt.arena import PAGE, SPARE, Arena
+from transom_cli.ckpt.coming import Coming
 from transom_cli.ckpt.durability import Durability
 from transom_cli.ckpt.manifest import FileEntry
 from transom_cli.ckpt.memory import messages
@@ -33,6 +34,7 @@ from transom_cli.ckpt.questions import Questions
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.retention import Keep
 from transom_cli.ckpt.room import room
+from transom_cli.core.codec import plain
 
 SLOTS = 3  # snapshots a rank: the newest that counts, one that is being made durable or protected, and the next
 PATIENCE = 20.0  # seconds of one wait for a slot, before it is told what it waits for
@@ -59,7 +61,7 @@ class Snapshots:
         self._most = self._slots = SLOTS + (protection != NONE) + bool(self._also)  # one being protected, one copied
         self._told_busy = False
         self.awaited = False  # whether somebody waits for the memory that is made
-        self.rhythm = ""  # when it saves, and why, for whoever looks: the first rank's goes for all
+        self._plan: dict[str, Any] | None = None  # when it saves, for whoever looks: the first rank's goes for all
         made = None
         if ranks.first:
             made = (Launch(attempt, secrets.token_hex(8)), secrets.token_hex(32), token(directory))
@@ -145,6 +147,13 @@ class Snapshots:
     def protect(self, step: int) -> None:
         """Begin to protect it on other nodes. By the first rank."""
         self._again(lambda: self._client.ask("protect", step=step), once_more=True)
+
+    def plan(self, rhythm: str, coming: Coming) -> None:
+        """When it saves, and why, in words; and which saves come next. By the first rank."""
+        told = {"rhythm": rhythm, "coming": plain(coming)}
+        if told != self._plan:
+            self._plan = told
+            self._again(self._tell_plan)
 
     def outcome(self, step: int) -> str:
         """Wait until `step` is durable. Returns "", or why it is not. For a thread of its own."""
@@ -268,10 +277,14 @@ class Snapshots:
     def _tell_record(self, step: int, record: Record, reserve: list[str]) -> None:
         fd = messages.parcel(record.manifest + record.metadata)
         try:
-            about: dict[str, Any] = {"rhythm": self.rhythm} if self._ranks.first else {}
-            self._client.ask("commit", [fd], step=step, manifest=len(record.manifest), reserve=reserve, **about)
+            self._client.ask("commit", [fd], step=step, manifest=len(record.manifest), reserve=reserve)
         finally:
             os.close(fd)
+
+    def _tell_plan(self) -> None:
+        if self._plan is not None:
+            with suppress(messages.Refused):  # a holder of before there were plans
+                self._client.ask("plan", **self._plan)
 
     def _listen(self) -> None:
         answer = self._client.ask("listen", port=self._port, **self._training())[0]
@@ -319,5 +332,6 @@ class Snapshots:
                 self._tell_share(self._shares[index], index)
         for step, record in self._records.items():
             self._tell_record(step, record, [])
+        self._tell_plan()
         if self._taken is not None:
             self._client.ask("take", patience=0.0, index=self._taken, words=False)

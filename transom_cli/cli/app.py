@@ -21,6 +21,7 @@ from transom_cli.cli.examples import examples
 from transom_cli.cli.explain import explain
 from transom_cli.cli.goodput import goodput
 from transom_cli.cli.launch import agent, launch, operate
+from transom_cli.cli.misuse import ClickException, misused
 from transom_cli.cli.nodes import nodes
 from transom_cli.cli.notify import notify_app
 from transom_cli.cli.policy import policy
@@ -84,10 +85,15 @@ app.command(hidden=True)(operate)
 
 def run_app() -> None:
     try:
-        app(prog_name="transom")  # also as `python -m transom_cli`
+        code = app(prog_name="transom", standalone_mode=False)  # also as `python -m transom_cli`
     except TransomError as error:
         end(error)
+    except typer.Abort:
+        sys.exit("error: left without an answer")
+    except ClickException as error:
+        end(misused(error))
     except OSError as error:
         if sys.argv[1:2] and sys.argv[1] in _BEHIND_A_RUN:
             raise  # into its log, with all that is known of it
         end(told(error))
+    sys.exit(code)

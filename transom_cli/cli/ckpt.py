@@ -18,10 +18,10 @@ from transom_cli.cli.ckpt_places import (
     checkpoints_of_words,
     chosen,
     run_of_words,
-    size_words,
 )
 from transom_cli.cli.examples import examples
 from transom_cli.errors import NoCheckpoint, TransomError
+from transom_cli.ui.words import size
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.inventory import Verdict
@@ -45,10 +45,13 @@ def ls(run: Run = None, root: Root = None, json_: Json = False) -> None:
     Sizes and the manifest are checked, bytes are not read.
     """
     from transom_cli.ckpt.inventory import survey
+    from transom_cli.ui.waiting import waiting
 
     directory = checkpoints_of_words(run, root)
-    memory = seen(run_of_words(run, root), directory)
-    _show(directory, [survey(candidate) for candidate in candidates_in(directory)], memory, json_, good="complete")
+    with waiting("looking at checkpoints"):
+        memory = seen(run_of_words(run, root), directory)
+        found = [survey(candidate) for candidate in candidates_in(directory)]
+    _show(directory, found, memory, json_, good="complete")
 
 
 @ckpt_app.command("verify")
@@ -58,6 +61,7 @@ def verify(run: Run = None, root: Root = None, step: _Step = None, json_: Json =
     What is in memory is read where it is, if a node of the run can be asked from here, and a share of each node is made
     from parity on trial.
     """
+    from transom_cli.ckpt.inventory import survey
     from transom_cli.ckpt.inventory import verify as verify_one
     from transom_cli.ui.waiting import waiting
 
@@ -67,10 +71,11 @@ def verify(run: Run = None, root: Root = None, step: _Step = None, json_: Json =
     there = candidates_in(directory) if memory.steps else chosen(directory, step)
     asked = [candidate for candidate in there if step in (None, candidate.step)]
     verdicts = []
-    with waiting("reading checkpoints", len(asked)) as shown:
+    sizes = [found.manifest.size for found in map(survey, asked) if found.manifest is not None]
+    with waiting("reading checkpoints", sum(sizes), of_bytes=True) as shown:
         for candidate in asked:
-            verdicts.append(verify_one(candidate))
-            shown.step(f"{candidate.name} is read")
+            shown.add(0, f"reading {candidate.name}")
+            verdicts.append(verify_one(candidate, shown.add))
     _show(directory, verdicts, memory, json_, good="good")
     if not memory.good and not any(verdict.good for verdict in verdicts):
         raise _none_good(directory, verdicts, memory)
@@ -106,8 +111,8 @@ def _row(verdict: Verdict, good: str) -> tuple[int, tuple[str, ...]]:
     state = good if verdict.good else f"bad: {verdict.reason}"
     if manifest is None:
         return step, (str(step), "-", "-", "-", "-", state)
-    size, ranks = size_words(manifest.size), str(manifest.world_size)
-    return step, (str(step), size, ranks, manifest.attempt, manifest.created, state)
+    about = size(manifest.size), str(manifest.world_size)
+    return step, (str(step), *about, manifest.attempt, manifest.created, state)
 
 
 def _as_json(verdict: Verdict) -> dict[str, Any]:

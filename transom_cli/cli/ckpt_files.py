@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transom_cli.cli.ckpt_places import Json, Root, Run, candidates_in, checkpoints_of_words, chosen, size_words
+from transom_cli.cli.ckpt_places import Json, Root, Run, candidates_in, checkpoints_of_words, chosen
 from transom_cli.cli.complete import run_ids
 from transom_cli.errors import NoCheckpoint, TransomError, UsageError
+from transom_cli.plural import several
+from transom_cli.ui.words import size
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.exporting import Exported
@@ -52,6 +54,7 @@ def export(
     that no more than two of them are in memory.
     """
     from transom_cli.ckpt.outfile import refuse_taken
+    from transom_cli.ui.waiting import waiting
 
     form = _format(out, form)
     if only and everything:
@@ -66,12 +69,15 @@ def export(
     with _needs(form):
         from transom_cli.ckpt.exporting import export as write
     _verified(directory, candidate)
-    with _told(out):
-        done = write(candidate, out, form.value, only=only or (), everything=everything, force=force)
+    with _told(out), waiting(f"writing {out.name}", of_bytes=True) as shown:
+        done = write(
+            candidate, out, form.value, only=only or (), everything=everything, force=force,
+            expect=shown.expect, told=shown.add,
+        )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(_exported(candidate, out, form, done), indent=1))
         return
-    _say(f"{candidate.path} -> {out} ({size_words(done.size)}, {len(done.tensors)} tensors)")
+    _say(f"{candidate.path} -> {out} ({size(done.size)}, {several(len(done.tensors), 'tensor')})")
     if done.left_out_ranks:
         _say("left out: per-rank state (random numbers, data positions); --all includes it")
     if done.not_tensors:
@@ -103,6 +109,8 @@ def import_(
     Only data is read from FILE: one that needs code to be loaded is refused. Random numbers and data positions start
     afresh, unless per-rank state is in it (`export --all`). Other entries that it lacks must be named (--afresh).
     """
+    from transom_cli.ui.waiting import waiting
+
     form = _format(file, form)
     folder = Path(run)
     if "/" in run and not folder.is_dir():
@@ -110,8 +118,11 @@ def import_(
     directory = checkpoints_of_words(run, root, make=True)
     with _needs(form):
         from transom_cli.ckpt.importing import import_file
-    with _told(directory):
-        done = import_file(file, form.value, directory, step, under=under, only=only or (), afresh=tuple(afresh or ()))
+    with _told(directory), waiting(f"importing {file.name}", of_bytes=True) as shown:
+        done = import_file(
+            file, form.value, directory, step, under=under, only=only or (), afresh=tuple(afresh or ()),
+            expect=shown.expect, told=shown.add,
+        )  # fmt: skip
     newer = [candidate.step for candidate in candidates_in(directory) if candidate.step > step]
     if as_json:
         told = {
@@ -129,7 +140,7 @@ def import_(
         }
         typer.echo(json.dumps({"schema": 1, "imported": told}, indent=1))
         return
-    _say(f"{file} -> {done.path} ({size_words(done.size)}; {', '.join(done.entries)})")
+    _say(f"{file} -> {done.path} ({size(done.size)}; {', '.join(done.entries)})")
     if not done.ranks:
         _say("it has no per-rank state: random numbers and data positions start afresh")
     if newer:
@@ -150,8 +161,11 @@ def _format(file: Path, form: Format | None) -> Format:
 def _verified(directory: Path, candidate: Candidate) -> None:
     """Raises NoCheckpoint for a damaged one, and names an older one that could be taken in its place."""
     from transom_cli.ckpt.inventory import survey, verify
+    from transom_cli.ui.waiting import waiting
 
-    verdict = verify(candidate)
+    manifest = survey(candidate).manifest
+    with waiting(f"reading {candidate.name}", manifest.size if manifest else None, of_bytes=True) as shown:
+        verdict = verify(candidate, shown.add)
     if verdict.good:
         return
     older = (c for c in candidates_in(directory) if c.step < candidate.step)

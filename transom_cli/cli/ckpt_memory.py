@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transom_cli.cli.ckpt_places import size_words
+from transom_cli.plural import several
+from transom_cli.ui.words import size
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.memory.account import InMemory
@@ -88,7 +89,7 @@ def rows(found: Seen) -> list[tuple[int, tuple[str, ...]]]:
     return [
         (
             one.step,
-            (str(one.step), size_words(one.size), str(one.world_size), one.attempt, one.created, _state(found, one)),
+            (str(one.step), size(one.size), str(one.world_size), one.attempt, one.created, _state(found, one)),
         )
         for one in found.steps
     ]
@@ -177,9 +178,9 @@ def _result(result: Checked) -> str:
 
     if result.state == GIVEN_UP:
         return "given up for a newer step meanwhile"
-    read = f"{result.shares} of {result.of} shares"
-    read += f", {result.rows} rows of parity" if result.rows else ""
-    read += f", {result.made} shares made from parity" if result.made else ""
+    read = f"{result.shares} of {several(result.of, 'share')}"
+    read += f", {several(result.rows, 'row')} of parity" if result.rows else ""
+    read += f", {several(result.made, 'share')} made from parity" if result.made else ""
     if result.state == LOST:
         return f"bad: {result.damage[-1]}"
     return f"damaged, but all of it can be had; good: {read}" if result.state == DAMAGED else f"good: {read}"

@@ -84,11 +84,3 @@ def chosen(directory: Path, step: int | None) -> list[Candidate]:
             f"transom ckpt ls {directory}",
         )
     return wanted
-
-
-def size_words(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

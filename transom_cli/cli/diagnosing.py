@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transom_cli.errors import UsageError, printable
+from transom_cli.plural import several
 
 if TYPE_CHECKING:
     from transom_cli.diagnose.unknown.templates import Templates
@@ -80,5 +81,5 @@ def run_check(places: tuple[Path, ...]) -> int:
     for line in wrong:
         print(printable(line))
     lines_tried = sum(len(rule.examples) + len(rule.look_alikes) for rule in rules)
-    print(f"{len(rules)} rules, {lines_tried} lines tried: {len(wrong) or 'none'} wrong")
+    print(f"{several(len(rules), 'rule')}, {several(lines_tried, 'line')} tried: {len(wrong) or 'none'} wrong")
     return 1 if wrong else 0

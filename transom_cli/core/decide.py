@@ -14,10 +14,11 @@ from transom_cli.core import events as ev
 from transom_cli.core import healing, idle, job
 from transom_cli.core import incident as inc
 from transom_cli.core.actions import Action, Cancel, Examine, Isolate, Patch, Probe, Release, Restart, Submit
+from transom_cli.core.asking import Step, both, done, order
 from transom_cli.core.diagnose import PREFLIGHT, UNKNOWN
-from transom_cli.core.incident import Step, done, order
 from transom_cli.core.state import Phase, Stage, State
 from transom_cli.layout import parse_attempt
+from transom_cli.plural import several
 
 
 def decide(state: State, event: ev.Event) -> Step:
@@ -95,13 +96,13 @@ def _launch_seen(state: State, e: ev.LaunchSeen) -> Step:
     else:
         state = _first_launch(state, e)
     found = idle.found(state, e.at, e.faults) if _mine(state, e.attempt) and not job.restarting(state) else (state, ())
-    return inc.both((state, step[1]), found)
+    return both((state, step[1]), found)
 
 
 def _first_launch(state: State, e: ev.LaunchSeen) -> State:
     state = replace(state, launched=True, launch=e.launch, nodes=(*e.nodes, *e.idle) or state.nodes, idle=e.idle)
     if state.incident is not None and state.incident.stage is Stage.STARTING:
-        words = f"training step started: {e.world_size} ranks on {len(e.nodes)} nodes"
+        words = f"training step started: {several(e.world_size, 'rank')} on {several(len(e.nodes), 'node')}"
         state = replace(state, incident=inc.mark(state.incident, e.at, "launched", words))
     return state
 
@@ -109,7 +110,7 @@ def _first_launch(state: State, e: ev.LaunchSeen) -> State:
 def _heal_seen(state: State, e: ev.HealSeen) -> Step:
     if not _mine(state, e.attempt) or job.restarting(state):
         return state, ()
-    e = replace(e, faults=_of_ours(state, e.faults))
+    e = replace(e, faults=_of_ours(state, e.faults)) if e.faults else e
     state = healing.told(state if e.durable is None else replace(state, durable=e.durable), e)
     return idle.given_up(state, e) if e.what == "swapped" else (state, ())
 
@@ -124,7 +125,7 @@ def _outcome_seen(state: State, e: ev.OutcomeSeen) -> Step:
         step = _start_told(state, e)
         if step[0].attempt == e.attempt and not step[0].launched:
             step = (replace(step[0], nodes=e.nodes or step[0].nodes), step[1])
-        return inc.both(step, _ended(step[0], e))
+        return both(step, _ended(step[0], e))
     return _ended(state, e)
 
 

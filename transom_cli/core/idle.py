@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transom_cli.core import events as ev
-from transom_cli.core import incident as inc
 from transom_cli.core import isolating
 from transom_cli.core.actions import Isolate, Probe
-from transom_cli.core.incident import Step, order
+from transom_cli.core.asking import Step, both, order
+from transom_cli.core.incident import mark
+from transom_cli.core.looks import SECOND_LOOK, look_again, looked
 from transom_cli.core.policy import SWAP
 from transom_cli.core.state import Exclusion, Look, State, faults_of
 
@@ -38,11 +39,11 @@ def given_up(state: State, e: ev.HealSeen) -> Step:
     checked = {f.node for f in e.faults}
     for node in (n for n in e.nodes if n in state.nodes):
         known = any(x.node == node for x in step[0].idle_looks)
-        step = inc.both(step, suspect(step[0], node))
+        step = both(step, suspect(step[0], node))
         if known or node in checked or e.cause in _PROBES_DECIDE or e.decided.action == SWAP:
             continue
-        step = inc.both(step, _isolate(step[0], e.at, node, f"{e.cause}: {e.words}", sure=False))
-    return inc.both(step, found(step[0], e.at, e.faults))
+        step = both(step, _isolate(step[0], e.at, node, f"{e.cause}: {e.words}", sure=False))
+    return both(step, found(step[0], e.at, e.faults))
 
 
 def found(state: State, at: float, faults: tuple[ev.NodeFault, ...]) -> Step:
@@ -51,8 +52,8 @@ def found(state: State, at: float, faults: tuple[ev.NodeFault, ...]) -> Step:
     step: Step = (replace(state, idle_faults=(*state.idle_faults, *new)), ())
     for node in dict.fromkeys(f.node for f in new):
         worst = faults_of(step[0].idle_faults, node)[0]
-        step = inc.both(step, suspect(step[0], node))
-        step = inc.both(step, _isolate(step[0], at, node, worst.words, sure=worst.proven))
+        step = both(step, suspect(step[0], node))
+        step = both(step, _isolate(step[0], at, node, worst.words, sure=worst.proven))
     return step
 
 
@@ -60,11 +61,11 @@ def probed(state: State, at: float, key: str, node: str, verdict: str, evidence:
     look = next((x for x in state.idle_looks if x.node == node), None)
     if look is None:
         return state, ()  # of an attempt that is over
-    look = inc.looked(look, verdict, evidence)
+    look = looked(look, verdict, evidence)
     state = replace(state, idle_looks=(*(x for x in state.idle_looks if x.node != node), look))
-    if inc.look_again(look, verdict):
+    if look_again(look, verdict):
         number = int(key.rpartition("/")[2]) + 1
-        return order(state, Probe(_key(state, node, str(number)), node, state.job_id, inc.SECOND_LOOK))
+        return order(state, Probe(_key(state, node, str(number)), node, state.job_id, SECOND_LOOK))
     return _isolate(state, at, node, f"node_lost: {evidence}", sure=True) if look.dead else (state, ())
 
 
@@ -77,7 +78,7 @@ def _isolate(state: State, at: float, node: str, reason: str, *, sure: bool) -> 
     if not counted and not isolating.room(state, at):
         if state.incident is None:
             return state, ()
-        marked = inc.mark(state.incident, at, "capped", f"{node} not isolated: {isolating.beyond(state)} ({reason})")
+        marked = mark(state.incident, at, "capped", f"{node} not isolated: {isolating.beyond(state)} ({reason})")
         return replace(state, incident=marked), ()
     key = _key(state, node, _SURE if sure else "exclude")
     asked = order(state, Isolate(key, node, reason, sure and state.policy.drain))

@@ -9,41 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transom_cli.core import isolating
-from transom_cli.core.actions import Action, Cancel, Examine, Patch, Probe, Restart
+from transom_cli.core.actions import Action, Cancel, Examine, Probe, Restart
+from transom_cli.core.asking import Step, both, order, withdraw_patches
 from transom_cli.core.diagnose import PREFLIGHT, diagnose, first_bad
 from transom_cli.core.events import NodeFault
 from transom_cli.core.judging import judged
+from transom_cli.core.looks import SECOND_LOOK, look_again, looked
 from transom_cli.core.policy import IGNORE
 from transom_cli.core.state import Exclusion, Incident, Look, Mark, Phase, Stage, State
+from transom_cli.plural import times
 
-Step = tuple[State, tuple[Action, ...]]
 HELD = 21
-SECOND_LOOK = 1.0  # seconds between the two failing probes that condemn a node
-UNKNOWN_LOOKS = 3  # probes that could not tell, before the node is left alone
-
-
-def order(state: State, *actions: Action) -> Step:
-    """Ask for actions that are not asked for already."""
-    known = {a.key for a in state.pending}
-    new = tuple(a for a in actions if a.key not in known)
-    return replace(state, pending=state.pending + new), new
-
-
-def withdraw_patches(state: State) -> tuple[State, tuple[str, ...]]:
-    """Only the latest word on exclusions counts: forget the unanswered ones, but for the nodes they were to let in."""
-    older = [a for a in state.pending if isinstance(a, Patch)]
-    left = tuple(a for a in state.pending if not isinstance(a, Patch))
-    let_in = (n for a in older for n in a.drop if n not in state.excluded)
-    return replace(state, pending=left), tuple(dict.fromkeys(let_in))
-
-
-def done(state: State, key: str) -> State:
-    return replace(state, pending=tuple(a for a in state.pending if a.key != key))
-
-
-def both(first: Step, then: Step) -> Step:
-    """`then` was computed from the state of `first`."""
-    return then[0], first[1] + then[1]
 
 
 def mark(incident: Incident, at: float, what: str, words: str) -> Incident:
@@ -56,7 +32,7 @@ def found(incident: Incident, at: float, faults: tuple[NodeFault, ...]) -> Incid
     for fault in new:
         remedy = f"; remedy: {fault.remedy}" if fault.remedy != "none" else ""
         incident = mark(incident, at, "found", f"{fault.node}: {fault.verdict.lower()}, {fault.words}{remedy}")
-    return replace(incident, faults=(*incident.faults, *new))
+    return replace(incident, faults=(*incident.faults, *new)) if new else incident
 
 
 def sign(state: State, at: float, words: str, faults: tuple[NodeFault, ...] = (), **about: object) -> Step:
@@ -129,19 +105,6 @@ def probed(state: State, at: float, key: str, node: str, verdict: str, evidence:
         asked = f"{incident.id}/probe/{node}/{look_number + 1}"
         return order(state, Probe(asked, node, _through(state, incident), SECOND_LOOK))
     return advance(state, at)
-
-
-def looked(look: Look, verdict: str, evidence: str) -> Look:
-    """What a further probe of the node adds."""
-    if verdict == "FAIL":
-        return replace(look, fails=look.fails + 1, evidence=evidence)
-    if verdict == "UNKNOWN":
-        return replace(look, unknowns=look.unknowns + 1, fails=0, evidence=look.evidence or evidence)
-    return replace(look, passes=look.passes + 1, fails=0, evidence=evidence)
-
-
-def look_again(look: Look, verdict: str) -> bool:
-    return (verdict == "FAIL" and look.fails < 2) or (verdict == "UNKNOWN" and look.unknowns < UNKNOWN_LOOKS)
 
 
 def advance(state: State, at: float) -> Step:
@@ -222,7 +185,7 @@ def _budget(state: State, incident: Incident, at: float) -> Step:
     state = replace(state, progress=max(progress, state.progress), no_progress=stuck, spared=spared)
     if stuck > state.policy.max_without_progress:
         last = incident.diagnosis.words if incident.diagnosis else ""
-        words = f"restarted {stuck - 1} times without progress beyond step {progress}; last: {last}"
+        words = f"restarted {times(stuck - 1)} without progress beyond step {progress}; last: {last}"
         words += isolating.or_the_checks(incident.diagnosis)
         return stop(state, at, words, HELD)
     delay = min(state.policy.backoff * 2.0 ** (stuck - 1), state.policy.backoff_cap) if stuck else 0.0

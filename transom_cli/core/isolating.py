@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from transom_cli.core.actions import Isolate
 from transom_cli.core.state import Diagnosis, State
+from transom_cli.plural import several
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def cap(state: State) -> int:
 
 
 def beyond(state: State) -> str:
-    return f"that would be more than {cap(state)} nodes in {state.policy.cap_window / 60:g} minutes"
+    return f"that would be more than {several(cap(state), 'node')} in {state.policy.cap_window / 60:g} minutes"
 
 
 def room(state: State, at: float) -> int:

@@ -12,8 +12,9 @@ from transom_cli.core import events as ev
 from transom_cli.core import incident as inc
 from transom_cli.core import isolating
 from transom_cli.core.actions import Cancel, Patch, Release
-from transom_cli.core.incident import Step, both, order
+from transom_cli.core.asking import Step, both, order, withdraw_patches
 from transom_cli.core.state import Exclusion, Incident, Phase, Stage, State
+from transom_cli.plural import several
 
 FINISH = "finish/"
 _LOST = "lost when Slurm requeued the job"
@@ -73,7 +74,7 @@ def seen(state: State, e: ev.JobSeen) -> Step:
     if e.state == "RUNNING":
         state = replace(state, let_go=state.attempt, rolled_back="")
         if before != "RUNNING" and state.incident is not None and state.incident.stage is Stage.STARTING:
-            incident = inc.mark(state.incident, e.at, "running", f"job runs on {len(e.nodes)} nodes")
+            incident = inc.mark(state.incident, e.at, "running", f"job runs on {several(len(e.nodes), 'node')}")
             state = replace(state, incident=incident)
         if state.phase in (Phase.PENDING, Phase.HELD, Phase.SUBMITTING):
             waiting = Phase.RECOVERING if state.incident else Phase.STARTING
@@ -141,7 +142,7 @@ def patch(state: State, *, drop: tuple[str, ...] = (), start: bool = False) -> S
     """Tell the waiting job which exclusions hold now, and let it `start` (also where a patch not yet done was to)."""
     start = start or any(isinstance(a, Patch) and a.start for a in state.pending)
     keep = tuple(x for x in state.exclusions if x.node not in drop)
-    state, let_in = inc.withdraw_patches(replace(state, exclusions=keep, patches=state.patches + 1))
+    state, let_in = withdraw_patches(replace(state, exclusions=keep, patches=state.patches + 1))
     drop = tuple(dict.fromkeys((*let_in, *drop)))
     enough = state.num_nodes - state.spares if state.waived == state.attempt else 0
     return order(state, Patch(f"patch/{state.patches}", state.job_id, state.excluded, drop, start, enough))

@@ -79,8 +79,10 @@ def watch(
     first_look = state.looked is None
     gone_by = 0.0 if state.looked is None else min(max(0.0, now - state.looked), limits.node_silent / 2)
     state = replace(state, looked=now, clock=state.clock + gone_by)
-    state = _newest_launch(state, readings, first_look)
     fresh = [k for k, t in readings.items() if k not in state.sources or state.sources[k].seq != t.seq]
+    state = _newest_launch(state, readings, fresh, first_look)
+    if not state.sources:
+        fresh = list(readings)  # of a new attempt: what was heard of the one before it counts no more
     state, first = _listen(state, readings, fresh, limits)
     state, nodes = _judge_nodes(state, limits)
     state = replace(state, limit=_limit(state, limits))
@@ -88,13 +90,17 @@ def watch(
     return state, (*first, *nodes, *ranks)
 
 
-def _newest_launch(state: QuietState, readings: Mapping[str, NodeTable], first_look: bool) -> QuietState:
-    """Forget the ranks of a former launch, and the tables of a former attempt."""
+def _newest_launch(
+    state: QuietState, readings: Mapping[str, NodeTable], unseen: Iterable[str], first_look: bool
+) -> QuietState:
+    """Forget the ranks of a former launch, and the tables of a former attempt. unseen: keys of such tables."""
     if not readings:
         return state
-    attempt = max((t.attempt for t in readings.values()), key=_attempt_order)
-    known = state.launch[1] if state.launch is not None and state.launch[0] == attempt else -1
-    launch = max([known, *(r.launch for r in _ranks(readings, attempt))])
+    attempt = max({t.attempt for t in readings.values()}, key=_attempt_order)
+    same = state.launch is not None and state.launch[0] == attempt
+    known = state.launch[1] if state.launch is not None and same else -1
+    news = {k: readings[k] for k in unseen} if same else readings
+    launch = max([known, *(r.launch for r in _ranks(news, attempt))])
     if (attempt, launch) == state.launch:
         return state
     times, ended_at = state.times, None
@@ -133,7 +139,7 @@ def _listen(
 ) -> tuple[QuietState, tuple[FirstStep, ...]]:
     """Take in the tables that are new, and learn from them."""
     attempt, launch = state.launch or ("", -1)
-    clock, times = state.clock, state.times
+    clock, longest = state.clock, 0.0
     sources, pulses = dict(state.sources), dict(state.pulses)
     for key in fresh:
         table = readings[key]
@@ -144,15 +150,17 @@ def _listen(
         for beat in table.ranks:
             if beat.launch != launch:
                 continue
-            before = pulses.get(beat.rank)
-            moved, gap = _moved(before, beat, clock)
-            if before is not None and gap and before.moved > state.suspect and not _slow(before.beat, beat):
-                times = times.with_silence(gap)
-            dead = beat.proc in _DEAD and beat.phase != "done"
-            since = (
-                (before.dead_since if before is not None and before.dead_since is not None else clock) if dead else None
-            )
-            pulses[beat.rank] = Pulse(beat, table.node, key, moved, since)
+            before, moved, since = pulses.get(beat.rank), clock, None
+            if before is not None:
+                if _still(before.beat, beat):
+                    moved = before.moved
+                elif before.moved > state.suspect and not _slow(before.beat, beat):
+                    longest = max(longest, clock - before.moved)
+            if beat.proc in _DEAD and beat.phase != "done":
+                since = clock if before is None or before.dead_since is None else before.dead_since
+            judged = beat.phase != "done" and beat.proc != "X"
+            pulses[beat.rank] = Pulse(beat, table.node, key, moved, since, judged)
+    times = state.times.with_silence(longest)
     state = replace(
         state,
         sources=sources,
@@ -166,14 +174,9 @@ def _listen(
     return _advance(state)
 
 
-def _moved(before: Pulse | None, beat: RankBeat, clock: float) -> tuple[float, float]:
-    """When the rank last moved, and how long it had been silent if it has moved just now."""
-    if before is None:
-        return clock, 0.0
-    b = before.beat
-    if (b.step, b.count, b.phase, b.pid) == (beat.step, beat.count, beat.phase, beat.pid):
-        return before.moved, 0.0
-    return clock, clock - before.moved
+def _still(before: RankBeat, now: RankBeat) -> bool:
+    """Whether the rank has given no new sign of itself."""
+    return before.count == now.count and before.step == now.step and before.phase == now.phase and before.pid == now.pid
 
 
 def _slow(before: RankBeat, beat: RankBeat) -> bool:
@@ -223,7 +226,7 @@ def _judge_nodes(state: QuietState, limits: QuietLimits) -> tuple[QuietState, li
 def _overdue(state: QuietState, node_silent: float) -> list[int]:
     """Ranks whose table has not come for half of what makes a node silent, while another's has: else it may be us."""
     late = {key for key, source in state.sources.items() if state.clock - source.arrived >= node_silent / 2}
-    if len(late) == len(state.sources):
+    if not late or len(late) == len(state.sources):
         return []
     return [rank for rank, p in state.pulses.items() if p.source in late and _is_judged(state, p)]
 

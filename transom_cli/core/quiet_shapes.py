@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from transom_cli.beats.table import RankBeat
 from transom_cli.core.step_times import StepTimes
@@ -79,8 +80,7 @@ class Source:
     finished: bool  # all its ranks are done
 
 
-@dataclass(frozen=True)
-class Pulse:
+class Pulse(NamedTuple):  # and no dataclass: an operator makes thousands of them a second
     """One rank: its last row, when it last moved, and since when its process is stopped or gone (detector's clock)."""
 
     beat: RankBeat
@@ -88,10 +88,7 @@ class Pulse:
     source: str
     moved: float
     dead_since: float | None
-
-    @property
-    def judged(self) -> bool:
-        return self.beat.phase != "done" and self.beat.proc != "X"
+    judged: bool  # neither done nor gone
 
 
 @dataclass(frozen=True)

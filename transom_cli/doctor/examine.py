@@ -18,6 +18,7 @@ from transom_cli import __version__
 from transom_cli.doctor import symptom
 from transom_cli.doctor.symptom import Grade, Symptom
 from transom_cli.errors import TransomError
+from transom_cli.plural import several
 from transom_cli.slurm.port import Slurm
 from transom_cli.slurm.pyslurm.trial import Trial
 from transom_cli.slurm.runner import Runner
@@ -70,7 +71,7 @@ def _slurm(slurm: Slurm, runner: Runner) -> Iterator[Symptom]:
         yield Symptom("controller", Grade.FAIL, "; ".join([error.what, *error.why.splitlines()]), error.hint)
         return
     name = config.get("ClusterName", "")
-    words = f"{name + ': ' if name else ''}answers in {took * 1000:.0f} ms, {len(jobs)} jobs of yours"
+    words = f"{name + ': ' if name else ''}answers in {took * 1000:.0f} ms, {several(len(jobs), 'job')} of yours"
     slow = Symptom("controller", Grade.WARN, words, "sdiag shows what keeps it")
     yield slow if took > 2.0 else Symptom("controller", Grade.OK, words)
     yield from symptom.of_cluster(config)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from transom_cli.health.about import About
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.gpu import xid
+from transom_cli.plural import several, was
 
 CHECK = "kernel"
 FINDINGS = (CHECK, xid.CHECK)
@@ -107,7 +108,7 @@ def judge_kernel_log(node: str, reading: KernelReading, about: About, limits: Ke
         return tuple(Finding(check, Verdict.UNKNOWN, node, reading.trouble) for check in FINDINGS)
     found = judge_lines(node, reading.lines, reading.gpus, reading.site)
     bad = {finding.check for finding in found}
-    fine = f"{reading.looked_at} lines in {reading.source} tell of no"
+    fine = f"{several(reading.looked_at, 'line')} in {reading.source} {was(reading.looked_at, 'tells', 'tell')} of no"
     passed = {CHECK: f"{fine} fault", xid.CHECK: f"{fine} Xid"}
     return found + tuple(Finding(c, Verdict.PASS, node, said) for c, said in passed.items() if c not in bad)
 

@@ -12,6 +12,7 @@ from transom_cli.errors import printable
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.health.probe.matrix import Cell
 from transom_cli.health.report import Report
+from transom_cli.plural import several
 
 SCHEMA = 1
 _WORST = (Verdict.FAIL, Verdict.SUSPECT, Verdict.MONITOR, Verdict.UNKNOWN, Verdict.PASS)
@@ -30,7 +31,7 @@ def in_a_line(report: Report) -> str:
     """Of all of it."""
     bad = list(dict.fromkeys(f.node for f in report.findings if f.verdict.bad))
     counts = Counter(f.verdict for f in report.findings)
-    count = "1 node" if len(report.nodes) == 1 else f"{len(report.nodes)} nodes"
+    count = several(len(report.nodes), "node")
     took = f" in {report.seconds['all']:.1f} s" if "all" in report.seconds else ""
     parts = [f"{count} examined{took}"]
     if bad:

@@ -13,11 +13,12 @@ from itertools import groupby
 from statistics import median
 
 from transom_cli.core.goodput import NS, History
+from transom_cli.core.goodput.curves import Loss, paces
 from transom_cli.core.goodput.shapes import Launch
-from transom_cli.report.material import Loss
+from transom_cli.plural import several
 from transom_cli.report.scale import Scale
 from transom_cli.report.shapes import Plot, Trace, Words
-from transom_cli.ui.words import count, several, span
+from transom_cli.ui.words import count, span
 
 COLUMNS = 400
 _UNITS = 1000.0
@@ -86,7 +87,7 @@ def _thinned(launch: Launch, scale: Scale, newest: int) -> list[Point]:
 
 
 def step_times(history: History, scale: Scale) -> Plot | Words:
-    pace = [_pace(one) for attempt in history.attempts for one in attempt.launches]
+    pace = [paces(one) for attempt in history.attempts for one in attempt.launches]
     values = sorted(value for points in pace for _, value in points)
     if not values:
         return Words("Time of a step: not recorded. No launch has two steps whose times are known.", "dim")
@@ -95,13 +96,6 @@ def step_times(history: History, scale: Scale) -> Plot | Words:
     note = f"Wall time between two known steps by the steps between them; the median is {_seconds(median(values))}."
     note += f" {several(cut, 'value')} above the upper edge, up to {_seconds(values[-1])}." if cut else ""
     return _drawn("Time of a step", note, pace, Range(0.0, top), scale, _seconds)
-
-
-def _pace(launch: Launch) -> list[Point]:
-    pairs = zip(launch.samples, launch.samples[1:], strict=False)
-    return [
-        ((a.at + b.at) / 2 / NS, (b.at - a.at) / NS / (b.step - a.step)) for a, b in pairs if b.step > a.step
-    ]  # fmt: skip
 
 
 def _seconds(value: float) -> str:

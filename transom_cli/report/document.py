@@ -6,6 +6,7 @@ import re
 
 from transom_cli.core import events as ev
 from transom_cli.core.goodput import Kind
+from transom_cli.plural import several
 from transom_cli.report.asked import asked
 from transom_cli.report.curves import losses, step_times, steps
 from transom_cli.report.incidents import anchors, incidents
@@ -17,11 +18,11 @@ from transom_cli.report.timeline import scale_of, timeline
 from transom_cli.supervise.book import Book
 from transom_cli.supervise.book import incidents as incidents_of
 from transom_cli.ui.goodput import percent
-from transom_cli.ui.lines import plain
+from transom_cli.ui.lines import Line, plain
 from transom_cli.ui.render import screen
 from transom_cli.ui.story import story_of, when
 from transom_cli.ui.view import RunView
-from transom_cli.ui.words import count, several, span
+from transom_cli.ui.words import count, span
 
 CHECKPOINTS = 50  # rows
 _TONES = {"healthy": "good", "done": "good", "held": "bad", "failed": "bad", "degraded": "warn", "unknown": "warn"}
@@ -64,6 +65,13 @@ def document(material: Material) -> Document:
     )
 
 
+def _without_bar(parts: Line) -> Line:
+    """The figures of a report tell what the bar does, and its blanks go with it."""
+    barred = any(_BAR.fullmatch(text) for text, _ in parts)
+    kept = [(text.strip() if barred else text, tone) for text, tone in parts if not _BAR.fullmatch(text)]
+    return tuple(part for n, one in enumerate(kept) for part in ([(", ", ""), one] if barred and n else [one]))
+
+
 def _head(view: RunView) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     """The status screen above its tables: label, and words with their tones. The first row is the headline."""
     found: list[tuple[str, tuple[tuple[str, str], ...]]] = []
@@ -72,11 +80,11 @@ def _head(view: RunView) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     for one in lines[1:]:
         if not one:
             break
-        label, words = one[0][0].strip(" :"), tuple(part for part in one[1:] if not _BAR.fullmatch(part[0]))
+        label, words = one[0][0].strip(" :"), _without_bar(one[1:])
         if label:
             found.append((label, words))
         elif found:
-            found[-1] = (found[-1][0], (*found[-1][1], (" ", ""), *words))
+            found[-1] = (found[-1][0], (*found[-1][1], (", ", ""), *words))
     return tuple(row for row in found if row[0] not in _NOT_HERE)
 
 

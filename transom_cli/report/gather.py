@@ -10,13 +10,15 @@ from typing import Any
 
 from transom_cli import __version__
 from transom_cli.beats.spent import BadSpent, NodeSpent, decode
+from transom_cli.core.goodput.curves import Loss
 from transom_cli.files import json_lines
 from transom_cli.layout import AttemptDir, RunDir
-from transom_cli.report.material import Examined, Found, Loss, Material
+from transom_cli.report.material import Examined, Found, Material
 from transom_cli.report.nodes import FACTS
 from transom_cli.supervise.handed import attempt_numbers
 from transom_cli.supervise.journal import Folded
 from transom_cli.supervise.ledger import WELL, read_book
+from transom_cli.supervise.losses import read_losses
 from transom_cli.ui.read import Reader
 
 try:
@@ -53,7 +55,7 @@ def gather(run: RunDir, *, patience: float = 0.0, now: float | None = None) -> M
         view=replace(view, now=book.now),
         version=__version__,
         settings=settings,
-        losses=tuple(loss for attempt in reversed(attempts) for loss in _losses(attempt)),
+        losses=tuple(loss for attempt in reversed(attempts) for loss in read_losses(attempt)),
         last=tuple(sorted(last, key=lambda one: tuple(map(int, one.attempt.split("."))))),
         found=tuple(found),
         examined=tuple(examined),
@@ -125,22 +127,6 @@ def _document(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return told if isinstance(told, dict) else {}
-
-
-def _losses(attempt: AttemptDir) -> Iterator[Loss]:
-    """Of the lines of `progress.jsonl` that have one: older launchers wrote none."""
-    try:
-        text = attempt.progress.read_bytes()
-    except OSError:
-        return
-    if b'"loss"' not in text:
-        return
-    for record in json_lines(text):
-        at, launch, step, loss = (record.get(key) for key in ("wall", "launch", "step", "loss"))
-        if not isinstance(at, (int, float)) or not isinstance(launch, int) or not isinstance(step, int):
-            continue
-        if isinstance(loss, (int, float)):
-            yield Loss(attempt.name, launch, float(at), step, float(loss))
 
 
 def _last(attempt: AttemptDir) -> Iterator[Loss]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from transom_cli.core.goodput import NS
+from transom_cli.plural import several
 from transom_cli.report.shapes import Block, Cell, Section, Stories, Table, Told, Words
 from transom_cli.report.timeline import tone_of
 from transom_cli.ui.story import SHORT, Story, clock, ending, headline, shown_lines, when
-from transom_cli.ui.words import several, some, span
+from transom_cli.ui.words import some, span
 
 LISTED = 1000  # incidents in the table
 IN_FULL = 100  # stories

@@ -6,19 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from transom_cli.core.goodput.curves import Loss
 from transom_cli.supervise.book import Book
 from transom_cli.ui.view import RunView
-
-
-@dataclass(frozen=True)
-class Loss:
-    """The loss of `step`, when it was told (seconds; 0: not known)."""
-
-    attempt: str
-    launch: int
-    at: float
-    step: int
-    loss: float
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from transom_cli.report.material import Examined, Found, Material
 from transom_cli.report.shapes import Block, Cell, Section, Table, Words
 from transom_cli.ui.concerning import nodes_of
+from transom_cli.ui.gpus import answering, worst
+from transom_cli.ui.lines import Span
 from transom_cli.ui.story import Story, when
 from transom_cli.ui.view import NodeView
 from transom_cli.ui.words import count, some, span
@@ -41,19 +43,25 @@ def _nodes(material: Material, stories: Sequence[Story]) -> Table:
     views = {one.node: one for one in material.view.node_views}
     kept = {x.node for x in material.book.state.exclusions}
     names = nodes_of(material.book)
-    odd = [n for n in names if blamed[n] or found[n] or n in kept or (n in views and views[n].state not in ("ok", ""))]
+    odd = [n for n in names if blamed[n] or found[n] or n in kept or (n in views and _odd(views[n]))]
     shown = (names if len(names) <= MOST else odd)[:MOST]
+    with_gpus = any(view.gpus is not None for view in views.values())
     rows = []
     for name in shown:
         view = views.get(name)
         counts = (Cell(count(blamed[name])), Cell(count(found[name])))
-        rows.append((Cell(name), *_now(view), *counts) if views else (Cell(name), *counts))
+        rows.append((Cell(name), *(_now(view) if views else ()), *(_gpus(view) if with_gpus else ()), *counts))
     left = len(names) - len(shown)
     note = f"{count(left)} more, of which nothing is to be said." if left and shown == tuple(odd[:MOST]) else ""
     note = f"{count(left)} more." if left and len(odd) > MOST else note
-    head = ("node", *(("now", "role", "step") if views else ()), "incidents", "against it")
+    about = (*(("now", "role", "step") if views else ()), *(("GPUs", "worst of them") if with_gpus else ()))
+    head = ("node", *about, "incidents", "against it")
     caption = f"Every node that the run was given: {count(len(names))}"
-    return Table(caption, head, tuple(rows), frozenset({"step", "incidents", "against it"}), note)
+    return Table(caption, head, tuple(rows), frozenset({"step", "GPUs", "incidents", "against it"}), note)
+
+
+def _odd(view: NodeView) -> bool:
+    return view.differs or view.state == "waiting"
 
 
 def _now(view: NodeView | None) -> tuple[Cell, ...]:
@@ -64,6 +72,18 @@ def _now(view: NodeView | None) -> tuple[Cell, ...]:
         Cell(view.role),
         Cell(count(view.step) if view.step >= 0 else "-"),
     )
+
+
+def _gpus(view: NodeView | None) -> tuple[Cell, ...]:
+    """How many answer, and the worst; of a node that shows none, nothing."""
+    if view is None or view.gpus is None:
+        return (Cell("-"), Cell("-"))
+    return (_toned(answering(view)), _toned(worst(view)))
+
+
+def _toned(span: Span) -> Cell:
+    text, tone = span
+    return Cell(text or "-", tone if tone in ("good", "warn", "bad", "dim") else "")
 
 
 def _kept_off(material: Material) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from transom_cli.core.goodput import NS, Account, Kind, Sums
+from transom_cli.plural import several
 from transom_cli.report.shapes import Bar, Cell, Section, Strip, Strips, Table, Words
 from transom_cli.ui.goodput import WORDS, percent, spent
 from transom_cli.ui.words import count, span
@@ -91,11 +92,7 @@ def _share(part: int, whole: Sums) -> str:
 
 
 def _left(more: int, what: str, which: str) -> str:
-    return (
-        f"{count(more)} more {what}{'' if more == 1 else 's'}, {which}: `transom goodput --json` has all."
-        if more > 0
-        else ""
-    )
+    return f"{several(more, f'more {what}')}, {which}: `transom goodput --json` has all." if more > 0 else ""
 
 
 def _time(ns: int) -> str:

@@ -11,12 +11,13 @@ from itertools import zip_longest
 
 from transom_cli.core import events as ev
 from transom_cli.core.goodput import NS, Kind, Span
+from transom_cli.plural import several
 from transom_cli.report.scale import Scale
 from transom_cli.report.shapes import Bar, Key, Strip, Strips, Tick
 from transom_cli.supervise.book import Book
 from transom_cli.ui.goodput import WORDS
 from transom_cli.ui.story import Story, when
-from transom_cli.ui.words import several, span, zone
+from transom_cli.ui.words import span, zone
 
 EXACT = 400  # spans up to which each is drawn by itself
 COLUMNS = 300  # else the time is cut into so many

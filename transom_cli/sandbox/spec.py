@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from transom_cli.errors import NotPermitted, TransomError, UsageError
+from transom_cli.plural import several
 
 STATE_FILE = "sandbox.json"
 LOCK_FILE = "lock"
-MAX_NODES = 64
+MAX_NODES = 256
 _SOCKET_PATH_MAX = 107  # sun_path holds 108 bytes with its NUL, unix(7)
 _PLAIN = re.compile(r"[A-Za-z0-9_./+@~-]+")  # slurm.conf has no quoting, and expands %, # and [ ]
 _FREE_MB = {False: 100, True: 600}  # with accounting: InnoDB's own files
@@ -44,7 +45,7 @@ class SandboxSpec:
         }
 
     def __str__(self) -> str:
-        words = f"{self.nodes} nodes with {self.gpus_per_node} GPUs each"
+        words = f"{several(self.nodes, 'node')} with {several(self.gpus_per_node, 'GPU')} each"
         words += ", with accounting" if self.accounting else ""
         words += f", Slurm of {Path(self.home).name}" if self.home else ""
         return words + "".join(f", {key}={value}" for key, value in sorted(self.extra.items()))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from transom_cli.beats.table import BadTable, NodeTable, decode
 from transom_cli.core import quiet
 
 OVERDUE = 3.0  # an agent writes once a second
+SHARE, LONGEST = 0.06, 1.5  # of a core, and seconds between two looks at most: of two thousand nodes one takes a while
+_SUFFIX = ".beats"
 
 
 class BeatWatch:
@@ -19,6 +23,8 @@ class BeatWatch:
         self._found: quiet.RanksQuiet | None = None
         self._renewed: dict[str, float] = {}  # node -> when its table was last seen to be new
         self._alone: dict[str, float] = {}  # node -> since when its table is late, while another's is not
+        self._paths: dict[str, Path] = {}  # by their names: a path takes as long to be made as its file to be read
+        self._due = float("-inf")  # when there may be another look
         self.tables: dict[str, NodeTable] = {}
 
     def expect(self, nodes: Iterable[str]) -> None:
@@ -26,14 +32,10 @@ class BeatWatch:
         self._quiet = quiet.expect(self._quiet, nodes)
 
     def look(self, now: float) -> tuple[quiet.QuietFinding, ...]:
-        for path in self._listed():
-            try:
-                table = decode(path.read_bytes())
-            except (OSError, BadTable):
-                continue  # gone, or caught while it was replaced on a file system without atomic rename
-            if path.stem not in self.tables or self.tables[path.stem].seq != table.seq:
-                self._renewed[table.node] = now
-            self.tables[path.stem] = table
+        if now < self._due:
+            return ()
+        began = time.thread_time()
+        self._read(now)
         late = set(self.overdue(now))
         some = late if len(late) < len(self._renewed) else set()  # all at once: it is the file system, or we ourselves
         self._alone = {node: self._alone.get(node, now) for node in some}
@@ -41,7 +43,23 @@ class BeatWatch:
         for found in findings:
             if isinstance(found, quiet.RanksQuiet):
                 self._found = found
+        self._due = now + min(LONGEST, (time.thread_time() - began) / SHARE)
         return findings
+
+    def _read(self, now: float) -> None:
+        for name in self._listed():
+            path = self._paths.get(name)
+            if path is None:
+                path = self._paths[name] = self._nodes / name
+            key = path.stem
+            try:
+                with path.open("rb", buffering=0) as file:
+                    table = decode(file.read())
+            except (OSError, BadTable):
+                continue  # gone, or caught while it was replaced on a file system without atomic rename
+            if key not in self.tables or self.tables[key].seq != table.seq:
+                self._renewed[table.node] = now
+            self.tables[key] = table
 
     @property
     def found(self) -> quiet.RanksQuiet | None:
@@ -91,8 +109,9 @@ class BeatWatch:
         """Nodes whose table is late, and for how many seconds it has been, while another's came all the time."""
         return tuple((node, now - since) for node, since in sorted(self._alone.items()))
 
-    def _listed(self) -> Iterator[Path]:
+    def _listed(self) -> list[str]:
         try:
-            yield from sorted(p for p in self._nodes.iterdir() if p.suffix == ".beats")
+            with os.scandir(self._nodes) as entries:
+                return sorted(entry.name for entry in entries if entry.name.endswith(_SUFFIX))
         except OSError:
-            return
+            return []

@@ -22,6 +22,7 @@ from transom_cli.core.state import Phase, Policy, State
 from transom_cli.errors import TransomError
 
 SCHEMA = 1
+Seen = Callable[[State, Event, State], None]  # an event, with the states before and after it
 
 
 class JournalError(TransomError):
@@ -51,11 +52,13 @@ def write_header(path: Path, policy: Policy, num_nodes: int, spares: int = 0) ->
 class Folding:
     """Plays a journal through the core, and goes on with what has been added since, for whoever looks again and again.
 
-    seen: told of each event that counts, with the states before and after it.
+    seen: told of each event that counts, with the states before and after it. Where not each_step, a step that says no
+    more than that all goes on is told with the state before its row, in which only the newest step is older.
     """
 
-    def __init__(self, path: Path, seen: Callable[[State, Event, State], None] | None = None) -> None:
+    def __init__(self, path: Path, seen: Seen | None = None, *, each_step: bool = True) -> None:
         self._path, self._seen = path, seen
+        self._each_step = each_step and seen is not None
         self._begin()
 
     def _begin(self) -> None:
@@ -105,9 +108,11 @@ class Folding:
             raise JournalError(f"A record of `{self._path}` cannot be read", str(error)) from error
         self._last_at = max(self._last_at, event.at)
         self._events.append(event)
-        if self._seen is None and isinstance(event, StepSeen) and _only_further(self._state, event):
+        if not self._each_step and isinstance(event, StepSeen) and _only_further(self._state, event):
             if self._further is None or event.step > self._further.step:
                 self._further = event
+            if self._seen is not None:
+                self._seen(self._state, event, self._state)
             return
         self._catch_up()
         before = self._state
@@ -121,9 +126,9 @@ class Folding:
             self._further = None
 
 
-def fold(path: Path, seen: Callable[[State, Event, State], None] | None = None) -> Folded:
+def fold(path: Path, seen: Seen | None = None, *, each_step: bool = True) -> Folded:
     """Play the journal through the core, once. As `Folding`."""
-    return Folding(path, seen).more()
+    return Folding(path, seen, each_step=each_step).more()
 
 
 def _only_further(state: State, event: StepSeen) -> bool:

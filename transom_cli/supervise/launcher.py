@@ -20,6 +20,7 @@ from transom_cli.core.ladder import Heard, LadderPolicy, LadderState, Order, Run
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.files import publish_text, replace_text
 from transom_cli.health.options import HealthOptions
+from transom_cli.plural import several
 from transom_cli.slurm.port import Slurm
 from transom_cli.supervise import history, latewarning
 from transom_cli.supervise.agents import Agents
@@ -287,8 +288,9 @@ class Launcher:
         world = self._options.tasks_per_node * len(order.nodes)
         idle = tuple(n for n in self._allocation.nodes if n not in order.nodes)
         self._journal("launch", nodes=order.nodes, idle=idle, world_size=world, argv=argv, faults=order.faults)
-        where = f"{world} ranks on {len(order.nodes)} nodes, logs in {self._attempt.logs(order.launch)}"
-        say(f"transom: launch {order.launch} of attempt {self._attempt.name}: {where}")
+        where = f"{several(world, 'rank')} on {several(len(order.nodes), 'node')}"
+        logs = self._attempt.logs(order.launch)
+        say(f"transom: launch {order.launch} of attempt {self._attempt.name}: {where}, logs in {logs}")
 
     def _leave(self, order: ladder.Leave) -> None:
         """outcome.json is written last: whoever reads it may believe the rest of the attempt directory."""

@@ -28,7 +28,7 @@ def read_book(run: RunDir, now: float | None = None, *, patience: float = 0.0, g
     """
     now = time.time() if now is None else now
     seen: list[tuple[Event, State]] = []
-    state = fold(run.journal, lambda _before, event, after: seen.append((event, after))).state
+    state = fold(run.journal, lambda _before, event, after: seen.append((event, after)), each_step=False).state
     alive = not state.phase.over and operator_alive(run, patience=patience) is not None
     attempts, launchers = [], []
     for number in sorted(attempt_numbers(run)):

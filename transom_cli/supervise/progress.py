@@ -3,10 +3,10 @@
     {"wall": seconds, "launch": number, "step": the last step that every rank has done, "seconds": {phase: sum},
      "loss": number}
 
-The first step of each launch, one line a minute while there are new ones, and the last step before an end or a
-silence, with the time at which it was first seen to be done. `seconds`: what a rank of rank 0's node has spent at most,
-by phase, since its start (beats.spent); absent where nobody tells. loss: the newest that the rank with the lowest
-number there has told, if it is a number. An operator need not live for it.
+The first step of each launch, then a line after 2, 4, 8, ... s and one a minute while there are new ones, and the last
+step before an end or a silence, with the time at which it was first seen to be done. `seconds`: what a rank of rank 0's
+node has spent at most, by phase, since its start (beats.spent); absent where nobody tells. loss: the newest that the
+rank with the lowest number there has told, if it is a number. An operator need not live for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transom_cli.beats.spent import BadSpent, RankSpent, decode
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.launcherlog import say
 
-EVERY = 60.0  # seconds between two lines
+SOON, EVERY = 2.0, 60.0  # seconds between two lines: as long as the launch has stepped, within these
 
 
 class Progress:
@@ -30,6 +30,7 @@ class Progress:
         self._attempt, self._node = attempt, node
         self._launch, self._step, self._wall = -1, -1, 0.0  # the newest step, and when it was first seen
         self._told, self._due = -1, 0.0  # the last one that was written, and when another may be
+        self._began = 0.0  # when the launch's first step was seen
         self._refused = False
 
     def look(self, launch: int, step: int, wall: float) -> None:
@@ -47,7 +48,8 @@ class Progress:
         """Training ends, or is silent: the newest step is worth a line of its own."""
         if self._step <= self._told:
             return
-        self._told, self._due = self._step, self._wall + EVERY
+        self._began = self._wall if self._told < 0 else self._began
+        self._told, self._due = self._step, self._wall + min(EVERY, max(SOON, self._wall - self._began))
         line: dict[str, object] = {"wall": self._wall, "launch": self._launch, "step": self._step}
         ranks = self._ranks()
         if seconds := most(ranks):

@@ -9,6 +9,7 @@ from typing import Protocol
 from transom_cli.agent.warm import MOST
 from transom_cli.agent.wire import LAUNCHER, LIMITS
 from transom_cli.core.ladder import LadderState, Rung
+from transom_cli.plural import several
 from transom_cli.supervise.revive import Journal
 
 MAPPED = 10.0  # seconds for an agent to look at its ranks
@@ -50,7 +51,7 @@ class Warming:
             if not answer.get("ok"):
                 return f"not warm: {answer.get('error')}"
             count, size = count + int(str(answer.get("files"))), size + int(str(answer.get("bytes")))
-        return f"warm: {count} files, {size / 1e6:.0f} MB"
+        return f"warm: {several(count, 'file')}, {size / 1e6:.0f} MB"
 
 
 def parts(files: Iterable[tuple[str, int]], message: int = MESSAGE, most: int = MOST) -> Iterator[list[str]]:

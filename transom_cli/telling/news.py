@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from transom_cli.core.state import Incident, Phase, Stage, State
+from transom_cli.plural import several
 
 KINDS = {
     "started": "Slurm has started the job for the first time",
@@ -184,7 +185,7 @@ def _over(state: State, at: float) -> News:
     if kind == "failed" and state.exit_code == 21:
         head = "the run is given up"
     count = len(state.incidents)
-    lived = f"{count} incident{'s' if count > 1 else ''} on the way" if count else ""
+    lived = f"{several(count, 'incident')} on the way" if count else ""
     words = _lines(lived, _progress(state.max_step, state.durable), _job(state))
     facts = _facts(state, verdict=state.verdict, exit_code=state.exit_code, incidents=count)
     headline = f"{head}: {state.verdict}" if state.verdict else head
@@ -217,7 +218,7 @@ def _progress(step: int, durable: int) -> str:
 
 
 def _job(state: State) -> str:
-    nodes = f", {len(state.nodes)} nodes" if state.nodes else ""
+    nodes = f", {several(len(state.nodes), 'node')}" if state.nodes else ""
     return f"job {state.job_id}, start {state.restarts + 1}{nodes}" if state.job_id else ""
 
 

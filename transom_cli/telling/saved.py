@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transom_cli.ckpt.memory.account import together
+from transom_cli.ckpt.memory.account import newest_whole
 from transom_cli.ckpt.memory.shown import read_all
 from transom_cli.ckpt.names import step_name
 from transom_cli.layout import AttemptDir
@@ -24,9 +24,5 @@ def on_disk(checkpoints: Path, durable: int) -> Saved | None:
 
 def in_memory(attempt: AttemptDir, now: float) -> Saved | None:
     """The newest snapshot of which all shares are there. Reads a file for each node."""
-    sights = read_all(attempt, now).values()
-    whole = [step for sight in sights for step in together(sight.accounts) if not step.missing]
-    if not whole:
-        return None
-    newest = max(whole, key=lambda step: step.step)
-    return newest.step, newest.committed
+    newest = newest_whole(sight.accounts for sight in read_all(attempt, now).values())
+    return None if newest is None else (newest.step, newest.committed)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 
 from transom_cli.errors import printable
-from transom_cli.ui.view import RunView
+from transom_cli.ui.view import RunView, Underway
 from transom_cli.ui.words import clock_time, utc
 
 
@@ -36,6 +36,7 @@ class Changes:
     _phase: str = ""
     _told: set[tuple[str, float, str]] = field(default_factory=set)
     _reports: set[str] = field(default_factory=set)
+    _under_way: set[tuple[str, int]] = field(default_factory=set)
 
     def of(self, view: RunView) -> list[Change]:
         found = []
@@ -50,7 +51,15 @@ class Changes:
                 if (incident.id, at, what + words) not in self._told:
                     self._told.add((incident.id, at, what + words))
                     found.append(Change(at, what, words, incident.id))
+        found += [Change(one.began or view.now, one.what, one.words) for one in self._begun(view)]
         found += [Change(view.now, "noticed", words) for words in view.reports if words not in self._reports]
         found += [Change(view.now, "over", words) for words in sorted(self._reports - set(view.reports))]
         self._reports = set(view.reports)
         return found
+
+    def _begun(self, view: RunView) -> list[Underway]:
+        """Restores; and saves, where the run waits for them: one of many while it trains is nothing to speak of."""
+        now = [one for one in view.under_way if one.what == "restoring" or view.phase != "training"]
+        begun = [one for one in now if (one.what, one.step) not in self._under_way]
+        self._under_way = {(one.what, one.step) for one in now}
+        return begun

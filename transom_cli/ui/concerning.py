@@ -13,9 +13,8 @@ from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.goodput import NS
 from transom_cli.core.goodput.shapes import Attempt, Launch
 from transom_cli.supervise.book import Book, Launcher, heals, incidents
-from transom_cli.ui.goodput import iso
 from transom_cli.ui.story import Story, clock, headline, said, story_of, when
-from transom_cli.ui.words import count, fit, span
+from transom_cli.ui.words import count, fit, span, utc
 from transom_cli.ui.wrapping import NEVER_CUT, wrapped
 
 NEAR = 50  # steps to both sides in which a report concerns a step
@@ -54,7 +53,7 @@ def topic_lines(topic: Topic, width: int = NEVER_CUT) -> list[str]:
 
 
 def topic_document(topic: Topic) -> dict[str, Any]:
-    facts = [{"at": iso(round(f.at * NS)), "where": f.where, "words": f.words} for f in topic.facts]
+    facts = [{"at": utc(f.at), "where": f.where, "words": f.words} for f in topic.facts]
     return {"title": topic.title, "facts": facts, "incidents": [story.id for story in topic.stories]}
 
 

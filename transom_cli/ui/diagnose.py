@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from transom_cli.plural import several
+
 WIDTH = 100
 _ACTIONS = {
     "none": "nothing is to be done",
@@ -19,7 +21,7 @@ def lines(document: Mapping[str, Any]) -> Iterator[str]:
     """Of a document as `diagnose.told` makes it."""
     incidents = document["incidents"]
     count = document["files"]
-    read = "1 file" if count == 1 else f"{count} files"
+    read = several(count, "file")
     if not incidents:
         yield f"No failure is known in {read}."
         return

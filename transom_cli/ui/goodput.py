@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timezone
 from typing import Any
 
 from transom_cli.core.goodput import NS, Account, Cause, Kind, Sums
-from transom_cli.ui.words import count, fit, span
+from transom_cli.ui.words import count, fit, span, utc
 from transom_cli.ui.wrapping import wrapped
 
 SCHEMA = 1
@@ -61,8 +60,8 @@ def document(run_id: str, account: Account) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "run_id": run_id,
-        "begin": iso(account.begin),
-        "until": iso(account.until),
+        "begin": utc(account.begin / NS),
+        "until": utc(account.until / NS),
         "over": account.over,
         "steps_seen": account.beats,
         **_sums(whole),
@@ -79,13 +78,8 @@ def document(run_id: str, account: Account) -> dict[str, Any]:
 
 
 def cause_document(cause: Cause, sums: Sums) -> dict[str, Any]:
-    told = {"cause": cause.key, "category": cause.category, "at": iso(cause.at)}
+    told = {"cause": cause.key, "category": cause.category, "at": utc(cause.at / NS)}
     return {**told, "lost_steps": cause.lost if cause.lost >= 0 else None, **_times(sums)}
-
-
-def iso(at: int) -> str:
-    """ns since the epoch, as UTC."""
-    return datetime.fromtimestamp(at / NS, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def percent(share: float | None) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from transom_cli.plural import several
+from transom_cli.ui.gpus import answering, worst
 from transom_cli.ui.lines import LABEL, Line, Span, line, row, table
 from transom_cli.ui.nodestate import LETTERS
 from transom_cli.ui.view import NodeView, RunView
-from transom_cli.ui.words import brief, count, several, some
+from transom_cli.ui.words import brief, count, some
 
 GROUP = 8  # letters
 NAMED = 8  # as many nodes are named beside their letters
@@ -13,8 +17,8 @@ TONES = {
     "ok": "good", "slow": "warn", "silent": "bad", "suspect": "bad", "probing": "note", "isolated": "bad",
     "waiting": "dim",
 }  # fmt: skip
-_HEAD = ("NODE", "STATE", "STEP", "BEAT", "RANKS", "NOTE")
-_RIGHT = frozenset({"STEP", "BEAT", "RANKS"})
+_HEAD = ("NODE", "STATE", "STEP", "BEAT", "RANKS", "GPU", "WORST", "NOTE")
+_RIGHT = frozenset({"STEP", "BEAT", "RANKS", "GPU"})
 
 
 def map_rows(view: RunView, width: int) -> list[Line]:
@@ -53,17 +57,31 @@ def _map(label: str, nodes: tuple[NodeView, ...], width: int) -> list[Line]:
 def node_table(view: RunView, *, everything: bool) -> list[Line]:
     """Those that differ, and how many do not; with `everything` all of them."""
     nodes = view.node_views if view.nodes_known else ()
-    listed = [one for one in nodes if everything or one.state not in ("ok", "waiting")]
+    listed = [one for one in nodes if everything or one.differs]
     if not listed:
         return []
-    lines = table(_HEAD, [_row(one) for one in listed], _RIGHT)
-    waiting = 0 if everything else sum(one.state == "waiting" for one in nodes)
+    lines = node_rows(listed)
+    waiting = 0 if everything else sum(one.state == "waiting" and not one.differs for one in nodes)
     well = len(nodes) - len(listed) - waiting
     rest = [f"{several(well, 'node')} ok"] if well else []
     rest += [f"{several(waiting, 'node')} not heard of yet"] if waiting else []
     if rest:
         lines.append(line((f"{', '.join(rest)}, not listed (--all lists them)", "dim")))
     return lines
+
+
+def node_rows(nodes: Sequence[NodeView]) -> list[Line]:
+    """The heads of the columns, and a line for each of these nodes.
+
+    GPU and WORST where there is something in them, and then RANKS only where some have ended: 80 columns hold no more.
+    """
+    shown = any(one.gpus is not None for one in nodes)
+    left = set() if shown else {"GPU", "WORST"}
+    left |= {"WORST"} if not any(worst(one)[0] for one in nodes) else set()
+    left |= {"RANKS"} if shown and all(one.alive >= one.ranks for one in nodes) else set()
+    kept = [i for i, name in enumerate(_HEAD) if name not in left]
+    body = [_row(one) for one in nodes]
+    return table(tuple(_HEAD[i] for i in kept), [tuple(cells[i] for i in kept) for cells in body], _RIGHT)
 
 
 def _row(one: NodeView) -> tuple[str | Span, ...]:
@@ -75,4 +93,4 @@ def _row(one: NodeView) -> tuple[str | Span, ...]:
     doing = "" if one.phase in ("", "step") else f"in {one.phase}"
     role = {"spare": "spare", "out": "given up"}.get(one.role, "")
     note = "; ".join(x for x in (role, doing, one.note) if x)
-    return one.node, (one.state, TONES[one.state]), step, beat, ranks, note
+    return one.node, (one.state, TONES[one.state]), step, beat, ranks, answering(one), worst(one), note

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from transom_cli.beats.table import NodeTable, RankBeat
 from transom_cli.core.actions import Probe
 from transom_cli.core.state import Stage, State
+from transom_cli.health.gpu.shown import NodeGpus
 from transom_cli.ui.view import NodeView
 from transom_cli.ui.words import span
 
@@ -33,11 +34,14 @@ class Found:
 
 @dataclass(frozen=True)
 class NodeSight:
-    """What the files tell of one node. behind: seconds by which its table is older than the newest of all."""
+    """What the files tell of one node. behind: seconds by which its table is older than the newest of all; gpus_behind:
+    and by which what it shows of its GPUs is."""
 
     table: NodeTable | None = None
     behind: float = 0.0
     found: tuple[Found, ...] = ()
+    gpus: NodeGpus | None = None
+    gpus_behind: float = 0.0
 
 
 class NodeViews:
@@ -104,6 +108,8 @@ class _Known:
             alive=len(ranks) - sum(r.proc in "XZ" for r in dead),
             phase=_phase(ranks),
             note=note,
+            gpus=sight.gpus,
+            gpus_age=sight.gpus_behind,
         )
 
     def _judge(self, node: str, sight: NodeSight, dead: list[RankBeat]) -> tuple[str, str]:

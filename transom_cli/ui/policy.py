@@ -8,6 +8,7 @@ from typing import Any
 
 from transom_cli.core.policy import NODE, ROLLBACK, Rule, in_words
 from transom_cli.core.rootline import clean
+from transom_cli.plural import times
 
 _HEAD = ("rule", "when", "action", "from")
 _ELSE = "restarted, or stopped on evidence that it would fail again; nodes are isolated as the evidence allows"
@@ -57,10 +58,10 @@ def what(rule: Rule) -> str:
     """The action and its budget, in words."""
     if rule.budget is None:
         return rule.action
-    times = "once" if rule.budget == 1 else f"{rule.budget} times"
+    often = times(rule.budget)
     span = f" within {in_words(rule.within)}" if rule.within is not None else ""
     where = " on a node" if rule.scope == NODE else ""
-    return f"{rule.action} {times}{where}{span}, then {rule.then or 'the next rule'}"
+    return f"{rule.action} {often}{where}{span}, then {rule.then or 'the next rule'}"
 
 
 def _lists(rule: Rule) -> tuple[tuple[str, tuple[Any, ...]], ...]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from transom_cli.ckpt.memory.account import together
-from transom_cli.ckpt.memory.shown import newest_attempt, read_all
+from transom_cli.beats.table import RankBeat
 from transom_cli.core.job import held_words
 from transom_cli.core.state import Phase, State
-from transom_cli.layout import RunDir, attempt_name, parse_attempt
+from transom_cli.layout import RunDir, parse_attempt
 from transom_cli.supervise.handed import Handed, newest_handed
 from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
@@ -20,7 +19,9 @@ from transom_cli.supervise.reported import read_reports
 from transom_cli.ui.ahead import ahead
 from transom_cli.ui.asked import Asked, read_asked
 from transom_cli.ui.nodestate import NodeSight, NodeViews
+from transom_cli.ui.readmemory import Memory, read_memory
 from transom_cli.ui.readnodes import NodeReader
+from transom_cli.ui.saving import at_it
 from transom_cli.ui.told import step_time, told
 from transom_cli.ui.view import RunView, view_of
 
@@ -57,11 +58,11 @@ class Reader:
         view = replace(view, path=str(run.path), checkpoints=str(asked.checkpoints), steps=asked.steps, nodes_at=newest)
         view = _with_history(_with_operator(run, view), folded, sights, asked)
         if not view.over:
-            view = self._with_nodes(self._with_memory(view, state), state, sights)
+            view = self._with_nodes(self._with_memory(view, state, sights), state, sights)
         held = None if alive or view.over else _held_since(run, state)
         return held_view(view, held) if held is not None else view
 
-    def _with_memory(self, view: RunView, state: State) -> RunView:
+    def _with_memory(self, view: RunView, state: State, sights: Mapping[str, NodeSight]) -> RunView:
         """Each node has a file for it: a reader with a budget does not read a thousand of them all the time."""
         now = time.monotonic()
         rare = self._budget < float("inf") and len(state.nodes) > MANY and self._memory_of == state.attempt
@@ -71,7 +72,10 @@ class Reader:
                 now,
                 state.attempt,
             )
-        return self._memory.shown_in(view)
+        last = _last_step(view, sights)
+        view = self._memory.shown_in(view, last[0] if last is not None else None)
+        busy = None if view.under_way else at_it(_ranks(sights))
+        return view if busy is None else replace(view, under_way=(busy,))
 
     def _with_nodes(self, view: RunView, state: State, sights: Mapping[str, NodeSight]) -> RunView:
         """With each node, and what the launcher of the present attempt finds odd."""
@@ -86,20 +90,6 @@ class Reader:
             phases=phases if isinstance(phases, dict) else None,
             phase_lines=tuple(str(line) for line in lines) if isinstance(lines, list) else (),
         )
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The newest step in the nodes' memory, when it was committed (wall clock), how it is protected; when it saves."""
-
-    step: int = -1
-    committed: float | None = None
-    protection: str = ""
-    rhythm: str = ""
-
-    def shown_in(self, view: RunView) -> RunView:
-        age = None if self.committed is None else max(0.0, view.now - self.committed)
-        return replace(view, memory=self.step, memory_age=age, memory_protection=self.protection, rhythm=self.rhythm)
 
 
 def _operator_lives(run: RunDir, patience: float) -> bool:
@@ -142,24 +132,17 @@ def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight]
     )
 
 
+def _ranks(sights: Mapping[str, NodeSight]) -> list[RankBeat]:
+    """That live, of the newest launch."""
+    told = [r for sight in sights.values() if sight.table is not None for r in sight.table.ranks]
+    launch = max((r.launch for r in told), default=0)
+    return [r for r in told if r.launch == launch and r.proc not in "XZ"]
+
+
 def _last_step(view: RunView, sights: Mapping[str, NodeSight]) -> tuple[float, int] | None:
     """When the newest step of all was done, by the clock of the file system, and which."""
     moved = [s.behind + r.age for s in sights.values() if s.table is not None for r in s.table.ranks if r.count]
     return (view.nodes_at - min(moved), view.step) if moved and view.nodes_at is not None else None
-
-
-def read_memory(run: RunDir, state: State, now: float) -> Memory:
-    """The newest step in memory, of which all shares are there."""
-    attempt = newest_attempt(run.attempts)
-    if attempt is None or attempt.name != attempt_name(state.job_id, state.restarts):
-        return Memory()
-    trainings = read_all(attempt, now)
-    steps = [step for sight in trainings.values() for step in together(sight.accounts) if not step.missing]
-    if not steps:
-        return Memory()
-    one = max(steps, key=lambda step: step.step)
-    rhythm = next((a.rhythm for sight in trainings.values() for a in sight.accounts.values() if a.rhythm), "")
-    return Memory(one.step, one.committed, one.protection, rhythm)
 
 
 def _culprits(report: Mapping[str, object]) -> list[str]:

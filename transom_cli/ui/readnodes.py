@@ -9,15 +9,28 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from transom_cli.beats.table import BadTable, NodeTable, decode
+from transom_cli.health.gpu import shown
+from transom_cli.health.gpu.shown import NodeGpus
 from transom_cli.layout import AttemptDir
 from transom_cli.ui.nodestate import Found, NodeSight
 
 LISTED = 5.0  # seconds between two listings, for whoever looks again and again
 TAIL = 64 << 10  # bytes of a node's findings that are looked through
 _TELLING = (b'"suspect"', b'"fail"')  # without one of them nothing in there speaks against the node
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Of one node, just now. written, gpus_written: when, by the file system's clock."""
+
+    table: NodeTable | None
+    written: float
+    found: tuple[Found, ...]
+    gpus: NodeGpus | None
+    gpus_written: float
 
 
 class NodeReader:
@@ -32,11 +45,12 @@ class NodeReader:
         self._begin()
 
     def _begin(self) -> None:
-        self._listed, self._beside = float("-inf"), frozenset[str]()
+        self._listed, self._beside, self._with_gpus = float("-inf"), frozenset[str](), frozenset[str]()
         self._nodes: list[str] = []
         self._turn = 0
         self._sights: dict[str, NodeSight] = {}
         self._sizes: dict[str, int] = {}  # of the findings that were read
+        self._gpus: dict[str, tuple[NodeGpus, float]] = {}  # and when they were written
         self._newest: float | None = None
 
     def read(self, attempt: AttemptDir) -> tuple[dict[str, NodeSight], float | None]:
@@ -47,28 +61,29 @@ class NodeReader:
         if self._budget == float("inf") or now - self._listed >= LISTED:
             self._list(attempt, now)
         read = self._read_some(attempt, now + self._budget)
-        seen = [written for _, written, _ in read.values() if written]
+        seen = [one.written for one in read.values() if one.written]
         self._newest = max([*seen, *([self._newest] if self._newest is not None else [])], default=None)
-        for node, (table, written, found) in read.items():
+        for node, one in read.items():
             before = self._sights.get(node, NodeSight())
-            if table is None:
-                if found or node in self._sights or node in self._beside:
-                    self._sights[node] = replace(before, found=found)
+            if one.table is None:
+                if one.found or node in self._sights or node in self._beside:
+                    self._sights[node] = replace(before, found=one.found)
             else:  # how much older it was than the newest at this look
-                self._sights[node] = NodeSight(table, max(0.0, (self._newest or written) - written), found)
+                newest = self._newest or one.written
+                behind, gpus_behind = max(0.0, newest - one.written), max(0.0, newest - one.gpus_written)
+                self._sights[node] = NodeSight(one.table, behind, one.found, one.gpus, gpus_behind)
         return dict(self._sights), self._newest
 
     def _list(self, attempt: AttemptDir, now: float) -> None:
         names = _names(str(attempt.nodes))
         self._listed = now
         self._beside = frozenset(name[:-6] for name in names if name.endswith(".jsonl"))
+        self._with_gpus = frozenset(name[:-5] for name in names if name.endswith(".gpus"))
         self._nodes = sorted({*self._beside, *(name[:-6] for name in names if name.endswith(".beats"))})
 
-    def _read_some(
-        self, attempt: AttemptDir, deadline: float
-    ) -> dict[str, tuple[NodeTable | None, float, tuple[Found, ...]]]:
-        """Of the nodes whose turn it is: table, when it was written, findings. All of them at the first look."""
-        read: dict[str, tuple[NodeTable | None, float, tuple[Found, ...]]] = {}
+    def _read_some(self, attempt: AttemptDir, deadline: float) -> dict[str, _Read]:
+        """Of the nodes whose turn it is. All of them at the first look."""
+        read: dict[str, _Read] = {}
         folder = str(attempt.nodes)
         start, whole = self._turn % len(self._nodes) if self._nodes else 0, not self._sights
         for n, node in enumerate((*self._nodes[start:], *self._nodes[:start])):
@@ -77,8 +92,23 @@ class NodeReader:
             self._turn = start + n + 1
             has = _table(f"{folder}/{node}.beats")
             table, written = has if has is not None and has[0].attempt == attempt.name else (None, 0.0)
-            read[node] = table, written, self._found(folder, node)
+            gpus, gpus_written = self._shown(folder, node)
+            read[node] = _Read(table, written, self._found(folder, node), gpus, gpus_written)
         return read
+
+    def _shown(self, folder: str, node: str) -> tuple[NodeGpus | None, float]:
+        """It changes every half minute: a file that has not changed is not opened again."""
+        known = self._gpus.get(node)
+        if node not in self._with_gpus:
+            return None, 0.0
+        path = f"{folder}/{node}.gpus"
+        try:
+            if known is None or os.stat(path).st_mtime != known[1]:  # noqa: PTH116
+                with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+                    known = self._gpus[node] = shown.decode(file.read().decode()), os.fstat(file.fileno()).st_mtime
+        except (OSError, ValueError):  # gone, damaged, or of another version
+            pass
+        return known or (None, 0.0)
 
     def _found(self, folder: str, node: str) -> tuple[Found, ...]:
         if node not in self._beside:

@@ -5,13 +5,15 @@ Width None is for a pipe: laid out for 100 columns, and nothing is cut or broken
 
 from __future__ import annotations
 
+from transom_cli.plural import several
 from transom_cli.ui.incidents import incident_rows
 from transom_cli.ui.lines import LABEL, Line, command_rows, cut, line, plain, row, rows
 from transom_cli.ui.nodemap import map_rows, node_table
+from transom_cli.ui.saving import next_words
 from transom_cli.ui.slurmwords import reason_words
 from transom_cli.ui.todo import todo
 from transom_cli.ui.view import STALE, IncidentView, RunView
-from transom_cli.ui.words import age, clock_time, count, day_time, fit, several, span
+from transom_cli.ui.words import age, cells, clock_time, count, day_time, fit, span
 
 PIPED = 100
 _TONES = {
@@ -34,6 +36,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False) -> lis
         *_job(view),
         *_progress(view, width),
         *(one for words in view.reports for one in rows("noticed", words, width, tone="warn")),
+        *_under_way(view, width),
         *_checkpoints(view, width),
         *(rows("goodput", view.goodput_words, width, most=2) if view.goodput_words else []),
         *map_rows(view, width or PIPED),
@@ -110,7 +113,7 @@ def _per_step(seconds: float) -> str:
 
 
 def _checkpoints(view: RunView, width: int | None) -> list[Line]:
-    """The newest in memory, and the newest on disk, with their ages; when it saves, and why."""
+    """The newest in memory, and the newest on disk, with their ages; which come next; when it saves, and why."""
     found = []
     if view.memory >= 0:
         old = f"{age(view.memory_age)} ago, " if view.memory_age is not None else ""
@@ -121,13 +124,31 @@ def _checkpoints(view: RunView, width: int | None) -> list[Line]:
         behind = f"{several(view.step - view.durable, 'step')} behind" if alone and not view.over else ""
         about = ", ".join(x for x in (old, behind) if x)
         found.append(f"disk {count(view.durable)}" + (f" ({about})" if about else ""))
-    both = "; ".join(found)
-    lines = rows("checkpoint", both, width) if found else []
-    if len(lines) > 1:  # then one below the other
-        lines = [one for i, text in enumerate(found) for one in rows("" if i else "checkpoint", text, width)]
-    if not found and view.step >= 0 and view.word != "unknown":
-        lines = [row("checkpoint", ("none yet" if not view.over else "none", "warn"))]
+    none = not found and view.step >= 0 and view.word != "unknown"
+    lines = [row("checkpoint", ("none yet" if not view.over else "none", "warn"))] if none else []
+    if ahead := next_words(view.next_save, view.next_durable, view.now) if view.word == "training" else "":
+        found.append(ahead)
+    for text in _packed(found, width):
+        lines += rows("" if lines else "checkpoint", text, width)
     return [*lines, *(rows("saves", view.rhythm, width) if view.rhythm else [])]
+
+
+def _packed(parts: list[str], width: int | None) -> list[str]:
+    """As many of them in a line as there is room for."""
+    found: list[str] = []
+    for part in parts:
+        longer = f"{found[-1]}; {part}" if found else part
+        if found and (width is None or cells(longer) <= width - LABEL):
+            found[-1] = longer
+        else:
+            found.append(part)
+    return found
+
+
+def _under_way(view: RunView, width: int | None) -> list[Line]:
+    """What is saved and restored now, and how far that is."""
+    told = [one for one in view.under_way if view.nodes_known or view.word != "unknown"]
+    return [one for i, thing in enumerate(told) for one in rows("" if i else "now", thing.words, width)]
 
 
 def _kept_off(view: RunView, width: int | None) -> list[Line]:
@@ -147,7 +168,7 @@ def _sources(view: RunView, width: int | None) -> list[Line]:
     lines = []
     if view.slurm_state:
         reason = f": {reason_words(view.slurm_reason)}" if view.slurm_state == "PENDING" and view.slurm_reason else ""
-        nodes = f" on {len(view.nodes)} nodes" if view.slurm_state == "RUNNING" and view.nodes else ""
+        nodes = f" on {several(len(view.nodes), 'node')}" if view.slurm_state == "RUNNING" and view.nodes else ""
         lines += rows("slurm", f"job {view.job_id} {view.slurm_state}{reason}{nodes}, {_asked(view)}", width)
     if view.slurm_start is not None:
         when = f"{day_time(view.slurm_start, view.now)}, in {span(view.slurm_start - view.now)}"

@@ -13,9 +13,10 @@ from typing import Any
 from transom_cli.core.decided import UNDECIDED, Decided
 from transom_cli.core.goodput import NS, Cause, Kind, Sums, cost
 from transom_cli.core.state import Incident
+from transom_cli.plural import several
 from transom_cli.supervise.book import Book
-from transom_cli.ui.goodput import iso, spent
-from transom_cli.ui.words import clock_time, count, fit, span
+from transom_cli.ui.goodput import spent
+from transom_cli.ui.words import clock_time, count, fit, span, utc
 from transom_cli.ui.wrapping import NEVER_CUT, wrapped
 
 _LABEL = 10
@@ -171,12 +172,8 @@ def ending(story: Story) -> Iterator[tuple[str, str]]:
         hours = f"; {_gpu_time(story.gpu_hours)}" if story.gpu_hours is not None else ""
         yield "cost", f"{span(story.cost.wall / NS)}: {told}{hours}"
     if story.lost >= 0 and story.step >= 0:
-        again = f"{several(story.lost)} done again" if story.lost else "none was lost"
+        again = f"{several(story.lost, 'step')} done again" if story.lost else "none was lost"
         yield "steps", f"{count(story.step)} was the newest before it; {again}"
-
-
-def several(steps: int) -> str:
-    return f"{count(steps)} step{'' if steps == 1 else 's'}"
 
 
 def _gpu_time(hours: float) -> str:
@@ -221,4 +218,4 @@ def story_document(story: Story) -> dict[str, Any]:
 
 def line_document(line: Line) -> dict[str, Any]:
     about = {"part": line.part, "what": line.what, "words": line.words}
-    return {"at": iso(round(line.at * NS)), "took_seconds": line.took, **about}
+    return {"at": utc(line.at), "took_seconds": line.took, **about}

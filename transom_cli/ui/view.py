@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from transom_cli.beats.table import NodeTable
 from transom_cli.core.decided import UNDECIDED
 from transom_cli.core.state import Exclusion, Incident, State
+from transom_cli.health.gpu.shown import NodeGpus
 
 FRESH = 15.0  # seconds: what was written later than this tells how things are now
 STALE = 60.0  # seconds: what nodes have told before this is not shown as how they are
@@ -20,7 +21,8 @@ class NodeView:
     role: ranks, spare, or out (a spare has taken its place). state: ok, slow, silent, suspect, probing, isolated, or
     waiting (nothing was heard of it yet). step: the last that all of its ranks have done, -1: none. beat_age: seconds
     since the slowest of them has done a step. alive: of its ranks, those whose process lives. note: what is odd, in
-    words.
+    words. gpus: what it shows of its GPUs; None where it has none, or nothing of them is known. gpus_age: by how many
+    seconds that is older than the newest word of any node.
     """
 
     node: str
@@ -32,6 +34,16 @@ class NodeView:
     alive: int = 0
     phase: str = ""
     note: str = ""
+    gpus: NodeGpus | None = None
+    gpus_age: float = 0.0
+
+    @property
+    def differs(self) -> bool:
+        """Whether it belongs among the nodes that are listed: something is odd about it, or about its GPUs."""
+        if self.state not in ("ok", "waiting") or self.gpus is None:
+            return self.state not in ("ok", "waiting")
+        level = self.gpus.level  # of a moderate heat there may be a thousand
+        return level == "fault" or (level in ("heavy", "throttled") and not self.gpus.old(self.gpus_age))
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,28 @@ class Ahead:
     words: str
     at: float | None = None
     then: str = ""
+
+
+@dataclass(frozen=True)
+class SaveAhead:
+    """A save that comes. at: when, as far as the step time tells (seconds of the wall clock)."""
+
+    step: int
+    at: float | None = None
+
+
+@dataclass(frozen=True)
+class Underway:
+    """What takes its time. what: saving, copying or restoring. step: -1: not known. done, total: of `unit`, bytes or
+    ranks; total 0: not known. began: seconds of the wall clock."""
+
+    what: str
+    step: int
+    words: str
+    began: float | None
+    done: int
+    total: int
+    unit: str
 
 
 @dataclass(frozen=True)
@@ -113,6 +147,9 @@ class RunView:
     slurm_start: float | None = None  # when it expects to start a pending job
     goodput: float | None = None  # share of its time since submission that made new steps
     goodput_words: str = ""  # that, and what the rest was lost to
+    next_save: SaveAhead | None = None
+    next_durable: SaveAhead | None = None  # the next that goes to disk as well
+    under_way: tuple[Underway, ...] = ()  # saves and restores that are, and have been for longer than a moment
 
     @property
     def known(self) -> bool:

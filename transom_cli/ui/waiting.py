@@ -17,27 +17,46 @@ PATIENCE = 2.0  # seconds
 
 
 class Waiting:
-    """`total`: how many parts there are; None where that says nothing."""
+    """`total`: how many parts there are, or bytes; None where that says nothing, or is not known yet."""
 
-    def __init__(self, words: str, total: int | None) -> None:
-        self._words, self._total, self._done = words, total, 0
+    def __init__(self, words: str, total: int | None, *, of_bytes: bool) -> None:
+        self._words, self._total, self._of_bytes, self._done = words, total, of_bytes, 0
         self._bar: tuple[Progress, TaskID] | None = None
         self._over = False
         self._lock = threading.Lock()
 
     def step(self, words: str = "") -> None:
         """A part is done. words: what comes next."""
+        self.add(1, words)
+
+    def add(self, count: int, words: str = "") -> None:
+        """So many more are done."""
         with self._lock:
-            self._done += 1
+            self._done += count
             self._words = words or self._words
             if self._bar is not None:
-                self._bar[0].update(self._bar[1], completed=self._done, description=printable(self._words))
+                bar, task = self._bar
+                bar.update(task, completed=self._done, total=self._total, description=printable(self._words))
+
+    def expect(self, total: int) -> None:
+        """It is known now how many there are."""
+        self._total = total
+        self.add(0)
 
     def show(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+        )  # fmt: skip
 
-        counted = (BarColumn(), MofNCompleteColumn()) if self._total else ()
+        count = DownloadColumn(binary_units=True) if self._of_bytes else MofNCompleteColumn()
+        counted = (BarColumn(), count) if self._total or self._of_bytes else ()
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), *counted, TimeElapsedColumn())
         bar = Progress(*columns, console=Console(stderr=True), transient=True)
         with self._lock:
@@ -54,9 +73,9 @@ class Waiting:
 
 
 @contextmanager
-def waiting(words: str, total: int | None = None) -> Iterator[Waiting]:
+def waiting(words: str, total: int | None = None, *, of_bytes: bool = False) -> Iterator[Waiting]:
     """Around what may take long. Nothing is left of it on the screen afterwards, and a pipe never sees it."""
-    shown = Waiting(words, total)
+    shown = Waiting(words, total, of_bytes=of_bytes)
     timer = threading.Timer(PATIENCE, shown.show) if sys.stderr.isatty() else None
     if timer is not None:
         timer.daemon = True

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from transom_cli.errors import printable
 
 DAY = 86400.0
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 _WIDE = "WF"  # of East Asian letters, as a terminal shows them: two columns each
 
 
@@ -61,9 +62,21 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
-def several(number: int, what: str) -> str:
-    """`1 node`, `3 nodes`."""
-    return f"{count(number)} {what}{'' if number == 1 else 's'}"
+def size(count: float) -> str:
+    """Bytes: `512 B`, `11.2 GiB`."""
+    power = _power(count)
+    return f"{count / 1024**power:.{1 if power else 0}f} {_BYTES[power]}"
+
+
+def size_of(done: float, total: float) -> str:
+    """Bytes of so many: `3.1 of 12.0 GiB`."""
+    power = _power(total / 10)  # so that a small part shows
+    unit, digits = 1024**power, 1 if power and total < 100 * 1024**power else 0
+    return f"{done / unit:,.{digits}f} of {total / unit:,.{digits}f} {_BYTES[power]}"
+
+
+def _power(count: float) -> int:
+    return next((n for n in range(len(_BYTES) - 1) if count < 1024 ** (n + 1)), len(_BYTES) - 1)
 
 
 def some(names: tuple[str, ...], most: int = 8) -> str:

@@ -5,11 +5,14 @@ Pure. As JSON (`core.codec`) an account is the answer to "state", and stands in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from transom_cli.ckpt.coming import Coming
 from transom_cli.ckpt.memory.protection import NONE
+from transom_cli.ckpt.underway import Part
+from transom_cli.plural import several
 
 BEING_PROTECTED = "being protected"
 
@@ -48,6 +51,8 @@ class Account:
     slots: int  # bytes
     nodes: int  # that take part in the training
     rhythm: str = ""  # when it saves and why, in words; of rank 0's node
+    coming: Coming | None = None  # and as planned
+    under_way: tuple[Part, ...] = ()  # what is written and restored, as far as it is on this node
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class InMemory:
     @property
     def where(self) -> str:
         lacking = f", {self.missing} of its shares missing" if self.missing else ""
-        return f"memory, {len(self.nodes)} of {self.of} nodes{lacking}"
+        return f"memory, {len(self.nodes)} of {several(self.of, 'node')}{lacking}"
 
 
 def together(accounts: Mapping[str, Account]) -> list[InMemory]:
@@ -97,6 +102,12 @@ def together(accounts: Mapping[str, Account]) -> list[InMemory]:
             InMemory(number, created, attempt, one.world_size, one.size, tuple(sorted(steps)), of, missing, words, uses)
         )
     return found
+
+
+def newest_whole(trainings: Iterable[Mapping[str, Account]]) -> InMemory | None:
+    """The newest step of which all shares are there, of all trainings; each by node."""
+    whole = [step for accounts in trainings for step in together(accounts) if not step.missing]
+    return max(whole, key=lambda step: step.step, default=None)
 
 
 def _protection(step: int, uses: tuple[str, ...], accounts: list[Account]) -> str:

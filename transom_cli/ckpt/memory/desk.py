@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from transom_cli.ckpt.coming import Coming
 from transom_cli.ckpt.manifest import FileEntry, decode
 from transom_cli.ckpt.memory import launches, messages
 from transom_cli.ckpt.memory.finding import Found, NotHad
@@ -20,7 +21,8 @@ from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.memory.slot import Share, Slot
 from transom_cli.ckpt.memory.writing import Order
 from transom_cli.ckpt.retention import Keep
-from transom_cli.core.codec import plain
+from transom_cli.ckpt.underway import Part
+from transom_cli.core.codec import build, plain
 
 Answer = tuple[dict[str, Any], list[int]]  # and descriptors, which stay ours
 SURVEY = 5.0  # seconds for a neighbour to tell what it has
@@ -59,6 +61,8 @@ class Desk:
         """The process has gone: what it was writing to is no snapshot, and what it read may be overwritten."""
         self._close_parcels()
         self._end_reading()
+        if self._holding is not None:
+            self._holding.restoring.pop(self._rank, None)
 
     # A rank comes
 
@@ -72,7 +76,7 @@ class Desk:
         launch, rank, node = launches.read(about["launch"]), int(about["rank"]), str(about["node"])
         holding = self._find(str(about["directory"]), str(about["token"]), node)
         if holding.shelf.launch != launch:
-            holding.persisting.distrust()
+            holding.begin()
         holding.protect = protection = parse(str(about.get("protect", NONE)))
         slots = holding.shelf.join(launch, rank, protection != NONE)
         rate = None if about.get("rate") is None else float(about["rate"])
@@ -132,7 +136,11 @@ class Desk:
         self.holding.shelf.commit(self.launch, step, record, uses)
         if RESERVED in uses:
             self.holding.persisting.tried_again(step)
-        self.holding.rhythm = str(about.get("rhythm", ""))[:_RHYTHM] or self.holding.rhythm
+        return {}, []
+
+    def _do_plan(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """When the training saves, in words, and which saves come next."""
+        self.holding.rhythm, self.holding.coming = str(about["rhythm"])[:_RHYTHM], build(Coming, about["coming"])
         return {}, []
 
     def _do_persist(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
@@ -203,8 +211,14 @@ class Desk:
         told = {"size": found.size, "where": found.where, "segments": list(found.segments), "checked": found.checked}
         return told, [found.fd]
 
+    def _do_restoring(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """How far this rank is, until `rewind`."""
+        self.holding.restoring[self._rank] = build(Part, about)
+        return {}, []
+
     def _do_rewind(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         self._end_reading()
+        self.holding.restoring.pop(self._rank, None)
         step = None if about["step"] is None else int(about["step"])
         self.holding.shelf.rewind(self.launch, step)
         self.holding.rewind(step)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from transom_cli.ckpt.coming import Coming
 from transom_cli.ckpt.memory.account import Account, Held, Step
 from transom_cli.ckpt.memory.checking import Checking
 from transom_cli.ckpt.memory.finding import Finder
@@ -21,6 +22,7 @@ from transom_cli.ckpt.memory.rebuilding import Rebuilding
 from transom_cli.ckpt.memory.shelf import Shelf
 from transom_cli.ckpt.memory.slot import part, views
 from transom_cli.ckpt.names import step_name
+from transom_cli.ckpt.underway import Part, joined
 from transom_cli.core.codec import plain
 
 _WORDS = 20  # sentences kept for a trainer that asks for nothing
@@ -37,10 +39,18 @@ class Holding:
         self.checking = Checking(self.shelf, lambda: self.neighbours, self.parity)
         self.protect = NONE  # as the newest launch has asked for it
         self.rhythm = ""  # when the training saves, and why, in words, if rank 0 is here
+        self.coming: Coming | None = None  # and as planned
+        self.restoring: dict[int, Part] = {}  # how far ranks of this node are, by rank
         self.words: deque[str] = deque(maxlen=_WORDS)  # for the rank that is the next to ask
         self._say = say
         self._left_out: tuple[str, ...] = ()  # nodes whose shares of the protected step are not
         self.persisting = Persisting(self.shelf, lambda: self.neighbours, self.finder, self.tell)
+
+    def begin(self) -> None:
+        """Another launch is here: what the one before has told of itself is over."""
+        self.rhythm, self.coming = "", None
+        self.restoring.clear()
+        self.persisting.distrust()
 
     def meet(self, own: str, places: dict[str, tuple[str, int]], key: bytes) -> None:
         """Who holds the other nodes' snapshots, as the newest launch has it."""
@@ -124,7 +134,8 @@ class Holding:
         left_out = () if protected is None else self._left_out
         return Account(
             self.shelf.directory, tuple(steps), str(self.protect), protected, left_out,
-            self.parity.size, sum(size for _, _, size, _ in slots), nodes, self.rhythm,
+            self.parity.size, sum(size for _, _, size, _ in slots), nodes, self.rhythm, self.coming,
+            joined([*self.restoring.copy().values(), *self.persisting.under_way()]),
         )  # fmt: skip
 
     @property

@@ -23,6 +23,7 @@ from transom_cli.ckpt.names import COPIES_OF, step_name
 from transom_cli.ckpt.publishing import words
 from transom_cli.ckpt.retention import Keep
 from transom_cli.ckpt.turns import Turns
+from transom_cli.ckpt.underway import Part
 
 RESERVED = "being made durable"
 _ANSWER = 5.0  # seconds for a neighbour
@@ -82,6 +83,8 @@ class Persisting:
     def hear(self, step: int, state: str, trouble: str) -> None:
         """The holder that sees to it says how it stands. Nothing but copies is then made of it any more."""
         self._outcomes.hear(step, state, trouble)
+        if state in ENDED:
+            self._writing.over(step)
         if state in (DONE, FAILED):
             self._shelf.release(step, RESERVED)
 
@@ -93,6 +96,10 @@ class Persisting:
     def tidying(self) -> bool:
         """Whether old checkpoints are being removed; or one is being written."""
         return self._one_at_a_time.locked()
+
+    def under_way(self) -> list[Part]:
+        """What is being written, as far as it is here."""
+        return self._writing.under_way()
 
     def copying_by(self, node: str) -> bool:
         """Whether that holder, or this one, has copies written."""

@@ -11,6 +11,7 @@ import mmap
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from transom_cli.ckpt.memory.shelf import Shelf
 from transom_cli.ckpt.names import DCP_METADATA, age, local_attempt, tmp_name
 from transom_cli.ckpt.publishing import publish, tidy, words
 from transom_cli.ckpt.retention import Keep, Retention
+from transom_cli.ckpt.underway import WRITING, Counting, Part
 from transom_cli.errors import TransomError
 
 WRITE = 7200.0  # seconds for a node to write its shares
@@ -46,6 +48,7 @@ class Writing:
     def __init__(self, shelf: Shelf, neighbours: Callable[[], Neighbours], finder: Finder, say: Callable[[str], None]):
         self._shelf, self._neighbours, self._finder, self._say = shelf, neighbours, finder, say
         self._retentions: dict[Path, Retention] = {}
+        self._counts: dict[int, Counting] = {}  # of what this node writes, or has written, by step
 
     def trust(self, directory: Path, attempt: str, keep: Keep, manifest: Manifest) -> None:
         """A rank has read that checkpoint in full."""
@@ -54,6 +57,14 @@ class Writing:
     def distrust(self) -> None:
         """What was known of the checkpoints on disk may have changed."""
         self._retentions.clear()
+        self._counts.clear()
+
+    def under_way(self) -> list[Part]:
+        """How far this node is with its parts, until `over` is said of the step."""
+        return [counting.part for counting in self._counts.copy().values()]
+
+    def over(self, step: int) -> None:
+        self._counts.pop(step, None)
 
     def checkpoint(self, order: Order, directory: Path) -> str:
         """Returns "", or why it is not there."""
@@ -86,10 +97,15 @@ class Writing:
         if not work.is_dir():
             return f"{work.parent} is not the same directory on all nodes", {}
         lost: dict[str, str] = {}
+        held = self._shelf.shares(step)
+        total = sum(held[name].size for name in names if name in held)
+        record = self._shelf.records.get(step)
+        whole = sum(entry.size for entry in shares(record.read)) if record is not None else 0
+        counting = self._counts[step] = Counting(WRITING, step, str(work.parent), total, time.time(), whole)
         for name in names:
             try:
                 with self._shelf.reading(step, name) as (share, slot):
-                    entry = direct.write(work / name, slot.memory, share.segments)
+                    entry = direct.write(work / name, slot.memory, share.segments, counting.add)
             except KeyError:
                 lost[name] = "it is not held any more"
             except OSError as error:

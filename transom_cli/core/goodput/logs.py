@@ -22,7 +22,8 @@ def attempt_of(name: str, journal: Iterable[Record], progress: Iterable[Record],
     for record in journal:
         if (at := _time(record)) is None:
             continue
-        attempt = replace(attempt, launcher=True, begun=at if attempt.begun is None else attempt.begun)
+        if attempt.begun is None:
+            attempt = replace(attempt, launcher=True, begun=at)
         kind = record.get("type")
         if kind == "launch" and isinstance(number := record.get("launch"), int):
             launches.setdefault(number, Launch(number, at))

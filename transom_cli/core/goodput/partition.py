@@ -39,12 +39,10 @@ class _Ledger:
         at = min(at, self._end)
         if at <= self.now:
             return
-        new = Span(self.now, at, kind, attempt, cause)
-        last = self.spans[-1] if self.spans else None
+        begin, last = self.now, self.spans[-1] if self.spans else None
         if last is not None and (last.kind, last.attempt, last.cause) == (kind, attempt, cause):
-            self.spans[-1] = replace(last, end=at)
-        else:
-            self.spans.append(new)
+            begin = self.spans.pop().begin
+        self.spans.append(Span(begin, at, kind, attempt, cause))
         self.now = at
 
 
@@ -62,6 +60,9 @@ class _Ending:
 class _Walk:
     def __init__(self, history: History) -> None:
         self._history = history
+        self._signs: dict[str, list[Sign]] = {}  # of the operator's incidents, by attempt
+        for name, sign in history.signs:
+            self._signs.setdefault(name, []).append(sign)
         self.ledger = _Ledger(history.begin, history.until)
         self.causes: dict[str, Cause] = {START: Cause(START, at=history.begin)}
         self._cause = self._undone = START  # why it does not step now; why steps have to be done again
@@ -194,7 +195,7 @@ class _Walk:
     def _sign(self, attempt: Attempt, since: int, end: int) -> Sign | None:
         """The first one between; with the operator's name for it, where it has one."""
         own = [s for s in attempt.signs if since <= s.at <= end]
-        theirs = [s for name, s in self._history.signs if name == attempt.name and since <= s.at <= end]
+        theirs = [s for s in self._signs.get(attempt.name, ()) if since <= s.at <= end]
         found = min((*own, *theirs), key=lambda s: s.at, default=None)
         if found is None or not own or not theirs:
             return found
@@ -203,8 +204,8 @@ class _Walk:
 
     def _blame(self, attempt: Attempt, sign: Sign | None, *, stepped: bool) -> None:
         """From here on, up to the first new step, this is why. One that failed at its start has undone no step."""
-        late = [s for name, s in self._history.signs if name == attempt.name and s.at >= self.ledger.now]
-        sign = sign or (late[0] if late else None)
+        late = (s for s in self._signs.get(attempt.name, ()) if s.at >= self.ledger.now)
+        sign = sign or next(late, None)
         if sign is None:
             cause = Cause(attempt.name, attempt.cause or attempt.status, self.ledger.now, self._best)
         else:

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from transom_cli.core.diagnose import NODE_FAULT, PREFLIGHT
 from transom_cli.core.events import NodeFault
-from transom_cli.core.ladder.events import Begun, Checked, CheckNodes, Faulty, Order, Start, Tell
+from transom_cli.core.ladder.events import Begun, Checked, Faulty
 from transom_cli.core.ladder.fault import after_check, fail, without_old_doubts
 from transom_cli.core.ladder.judging import let_pass
+from transom_cli.core.ladder.orders import CheckNodes, Order, Start, Tell
 from transom_cli.core.ladder.outcome import lack_nodes, leave
 from transom_cli.core.ladder.state import LadderState, Memory, Rung
 

@@ -26,7 +26,6 @@ from transom_cli.core.ladder.events import (
     Heard,
     Kept,
     NotStarted,
-    Order,
     Overtime,
     Quiet,
     Read,
@@ -34,12 +33,12 @@ from transom_cli.core.ladder.events import (
     Silent,
     Spare,
     Stepped,
-    Tell,
     Tick,
     Told,
     Warned,
 )
 from transom_cli.core.ladder.judging import let_pass
+from transom_cli.core.ladder.orders import Order, Tell
 from transom_cli.core.ladder.outcome import close, leave
 from transom_cli.core.ladder.state import LadderState, Leaving, Rung
 from transom_cli.core.state import Stage

@@ -12,12 +12,14 @@ from transom_cli.core.category import DEVICE
 from transom_cli.core.decided import UNDECIDED
 from transom_cli.core.diagnose import first_bad
 from transom_cli.core.events import NodeFault
-from transom_cli.core.ladder.events import CheckNodes, End, Ended, Order, Read, ReadLogs, Start, Tell
+from transom_cli.core.ladder.events import Ended, Read
 from transom_cli.core.ladder.judging import judged_by, told_of
+from transom_cli.core.ladder.orders import CheckNodes, End, Order, ReadLogs, Start, Tell
 from transom_cli.core.ladder.outcome import close, leave, saved_words
 from transom_cli.core.ladder.state import LadderState, Leaving, Rung
 from transom_cli.core.policy import SWAP
 from transom_cli.core.state import Diagnosis, Incident, Mark, Stage
+from transom_cli.plural import times
 
 Step = tuple[LadderState, tuple[Order, ...]]
 _OURS = (9, 15)  # signals by which the rest of a launch is ended
@@ -160,7 +162,7 @@ def after_diagnosis(state: LadderState, at: float, diagnosis: Diagnosis | None, 
     spent = _spent(state, diagnosis.cause)
     if spent < state.policy.relaunches:
         return relaunch(state, at, diagnosis.cause, state.nodes)
-    why = f"{words}; relaunched {spent} times without progress beyond step {state.progress}"
+    why = f"{words}; relaunched {times(spent)} without progress beyond step {state.progress}"
     suspects = tuple(n for n in diagnosis.nodes if n in state.nodes)
     return _swap(state, at, diagnosis, suspects, why) if suspects else leave(state, at, "failed", why)
 

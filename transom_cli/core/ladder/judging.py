@@ -8,7 +8,8 @@ from transom_cli.core.decided import Taken
 from transom_cli.core.diagnose import diagnose
 from transom_cli.core.events import NodeFault
 from transom_cli.core.judging import judged
-from transom_cli.core.ladder.events import Ended, Order, Tell
+from transom_cli.core.ladder.events import Ended
+from transom_cli.core.ladder.orders import Order, Tell
 from transom_cli.core.ladder.state import LadderState
 from transom_cli.core.policy import IGNORE
 from transom_cli.core.state import Diagnosis, Incident, Policy, State

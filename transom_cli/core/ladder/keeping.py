@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.ladder.events import Keep, Kept, Order, Tell
+from transom_cli.core.ladder.events import Kept
+from transom_cli.core.ladder.orders import Keep, Order, Tell
 from transom_cli.core.ladder.outcome import leave
 from transom_cli.core.ladder.state import LadderState, Memory, Rung
 

@@ -9,21 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.ladder.events import (
-    Draining,
-    Durable,
-    End,
-    Ended,
-    Flush,
-    Flushing,
-    Order,
-    Overtime,
-    Tell,
-    Told,
-    Warned,
-)
+from transom_cli.core.ladder.events import Draining, Durable, Ended, Flushing, Overtime, Told, Warned
 from transom_cli.core.ladder.fault import swap
 from transom_cli.core.ladder.keeping import TOO_LATE
+from transom_cli.core.ladder.orders import End, Flush, Order, Tell
 from transom_cli.core.ladder.outcome import leave, saved_words
 from transom_cli.core.ladder.state import LadderState, Leaving, Memory, Rung
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 from transom_cli.core.diagnose import NODE_FAULT, REPORTED, first_bad
 from transom_cli.core.events import OutcomeSeen
 from transom_cli.core.judging import taken_in
-from transom_cli.core.ladder.events import Keep, Leave, Order
+from transom_cli.core.ladder.orders import Keep, Leave, Order
 from transom_cli.core.ladder.state import LadderState, Leaving, Memory, Rung
 from transom_cli.core.state import Stage
+from transom_cli.plural import several, was
 
 _ON_PURPOSE = (Leaving.TIME_LIMIT.value, Leaving.MAINTENANCE.value)
 LEFT = 75  # EX_TEMPFAIL: not done, and meant to go on in another attempt
@@ -45,7 +46,7 @@ def leave(
     outcome = replace(outcome, faults=state.faults if status == "failed" else ())
     again = _again(state, outcome)
     if again == "hold":
-        outcome = replace(outcome, why=f"{why}; {state.stuck + 1} attempts in a row without progress")
+        outcome = replace(outcome, why=f"{why}; {several(state.stuck + 1, 'attempt')} in a row without progress")
     state = replace(close(state, at, "stopped" if status == "stopped" else "handed up"), rung=Rung.LEFT)
     taken = (*taken_in(state.incidents), *state.ignored)
     outcome = replace(outcome, taken=tuple(replace(t, at=t.at - at) for t in taken))
@@ -58,7 +59,8 @@ def lack_nodes(
     """Too few nodes of the allocation may carry a rank. found: what speaks against the others, if checks do."""
     isolated = tuple(n for n in state.allocated if n in state.given_up)
     against = found or f"{', '.join(isolated)} isolated"
-    why = f"{state.wanted} nodes are needed, and only {good} can be used: {against}"
+    needed = f"{several(state.wanted, 'node')} {was(state.wanted, 'is', 'are')} needed"
+    why = f"{needed}, and only {good} can be used: {against}"
     outcome = OutcomeSeen(at, state.attempt, "left", why, cause=cause, durable=state.durable)
     blamed = tuple(dict.fromkeys(f.node for f in state.faults))
     suspects = tuple(n for n in isolated if n not in blamed)

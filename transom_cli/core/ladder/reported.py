@@ -14,8 +14,9 @@ from transom_cli.core.events import NodeFault
 from transom_cli.core.fingerprint import fingerprint
 from transom_cli.core.judging import taken_in
 from transom_cli.core.ladder import fault, leaving
-from transom_cli.core.ladder.events import Acting, Ended, GoBack, Order, Reported, Tell
+from transom_cli.core.ladder.events import Acting, Ended, Reported
 from transom_cli.core.ladder.judging import told_of
+from transom_cli.core.ladder.orders import GoBack, Order, Tell
 from transom_cli.core.ladder.state import LadderState, Leaving, Memory, Rung
 from transom_cli.core.policy import IGNORE, ISOLATE, ROLLBACK, STOP, SWAP, Facts, Verdict, decide_by
 from transom_cli.core.state import Diagnosis, Incident, Mark

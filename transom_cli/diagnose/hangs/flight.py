@@ -21,6 +21,7 @@ from typing import Any
 from transom_cli.core.stacks import clean
 from transom_cli.diagnose.hangs.places import short
 from transom_cli.diagnose.hangs.waits import Count
+from transom_cli.plural import several
 
 NEWEST = 500  # entries of a dump that are looked at: a hang is at the end
 RANKS = 1 << 20
@@ -95,7 +96,9 @@ def read(rank: int, raw: Mapping[str, Any]) -> Flight:
     newest = entries[-NEWEST:]
     usable = [e for e in newest if isinstance(e, dict) and isinstance(e.get("collective_seq_id"), int) and _group(e)[0]]
     if len(usable) < len(newest):
-        notes.append(f"rank {rank}: {len(newest) - len(usable)} entries of a form that is not known")
+        notes.append(
+            f"rank {rank}: {several(len(newest) - len(usable), 'entry', 'entries')} of a form that is not known"
+        )
     known = _known(raw.get("pg_config"))
     by_group: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for entry in usable:

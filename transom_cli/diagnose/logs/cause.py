@@ -16,6 +16,7 @@ from transom_cli.diagnose.clue import Action, Category, Culprit
 from transom_cli.diagnose.logs.blame import CRIES, completed, who_lags
 from transom_cli.diagnose.logs.hit import RAISED, Hit
 from transom_cli.diagnose.logs.rule import Level
+from transom_cli.plural import several
 
 Survived = Callable[[Hit], bool]
 _ENDS = ("task-exited", "own-exit-code", "bare-killed", "worker-killed", "abort", "segfault", "mpi-abort")
@@ -229,5 +230,5 @@ def consequences(incident: Incident) -> tuple[str, ...]:
     told = []
     for name, count in counts.most_common(_SHOWN):
         of = f" of {len(ranks[name])} ranks" if len(ranks.get(name, ())) > 1 else ""
-        told.append(f"{name}: {count} line{'s' if count > 1 else ''}{of}")
+        told.append(f"{name}: {several(count, 'line')}{of}")
     return tuple(told)

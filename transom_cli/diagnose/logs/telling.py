@@ -5,6 +5,7 @@ from __future__ import annotations
 from transom_cli.diagnose.clue import Root
 from transom_cli.diagnose.logs.cause import Incident, consequences
 from transom_cli.diagnose.told import Told
+from transom_cli.plural import times
 
 
 def told(incident: Incident) -> Told:
@@ -27,7 +28,7 @@ def evidence(incident: Incident) -> tuple[str, ...]:
     root = incident.root
     said = [f"{root.file}:{root.lineno} is known as {root.rule.name} ({incident.category.value})", *incident.why]
     if root.more:
-        said.append(f"the same was printed {root.more} times more")
+        said.append(f"the same was printed {times(root.more)} more")
     same = {h.record.rank for h in incident.others if h.rule.name == root.rule.name and h.record.rank is not None}
     if same - {root.record.rank}:
         said.append(f"{len(same | {root.record.rank})} ranks say the same; this one was first")

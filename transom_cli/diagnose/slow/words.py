@@ -5,6 +5,7 @@ from __future__ import annotations
 from transom_cli.beats.phases import WAIT
 from transom_cli.diagnose.slow.heatmap import HeatMap, Row
 from transom_cli.errors import printable
+from transom_cli.plural import several
 
 MOST = 32  # ranks that are shown
 LEGEND = "▲ stands out   ▼ waits least for the others"
@@ -26,7 +27,7 @@ def lines(heat: HeatMap, most: int = MOST) -> list[str]:
         right = [cell.rjust(width) for cell, width in zip(line[2:], widths[2:], strict=True)]
         text.append("  ".join([*left, " ".join(right)]).rstrip())
     if len(shown) < len(heat.rows):
-        text.append(f"and {len(heat.rows) - len(shown)} ranks more")
+        text.append(f"and {several(len(heat.rows) - len(shown), 'rank')} more")
     return [*text, LEGEND] if heat.marks or least is not None else text
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from transom_cli.core.rootline import clean
 from transom_cli.health.about import About
 from transom_cli.health.finding import Finding, Remedy, Verdict, not_applicable
+from transom_cli.plural import several
 
 CHECK = "gpu_dcgm"
 
@@ -79,7 +80,9 @@ def judge_dcgm(node: str, reading: DcgmReading, about: About, limits: DcgmLimits
     if not found and not passed:
         return (Finding(CHECK, Verdict.UNKNOWN, node, f"{run}: all tests were skipped"),)
     devices = len({test.device for test in reading.tests})
-    return found or (Finding(CHECK, Verdict.PASS, node, f"{run}: {passed} tests passed on {devices} GPUs"),)
+    return found or (
+        Finding(CHECK, Verdict.PASS, node, f"{run}: {several(passed, 'test')} passed on {several(devices, 'GPU')}"),
+    )
 
 
 def overdue_dcgm(node: str, waited: float, about: About) -> Finding:

@@ -47,6 +47,11 @@ class NvmlFollow:
         self._links = Windows(limits.gpu_nvlink_window, int(limits.gpu_nvlink_windows))
         self._slowdown = Windows(limits.gpu_slowdown_window, int(limits.gpu_slowdown_windows))
 
+    @property
+    def last(self) -> NvmlReading | None:
+        """What was looked at last, each GPU by the name that is known of it."""
+        return self._former
+
     def look(self, reading: NvmlReading) -> tuple[Finding, ...]:
         """As `judge_nvml`; of two findings by one check about one GPU, the worse.
 

@@ -9,6 +9,7 @@ from transom_cli.health.finding import Finding, Remedy, Verdict, not_applicable
 from transom_cli.health.gpu import reading as r
 from transom_cli.health.gpu.reading import Gpu, NvmlReading
 from transom_cli.health.gpu.telling import Odd, told
+from transom_cli.plural import several, was
 
 # NVML_GPU_RECOVERY_ACTION_*. All but 0 ask for something (NVRx, GPUHealthCheck: only 0 is healthy). Peer-to-peer
 # traffic to be drained, or an IMEX domain to be recovered, may be another GPU's or another node's fault.
@@ -31,7 +32,7 @@ def judge_absent(node: str, reading: NvmlReading, about: About) -> Finding:
         if reading.absent_code in _NONE_HERE:
             return not_applicable("gpu_count", node, f"no GPUs asked for ({said})")
         return Finding("gpu_count", Verdict.MONITOR, node, said, Remedy.SETUP)
-    said += f"; {about.gpus} GPUs were asked for"
+    said += f"; {several(about.gpus, 'GPU')} {was(about.gpus)} asked for"
     if reading.foreign:
         return Finding("gpu_count", Verdict.UNKNOWN, node, f"{said}, and no device in the machine is NVIDIA's")
     if reading.absent_code == r.NO_BINDING:  # ours to install, not the node's fault
@@ -67,11 +68,14 @@ def judge_recovery(node: str, gpus: tuple[Gpu, ...]) -> list[Finding]:
     return told("gpu_recovery", node, len(asked), odd, "recovery action 0, none", "the driver tells no recovery action")
 
 
+def granted(reading: NvmlReading, about: About) -> int:
+    """How many the job has on this node: one node's share of it may be smaller than another's."""
+    return about.gpus if reading.granted is None else min(about.gpus, reading.granted)
+
+
 def _judge_number(node: str, reading: NvmlReading, about: About) -> Finding:
-    found, wanted = len(reading.gpus), about.gpus
-    if reading.granted is not None:  # one node's share of a job may be smaller than another's
-        wanted = min(wanted, reading.granted)
-    said = f"NVML sees {found} GPUs" + (f", {wanted} were asked for" if wanted else "")
+    found, wanted = len(reading.gpus), granted(reading, about)
+    said = f"NVML sees {several(found, 'GPU')}" + (f", {wanted} {was(wanted)} asked for" if wanted else "")
     if found >= wanted:
         return Finding("gpu_count", Verdict.PASS, node, said)
     if any(gpu.mig for gpu in reading.gpus):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from transom_cli.health.about import About, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict, not_applicable
 from transom_cli.health.gpu.limits import GpuLimits
-from transom_cli.health.gpu.reading import Gpu, NvmlReading
+from transom_cli.health.gpu.reading import Gpu, Heat, NvmlReading
 from transom_cli.health.gpu.telling import Odd, spread, told
 
 # nvmlClocksEventReasons: the hardware slows itself down; the driver does, for heat.
@@ -66,6 +66,23 @@ def hardware_slowdown(gpu: Gpu) -> list[str]:
     return [name for bit, name in HARDWARE.items() if (gpu.reasons or 0) & bit]
 
 
+def warmth(heat: Heat, limits: GpuLimits) -> str:
+    """light, moderate or heavy, by where the device slows itself down; "" where it does not tell that."""
+    if heat.now is None or (not heat.slowdown and heat.margin is None):
+        return ""
+    if not heat.slowdown:
+        return "heavy" if (heat.margin or 0) <= 0 else "light"
+    if heat.now >= heat.slowdown:
+        return "heavy"
+    return "moderate" if heat.now > heat.slowdown - limits.gpu_heat_margin else "light"
+
+
+def slowdowns(gpu: Gpu) -> list[str]:
+    """Why its clocks are held down: by the hardware, or by the driver for heat."""
+    heat = ["software thermal slowdown"] if (gpu.reasons or 0) & SOFTWARE_HEAT else []
+    return hardware_slowdown(gpu) + heat
+
+
 def _clocks(gpus: list[Gpu], working: bool) -> Iterator[Odd]:
     """Beside a training a moment's slowdown is a moment's; before one, the GPU idles and has no reason for it.
 
@@ -84,17 +101,16 @@ def _clocks(gpus: list[Gpu], working: bool) -> Iterator[Odd]:
 def _heat(gpus: list[Gpu], working: bool, limits: GpuLimits) -> Iterator[Odd]:
     """SUSPECT only before a launch, when nothing heats the GPU; beside a training `gpu_clocks` sees what heat does."""
     for gpu in gpus:
-        heat = gpu.heat
-        if heat.now is None:
+        heat, how = gpu.heat, warmth(gpu.heat, limits)
+        if how not in ("moderate", "heavy"):
             continue
         if not heat.slowdown:
-            if heat.margin is not None and heat.margin <= 0:
-                yield Odd(gpu, Verdict.MONITOR, f"{heat.now} degrees, {heat.margin} left to a slowdown", Remedy.WATCH)
+            yield Odd(gpu, Verdict.MONITOR, f"{heat.now} degrees, {heat.margin} left to a slowdown", Remedy.WATCH)
             continue
         said = f"{heat.now} degrees; it slows down at {heat.slowdown} and switches off at {heat.shutdown}"
-        if heat.now >= heat.slowdown and not working:
+        if how == "heavy" and not working:
             yield Odd(gpu, Verdict.SUSPECT, said, Remedy.REPAIR)
-        elif heat.now > heat.slowdown - limits.gpu_heat_margin:
+        else:
             yield Odd(gpu, Verdict.MONITOR, said, Remedy.WATCH)
 
 

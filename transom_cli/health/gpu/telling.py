@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from transom_cli.health.finding import Finding, Remedy, Verdict, not_applicable
 from transom_cli.health.gpu.reading import Gpu
+from transom_cli.plural import several
 
 _RANK = (Verdict.FAIL, Verdict.SUSPECT, Verdict.MONITOR, Verdict.UNKNOWN, Verdict.PASS)
 
@@ -38,7 +39,7 @@ def told(check: str, node: str, looked_at: int, odd: Iterable[Odd], fine: str, l
         return worst_first(found)
     if not looked_at:
         return [not_applicable(check, node, lacking)]
-    return [Finding(check, Verdict.PASS, node, f"{looked_at} GPUs: {fine}")]
+    return [Finding(check, Verdict.PASS, node, f"{several(looked_at, 'GPU')}: {fine}")]
 
 
 def worst_first(found: Iterable[Finding]) -> list[Finding]:

@@ -1,9 +1,10 @@
 """Watches a node's GPUs beside a training: `python -m transom_cli.health.gpu.watch --every 30`, a child of the agent.
 
 Each line on its standard output is a JSON object: {"reading": {...}} (a `reading.NvmlReading`) at the start and every N
-seconds, {"event": ...} (an `events.GpuEvent`) at once, {"absent": why} where there is no NVML, which ends it with 0. It
-ends when its standard input is closed or its parent is gone, even while a call of NVML hangs; that no line comes any
-more is then for its parent to see. Not exercised on hardware.
+seconds, with "events": true while the events of all GPUs are heard; {"event": ...} (an `events.GpuEvent`) at once;
+{"absent": why} where there is no NVML, which ends it with 0. It ends when its standard input is closed or its parent is
+gone, even while a call of NVML hangs; that no line comes any more is then for its parent to see. Not exercised on
+hardware.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from transom_cli.health.about import About, Tier
 from transom_cli.health.gpu.events import TYPES, GpuEvent
 from transom_cli.health.gpu.nvml import RECOVERY_ACTION, read_nvml
 from transom_cli.health.gpu.nvml_device import Device, Gone, words
-from transom_cli.health.gpu.reading import GPU_IS_LOST
+from transom_cli.health.gpu.reading import GPU_IS_LOST, NvmlReading
 from transom_cli.health.gpu.xid import NO_SITE_RULES
 from transom_cli.health.gpu.xid_site import site_rules
 
@@ -54,12 +55,12 @@ def _watch(every: float, gpus: int) -> int:
     import pynvml as nvml
 
     nvml.nvmlInit()
-    heard = _registered(nvml)
-    _say({"reading": plain(reading)})  # who sees it knows that events are heard from now on
+    heard, whole = _registered(nvml)
+    _say(_told(reading, whole))  # who sees it knows that events are heard from now on
     due = time.monotonic() + every
     while True:
         if time.monotonic() >= due:
-            _say({"reading": plain(read_nvml(about))})
+            _say(_told(read_nvml(about), whole))
             due = max(due + every, time.monotonic())
         pause = max(0.0, due - time.monotonic())
         try:
@@ -68,7 +69,7 @@ def _watch(every: float, gpus: int) -> int:
             if error.value == GPU_IS_LOST:
                 _say(plain(GpuEvent("gpu_unavailable", wall=time.time())))
             if error.value != _TIMEOUT:
-                heard = None  # it would fail again at once: from now on there are readings only
+                heard, whole = None, False  # it would fail again at once: from now on there are readings only
             continue
         if data is None:
             time.sleep(pause)
@@ -76,14 +77,18 @@ def _watch(every: float, gpus: int) -> int:
             _say(plain(_event(nvml, data)))
 
 
-def _registered(nvml: Any) -> Any:
-    """An event set with all that each GPU can tell of; None where none of them tells of anything."""
+def _told(reading: NvmlReading, whole: bool) -> dict[str, Any]:
+    return {"reading": plain(reading)} | ({"events": True} if whole else {})
+
+
+def _registered(nvml: Any) -> tuple[Any, bool]:
+    """An event set with all that each GPU can tell of, None where none does; and whether all GPUs are in it."""
     try:
         events = nvml.nvmlEventSetCreate()
     except nvml.NVMLError:
-        return None
-    registered = 0
-    for index in range(nvml.nvmlDeviceGetCount()):
+        return None, False
+    registered, count = 0, nvml.nvmlDeviceGetCount()
+    for index in range(count):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             known = nvml.nvmlDeviceGetSupportedEventTypes(handle)
@@ -91,7 +96,7 @@ def _registered(nvml: Any) -> Any:
             registered += 1
         except nvml.NVMLError as error:
             print(f"GPU {index}: no events: {words(error)}", file=sys.stderr)
-    return events if registered else None
+    return (events if registered else None), 0 < registered == count
 
 
 def _event(nvml: Any, data: Any) -> GpuEvent:

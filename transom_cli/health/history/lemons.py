@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.history.fold import NodeHistory, NodeUse
+from transom_cli.plural import several
 
 CHECK = "history"
 
@@ -47,7 +48,7 @@ def _nodes(history: NodeHistory, limits: HistoryLimits) -> tuple[Finding, ...]:
 
 def _lemon(use: NodeUse, expected: float, chance: float, nodes: int) -> Finding:
     runs = len({run for run, _ in use.failures})
-    where = f"{len(use.failures)} attempts of {runs} run{'s' if runs > 1 else ''}"
+    where = f"{several(len(use.failures), 'attempt')} of {several(runs, 'run')}"
     evidence = (
         f"to blame in {where} within {use.hours:.3g} h on it; "
         f"{expected:.2g} expected at the rate of all {nodes} nodes (chance {chance:.1g})"

@@ -11,6 +11,7 @@ from collections import Counter
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.probe.reading import ProbeReading, Silent
 from transom_cli.health.probe.shapes import Computed
+from transom_cli.plural import times
 
 HELLO, COMPUTE, LINK, VERSIONS = "probe_hello", "compute_answer", "link_answer", "probe_versions"
 CHECKS = (HELLO, COMPUTE, LINK, VERSIONS)
@@ -64,7 +65,7 @@ def _versions(reading: ProbeReading) -> list[Finding]:
 
 def _computed(one: Computed) -> Finding:
     if not one.error:
-        return Finding(COMPUTE, Verdict.PASS, one.node, f"it computed, {one.repeats} times")
+        return Finding(COMPUTE, Verdict.PASS, one.node, f"it computed, {times(one.repeats)}")
     if "out of memory" in one.error.lower():  # somebody else's, whose memory is looked at by itself
         return Finding(COMPUTE, Verdict.MONITOR, one.node, one.error, Remedy.WATCH, f"device {one.index}")
     return Finding(COMPUTE, Verdict.SUSPECT, one.node, one.error, Remedy.AVOID, f"device {one.index}")

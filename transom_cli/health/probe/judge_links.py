@@ -18,6 +18,7 @@ from transom_cli.health.probe.matrix import Cell, Usual, learned, matrix
 from transom_cli.health.probe.plan import ENOUGH, Went
 from transom_cli.health.probe.reading import Norm, ProbeReading
 from transom_cli.health.probe.shapes import Linked
+from transom_cli.plural import several
 
 ALL, NODE, SPEED, LINK = "link_all", "link_node", "link_speed", "link"
 TWICE = 2  # meetings of two of which none was well, before one of them is kept out
@@ -129,7 +130,7 @@ def _speed(cell: Cell) -> str:
 def _median(usual: Usual) -> str:
     if usual.rate is None or usual.delay is None:
         return " (too few nodes to learn from)"
-    of = f"median of {usual.rate.count} nodes" if usual.rate.count else "in earlier runs"
+    of = f"median of {several(usual.rate.count, 'node')}" if usual.rate.count else "in earlier runs"
     rate = amount(usual.rate.median).replace("/s", "B/s")
     return f"; {of}: {rate}, {usual.delay.median * 1e3:.3g} ms"
 

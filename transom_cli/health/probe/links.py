@@ -20,6 +20,7 @@ from torch import Tensor
 
 from transom_cli.core.rootline import clean
 from transom_cli.health.probe.board import Board, OwnBoard, TheirBoard
+from transom_cli.health.probe.board_store import BoardStore, Late
 from transom_cli.health.probe.peers import Member, members_of, source_address
 from transom_cli.health.probe.shapes import DONE, Group, Link, Linked, Sent
 from transom_cli.health.probe.starving import Waiting
@@ -29,10 +30,6 @@ ABORT = 2.0  # seconds that NCCL may take to give a group up
 FREE = 0.2  # seconds for gloo; an answer has a second to be late
 
 T = TypeVar("T")
-
-
-class Late(RuntimeError):
-    """The deadline came first."""
 
 
 class Absent(RuntimeError):
@@ -51,34 +48,6 @@ class Me:
     index: int
     device: torch.device
     board: OwnBoard
-
-
-class BoardStore(dist.Store):
-    """A board as torch wants a store. end: when, by the monotonic clock, nobody waits any longer."""
-
-    def __init__(self, board: Board, prefix: str, end: float) -> None:
-        super().__init__()
-        self._board, self._prefix, self._end = board, prefix, end
-
-    def set(self, key: str, value: str | bytes) -> None:
-        self._board.set(f"{self._prefix}/{key}", value.encode() if isinstance(value, str) else value)
-
-    def get(self, key: str) -> bytes:
-        return self._values([key])[0]
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        self._values(keys, timeout)
-
-    def check(self, keys: list[str]) -> bool:
-        return None not in self._board.get([f"{self._prefix}/{key}" for key in keys], 0.0)
-
-    def _values(self, keys: list[str], timeout: timedelta | None = None) -> list[bytes]:
-        left = max(self._end - time.monotonic(), 0.0)
-        wait = left if timeout is None else min(left, timeout.total_seconds())
-        values = self._board.get([f"{self._prefix}/{key}" for key in keys], wait)
-        if None in values:
-            raise Late(f"nobody wrote {', '.join(keys)} within {wait:.1f} s")
-        return [value for value in values if value is not None]
 
 
 def link(ask: Link, me: Me) -> Linked:

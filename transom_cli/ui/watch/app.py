@@ -24,8 +24,11 @@ from transom_cli.ui.watch.content import Item, Wish
 from transom_cli.ui.watch.follow import Follow
 from transom_cli.ui.watch.help import FOOT, PAGE
 from transom_cli.ui.watch.pane import Lines, Pane
+from transom_cli.ui.watch.past import Past
 
 EVERY = 1.0  # seconds between two looks
+_LISTED = 4  # lines of a list that stay in sight when something is open
+_FRAME = 3  # rows: the tabs, the foot, the line above what is open
 _UP, _DOWN = ("up", "k"), ("down", "j")
 
 
@@ -44,9 +47,10 @@ class WatchApp(App[RunView | None]):
     """Ends with the last view."""
 
     CSS = """
-    Screen { layout: vertical; background: ansi_default; color: ansi_default; }
+    Screen { layout: vertical; overflow: hidden; background: ansi_default; color: ansi_default; }
     #head, #tabs, #columns, #foot { height: 0; }
-    #pane { height: 1fr; } #details { height: auto; max-height: 45%; border-top: solid; overflow-y: auto; }
+    #pane { height: 1fr; } #details { height: auto; border-top: solid; overflow-y: auto;
+               scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
     #filter { height: 1; border: none; padding: 0; }
     .gone { display: none; }
     """
@@ -85,6 +89,11 @@ class WatchApp(App[RunView | None]):
         self.set_interval(self._every, self._turn)
         self._look()
 
+    @property
+    def _room(self) -> int:
+        """Columns of what is open, beside its scroll bar."""
+        return max(1, self.size.width - 1)
+
     # --- looking ---
 
     def _turn(self) -> None:
@@ -100,14 +109,22 @@ class WatchApp(App[RunView | None]):
             return
         log = self._follow.log(view) if self._tab == content.LOG else None
         kind, _, name = (self._opened or "").partition(" ")
-        stories = {name: self._follow.story(name)} if kind == "incident" else {}
-        self.call_from_thread(self._seen, view, log, stories)
+        stories = {name: self._follow.story(name, self._room)} if kind == "incident" else {}
+        past = self._follow.past() if self._tab == content.PLOTS else None
+        self.call_from_thread(self._seen, view, log, stories, past)
 
-    def _seen(self, view: RunView, log: tuple[object, str] | None, stories: dict[str, tuple[str, ...]]) -> None:
+    def _seen(
+        self,
+        view: RunView,
+        log: tuple[object, str] | None,
+        stories: dict[str, tuple[str, ...]],
+        past: Past | None,
+    ) -> None:
         self._view, self._stories = view, stories
+        self._curves.past = past or self._curves.past
         if log is not None:
             self._output = (shlex.quote(str(log[0])), log[1])
-        self._curves.add(view.now, view.step, view.loss, view.step_time)
+        self._curves.add(view.now, view.step, view.loss, view.step_time, view.goodput)
         self._draw()
         if view.over:
             self.exit(view)
@@ -125,9 +142,12 @@ class WatchApp(App[RunView | None]):
             return
         pane = self._main.query_one("#pane", Pane)
         columns, items = self._items(view)
-        pane.tail = self._tab == content.LOG
+        pane.tail, pane.pointed = self._tab == content.LOG, bool(items) and self._tab != content.PLOTS
         pane.show(items or [Item("", line((frame.none(view, self._tab, self._wish), "dim")))])
-        self._put("head", frame.head(view, self.size.width, self.size.height))
+        head = frame.head(view, self.size.width, self.size.height)
+        taken = len(head) + bool(columns) + _FRAME + min(_LISTED, max(1, len(items)))
+        self._main.query_one("#details").styles.max_height = max(_LISTED, self.size.height - taken)
+        self._put("head", head)
         self._put("tabs", [frame.tabs(view, self._tab, self._wish, len(items))])
         self._put("columns", [columns] if columns else [])
         self._put_details(self._details(items))
@@ -137,7 +157,7 @@ class WatchApp(App[RunView | None]):
         self._main.query_one(f"#{name}", Lines).show([cut(one, self.size.width) for one in lines])
 
     def _put_details(self, lines: list[Line]) -> None:
-        shown = lines if self._wrap else [cut(one, self.size.width) for one in lines]
+        shown = lines if self._wrap else [cut(one, self._room) for one in lines]
         if shown == self._shown:
             return
         self._shown = shown
@@ -148,7 +168,7 @@ class WatchApp(App[RunView | None]):
 
     def _items(self, view: RunView) -> tuple[Line, list[Item]]:
         if self._tab == content.NODES:
-            return content.node_items(view, self._wish)
+            return content.node_items(view, self._wish, self._opened)
         if self._tab == content.INCIDENTS:
             return (), content.incident_items(view, self._wish, self._stories)
         if self._tab == content.CHECKPOINTS:
@@ -186,8 +206,8 @@ class WatchApp(App[RunView | None]):
             **dict.fromkeys(_DOWN, lambda: pane.move(1)),
             "g": lambda: pane.to(end=False), "home": lambda: pane.to(end=False),
             "G": lambda: pane.to(end=True), "end": lambda: pane.to(end=True),
-            "ctrl+d": lambda: pane.page(0.5), "ctrl+u": lambda: pane.page(-0.5),
-            "pagedown": lambda: pane.page(1.0), "pageup": lambda: pane.page(-1.0),
+            "ctrl+d": lambda: self._page(0.5), "ctrl+u": lambda: self._page(-0.5),
+            "pagedown": lambda: self._page(1.0), "pageup": lambda: self._page(-1.0),
             "tab": lambda: self._to(1), "shift+tab": lambda: self._to(-1),
             "enter": self._open, "escape": self._close, "y": self._copy, "slash": self._filter,
             "a": lambda: self._wishes(everything=not self._wish.everything),
@@ -205,12 +225,20 @@ class WatchApp(App[RunView | None]):
             return False
         return True
 
+    def _page(self, by: float) -> None:
+        """In what is open, where there is more of it than is seen; else in the list."""
+        opened = self._main.query_one("#details", Vertical)
+        if self._opened is not None and opened.max_scroll_y > 0:
+            opened.scroll_relative(y=round(by * opened.size.height), animate=False)
+        else:
+            self._main.query_one("#pane", Pane).page(by)
+
     def _to(self, by: int) -> None:
         self._go(content.TABS[(content.TABS.index(self._tab) + by) % len(content.TABS)])
 
     def _go(self, tab: str) -> None:
         self._tab, self._opened = tab, None
-        if tab == content.LOG:
+        if tab in (content.LOG, content.PLOTS):
             self._look()
 
     def _open(self) -> None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from transom_cli.ui.lines import Line, line, plain, row, table
-from transom_cli.ui.nodemap import TONES
+from transom_cli.health.gpu.shown import LEVELS
+from transom_cli.ui.gpus import gpu_rows
+from transom_cli.ui.lines import Line, line, plain, row
+from transom_cli.ui.nodemap import TONES, node_rows
 from transom_cli.ui.render import incident_line, incident_lines
+from transom_cli.ui.saving import next_words
 from transom_cli.ui.view import IncidentView, NodeView, RunView
-from transom_cli.ui.words import age, brief, count, day_time
+from transom_cli.ui.words import age, count, day_time
 
 NODES, INCIDENTS, CHECKPOINTS, LOG, PLOTS = TABS = ("nodes", "incidents", "checkpoints", "log", "plots")
-_HEAD = ("NODE", "STATE", "STEP", "BEAT", "RANKS", "NOTE")
-_RIGHT = frozenset({"STEP", "BEAT", "RANKS"})
 _WORST_FIRST = ("isolated", "suspect", "silent", "probing", "slow", "waiting", "ok")
 
 
@@ -41,7 +42,7 @@ class Wish:
 
 
 _BY: dict[str, Callable[[NodeView], object]] = {
-    "state": lambda one: _WORST_FIRST.index(one.state),
+    "state": lambda one: (_WORST_FIRST.index(one.state), -LEVELS.index(one.gpus.level if one.gpus else "")),
     "step": lambda one: one.step,
     "beat": lambda one: -(one.beat_age if one.beat_age is not None else float("inf")),
     "name": lambda one: one.node,
@@ -49,14 +50,18 @@ _BY: dict[str, Callable[[NodeView], object]] = {
 SORTS = tuple(_BY)
 
 
-def node_items(view: RunView, wish: Wish) -> tuple[Line, list[Item]]:
-    """The heads of the columns, and the nodes: those that differ, or with `everything` all of them."""
-    nodes = [one for one in view.node_views if wish.everything or one.state not in ("ok", "waiting")]
+def node_items(view: RunView, wish: Wish, opened: str | None = None) -> tuple[Line, list[Item]]:
+    """The heads of the columns, and the nodes: those that differ, or with `everything` all of them.
+
+    opened: the key of the one whose details are wanted; those of thousands would take longer than to draw the screen.
+    """
+    nodes = [one for one in view.node_views if wish.everything or one.differs]
     nodes.sort(key=_BY[wish.sort], reverse=wish.backwards)  # type: ignore[arg-type]
-    head, *rows = table(_HEAD, [_cells(one) for one in nodes], _RIGHT)
+    head, *rows = node_rows(nodes)
     items = [
-        Item(f"node {one.node}", drawn, _about_node(view, one), f"transom explain {view.run_id} {one.node}")
+        Item(key, drawn, _about_node(view, one) if key == opened else (), f"transom explain {view.run_id} {one.node}")
         for one, drawn in zip(nodes, rows, strict=True)
+        for key in [f"node {one.node}"]
     ]
     return head, _with_words(items, wish.words)
 
@@ -84,6 +89,9 @@ def checkpoint_items(view: RunView) -> list[Item]:
     if view.durable >= 0:
         old = f", seen {age(view.durable_age)} ago" if view.durable_age is not None else ""
         told.append(("disk", row("disk", f"step {count(view.durable)}{old}")))
+    told += [(f"now {one.what} {one.step}", row("now", one.words)) for one in view.under_way]
+    if ahead := next_words(view.next_save, view.next_durable, view.now):
+        told.append(("next", row("next", ahead)))
     if view.rhythm:
         told.append(("saves", row("saves", view.rhythm)))
     if view.checkpoints:
@@ -106,15 +114,6 @@ def _with_words(items: list[Item], words: str) -> list[Item]:
     return [one for one in items if words.lower() in plain(one.line).lower()] if words else items
 
 
-def _cells(one: NodeView) -> tuple[str | tuple[str, str], ...]:
-    beat = brief(one.beat_age) if one.beat_age is not None else ""
-    role = {"spare": "spare", "out": "given up"}.get(one.role, "")
-    doing = "" if one.phase in ("", "step") else f"in {one.phase}"
-    note = "; ".join(x for x in (role, doing, one.note) if x)
-    ranks = f"{one.alive}/{one.ranks}" if one.ranks else ""
-    return one.node, (one.state, TONES[one.state]), count(one.step) if one.step >= 0 else "", beat, ranks, note
-
-
 def _about_node(view: RunView, one: NodeView) -> tuple[Line, ...]:
     beat = f", beat {age(one.beat_age)} ago" if one.beat_age is not None else ""
     told = [row("state", (one.state, TONES[one.state]), f"  {one.note}" if one.note else "")]
@@ -123,6 +122,7 @@ def _about_node(view: RunView, one: NodeView) -> tuple[Line, ...]:
         told.append(
             row("ranks", f"{one.alive} of {one.ranks} live; {last}{beat}{f', in {one.phase}' if one.phase else ''}")
         )
+    told += gpu_rows(one)
     kept = [f"{how}: {reason}" for node, how, reason in view.excluded if node == one.node]
     told += [row("kept off", words) for words in kept]
     told += [row("noticed", words) for words in view.reports if one.node in words]

@@ -12,11 +12,13 @@ from transom_cli.layout import RunDir
 from transom_cli.ui.read import Reader
 from transom_cli.ui.readgoodput import with_goodput
 from transom_cli.ui.view import RunView
+from transom_cli.ui.watch.past import Past, read_past
 
 SLURM = 10.0  # seconds between two questions to Slurm
 CALM = 60.0  # where nothing moves
 BUDGET = 0.01  # seconds for the nodes' tables of a look: of two thousand each is read every few seconds
 GOODPUT = 30.0  # seconds between two accounts
+PAST, PAST_SHARE = 30.0, 100.0  # seconds between two readings of the curves; and at least so often what one takes
 TAIL = 64 << 10  # bytes of the job's output
 
 
@@ -32,6 +34,7 @@ class Follow:
         self._phase = ""
         self._goodput_at = float("-inf")
         self._goodput: tuple[float | None, str] = (None, "")
+        self._past_due = float("-inf")
 
     def look(self) -> RunView:
         view = self._reader.look()
@@ -58,7 +61,7 @@ class Follow:
             slurm_reason=known.slurm_reason if known.slurm_asked is not None else view.slurm_reason,
         )
 
-    def story(self, incident: str) -> tuple[str, ...]:
+    def story(self, incident: str, width: int) -> tuple[str, ...]:
         """What `transom explain` tells of an incident, from its second line on; () where that cannot be read now."""
         from transom_cli.supervise.book import incidents
         from transom_cli.supervise.ledger import read_book
@@ -69,7 +72,20 @@ class Follow:
         except (OSError, TransomError):
             return ()
         found = next((one for one in incidents(book) if one.id == incident), None)
-        return tuple(story_lines(story_of(found, book))[1:]) if found is not None else ()
+        return tuple(story_lines(story_of(found, book), width)[1:]) if found is not None else ()
+
+    def past(self) -> Past | None:
+        """What curves are drawn from; None while the newest is new enough, or cannot be read."""
+        began = time.monotonic()
+        if began < self._past_due:
+            return None
+        try:
+            return read_past(self.run)
+        except (OSError, TransomError):
+            return None
+        finally:
+            took = time.monotonic() - began
+            self._past_due = began + max(PAST, PAST_SHARE * took)
 
     def log(self, view: RunView) -> tuple[Path, str]:
         """The job's output, and its end."""

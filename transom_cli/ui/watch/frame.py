@@ -8,16 +8,36 @@ from transom_cli.ui.view import RunView
 from transom_cli.ui.watch.content import CHECKPOINTS, INCIDENTS, NODES, TABS, Wish
 
 HEAD = 0.4  # share of the rows that the head may take, at most
+_LEAST_FIRST = ("saves", "goodput", "kept off", "next", "slurm", "written", "noticed", "checkpoint", "nodes")
 
 
 def head(view: RunView, width: int, height: int) -> list[Line]:
-    """The one-shot screen without its tables, as far as there is room: warnings come last there, and are kept."""
+    """The one-shot screen without its tables. Where there is no room for all of it, what matters least is left out:
+    what is wrong, what a person can do and what warns stay.
+    """
     lines = screen(view, width)
-    shown = lines[: lines.index(())] if () in lines else lines
+    shown = _rows(lines[: lines.index(())] if () in lines else lines)
     most = max(3, int(HEAD * height))
-    warned = [one for one in shown if plain(one).startswith("warning:")]
-    rest = [one for one in shown if one not in warned]
-    return [*rest[: max(1, most - len(warned))], *warned[:most]]
+    for label in _LEAST_FIRST:
+        if sum(len(one) for _, one in shown) <= most:
+            break
+        shown = [(name, one) for name, one in shown if name != label]
+    for at in reversed(range(len(shown))):  # of what is left, the first line of each
+        if sum(len(one) for _, one in shown) > most:
+            shown[at] = (shown[at][0], shown[at][1][:1])
+    return [line for _, one in shown for line in one][:most]
+
+
+def _rows(lines: list[Line]) -> list[tuple[str, list[Line]]]:
+    """Label and lines; a line without a label goes on with what the one before it tells."""
+    found: list[tuple[str, list[Line]]] = []
+    for one in lines:
+        label = plain(one[:1]).strip(" :")
+        if label or not found:
+            found.append((label, [one]))
+        else:
+            found[-1][1].append(one)
+    return found
 
 
 def tabs(view: RunView, tab: str, wish: Wish, shown: int) -> Line:
@@ -37,5 +57,9 @@ def none(view: RunView, tab: str, wish: Wish) -> str:
     if wish.words:
         return f"no line has `{wish.words}`; esc shows all"
     if tab == NODES:
-        return f"all {len(view.node_views)} nodes are ok; a lists them" if view.node_views else "no node tells anything"
+        return f"{_all(len(view.node_views))} ok; a lists them" if view.node_views else "no node tells anything"
     return {INCIDENTS: "none so far", CHECKPOINTS: "none so far"}.get(tab, "nothing was printed yet")
+
+
+def _all(nodes: int) -> str:
+    return "the node is" if nodes == 1 else f"all {nodes} nodes are"

@@ -9,7 +9,8 @@ PAGE = """\
  1-5 tab      nodes, incidents, checkpoints, log, plots
  j k arrows   move
  g G          first, last; home and end do the same
- ctrl-d -u    half a page down, up
+ ctrl-d -u    half a page down, up; pgdn, pgup a whole one;
+              in what is open, where that is longer
  enter        open what is selected; esc closes it
  /            only lines with these words; esc shows all
  a            all nodes, or only those that differ

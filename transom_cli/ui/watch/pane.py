@@ -60,6 +60,7 @@ class Pane(ScrollView, can_focus=False):
         self._cursor = 0
         self._colours = colours
         self._drawn: list[tuple[Line, bool] | None] = []  # what each row of the screen shows
+        self.pointed = True  # whether there is a cursor
         self.tail = False  # the newest line, which is the last one, stays in sight
 
     @property
@@ -86,7 +87,7 @@ class Pane(ScrollView, can_focus=False):
         top, drawn = round(self.scroll_offset.y), []
         for y in range(self.size.height):
             at = top + y
-            now = (lines[at], at == self._cursor) if at < len(lines) else None
+            now = (lines[at], self.pointed and at == self._cursor) if at < len(lines) else None
             drawn.append(now)
             if y >= len(self._drawn) or self._drawn[y] != now:
                 self.refresh(Region(0, y, self.size.width, 1))
@@ -124,5 +125,6 @@ class Pane(ScrollView, can_focus=False):
         width = self.size.width
         if at >= len(self._items):
             return Strip.blank(width)
-        strip = strip_of(self._items[at].line, cursor=at == self._cursor, colours=self._colours)
-        return strip.crop(0, width).extend_cell_length(width, _CURSOR if at == self._cursor else _PLAIN)
+        here = self.pointed and at == self._cursor
+        strip = strip_of(self._items[at].line, cursor=here, colours=self._colours)
+        return strip.crop(0, width).extend_cell_length(width, _CURSOR if here else _PLAIN)

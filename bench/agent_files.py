@@ -1,0 +1,111 @@
+"""What a node asks of the shared file system: operations a second on the run directory, by its agent and eight ranks.
+
+    python bench/agent_files.py [--seconds 60] [--ranks 8] [--json]
+
+The agent and the ranks of bench/agent_cost.py, each under strace (their CPU times mean nothing then). Counted is each
+system call that names a path in the run directory or a file open in it: looking, opening, reading, writing, closing,
+renaming, flushing. The ranks' own logs, which grow with each line they print, are counted by themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import agent_cost
+
+from transom_cli.agent import secret
+from transom_cli.layout import RunDir
+
+_CALL = re.compile(r"^(?:\d+ +)?(?:[\d.]+ )?(\w+)\(")
+_STUB = re.compile(r"/attempts/(gpus|nvml)")  # what the stand-in for NVIDIA's library reads
+SETTLE = 5.0  # seconds until all are up
+GPUS = 8
+
+
+def counted(lines: list[str], where: str) -> tuple[collections.Counter[str], int]:
+    """Calls by name on what is in `where`, and how many more there are on the ranks' logs."""
+    calls: collections.Counter[str] = collections.Counter()
+    logs = 0
+    for line in lines:
+        found = _CALL.match(line)
+        if found is None or where not in line or _STUB.search(line):
+            continue
+        if "/logs/" in line:
+            logs += 1
+        else:
+            calls[found[1]] += 1
+    return calls, logs
+
+
+def measured(seconds: float, ranks: int) -> dict[str, object]:
+    with tempfile.TemporaryDirectory(prefix="tfiles-") as name:
+        shared, local = Path(name) / "shared", Path(name) / "local"
+        shared.mkdir()
+        local.mkdir()
+        run = RunDir(shared)
+        attempt = run.attempt(1, 0)
+        attempt.logs(0).mkdir(parents=True)
+        secret.make(run.secret)
+        attempt.peers.write_text('["127.0.0.1"]\n')
+        trace = local / "trace"
+        agent, wrappers = agent_cost.start(attempt, local / "beats", ranks, 1, GPUS)
+        words = ["strace", "-f", "-y", "-ttt", "-s", "200", "-e", "trace=%file,%desc", "-o", str(trace)]
+        for process in (agent, *wrappers):
+            words += ["-p", str(process.pid)]
+        tracer = agent_cost.subprocess.Popen(words, stderr=agent_cost.subprocess.DEVNULL)
+        try:
+            time.sleep(SETTLE)
+            began = time.time()
+            time.sleep(seconds)
+            took = time.time() - began
+        finally:
+            tracer.send_signal(signal.SIGINT)
+            tracer.wait(20)
+            agent.send_signal(signal.SIGTERM)
+            agent.wait(20)
+            for wrapper in wrappers:
+                wrapper.kill()
+                wrapper.wait()
+        told = [line for line in trace.read_text(errors="replace").splitlines() if _since(line) >= began]
+        calls, logs = counted(told, str(shared))
+        rate = {call: round(count / took, 2) for call, count in calls.most_common()}
+        return {"seconds": took, "a_second": sum(calls.values()) / took, "by_call": rate, "logs_a_second": logs / took}
+
+
+def _since(line: str) -> float:
+    """When a line of strace's was, as it tells it."""
+    parts = line.split(maxsplit=2)
+    try:
+        return float(parts[1])
+    except (IndexError, ValueError):
+        return 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    if shutil.which("strace") is None:
+        sys.exit("error: strace is not here\n\nhint: apt-get install strace")
+    told = measured(asked.seconds, asked.ranks)
+    if asked.json:
+        print(json.dumps(told))
+        return
+    print(f"{told['a_second']:.1f} operations a second on the run directory, by an agent and {asked.ranks} ranks:")
+    print(", ".join(f"{call} {rate}" for call, rate in told["by_call"].items()))  # type: ignore[attr-defined]
+    print(f"and on the ranks' logs, of ten lines a second each: {told['logs_a_second']:.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""A memory holder whose disk is slow: for what is to be seen while it writes."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from transom_cli.ckpt import direct
+from transom_cli.ckpt.memory import holder
+
+PIECE, PAUSE = 64 << 10, 0.4  # bytes, and seconds for so many
+
+_write = direct._write
+
+
+def _slowly(fd, data, told):
+    def rested(count):
+        told(count)
+        time.sleep(PAUSE)
+
+    _write(fd, data, rested)
+
+
+if __name__ == "__main__":
+    direct._PIECE, direct._write = PIECE, _slowly
+    sys.exit(holder.main(sys.argv[1:]))

@@ -1,0 +1,37 @@
+"""Words that no command understands are told as every other error: what, and where to look; as JSON where asked for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cli_support import transom
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "where"),
+    [
+        (("bogus",), "No such command 'bogus'", "transom --help"),
+        (("status", "--bogus"), "No such option: --bogus", "transom status --help"),
+        (("sandbox", "fault", "kill-node"), "Missing argument 'node'", "transom sandbox fault kill-node --help"),
+        (("stop", "a", "b"), "Got unexpected extra argument", "transom stop --help"),
+    ],
+)
+def test_what_no_command_understands(words: tuple[str, ...], what: str, where: str) -> None:
+    done = transom(*words)
+    assert done.returncode == 2 and done.stdout == ""
+    first, *_, last = done.stderr.splitlines()
+    assert first.startswith(f"error: {what}") and last == f"hint: {where}"
+
+
+def test_as_json_where_that_is_asked_for() -> None:
+    done = transom("explain", "--bogus", "--json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["exit_code"], done.stderr) == (2, 2, "")
+    assert told["error"]["kind"] == "usage" and told["error"]["what"] == "No such option: --bogus"
+
+
+@pytest.mark.parametrize("words", [(), ("ckpt",), ("sandbox", "fault")])
+def test_a_command_that_needs_another_prints_its_help(words: tuple[str, ...]) -> None:
+    done = transom(*words)
+    assert done.returncode == 2 and (done.stdout + done.stderr).startswith("Usage: transom")
