@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -121,6 +122,31 @@ def test_a_second_builder_waits_and_builds_nothing(archive: list[int], tmp_path:
     assert len(archive) == 1 and build("trixie", folder).slurm == "24.11" and len(archive) == 1
 
 
+def test_what_a_killed_builder_had_started_is_waited_for(tmp_path: Path) -> None:
+    """It still writes into the folder that the next builder would empty."""
+    home, fifo = tmp_path / "forky", tmp_path / "fifo"
+    home.mkdir()
+    os.mkfifo(fifo)
+    script = f"""
+from pathlib import Path
+from transom_cli.sandbox.release.building import Building
+from transom_cli.sandbox.release.obtain import _one_builder
+with _one_builder(Path({str(home)!r}), print) as lock:
+    building = Building(Path({str(home)!r}), Path({str(home)!r}, "log"), print, lock)
+    building.run(["sh", "-c", "echo begun; read x < {fifo}"])
+"""
+    builder = subprocess.Popen([sys.executable, "-c", script])
+    while not (home / "log").exists() or "\nbegun" not in (home / "log").read_text():
+        assert builder.poll() is None
+    builder.kill()
+    builder.wait()
+    with (home / "lock").open() as lock:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fifo.write_text("x")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
 def test_a_slurm_that_is_not_known_is_said_loudly_and_is_not_kept(
     archive: list[int], pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +215,13 @@ def test_names_and_addresses_are_checked() -> None:
     for bad in ("", "deb.example", "http://h/x y", "http://h/\ndeb http://evil x main", "http://h [trusted=yes]"):
         with pytest.raises(UsageError, match="no address"):
             check_mirror(bad)
+
+
+@pytest.mark.parametrize("odd", ["a b", "$ORIGIN", "a:b", "ä"])
+def test_a_folder_that_cannot_stand_in_slurm_conf_is_refused_before_anything_is_built(tmp_path: Path, odd: str) -> None:
+    with pytest.raises(UsageError, match="cannot be kept in") as raised:
+        build("trixie", tmp_path / odd)
+    assert "--release-dir" in raised.value.hint and not (tmp_path / odd).exists()
 
 
 def test_the_machines_own_debian_mirror_is_found_among_others() -> None:

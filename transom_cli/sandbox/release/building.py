@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transom_cli.errors import TransomError, printable
 
@@ -15,51 +16,53 @@ _PATIENCE_S = 1800.0  # for one program: a mirror may be slow
 
 @dataclass(frozen=True)
 class Building:
-    """``scratch`` is emptied when the building ends; ``log`` stays, with all that the programs printed."""
+    """``scratch`` is emptied when the building ends; ``log`` stays, with all that the programs printed.
+
+    ``lock``: the builder's, as an open file. The programs hold it too: one that outlives a killed builder still writes.
+    """
 
     scratch: Path
     log: Path
     say: Callable[[str], None]
+    lock: int | None = None
 
-    def run(self, argv: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
+    def run(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         """Run a program to its end. Raises TransomError with the last of its words."""
-        self._tell(argv)
-        with self.log.open("ab") as log:
-            self._checked(argv, lambda: _run(argv, {**os.environ, **(env or {})}, cwd, log.fileno(), log.fileno()))
+        with self.log.open("ab", buffering=0) as log:
+            log.write(f"+ {' '.join(argv)}\n".encode())
+            self._ended(argv, self._start(argv, env, stdout=log, stderr=log))
 
     def pipe(self, first: Sequence[str], second: Sequence[str]) -> None:
         """`first | second`."""
-        with self.log.open("ab") as log:
-            with subprocess.Popen(first, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log) as source:
-                assert source.stdout is not None
-                stdin = source.stdout.fileno()
-                self._checked(second, lambda: _run(second, os.environ, None, log.fileno(), log.fileno(), stdin))
-            self._checked(first, lambda: source.returncode)
+        with self.log.open("ab", buffering=0) as log:
+            source = self._start(first, stdout=subprocess.PIPE, stderr=log)
+            assert source.stdout is not None
+            with source.stdout:
+                sink = self._start(second, stdin=source.stdout, stdout=log, stderr=log)
+            self._ended(second, sink)
+            self._ended(first, source)
 
-    def _checked(self, argv: Sequence[str], run: Callable[[], int]) -> None:
+    def _start(
+        self, argv: Sequence[str], env: Mapping[str, str] | None = None, *, stdin: Any = subprocess.DEVNULL, **out: Any
+    ) -> subprocess.Popen[bytes]:
+        held = (self.lock,) if self.lock is not None else ()
         try:
-            code = run()
+            return subprocess.Popen(argv, env={**os.environ, **(env or {})}, stdin=stdin, pass_fds=held, **out)
         except FileNotFoundError as error:
             raise TransomError(f"`{argv[0]}` is not on this machine", str(error)) from error
-        except subprocess.TimeoutExpired as error:
-            raise TransomError(
-                f"`{argv[0]}` did not end within {_PATIENCE_S:.0f} s", hint=f"less {self.log}"
-            ) from error
+
+    def _ended(self, argv: Sequence[str], process: subprocess.Popen[bytes]) -> None:
+        try:
+            code = process.wait(timeout=_PATIENCE_S)
+        except BaseException as error:
+            process.kill()
+            process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            what = f"`{Path(argv[0]).name}` did not end within {_PATIENCE_S / 60:.0f} minutes"
+            raise TransomError(what, hint=f"less {self.log}") from error
         if code != 0:
             words = self.log.read_text(errors="replace").splitlines()[-5:]
             raise TransomError(
                 f"`{Path(argv[0]).name}` failed (exit {code})", "\n".join(map(printable, words)), f"less {self.log}"
             )
-
-    def _tell(self, argv: Sequence[str]) -> None:
-        with self.log.open("a") as log:
-            log.write(f"+ {' '.join(argv)}\n")
-
-
-def _run(
-    argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, out: int, err: int, stdin: int = subprocess.DEVNULL
-) -> int:
-    done = subprocess.run(
-        argv, env=dict(env), cwd=cwd, stdin=stdin, stdout=out, stderr=err, check=False, timeout=_PATIENCE_S
-    )
-    return done.returncode

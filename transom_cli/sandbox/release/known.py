@@ -63,6 +63,17 @@ def find_release(name: str) -> Release:
     return RELEASES[name]
 
 
+def check_folder(path: Path) -> None:
+    """It goes into slurm.conf and into the programs' own search paths, neither of which has any quoting."""
+    odd = "".join(sorted(set(re.sub(r"[A-Za-z0-9_./+@~-]", "", str(path)))))
+    if odd:
+        raise UsageError(
+            f"Releases of Slurm cannot be kept in {path}",
+            f"these characters are not possible in the path: {odd!r}",
+            "transom sandbox up --release-dir /tmp/releases",
+        )
+
+
 def check_slurm(release: str, version: tuple[int, int]) -> None:
     """Refuse a Slurm that nobody has tried with transom: a Debian release that is not out yet moves on."""
     if version not in KNOWN_SLURM:

@@ -18,7 +18,14 @@ from pathlib import Path
 from transom_cli.errors import NotPermitted, TransomError
 from transom_cli.sandbox.release import mirror, packages, pyslurm
 from transom_cli.sandbox.release.building import Building
-from transom_cli.sandbox.release.known import Release, ReleaseHome, check_mirror, check_slurm, find_release
+from transom_cli.sandbox.release.known import (
+    Release,
+    ReleaseHome,
+    check_folder,
+    check_mirror,
+    check_slurm,
+    find_release,
+)
 from transom_cli.sandbox.release.relocate import relocate
 from transom_cli.sandbox.state import write_private
 from transom_cli.sandbox.tools import slurm_release
@@ -52,6 +59,7 @@ def obtain(name: str, folder: Path, say: Callable[[str], None], url: str = "") -
     """
     release = find_release(name)
     home = ReleaseHome(folder / name)
+    check_folder(home.path)
     try:
         home.path.mkdir(parents=True, exist_ok=True)
         done = _read_marker(home)
@@ -60,29 +68,28 @@ def obtain(name: str, folder: Path, say: Callable[[str], None], url: str = "") -
             return Obtained(home, done["slurm"])
         if done and home.path.stat().st_uid != os.geteuid():
             return Obtained(home, done["slurm"], f"root built {home.path} without it")
-        with _one_builder(home.path, say):
-            return _obtain_locked(release, home, say, url)
+        with _one_builder(home.path, say) as lock, _scratch(home, say, lock) as building:
+            return _obtain_locked(building, release, home, url)
     except OSError as error:
         raise TransomError(f"Cannot build Debian {name} in {home.path}", str(error)) from error
 
 
-def _obtain_locked(release: Release, home: ReleaseHome, say: Callable[[str], None], url: str) -> Obtained:
+def _obtain_locked(building: Building, release: Release, home: ReleaseHome, url: str) -> Obtained:
     done = _read_marker(home)  # another may have built it while we waited
     began = time.monotonic()
-    with _scratch(home, say) as building:
-        if not done:
-            done = _build(building, release, home, url)
-            say(f"built in {time.monotonic() - began:.0f} s")
-        if not release.pyslurm or done["pyslurm"]:
-            return Obtained(home, done["slurm"])
-        say(f"building pyslurm {release.pyslurm} for Slurm {done['slurm']} (about a minute)")
-        packages.remove_tree(home.path / "venv")
-        try:
-            pyslurm.build(building, home, home.plugins.resolve(), release.pyslurm)
-        except TransomError as error:
-            return Obtained(home, done["slurm"], "; ".join(filter(None, (error.what, error.why, error.hint))))
+    if not done:
+        done = _build(building, release, home, url)
+        building.say(f"built in {time.monotonic() - began:.0f} s")
+    if not release.pyslurm or done["pyslurm"]:
+        return Obtained(home, done["slurm"])
+    building.say(f"building pyslurm {release.pyslurm} for Slurm {done['slurm']} (about a minute)")
+    packages.remove_tree(home.path / "venv")
+    try:
+        pyslurm.build(building, home, home.plugins.resolve(), release.pyslurm)
+    except TransomError as error:
+        return Obtained(home, done["slurm"], "; ".join(filter(None, (error.what, error.why, error.hint))))
     _write_marker(home, done | {"pyslurm": release.pyslurm})
-    say(f"with pyslurm: {time.monotonic() - began:.0f} s in all")
+    building.say(f"with pyslurm: {time.monotonic() - began:.0f} s in all")
     return Obtained(home, done["slurm"])
 
 
@@ -141,8 +148,8 @@ def _check_owner(path: Path, built: bool) -> None:
 
 
 @contextmanager
-def _one_builder(path: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """The kernel drops the lock when its holder dies, however it dies."""
+def _one_builder(path: Path, say: Callable[[str], None]) -> Iterator[int]:
+    """The kernel drops the lock when its holder dies, however it dies, and all that it had started."""
     fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
@@ -150,17 +157,17 @@ def _one_builder(path: Path, say: Callable[[str], None]) -> Iterator[None]:
         except BlockingIOError:
             say(f"another is building in {path}; waiting for it")
             fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
+        yield fd
     finally:
         os.close(fd)
 
 
 @contextmanager
-def _scratch(home: ReleaseHome, say: Callable[[str], None]) -> Iterator[Building]:
+def _scratch(home: ReleaseHome, say: Callable[[str], None], lock: int) -> Iterator[Building]:
     scratch = home.path / "scratch"
     packages.remove_tree(scratch)
     scratch.mkdir()
     try:
-        yield Building(scratch, home.path / "build.log", say)
+        yield Building(scratch, home.path / "build.log", say, lock)
     finally:
         packages.remove_tree(scratch)
