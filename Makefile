@@ -29,7 +29,7 @@ RELEASES ?= native trixie forky
 # skipped, and pytest says why. On forky each case of the contract runs by Slurm's commands and by pyslurm.
 test-slurm: setup ## the contract with Slurm, and a node's death, on Slurm 22.05, 24.11, 26.05 (RELEASES="native forky"; 10 min)
 	set -e; for release in $(RELEASES); do printf '\n== Slurm: %s\n' $$release; \
-	    TRANSOM_SANDBOX_TEST_RELEASE=$$release $(PY) -m pytest tests/slurm/test_contract.py \
+	    TRANSOM_SANDBOX_TEST_RELEASE=$$release $(PY) -m pytest tests/slurm/test_contract.py tests/slurm/test_slurm_history.py \
 	    tests/e2e/test_spine.py::test_a_dead_node_is_isolated_and_the_job_requeued_without_it; done
 
 bench-slurm: setup ## what does one call to Slurm cost, by its commands and by pyslurm? (two minutes, and the release)
