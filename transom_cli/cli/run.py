@@ -91,9 +91,10 @@ def run(
         _show_policy(prepared.settings)
         return
     from transom_cli.ui.waiting import waiting
-    from transom_cli.wiring import require_telling, slurm_client
+    from transom_cli.wiring import require_backend, require_telling, slurm_client
 
     require_telling(prepared.settings)
+    require_backend(prepared.settings.slurm)
     with waiting("Slurm is asked"):
         slurm_client(prepared.settings.slurm.timeout).jobs()  # no Slurm, no run: said before anything is made
     made = create(prepared)

@@ -20,6 +20,7 @@ from transom_cli.doctor.symptom import Grade, Symptom
 from transom_cli.errors import TransomError
 from transom_cli.plural import several
 from transom_cli.slurm.port import Slurm
+from transom_cli.slurm.pyslurm.trial import Trial
 from transom_cli.slurm.runner import Runner
 
 NEEDED = ("sbatch", "squeue", "scontrol", "scancel", "srun")
@@ -29,14 +30,13 @@ ROOM = 1 << 30  # bytes: a run without checkpoints takes some megabytes
 _DROP_INS = "logind.conf.d/*.conf"
 _OPTIONAL = (
     ("torch", "for checkpoints and `transom check` probes, where ranks run: transom-cli[train]"),
-    ("pyslurm", "transom uses Slurm's commands without it"),
     ("nvidia-ml-py", "GPU checks, where ranks run: transom-cli[train]"),
     ("py-spy", "stacks of hung ranks, where ranks run"),
     ("prometheus-client", "numbers for Prometheus, where the operator runs: transom-cli[metrics]"),
 )
 
 
-def examine(slurm: Slurm, runner: Runner, root: Callable[[], Path]) -> Iterator[Symptom]:
+def examine(slurm: Slurm, runner: Runner, root: Callable[[], Path], pyslurm: Callable[[], Trial]) -> Iterator[Symptom]:
     """One after the other, as they come. root: where runs live, by the settings; raises what is wrong with these."""
     yield Symptom("transom", Grade.OK, f"{__version__} on Python {sys.version.split()[0]}")
     try:
@@ -47,6 +47,7 @@ def examine(slurm: Slurm, runner: Runner, root: Callable[[], Path]) -> Iterator[
         yield Symptom("settings", Grade.OK, "those of the site, the user and the environment are well")
         yield _runs(runs)
     yield from _slurm(slurm, runner)
+    yield from _backend(pyslurm)
     yield _logout()
     limit = symptom.of_cpu_limit(float("inf") if _cpu() == resource.RLIM_INFINITY else _cpu())
     if limit is not None:
@@ -76,6 +77,14 @@ def _slurm(slurm: Slurm, runner: Runner) -> Iterator[Symptom]:
     yield from symptom.of_cluster(config)
     me = pwd.getpwuid(os.getuid()).pw_name
     yield symptom.of_rights(me, os.getuid(), config, _admin_level(runner, me))
+
+
+def _backend(pyslurm: Callable[[], Trial]) -> Iterator[Symptom]:
+    try:
+        found = pyslurm()
+    except TransomError:  # the settings are wrong, and are told so above
+        return
+    yield symptom.of_pyslurm(found.works, found.why_not, found.detours)
 
 
 def _admin_level(runner: Runner, user: str) -> str:

@@ -52,6 +52,14 @@ def of_cluster(config: Mapping[str, str]) -> list[Symptom]:
     return found
 
 
+def of_pyslurm(works: str, why_not: str, detours: Mapping[str, str]) -> Symptom:
+    """Whether the operator speaks to Slurm through pyslurm; by call, why one goes by the command line all the same."""
+    if not works:
+        return Symptom("pyslurm", Grade.NOTE, f"Slurm's commands do without it: {why_not}")
+    lacks = "; ".join(f"{call}: {why}" for call, why in sorted(detours.items()))
+    return Symptom("pyslurm", Grade.OK, f"{works}. By the commands all the same: {lacks}")
+
+
 def of_rights(user: str, uid: int, config: Mapping[str, str], admin: str) -> Symptom:
     """Who may drain nodes. admin: the user's AdminLevel in the accounting, "" where that is not known."""
     slurm_user = config.get("SlurmUser", "").partition("(")[0]
