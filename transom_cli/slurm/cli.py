@@ -13,6 +13,7 @@ from transom_cli.slurm.runner import Runner
 # Refusals that mean that the order's work is done.
 PENDING_ALREADY = r"Job is pending execution"
 STARTED_ALREADY = r"Job is no longer pending execution"
+RELEASED_IN_VAIN = r"Requested partition configuration not available"  # it cannot start as it is, and is released
 OVER_ALREADY = r"already completing or completed"
 
 
@@ -65,10 +66,8 @@ class CliSlurm:
         self._runner.run(["scontrol", "update", f"jobid={job_id}", *count, f"ExcNodeList={excluded}"])
 
     def release(self, job_id: int) -> None:
-        # Of a job that its partition cannot start as it is (too many nodes, say) Slurm tells that, and releases it.
-        self._order(
-            ["scontrol", "release", str(job_id)], done_already=r"Requested partition configuration not available"
-        )
+        with unless_done(RELEASED_IN_VAIN):
+            self._runner.run(["scontrol", "release", str(job_id)])
 
     def start_now(self, job_id: int) -> None:
         with unless_done(STARTED_ALREADY):

@@ -112,7 +112,8 @@ class PySlurm:
         return self._order("update", {"job_id": job_id, "excluded_nodes": list(exclude)}, instead)
 
     def release(self, job_id: int) -> None:
-        self._order("release", {"job_id": job_id}, lambda: self._cli.release(job_id))
+        with cli.unless_done(cli.RELEASED_IN_VAIN):
+            self._order("release", {"job_id": job_id}, lambda: self._cli.release(job_id))
 
     def start_now(self, job_id: int) -> None:
         with cli.unless_done(cli.STARTED_ALREADY):
