@@ -6,7 +6,7 @@ PY := .venv/bin/python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-long check lint types docs docs-reference demo clean
+.PHONY: help setup test test-long test-slurm bench-slurm check lint types docs docs-reference demo clean
 .PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-files bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
 
 help: ## list the targets
@@ -22,6 +22,18 @@ test: setup ## all tests but the long ones
 
 test-long: setup ## the tests that take minutes each
 	$(PY) -m pytest -m long
+
+RELEASES ?= native trixie forky
+
+# Another release is fetched and kept in ~/.cache/transom/releases (TRANSOM_SANDBOX_RELEASES); one that cannot be had is
+# skipped, and pytest says why. On forky each case of the contract runs by Slurm's commands and by pyslurm.
+test-slurm: setup ## the contract with Slurm, and a node's death, on Slurm 22.05, 24.11, 26.05 (RELEASES="native forky"; 10 min)
+	set -e; for release in $(RELEASES); do printf '\n== Slurm: %s\n' $$release; \
+	    TRANSOM_SANDBOX_TEST_RELEASE=$$release $(PY) -m pytest tests/slurm/test_contract.py tests/slurm/test_slurm_history.py \
+	    tests/e2e/test_spine.py::test_a_dead_node_is_isolated_and_the_job_requeued_without_it; done
+
+bench-slurm: setup ## what does one call to Slurm cost, by its commands and by pyslurm? (two minutes, and the release)
+	$(PY) bench/slurm_calls.py
 
 lint: setup ## ruff: rules and format
 	$(PY) -m ruff check .

@@ -7,6 +7,7 @@
 `short_dir`       a folder for the session with a short path that other users can enter.
 
 Without Slurm on the machine these tests are skipped; with TRANSOM_REQUIRE_SLURM=1 they fail instead.
+TRANSOM_SANDBOX_TEST_RELEASE=trixie|forky: the Slurm of `sandbox` is that of another release (make test-slurm).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from slurm_support import OrdinaryUser, require_slurm
+from slurm_support import OrdinaryUser, release_home
 
 from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
@@ -50,8 +51,7 @@ def short_dir() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def sandbox(short_dir: Path) -> Iterator[Sandbox]:
-    require_slurm()
-    cluster = Sandbox.up(SandboxSpec(short_dir / "sb"))
+    cluster = Sandbox.up(SandboxSpec(short_dir / "sb", home=release_home()))
     yield cluster
     cluster.down()
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from transom_cli.errors import SlurmUnreachable
+from transom_cli.errors import SlurmUnreachable, TransomError
 from transom_cli.sandbox import belonging
 from transom_cli.sandbox.cluster import Sandbox
+from transom_cli.sandbox.release.known import NATIVE
+from transom_cli.sandbox.release.obtain import default_folder, obtain
 from transom_cli.sandbox.tools import find_tools
 
 
@@ -23,9 +27,30 @@ def require_slurm(*, accounting: bool = False) -> None:
     try:
         find_tools(accounting)
     except SlurmUnreachable as missing:
-        if os.environ.get("TRANSOM_REQUIRE_SLURM") == "1":
-            pytest.fail(str(missing))
-        pytest.skip(str(missing))
+        _do_without(missing)
+
+
+def asked_release() -> str:
+    """Whose Slurm the session's sandbox is to run."""
+    return os.environ.get("TRANSOM_SANDBOX_TEST_RELEASE", NATIVE)
+
+
+def release_home() -> str:
+    """Of the release that the tests are asked to run on, built now if need be; empty: this machine's own Slurm."""
+    name = asked_release()
+    if name == NATIVE:
+        require_slurm()
+        return ""
+    try:
+        return str(obtain(name, default_folder(), lambda words: print(words, file=sys.__stderr__)).home.path)
+    except TransomError as error:
+        _do_without(error)
+
+
+def _do_without(missing: TransomError) -> NoReturn:
+    if os.environ.get("TRANSOM_REQUIRE_SLURM") == "1":
+        pytest.fail(str(missing))
+    pytest.skip(str(missing))
 
 
 @dataclass(frozen=True)

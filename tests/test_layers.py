@@ -27,7 +27,9 @@ PURE = (
     "core.*",
     "slurm.parse",
     "slurm.port",
+    "slurm.pyslurm.match",
     "slurm.tags",
+    "sandbox.release.known",
     "beats.phases",
     "beats.spent",
     "beats.table",
@@ -201,7 +203,11 @@ PROBES = tuple(f"health.probe.{name}" for name in ("board_store", "compute", "ke
 # Used where it is installed, and done without where it is not.
 WHERE_IT_IS_THERE = {"diagnose.logs.engines": {"re2"}, "diagnose.logs.rulefiles": {"tomli"}}
 HOOKS = ("beats.collectives",)  # on the trainer's side: torch is imported in the call of a trainer that uses it
-ADAPTERS = {"slurm.cli": ("wiring", "cli.*", "sandbox.*"), "slurm.pyslurm": ("wiring",), "slurm.fake": ()}
+ADAPTERS = {
+    "slurm.cli": ("wiring", "cli.*", "sandbox.*", "slurm.pyslurm.client"),
+    "slurm.pyslurm.client": ("wiring", "slurm.pyslurm.trial"),
+    "slurm.fake": (),
+}
 
 
 def short(name: str) -> str:

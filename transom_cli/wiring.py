@@ -6,15 +6,17 @@ import contextlib
 import json
 import os
 import queue
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transom_cli.core.policy import Rule
 from transom_cli.core.quiet_shapes import QuietLimits
 from transom_cli.core.state import Policy
-from transom_cli.errors import TransomError
+from transom_cli.errors import TransomError, UsageError
 from transom_cli.files import publish_text
 from transom_cli.health.options import HealthOptions
 from transom_cli.layout import RunDir
@@ -25,9 +27,11 @@ from transom_cli.slurm.runner import Runner
 from transom_cli.supervise.clock import Clock
 
 if TYPE_CHECKING:
-    from transom_cli.config.model import Settings
+    from transom_cli.config.model import Settings, SlurmCalls
     from transom_cli.core.events import Event
     from transom_cli.health.finding import Finding
+    from transom_cli.slurm.pyslurm.client import PySlurm
+    from transom_cli.slurm.pyslurm.trial import Trial
     from transom_cli.supervise.follow import Follower
     from transom_cli.supervise.hands import Hands
     from transom_cli.supervise.operator import Operator, Pace
@@ -40,13 +44,20 @@ if TYPE_CHECKING:
 
 
 def slurm_client(timeout: float = 30.0, cluster: str = "") -> Slurm:
+    """For who asks a few times: a command starts sooner than pyslurm is imported."""
     return CliSlurm(Runner(timeout=timeout, cluster=cluster))
 
 
-def slurm_of(run: RunDir, timeout: float = 30.0) -> Slurm:
-    """The Slurm that has the run's job, and no other: each call raises WrongCluster where another one answers."""
+def slurm_of(run: RunDir, timeout: float = 30.0, lasting: SlurmCalls | None = None) -> Slurm:
+    """The Slurm that has the run's job, and no other: each call raises WrongCluster where another one answers.
+
+    lasting: for who asks all along. Another cluster than the one at hand is asked by Slurm's commands alone.
+    """
     plan = Plan.load(run) if run.submission.exists() else Plan()  # a record alone may still be looked at
-    slurm = slurm_client(timeout, plan.asked_cluster)
+    if lasting is not None and not plan.asked_cluster:
+        slurm = lasting_slurm(lasting)
+    else:
+        slurm = slurm_client(timeout, plan.asked_cluster)
     if not plan.cluster:  # of a run that was made before this was kept
         return slurm
     runner = Runner(timeout=timeout, cluster=plan.asked_cluster)
@@ -87,6 +98,42 @@ def require_slurm(settings: Settings) -> str:
     with contextlib.suppress(SlurmRefused):  # a Slurm that will not tell of federations has none that matters here
         refuse_federation(runner.run(["scontrol", "show", "federation"]))
     return read_cluster_name(runner)
+
+
+def lasting_slurm(asked: SlurmCalls) -> Slurm:
+    """For who asks all along."""
+    return _pyslurm(asked) or slurm_client(asked.timeout)
+
+
+def _pyslurm(asked: SlurmCalls) -> PySlurm | None:
+    """None where it is not wanted, or not installed. Whether it works shows at its first call."""
+    from transom_cli.slurm.pyslurm.client import PySlurm
+
+    if asked.backend == "cli":
+        return None
+    python = str(asked.pyslurm_python or (sys.executable if find_spec("pyslurm") else ""))
+    return PySlurm(python, Runner(timeout=asked.timeout), any_release=asked.backend == "pyslurm") if python else None
+
+
+def require_backend(asked: SlurmCalls) -> None:
+    """Refuse a wish that could only be passed over, before anything is submitted."""
+    if asked.backend == "pyslurm" and _pyslurm(asked) is None:
+        raise UsageError(
+            'slurm.backend = "pyslurm", and this Python has no pyslurm',
+            f"it is not in {sys.executable}",
+            "name a Python that has it (slurm.pyslurm_python), or leave it to slurm.backend = auto",
+        )
+
+
+def try_pyslurm(asked: SlurmCalls) -> Trial:
+    """What the doctor tells: whether the operator would speak through pyslurm here, and what not."""
+    from transom_cli.slurm.pyslurm.trial import Trial, try_out
+
+    client = _pyslurm(asked)
+    if client is None:
+        return Trial(why_not="it is not wanted" if asked.backend == "cli" else "it is not in this Python")
+    with contextlib.closing(client):
+        return try_out(client)
 
 
 def read_settings(run: RunDir) -> Settings:
@@ -206,7 +253,7 @@ def operator_for(run: RunDir) -> Operator:
     from transom_cli.telling.ledger import Ledger
 
     settings = read_settings(run)
-    slurm = slurm_of(run, settings.slurm.timeout)
+    slurm = slurm_of(run, settings.slurm.timeout, lasting=settings.slurm)
     script = inspect_script(_read(run, run.script))
     plan = Plan.load(run)
     submission = plan.submission(run)

@@ -29,6 +29,7 @@ from transom_cli.doctor.symptom import (
 )
 from transom_cli.errors import UsageError
 from transom_cli.slurm.fake import FakeSlurm
+from transom_cli.slurm.pyslurm.trial import Trial
 from transom_cli.slurm.runner import Runner
 from transom_cli.ui.doctor import symptom_lines
 
@@ -43,6 +44,7 @@ SlurmUser               = slurm(64030)
 
 Slurmctld(primary) at ctl is UP
 """
+WITHOUT = Trial(why_not="it is not in this Python")
 
 
 def grades(found: list[Symptom]) -> dict[str, Grade]:
@@ -134,7 +136,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_place_where_all_is_well(commands: Path, tmp_path: Path) -> None:
-    found = list(examine(FakeSlurm(), Runner(), lambda: tmp_path / "not" / "yet" / "there"))
+    found = list(examine(FakeSlurm(), Runner(), lambda: tmp_path / "not" / "yet" / "there", lambda: WITHOUT))
     told = grades(found)
     assert Grade.FAIL not in told.values()
     assert [told[name] for name in ("settings", "runs", "slurm", "controller", "requeue")] == [Grade.OK] * 5
@@ -146,14 +148,27 @@ def test_places_where_it_cannot_work(commands: Path, tmp_path: Path, monkeypatch
     def wrong() -> Path:
         raise UsageError("1 setting is wrong", "job.nodes: not a number", "correct it")
 
-    assert grades(list(examine(FakeSlurm(), Runner(), wrong)))["settings"] is Grade.FAIL
+    assert grades(list(examine(FakeSlurm(), Runner(), wrong, lambda: WITHOUT)))["settings"] is Grade.FAIL
     (tmp_path / "file").touch()
-    assert grades(list(examine(FakeSlurm(), Runner(), lambda: tmp_path / "file" / "runs")))["runs"] is Grade.FAIL
+    assert (
+        grades(list(examine(FakeSlurm(), Runner(), lambda: tmp_path / "file" / "runs", lambda: WITHOUT)))["runs"]
+        is Grade.FAIL
+    )
     (commands / "scontrol").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
-    assert grades(list(examine(FakeSlurm(), Runner(), lambda: tmp_path)))["controller"] is Grade.FAIL
+    assert grades(list(examine(FakeSlurm(), Runner(), lambda: tmp_path, lambda: WITHOUT)))["controller"] is Grade.FAIL
     monkeypatch.setenv("PATH", str(tmp_path))
-    (one,) = [s for s in examine(FakeSlurm(), Runner(), lambda: tmp_path) if s.about == "slurm"]
+    (one,) = [s for s in examine(FakeSlurm(), Runner(), lambda: tmp_path, lambda: WITHOUT) if s.about == "slurm"]
     assert one.grade is Grade.FAIL and "sbatch" in one.words and "make demo" in one.hint
+
+
+def test_pyslurm_is_a_note_where_it_is_not_and_tells_what_goes_another_way_where_it_is(commands: Path) -> None:
+    def told(trial: Trial) -> Symptom:
+        return next(s for s in examine(FakeSlurm(), Runner(), Path, lambda: trial) if s.about == "pyslurm")
+
+    without = told(WITHOUT)
+    assert without.grade is Grade.NOTE and "it is not in this Python" in without.words
+    there = told(Trial("25.11.2 on Python 3.14, with Slurm 26.05.5: 2 jobs of yours", detours={"submit": "why"}))
+    assert there.grade is Grade.OK and "Slurm 26.05.5" in there.words and "submit: why" in there.words
 
 
 def test_the_command(commands: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_support import client, require_slurm
+from slurm_support import client, release_home, require_slurm
 
 from transom_cli.sandbox import belonging
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.sandbox
 
 def test_sacct_tells_how_a_job_ended(short_dir: Path) -> None:
     require_slurm(accounting=True)
-    sb = Sandbox.up(SandboxSpec(short_dir / "a", nodes=2, accounting=True))
+    sb = Sandbox.up(SandboxSpec(short_dir / "a", nodes=2, accounting=True, home=release_home()))
     try:
         assert client(sb, "srun", "-N2", "--gres=gpu:1", "bash", "-c", "exit 3").returncode == 3
         ask = ("sacct", "-a", "-D", "-X", "-n", "-P", "-o", "JobIDRaw,State,NodeList,ExitCode")

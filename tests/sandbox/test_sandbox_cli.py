@@ -106,7 +106,7 @@ def _fits(length: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("nodes", "gpus"), [(0, 2), (65, 2), (4, -1), (4, 17)])
+@pytest.mark.parametrize(("nodes", "gpus"), [(0, 2), (257, 2), (4, -1), (4, 17)])
 def test_counts_out_of_range_are_refused(nodes: int, gpus: int) -> None:
     with pytest.raises(UsageError, match="A sandbox"):
         sandbox_spec.check_spec(SandboxSpec(Path("/tmp/x"), nodes, gpus))

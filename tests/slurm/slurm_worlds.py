@@ -1,4 +1,4 @@
-"""Two clusters for one contract suite: the fake's, and a real sandbox spoken to by the real adapter."""
+"""Clusters for one contract suite: the fake's, and a real sandbox spoken to by each real adapter."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from transom_cli.sandbox.cluster import Sandbox
 from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import Job, JobState, Slurm, Submission
+from transom_cli.slurm.pyslurm.client import NODE_COUNT, NOTHING, ONE_STEP, PySlurm
 from transom_cli.slurm.restart import RestartRequest
 from transom_cli.slurm.runner import Runner
 
 SCRIPT = '#!/bin/bash\nprintf "%s\\n" "$@" "$EXTRA" > "$1"\nexec sleep 600\n'
+EXIT_CODES = "pyslurm tells an exit code of 128 and more as 128 less, so of a job that failed it is not asked"
 FAILS = "#!/bin/bash\nexit 7\n"
 
 
@@ -50,16 +52,31 @@ class FakeWorld:
 
 
 class RealWorld:
-    def __init__(self, sandbox: Sandbox, folder: Path, prefix: tuple[str, ...], home: Path) -> None:
+    """Spoken to by commands, or with `python`, one that has pyslurm, through that."""
+
+    def __init__(self, sandbox: Sandbox, folder: Path, prefix: tuple[str, ...], home: Path, python: str = "") -> None:
         env = {"PATH": os.environ["PATH"], "HOME": str(home), **sandbox.env()}
-        self.slurm = CliSlurm(Runner(env=env, prefix=prefix, timeout=15))
-        self.admin = CliSlurm(Runner(env=env, timeout=15))
+        self.python = python
+        self.slurm = self.client(Runner(env=env, prefix=prefix, timeout=15))
+        self.admin = self.client(Runner(env=env, timeout=15))
         self.env, self.prefix = env, prefix
         self.sandbox = sandbox
         self.killed: list[str] = []
         self.nodes = sandbox.node_names
         self.folder = folder
         self.clock, self.sleep = time.monotonic, time.sleep
+
+    def client(self, runner: Runner) -> CliSlurm | PySlurm:
+        return PySlurm(self.python, runner) if self.python else CliSlurm(runner)
+
+    def close(self) -> None:
+        """A pyslurm that leaves all to the command line would keep the contract too."""
+        for slurm in (self.slurm, self.admin):
+            if isinstance(slurm, PySlurm):
+                slurm.close()
+                known = (ONE_STEP, NODE_COUNT, NOTHING, EXIT_CODES)
+                strange = {call: why for call, why in slurm.detours.items() if why not in known}
+                assert (slurm.given_up, strange) == ("", {})
 
     def kill_node(self, name: str) -> None:
         faults.kill_node(self.sandbox, name)

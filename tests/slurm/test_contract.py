@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from slurm_support import asked_release
 from slurm_worlds import (
     FAILS,
     FakeWorld,
@@ -21,8 +23,7 @@ from slurm_worlds import (
     write_script,
 )
 
-from transom_cli.sandbox.cluster import Sandbox
-from transom_cli.slurm.cli import CliSlurm
+from transom_cli.sandbox.release.known import RELEASES, ReleaseHome
 from transom_cli.slurm.port import (
     JobState,
     NoSuchJob,
@@ -36,8 +37,12 @@ from transom_cli.slurm.runner import Runner
 from transom_cli.supervise.draining import drain, is_ours, reason
 
 
-@pytest.fixture
-def real_world(healed_sandbox: Sandbox, short_dir: Path, request: pytest.FixtureRequest) -> Iterator[RealWorld]:
+@contextmanager
+def real(request: pytest.FixtureRequest) -> Iterator[RealWorld]:
+    sandbox, short_dir = request.getfixturevalue("healed_sandbox"), request.getfixturevalue("short_dir")
+    python = ReleaseHome(Path(sandbox.spec.home)).python if request.param == "pyslurm" else None
+    if python and not python.exists():
+        pytest.skip(f"pyslurm could not be built in {sandbox.spec.home}: see build.log there")
     prefix: tuple[str, ...] = ()
     home = short_dir
     if os.geteuid() == 0:
@@ -47,14 +52,29 @@ def real_world(healed_sandbox: Sandbox, short_dir: Path, request: pytest.Fixture
     folder = short_dir / 'it\'s a "folder"\nof two lines'
     folder.mkdir(exist_ok=True)
     folder.chmod(0o777)
-    world = RealWorld(healed_sandbox, folder, prefix, home)
+    world = RealWorld(sandbox, folder, prefix, home, str(python or ""))
     yield world
     world.bury()
+    world.close()
 
 
-@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.sandbox)])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    return FakeWorld(tmp_path) if request.param == "fake" else request.getfixturevalue("real_world")
+# pyslurm where the session's cluster is of a release that has it: TRANSOM_SANDBOX_TEST_RELEASE=forky
+REAL = ["real", *(["pyslurm"] if asked_release() in RELEASES and RELEASES[asked_release()].pyslurm else [])]
+
+
+@pytest.fixture(params=REAL)
+def real_world(request: pytest.FixtureRequest) -> Iterator[RealWorld]:
+    with real(request) as world:
+        yield world
+
+
+@pytest.fixture(params=["fake", *(pytest.param(how, marks=pytest.mark.sandbox) for how in REAL)])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    if request.param == "fake":
+        yield FakeWorld(tmp_path)
+    else:
+        with real(request) as world:
+            yield world
 
 
 def restart(world: World, request):  # type: ignore[no-untyped-def]
@@ -88,6 +108,16 @@ def test_an_exit_code_is_told(world: World) -> None:
     job = wait_for(world, job_id, lambda job: job.state.ended and not job.completing)
     assert (job.state, job.exit_code, job.exit_signal) == (JobState.FAILED, 7, 0)
     assert next(j for j in world.slurm.jobs() if j.job_id == job_id).exit_code == 7
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("code", [93, 128, 137, 221])
+def test_an_exit_code_is_told_as_it_was(real_world: RealWorld, code: int) -> None:
+    """221 is no 93, the code with which a trainer asks not to be restarted."""
+    job_id = real_world.slurm.submit(submission(real_world, nodes=1, text=f"#!/bin/bash\nexit {code}\n"))
+    job = wait_for(real_world, job_id, lambda job: job.state.ended)
+    assert (job.state, job.exit_code, job.exit_signal) == (JobState.FAILED, code, 0)
+    assert next(j for j in real_world.slurm.jobs() if j.job_id == job_id).exit_code == code
 
 
 def test_requeue_by_hand_in_the_only_order_that_works(world: World) -> None:
@@ -258,12 +288,18 @@ def test_cancel_twice_and_of_a_forgotten_job(world: World) -> None:
 
 
 def test_the_batch_shell_is_signalled_alone(world: World) -> None:
-    job = start(world, nodes=1)
-    world.slurm.signal(job.job_id, "TERM", batch=True)
+    begun = world.folder / "begun"
+    begun.unlink(missing_ok=True)
+    text = "#!/bin/bash\ntouch begun\nexec sleep 600\n"
+    job_id = world.slurm.submit(submission(world, nodes=1, text=text))
     if isinstance(world, FakeWorld):
-        assert world.slurm.cluster.jobs[job.job_id].signals == [("TERM", "batch")]
+        wait_for(world, job_id, running)
+        world.slurm.signal(job_id, "TERM", batch=True)
+        assert world.slurm.cluster.jobs[job_id].signals == [("TERM", "batch")]
     else:
-        ended = wait_for(world, job.job_id, lambda j: j.state.ended and not j.completing)
+        wait_for(world, job_id, lambda _: begun.exists())  # Slurm loses what is sent before the shell is there
+        world.slurm.signal(job_id, "TERM", batch=True)
+        ended = wait_for(world, job_id, lambda j: j.state.ended and not j.completing)
         assert ended.exit_signal == signal.SIGTERM
 
 
@@ -358,7 +394,7 @@ def test_odd_paths_arguments_and_environment_reach_the_job(real_world: RealWorld
 @pytest.mark.sandbox
 def test_a_stuck_controller_is_unknown_and_the_job_lives(real_world: RealWorld) -> None:
     job = start(real_world, nodes=1)
-    hasty = CliSlurm(Runner(env=real_world.env, prefix=real_world.prefix, timeout=1.5))
+    hasty = real_world.client(Runner(env=real_world.env, prefix=real_world.prefix, timeout=1.5))
     controller = int((real_world.sandbox.dir / "run" / "slurmctld.pid").read_text())
     os.kill(controller, signal.SIGSTOP)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from slurm_support import require_slurm
+from slurm_support import release_home, require_slurm
 from slurm_worlds import RealWorld, restart_request, running, start, wait_for
 
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
@@ -16,7 +16,7 @@ from transom_cli.slurm.restart import restart_job
 @pytest.mark.sandbox
 def test_a_requeued_job_has_two_starts(short_dir: Path) -> None:
     require_slurm(accounting=True)
-    sandbox = Sandbox.up(SandboxSpec(short_dir / "h", accounting=True))
+    sandbox = Sandbox.up(SandboxSpec(short_dir / "h", accounting=True, home=release_home()))
     try:
         world = RealWorld(sandbox, short_dir, (), short_dir)
         with pytest.raises(SlurmUnknown, match="no job 424242"):

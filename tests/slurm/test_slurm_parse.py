@@ -1,4 +1,4 @@
-"""Texts that a real Slurm 22.05 printed (samples/, names changed), and answers that make no sense."""
+"""Texts that a real Slurm 22.05 printed (samples/22.05, names changed), and answers that make no sense."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from transom_cli.slurm import parse
 from transom_cli.slurm.port import JobState, SlurmUnknown
 
-SAMPLES = Path(__file__).parent / "samples"
+SAMPLES = Path(__file__).parent / "samples" / "22.05"
 
 
 def sample(name: str) -> str:

@@ -25,9 +25,10 @@ def doctor(
     from transom_cli.config.load import load
     from transom_cli.doctor.examine import examine
     from transom_cli.doctor.symptom import Grade, Symptom
+    from transom_cli.slurm.pyslurm.trial import Trial
     from transom_cli.slurm.runner import Runner
     from transom_cli.ui.doctor import symptom_lines
-    from transom_cli.wiring import slurm_client
+    from transom_cli.wiring import slurm_client, try_pyslurm
 
     def runs() -> Path:
         """All settings are read, also where the root is given: what is wrong with them is to be told."""
@@ -38,9 +39,12 @@ def doctor(
         asked = load(None, {}, os.environ).isolate
         return asked.drain_command, asked.drain_spool
 
+    def backend() -> Trial:
+        return try_pyslurm(load(None, {}, os.environ).slurm)
+
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
     found: list[Symptom] = []
-    for one in examine(slurm_client(timeout=10.0), Runner(timeout=10.0), runs, drain):
+    for one in examine(slurm_client(timeout=10.0), Runner(timeout=10.0), runs, backend, drain):
         found.append(one)
         if not json_:
             print("\n".join(symptom_lines(one, width)), flush=True)

@@ -115,9 +115,10 @@ def run(
         _show_policy(prepared.settings)
         return
     from transom_cli.ui.waiting import waiting
-    from transom_cli.wiring import require_slurm, require_telling
+    from transom_cli.wiring import require_backend, require_slurm, require_telling
 
     require_telling(prepared.settings)
+    require_backend(prepared.settings.slurm)
     with waiting("Slurm is asked"):
         cluster = require_slurm(prepared.settings)  # no Slurm, no run: said before anything is made
     several = len(prepared.array) > 1

@@ -12,7 +12,7 @@ import typer
 
 from transom_cli.cli.examples import examples
 from transom_cli.cli.sandbox_fault import fault_app
-from transom_cli.cli.sandbox_folder import Dir, existing, folder, running
+from transom_cli.cli.sandbox_folder import Dir, ReleaseDir, built, existing, folder, running
 from transom_cli.errors import SlurmUnreachable, UsageError
 
 Clock = Annotated[bool, typer.Option("--clock", help="With a wall clock that `fault jump-clock` can set.")]
@@ -31,13 +31,20 @@ def up(
     nodes: Annotated[int, typer.Option(help="How many nodes.")] = 4,
     gpus_per_node: Annotated[int, typer.Option(help="GPUs that Slurm counts on each node.")] = 2,
     accounting: Annotated[bool, typer.Option("--accounting", help="Add slurmdbd on a MariaDB (sacct).")] = False,
+    release: Annotated[str, typer.Option(help="Whose Slurm: native, or of Debian trixie or forky.")] = "native",
+    release_dir: ReleaseDir = None,
+    mirror: Annotated[str, typer.Option(help="Debian mirror to fetch a release from [default: apt's own].")] = "",
     dir: Dir = None,
 ) -> None:
-    """Start the cluster and wait until every node is idle."""
+    """Start the cluster and wait until every node is idle.
+
+    Another release's Slurm is fetched with apt into a folder, once, and run from there beside this machine's own.
+    """
     from transom_cli.sandbox.cluster import Sandbox
     from transom_cli.sandbox.spec import SandboxSpec
 
-    sandbox = Sandbox.up(SandboxSpec(folder(dir), nodes, gpus_per_node, accounting))
+    home = built(release, release_dir, mirror)
+    sandbox = Sandbox.up(SandboxSpec(folder(dir), nodes, gpus_per_node, accounting, home=home))
     print(f"up: {sandbox.spec} in {sandbox.dir}")
     where = "" if dir is None else f" --dir {sandbox.dir}"
     print(f"hint: transom sandbox exec{where} -- sinfo", file=sys.stderr)

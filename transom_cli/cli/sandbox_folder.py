@@ -1,7 +1,8 @@
-"""`--dir`: which sandbox a `transom sandbox` command means."""
+"""`--dir`: which sandbox a `transom sandbox` command means; `--release`: whose Slurm it runs."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -16,6 +17,27 @@ Dir = Annotated[
     Optional[Path],  # noqa: UP045 - typer reads it at run time
     typer.Option("--dir", help="The sandbox's folder [default: $TRANSOM_SANDBOX_DIR, else ~/.transom/sandbox]."),
 ]
+ReleaseDir = Annotated[
+    Optional[Path],  # noqa: UP045 - as above
+    typer.Option(help="Where releases are kept [default: $TRANSOM_SANDBOX_RELEASES, else ~/.cache/transom/releases]."),
+]
+
+
+def built(release: str, where: Path | None, mirror: str) -> str:
+    """The folder of that release, built now if need be; empty for this machine's own Slurm."""
+    from transom_cli.sandbox.release.known import NATIVE
+    from transom_cli.sandbox.release.obtain import default_folder, obtain
+
+    if release == NATIVE:
+        return ""
+    said = obtain(release, (where or default_folder()).absolute(), _say, mirror)
+    if said.why_no_pyslurm:
+        _say(f"without pyslurm: {said.why_no_pyslurm}")
+    return str(said.home.path)
+
+
+def _say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
 
 
 def folder(asked: Path | None) -> Path:

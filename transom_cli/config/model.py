@@ -225,11 +225,19 @@ class Health(Section):
 
 
 class SlurmCalls(Section):
-    """How Slurm's commands are called."""
+    """How Slurm is called."""
 
     timeout: float = Field(default=30.0, gt=0, description="seconds that one Slurm command may take")
     poll: float = Field(default=2.0, gt=0, description="seconds between looks at the job's state while things change")
     poll_max: float = Field(default=30.0, gt=0, description="seconds between looks while nothing changes, at most")
+
+    backend: Literal["auto", "pyslurm", "cli"] = Field(
+        default="auto",
+        description="the operator's way to Slurm; auto: pyslurm where it fits the cluster's release, else the commands",
+    )
+    pyslurm_python: OptionalPath = Field(
+        default=None, description="a Python that has pyslurm; unset: the one that transom runs on"
+    )
 
     @model_validator(mode="after")
     def _poll_below_max(self) -> SlurmCalls:

@@ -20,6 +20,7 @@ from transom_cli.doctor.symptom import DrainWay, Grade, Symptom
 from transom_cli.errors import TransomError
 from transom_cli.plural import several
 from transom_cli.slurm.port import Slurm
+from transom_cli.slurm.pyslurm.trial import Trial
 from transom_cli.slurm.runner import Runner
 
 NEEDED = ("sbatch", "squeue", "scontrol", "scancel", "srun")
@@ -29,7 +30,6 @@ ROOM = 1 << 30  # bytes: a run without checkpoints takes some megabytes
 _DROP_INS = "logind.conf.d/*.conf"
 _OPTIONAL = (
     ("torch", "for checkpoints and `transom check` probes, where ranks run: transom-cli[train]"),
-    ("pyslurm", "transom uses Slurm's commands without it"),
     ("nvidia-ml-py", "GPU checks, where ranks run: transom-cli[train]"),
     ("py-spy", "stacks of hung ranks, where ranks run"),
     ("prometheus-client", "numbers for Prometheus, where the operator runs: transom-cli[metrics]"),
@@ -40,7 +40,11 @@ DrainSettings = tuple[tuple[str, ...], Path | None]
 
 
 def examine(
-    slurm: Slurm, runner: Runner, root: Callable[[], Path], drain: Callable[[], DrainSettings] = lambda: ((), None)
+    slurm: Slurm,
+    runner: Runner,
+    root: Callable[[], Path],
+    pyslurm: Callable[[], Trial],
+    drain: Callable[[], DrainSettings] = lambda: ((), None),
 ) -> Iterator[Symptom]:
     """One after the other, as they come.
 
@@ -55,6 +59,7 @@ def examine(
         yield Symptom("settings", Grade.OK, "those of the site, the user and the environment are well")
         yield _runs(runs)
     yield from _slurm(slurm, runner, drain)
+    yield from _backend(pyslurm)
     yield _logout()
     limit = symptom.of_cpu_limit(float("inf") if _cpu() == resource.RLIM_INFINITY else _cpu())
     if limit is not None:
@@ -99,6 +104,14 @@ def _drain_ways(drain: Callable[[], DrainSettings]) -> list[DrainWay]:
         there = os.access(spool, os.W_OK | os.X_OK)
         ways.append(DrainWay(f"the spool {spool}", "" if there else "it is not there, or not writable"))
     return ways
+
+
+def _backend(pyslurm: Callable[[], Trial]) -> Iterator[Symptom]:
+    try:
+        found = pyslurm()
+    except TransomError:  # the settings are wrong, and are told so above
+        return
+    yield symptom.of_pyslurm(found.works, found.why_not, found.detours)
 
 
 def _admin_level(runner: Runner, user: str) -> str:

@@ -53,6 +53,14 @@ def of_cluster(config: Mapping[str, str]) -> list[Symptom]:
     return found
 
 
+def of_pyslurm(works: str, why_not: str, detours: Mapping[str, str]) -> Symptom:
+    """Whether the operator speaks to Slurm through pyslurm; by call, why one goes by the command line all the same."""
+    if not works:
+        return Symptom("pyslurm", Grade.NOTE, f"Slurm's commands do without it: {why_not}")
+    lacks = "; ".join(f"{call}: {why}" for call, why in sorted(detours.items()))
+    return Symptom("pyslurm", Grade.OK, f"{works}. By the commands all the same: {lacks}")
+
+
 @dataclass(frozen=True)
 class DrainWay:
     """One way of the site's for those who may not drain, and what keeps it from working ("": nothing that is seen)."""

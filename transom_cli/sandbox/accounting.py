@@ -16,16 +16,18 @@ from transom_cli.sandbox.belonging import MARK
 from transom_cli.sandbox.conf import Ports, slurmdbd_conf
 from transom_cli.sandbox.daemons import log_tail, start_daemon
 from transom_cli.sandbox.procs import Ident
+from transom_cli.sandbox.spec import SandboxSpec
 from transom_cli.sandbox.state import write_private
 from transom_cli.sandbox.tools import run_tool
 
 _READY_TIMEOUT_S = 60.0
 
 
-def prepare(where: Path, user: str, ports: Ports) -> None:
+def prepare(spec: SandboxSpec, user: str, ports: Ports) -> None:
     """Write slurmdbd.conf, and the SQL that makes its database user, both private: they hold the password."""
+    where = spec.dir
     password = secrets.token_urlsafe(24)  # [A-Za-z0-9_-]: needs no quoting in either file
-    write_private(where / "slurmdbd.conf", slurmdbd_conf(where, user=user, ports=ports, password=password))
+    write_private(where / "slurmdbd.conf", slurmdbd_conf(spec, user=user, ports=ports, password=password))
     write_private(
         where / "keys" / "database.sql",
         "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"

@@ -19,9 +19,10 @@ from transom_cli.sandbox.daemons import daemon_env, log_tail, start_daemon
 from transom_cli.sandbox.folder import prepare
 from transom_cli.sandbox.mounts import unmount
 from transom_cli.sandbox.procs import Ident
+from transom_cli.sandbox.release.known import ReleaseHome
 from transom_cli.sandbox.spec import SandboxSpec, check_place, check_spec, node_names
 from transom_cli.sandbox.state import State
-from transom_cli.sandbox.tools import find_tools, run_tool
+from transom_cli.sandbox.tools import find_tools, run_tool, search_path
 
 __all__ = ["DaemonStatus", "NodeStatus", "Sandbox", "SandboxSpec", "Status"]
 
@@ -70,7 +71,7 @@ class Sandbox:
         """
         spec = replace(spec, dir=spec.dir.expanduser().absolute())
         check_spec(spec)
-        find_tools(spec.accounting)
+        find_tools(spec.accounting, spec.home)
         check_place(spec)
         try:
             with state.locked(spec.dir):
@@ -123,17 +124,28 @@ class Sandbox:
         database = ("mariadbd", "slurmdbd") if self.spec.accounting else ()
         return ("munged", *database, "slurmctld", *self.node_names)
 
+    @property
+    def _first_on_path(self) -> str:
+        """transom on the release's Python, where it has one, and the release's Slurm."""
+        return f"{self.dir}/bin{os.pathsep}{self.spec.home}/bin" if self.spec.home else ""
+
     def env(self) -> dict[str, str]:
         """What any Slurm client needs in its environment to talk to this cluster, and to no other.
 
         What becomes of these nodes is no part of the user's own history either.
         """
-        return {"SLURM_CONF": str(self.dir / "slurm.conf"), "TRANSOM_STATE_DIR": str(self.dir / "state")}
+        env = {"SLURM_CONF": str(self.dir / "slurm.conf"), "TRANSOM_STATE_DIR": str(self.dir / "state")}
+        if self.spec.home:
+            env["PATH"] = search_path(self._first_on_path)
+            python = ReleaseHome(Path(self.spec.home)).python
+            if python.exists():
+                env["TRANSOM_SLURM__PYSLURM_PYTHON"] = str(python)
+        return env
 
     def slurm(self, *argv: str, timeout_s: float = 30.0) -> str:
         """Run a Slurm command as this cluster's administrator; its stdout. Raises with Slurm's own words."""
         env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_"))}
-        return run_tool(argv, {**env, **self.env()}, cwd=self.dir, timeout_s=timeout_s)
+        return run_tool(argv, {**env, "PATH": search_path(), **self.env()}, cwd=self.dir, timeout_s=timeout_s)
 
     def nodes(self) -> tuple[NodeStatus, ...]:
         rows = self.slurm("sinfo", "-h", "-N", "-o", "%N|%T|%E").splitlines()
@@ -234,9 +246,9 @@ class Sandbox:
                 state.save(self.dir, known)
 
     def _start_daemon(self, known: State, name: str) -> Ident:
-        tools = find_tools(self.spec.accounting)
+        tools = find_tools(self.spec.accounting, self.spec.home)
         is_node = name in self.node_names
-        env = daemon_env(self.dir, self.cluster, name if is_node else "")
+        env = daemon_env(self.dir, self.cluster, name if is_node else "", self._first_on_path)
         run = self.dir / "run"
         port: int | None = None
         if name == "munged":
@@ -253,7 +265,8 @@ class Sandbox:
             argv, port = [str(tools["slurmctld"]), "-i"], known.ports.controller
         else:
             index = self.node_names.index(name)
-            argv, port = [str(tools["slurmd"]), "-N", name], known.ports.nodes + index
+            stepd = ["-d", f"{self.spec.home}/bin/slurmstepd"] if self.spec.home else []
+            argv, port = [str(tools["slurmd"]), "-N", name, *stepd], known.ports.nodes + index
             (self.dir / "spool" / name).mkdir(mode=0o755, exist_ok=True)
         pid_name = f"slurmd-{name}" if is_node else name
         return start_daemon(

@@ -8,7 +8,6 @@ releases of Slurm name differently (task, switch, accounting gatherer: none by d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from transom_cli.sandbox.spec import SandboxSpec
 
@@ -54,6 +53,8 @@ def slurm_conf(spec: SandboxSpec, *, cluster: str, user: str, ports: Ports, firs
         "DefMemPerCPU": "200",
         "FirstJobId": str(first_job),
     }
+    if spec.home:
+        settings["PluginDir"] = _plugins(spec)
     if gpus:
         settings["GresTypes"] = "gpu"
     if spec.accounting:
@@ -88,7 +89,8 @@ def gres_conf(spec: SandboxSpec) -> str:
     return f"NodeName={_span('node', 1, spec.nodes)} Name=gpu File={devices}\n"
 
 
-def slurmdbd_conf(where: Path, *, user: str, ports: Ports, password: str) -> str:
+def slurmdbd_conf(spec: SandboxSpec, *, user: str, ports: Ports, password: str) -> str:
+    where = spec.dir
     settings = {
         "AuthType": "auth/munge",
         "AuthInfo": f"socket={where}/munge.sock",
@@ -105,7 +107,13 @@ def slurmdbd_conf(where: Path, *, user: str, ports: Ports, password: str) -> str
         "StoragePass": password,
         "StorageLoc": "slurm_acct_db",
     }
+    if spec.home:
+        settings["PluginDir"] = _plugins(spec)
     return "".join(f"{key}={value}\n" for key, value in settings.items())
+
+
+def _plugins(spec: SandboxSpec) -> str:
+    return f"{spec.home}/plugins"
 
 
 def _span(prefix: str, first: int, last: int) -> str:

@@ -22,10 +22,10 @@ _PORTS = range(20000, 32000)
 _START_TIMEOUT_S = 15.0
 
 
-def daemon_env(where: Path, cluster: str, node: str = "") -> dict[str, str]:
-    """A daemon's whole environment: nothing of the caller's but its home, and our mark."""
+def daemon_env(where: Path, cluster: str, node: str = "", first: str = "") -> dict[str, str]:
+    """A daemon's whole environment: nothing of the caller's but its home, and our mark. ``first`` leads its PATH."""
     env = {
-        "PATH": search_path(),
+        "PATH": search_path(first),
         "HOME": os.environ.get("HOME", "/"),
         "LANG": "C.UTF-8",
         "SLURM_CONF": str(where / "slurm.conf"),

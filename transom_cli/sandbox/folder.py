@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import pwd
 import secrets
+import shlex
 import shutil
+from pathlib import Path
 
+import transom_cli
 from transom_cli.sandbox import accounting, belonging, conf, procs, state
 from transom_cli.sandbox.daemons import free_ports
+from transom_cli.sandbox.release.known import ReleaseHome
 from transom_cli.sandbox.spec import LOCK_FILE, STATE_FILE, SandboxSpec
 from transom_cli.sandbox.state import State
 from transom_cli.sandbox.tools import find_tools, slurm_release
@@ -55,11 +59,24 @@ def prepare(spec: SandboxSpec, old: State | None) -> State:
     files = {
         "slurm.conf": text,
         "gres.conf": conf.gres_conf(spec),
-        "cgroup.conf": conf.cgroup_conf(slurm_release(find_tools()["slurmctld"])),
+        "cgroup.conf": conf.cgroup_conf(slurm_release(find_tools(home=spec.home)["slurmctld"])),
     }
     for name, content in files.items():
         (spec.dir / name).write_text(content)
         (spec.dir / name).chmod(0o644)
+    if spec.home and ReleaseHome(Path(spec.home)).python.exists():
+        _link_transom(spec.dir, ReleaseHome(Path(spec.home)).python)
     if spec.accounting:
-        accounting.prepare(spec.dir, known.user, known.ports)
+        accounting.prepare(spec, known.user, known.ports)
     return known
+
+
+def _link_transom(where: Path, python: Path) -> None:
+    """`bin/transom`: this very transom on the release's Python, where pyslurm is at hand."""
+    (where / "python").mkdir()
+    (where / "python" / "transom_cli").symlink_to(Path(transom_cli.__file__).parent)
+    (where / "bin").mkdir()
+    command = where / "bin" / "transom"
+    path = f"PYTHONPATH={shlex.quote(str(where / 'python'))}"
+    command.write_text(f'#!/bin/sh\n{path} exec {shlex.quote(str(python))} -m transom_cli "$@"\n')
+    command.chmod(0o755)

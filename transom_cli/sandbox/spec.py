@@ -22,13 +22,17 @@ _FREE_MB = {False: 100, True: 600}  # with accounting: InnoDB's own files
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """A cluster to bring up in the folder ``dir``. ``extra`` adds or replaces slurm.conf settings, for tests."""
+    """A cluster to bring up in the folder ``dir``. ``extra`` adds or replaces slurm.conf settings, for tests.
+
+    ``home``: where a release of Slurm was built (`release.known.ReleaseHome`); empty: this machine's own Slurm.
+    """
 
     dir: Path
     nodes: int = 4
     gpus_per_node: int = 2
     accounting: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
+    home: str = ""
 
     def shape(self) -> dict[str, object]:
         """All but the folder: two specs with one shape are one sandbox."""
@@ -37,11 +41,13 @@ class SandboxSpec:
             "gpus_per_node": self.gpus_per_node,
             "accounting": self.accounting,
             "extra": dict(self.extra),
+            "home": self.home,
         }
 
     def __str__(self) -> str:
         words = f"{several(self.nodes, 'node')} with {several(self.gpus_per_node, 'GPU')} each"
         words += ", with accounting" if self.accounting else ""
+        words += f", Slurm of {Path(self.home).name}" if self.home else ""
         return words + "".join(f", {key}={value}" for key, value in sorted(self.extra.items()))
 
 

@@ -29,18 +29,29 @@ ACCOUNTING_PACKAGES = {
     "mariadbd": "mariadb-server",
     "mariadb-install-db": "mariadb-server",
 }
+_MARIADB = {"mariadbd", "mariadb-install-db"}  # these serve any release of Slurm
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # sbin is not in a user's PATH
 
 
-def search_path() -> str:
-    return os.pathsep.join(filter(None, [os.environ.get("PATH", ""), _SYSTEM_PATH]))
+def search_path(first: str = "") -> str:
+    return os.pathsep.join(filter(None, [first, os.environ.get("PATH", ""), _SYSTEM_PATH]))
 
 
-def find_tools(accounting: bool = False) -> dict[str, Path]:
-    """Every program that is needed, or `SlurmUnreachable` with the packages to install."""
+def find_tools(accounting: bool = False, home: str = "") -> dict[str, Path]:
+    """Every program that is needed, or `SlurmUnreachable` with the packages to install.
+
+    ``home``: of a release, whose Slurm is taken then, and none of this machine's.
+    """
     wanted = {**SLURM_PACKAGES, **(ACCOUNTING_PACKAGES if accounting else {})}
-    found = {name: shutil.which(name, path=search_path()) for name in wanted}
+    places = {name: f"{home}/bin" if home and name not in _MARIADB else search_path() for name in wanted}
+    found = {name: shutil.which(name, path=places[name]) for name in wanted}
     missing = [name for name, path in found.items() if path is None]
+    if missing and home and not _MARIADB & set(missing):
+        raise SlurmUnreachable(
+            f"The release of Slurm in {home} is not there any more",
+            f"not found: {', '.join(missing)}",
+            f"transom sandbox up --release {Path(home).name} --release-dir {Path(home).parent}",
+        )
     if missing:
         packages = sorted({wanted[name] for name in missing})
         sudo = "" if os.geteuid() == 0 else "sudo "
@@ -55,7 +66,7 @@ def find_tools(accounting: bool = False) -> dict[str, Path]:
 def run_tool(argv: Sequence[str], env: Mapping[str, str], *, cwd: Path, timeout_s: float = 30.0) -> str:
     """Run one program to its end; its stdout. Raises TransomError with the program's own words."""
     name = Path(argv[0]).name
-    program = shutil.which(argv[0], path=search_path())
+    program = shutil.which(argv[0], path=env.get("PATH") or search_path())
     if program is None:
         raise SlurmUnreachable(f"`{name}` is not installed on this machine", hint="transom doctor")
     try:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from transom_cli.slurm import parse
 from transom_cli.slurm.port import Job, Node, NoSuchJob, SlurmRefused, Start, Submission
 from transom_cli.slurm.runner import Runner
+
+# Refusals that mean that the order's work is done.
+PENDING_ALREADY = r"Job is pending execution"
+STARTED_ALREADY = r"Job is no longer pending execution"
+RELEASED_IN_VAIN = r"Requested partition configuration not available"  # it cannot start as it is, and is released
+OVER_ALREADY = r"already completing or completed"
 
 
 class CliSlurm:
@@ -35,17 +42,19 @@ class CliSlurm:
         return parse.parse_show_job(self._runner.run(["scontrol", "show", "job", "-o", str(job_id)]))
 
     def nodes(self, names: Sequence[str] = ()) -> list[Node]:
-        only = [_hosts(names)] if names else []
+        only = [hosts(names)] if names else []
         return parse.parse_show_nodes(self._runner.run(["scontrol", "show", "node", "-o", *only]))
 
     def requeue(self, job_id: int) -> None:
-        self._order(["scontrol", "requeue", str(job_id)], done_already=r"Job is pending execution")
+        with unless_done(PENDING_ALREADY):
+            self._runner.run(["scontrol", "requeue", str(job_id)])
 
     def requeue_hold(self, job_id: int) -> None:
-        self._order(["scontrol", "requeuehold", str(job_id)], done_already=r"Job is pending execution")
+        with unless_done(PENDING_ALREADY):
+            self._runner.run(["scontrol", "requeuehold", str(job_id)])
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
-        self._runner.run(["scontrol", "update", f"jobid={job_id}", f"NodeList={_hosts(nodes)}"])
+        self._runner.run(["scontrol", "update", f"jobid={job_id}", f"NodeList={hosts(nodes)}"])
 
     def update_pending(
         self, job_id: int, *, exclude: Sequence[str], num_nodes: int | None = None, num_tasks: int | None = None
@@ -53,27 +62,23 @@ class CliSlurm:
         count = [f"NumNodes={num_nodes}"] if num_nodes is not None else []
         if num_tasks is not None:  # with a gres a job waits for as many CPUs as it asked for at first
             count += [f"NumTasks={num_tasks}", f"NumCPUs={num_tasks * self.job(job_id).cpus_per_task}"]
-        excluded = _hosts(exclude) if exclude else ""
+        excluded = hosts(exclude) if exclude else ""
         self._runner.run(["scontrol", "update", f"jobid={job_id}", *count, f"ExcNodeList={excluded}"])
 
     def release(self, job_id: int) -> None:
-        # Of a job that its partition cannot start as it is (too many nodes, say) Slurm tells that, and releases it.
-        self._order(
-            ["scontrol", "release", str(job_id)], done_already=r"Requested partition configuration not available"
-        )
+        with unless_done(RELEASED_IN_VAIN):
+            self._runner.run(["scontrol", "release", str(job_id)])
 
     def start_now(self, job_id: int) -> None:
-        argv = ["scontrol", "update", f"jobid={job_id}", "StartTime=now"]
-        self._order(argv, done_already=r"Job is no longer pending execution")
+        with unless_done(STARTED_ALREADY):
+            self._runner.run(["scontrol", "update", f"jobid={job_id}", "StartTime=now"])
 
     def set_comment(self, job_id: int, comment: str) -> None:
         self._runner.run(["scontrol", "update", f"jobid={job_id}", f"Comment={comment}"])
 
     def cancel(self, job_id: int) -> None:
-        try:
-            self._order(["scancel", str(job_id)], done_already=r"already completing or completed")
-        except NoSuchJob:
-            return
+        with contextlib.suppress(NoSuchJob), unless_done(OVER_ALREADY):
+            self._runner.run(["scancel", str(job_id)])
 
     def signal(self, job_id: int, name: str, *, step: str = "", batch: bool = False) -> None:
         target = f"{job_id}.{step}" if step else str(job_id)
@@ -84,16 +89,8 @@ class CliSlurm:
             self._runner.run(["scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}"])
 
     def undrain(self, node: str, *, reason: str) -> None:
-        now = self._node(node)
-        if not now.drain:
-            return
-        if now.reason != reason:
-            raise SlurmRefused(
-                f"Node {node} is drained for another reason, so it stays drained",
-                f"its reason is: {now.reason} (set by {now.reason_user or 'unknown'})",
-                f"scontrol show node {node}",
-            )
-        self._runner.run(["scontrol", "update", f"nodename={node}", "state=undrain"])
+        if may_undrain(self._node(node), reason):
+            self._runner.run(["scontrol", "update", f"nodename={node}", "state=undrain"])
 
     def history(self, job_id: int) -> list[Start]:
         argv = ["sacct", "-D", "-X", "-P", "-n", "-o", parse.SACCT_FORMAT, "-j", str(job_id)]
@@ -105,16 +102,29 @@ class CliSlurm:
             raise parse.nonsense("(no such node in the answer)", f"scontrol show node -o {name}")
         return found[0]
 
-    def _order(self, argv: Sequence[str], *, done_already: str) -> None:
-        """Run a command whose refusal in these words means that its work is done."""
-        try:
-            self._runner.run(argv)
-        except SlurmRefused as error:
-            if not re.search(done_already, error.why, re.IGNORECASE):
-                raise
+
+@contextlib.contextmanager
+def unless_done(refusal: str) -> Iterator[None]:
+    """An order whose refusal in these words (a regular expression) means that its work is done."""
+    try:
+        yield
+    except SlurmRefused as error:
+        if not re.search(refusal, error.why, re.IGNORECASE):
+            raise
 
 
-def _hosts(names: Sequence[str]) -> str:
+def may_undrain(node: Node, reason: str) -> bool:
+    """False when it is not drained; SlurmRefused when it is for another reason than `reason`."""
+    if node.drain and node.reason != reason:
+        raise SlurmRefused(
+            f"Node {node.name} is drained for another reason, so it stays drained",
+            f"its reason is: {node.reason} (set by {node.reason_user or 'unknown'})",
+            f"scontrol show node {node.name}",
+        )
+    return node.drain
+
+
+def hosts(names: Sequence[str]) -> str:
     """Names as one list for Slurm; a name can never carry a range, a second name or another key."""
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):

@@ -8,6 +8,7 @@ fields are found by the fixed fields around them. What does not fit raises Slurm
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
@@ -46,6 +47,7 @@ _FLAG_BASE = {
 _ENDED_BY_REASON = {
     "NonZeroExitCode": JobState.FAILED, "TimeLimit": JobState.TIMEOUT, "NodeDown": JobState.NODE_FAIL,
     "OutOfMemory": JobState.OUT_OF_MEMORY, "JobLaunchFailure": JobState.FAILED,
+    "RaisedSignal": JobState.FAILED,  # RaisedSignal:9(Killed), from 24.11 on; NonZeroExitCode before
 }  # fmt: skip
 
 
@@ -107,7 +109,7 @@ def _base_under_completing(reason: str, priority: int, used: str, start: str, en
             return JobState.PENDING
         if length.total_seconds() > 1:
             return JobState.PENDING
-    return _ENDED_BY_REASON.get(reason, JobState.UNKNOWN)
+    return _ENDED_BY_REASON.get(reason.partition(":")[0], JobState.UNKNOWN)
 
 
 def _seconds_used(text: str) -> int:
@@ -125,7 +127,19 @@ def _exit(text: str) -> tuple[int, int]:
     return int(code), int(signal or 0)
 
 
-def _make_job(raw: dict[str, str], exit_pair: tuple[int, int], excluded: tuple[str, ...], reading: str) -> Job:
+def _squeue_exit(text: str) -> tuple[int, int]:
+    """22.05 prints the wait status, 24.11 and later code:signal, as scontrol always did."""
+    if ":" in text:
+        return _exit(text)
+    return int(text) >> 8, int(text) & 0x7F
+
+
+def make_job(raw: Mapping[str, str], exit_pair: tuple[int, int], excluded: tuple[str, ...], reading: str) -> Job:
+    """A job from Slurm's own words for it, whoever handed them over.
+
+    ``raw``: Id, State, Reason, Priority, Used, Start, End, Restarts, Requeue ("1"), Nodes, NumNodes, Name, Comment,
+    Partition, User and perhaps BatchHost, as Slurm prints them. Raises ValueError or KeyError for what does not fit.
+    """
     reason = "_".join(raw["Reason"].strip("()").split())
     priority = int(raw["Priority"])
     state, completing = parse_state(raw["State"])
@@ -169,8 +183,7 @@ def parse_squeue(text: str) -> list[Job]:
             raw |= {"Id": raw["JobID"], "Restarts": raw["RestartCnt"], "Nodes": raw["NodeList"],
                     "Priority": raw["PriorityLong"], "Used": raw["TimeUsed"], "Start": raw["StartTime"],
                     "End": raw["EndTime"], "User": raw["UserName"]}  # fmt: skip
-            status = int(raw["exit_code"])  # squeue prints the wait status, scontrol code:signal
-            jobs.append(_make_job(raw, (status >> 8, status & 0x7F), (), "squeue"))
+            jobs.append(make_job(raw, _squeue_exit(raw["exit_code"]), (), "squeue"))
         except (ValueError, KeyError, AttributeError) as error:
             raise nonsense(record, "squeue") from error
     return jobs
@@ -193,12 +206,18 @@ def parse_show_job(text: str) -> Job:
                "Partition": body["Partition"]}  # fmt: skip
         excluded = parse_nodes(body.get("ExcNodeList", ""), reading)
         cpus = body.get("CPUs/Task", "")
-        job = _make_job(raw, _exit(body["ExitCode"]), excluded, reading)
-        waits = job.state is JobState.PENDING and not job.held and body["StartTime"] != "Unknown"
-        start = body["StartTime"] if waits else ""  # of one that is held Slurm prints when it might have started
-        return replace(job, cpus_per_task=int(cpus) if cpus.isdecimal() else 1, start=start)
+        job = make_job(raw, _exit(body["ExitCode"]), excluded, reading)
+        return replace(
+            job, cpus_per_task=int(cpus) if cpus.isdecimal() else 1, start=expected_start(job, body["StartTime"])
+        )
     except (ValueError, KeyError, AttributeError) as error:
         raise nonsense(text, reading) from error
+
+
+def expected_start(job: Job, printed: str) -> str:
+    """When a waiting job is to start; of one that is held Slurm tells when it might have started."""
+    waits = job.state is JobState.PENDING and not job.held and printed != "Unknown"
+    return printed if waits else ""
 
 
 def parse_show_nodes(text: str) -> list[Node]:
@@ -211,17 +230,22 @@ def _parse_node(line: str) -> Node:
     body = dict(re.findall(r"(?:^| )(NodeName|State|NodeAddr|Port)=(\S+)", line))
     if not {"NodeName", "State"} <= body.keys():
         raise nonsense(line, "scontrol show node -o")
+    reason = _NODE_REASON.search(line)
+    return make_node(body, _value(reason[1]) if reason else "", (reason[2] or "") if reason else "")
+
+
+def make_node(body: Mapping[str, str], reason: str, reason_user: str) -> Node:
+    """A node from Slurm's words for it. ``body``: NodeName, State with its flags and marks, perhaps NodeAddr, Port."""
     base, *flags = body["State"].upper().split("+")
     marks = "".join(mark for part in (base, *flags) for mark in part[len(part.rstrip("*~#!%$@^-")) :])
     flags = [flag.rstrip("*~#!%$@^-") for flag in flags]
-    reason = _NODE_REASON.search(line)
     return Node(
         name=body["NodeName"],
         state={"ALLOC": "allocated"}.get(base.rstrip("*~#!%$@^-"), base.rstrip("*~#!%$@^-").lower()),
         drain=bool({"DRAIN", "DRAINED", "DRAINING"} & {base.rstrip("*~#!%$@^-"), *flags}),
         not_responding="*" in marks or "NOT_RESPONDING" in flags,
-        reason=_value(reason[1]) if reason else "",
-        reason_user=(reason[2] or "") if reason else "",
+        reason=reason,
+        reason_user=reason_user,
         address=body.get("NodeAddr", ""),
         port=int(body.get("Port", "6818")) if body.get("Port", "6818").isdigit() else 6818,
     )

@@ -9,6 +9,7 @@ revoked": the attempt ends FAILED at once), which is what Slurm's own delay of 1
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -84,8 +85,9 @@ def restart_job(
     vain; then a successor takes over. Raises the port's errors. After SlurmUnknown do it again later, with the same
     request: it goes on where it was.
     """
-    patience = min(patience, IN_VAIN) if _waits_in_vain(request) else patience
-    return _Restart(slurm, request, sleep, clock, clock() + patience).run()
+    now = clock()
+    soon = min(patience, IN_VAIN) if _waits_in_vain(request) else patience
+    return _Restart(slurm, request, sleep, clock, now + patience, now + soon).run()
 
 
 def _waits_in_vain(request: RestartRequest) -> bool:
@@ -98,6 +100,11 @@ def _waits_in_vain(request: RestartRequest) -> bool:
     return bool(request.dead) and request.num_nodes >= TREE
 
 
+def _waiting(request: RestartRequest) -> int:
+    """How many living nodes may wait for the dead one: those above it in the tree."""
+    return math.ceil(math.log(request.num_nodes, TREE - 1)) if _waits_in_vain(request) else 0
+
+
 @dataclass(frozen=True)
 class _Restart:
     slurm: Slurm
@@ -105,6 +112,7 @@ class _Restart:
     sleep: Callable[[float], None]
     clock: Callable[[], float]
     deadline: float  # for all waiting together, on `clock`
+    requeued_by: float  # for the job to wait again, if a requeue is to do
 
     def run(self) -> RestartResult:
         request = self.request
@@ -175,7 +183,7 @@ class _Restart:
                 return None
             if not job.completing and job.state is not JobState.UNKNOWN:
                 return job
-            if self.clock() >= self.deadline:
+            if self.clock() >= self.requeued_by:
                 return None
             self.sleep(POLL)
 
@@ -245,16 +253,18 @@ class _Restart:
         return RestartResult(successor.job_id, successor.restarts, "successor")
 
     def _wait_living_free(self) -> None:
-        """Until the old job holds dead nodes only: a release makes Slurm look for nodes at once, but once.
+        """Until the old job holds no living node, but for those that wait for a dead one.
 
-        The next look comes with its backfill interval (30 s): nodes that come free by themselves cause none.
+        A release makes Slurm look for nodes at once, but once. The next look comes with its backfill interval (30 s):
+        nodes that come free by themselves cause none.
         """
         while self.clock() < self.deadline:
             try:
                 old = self.slurm.job(self.request.job_id)
             except NoSuchJob:
                 return
-            if not old.completing or set(old.nodes) <= set(self.request.dead):
+            living = set(old.nodes) - set(self.request.dead)
+            if not old.completing or len(living) <= _waiting(self.request):
                 return
             self.sleep(POLL)
 

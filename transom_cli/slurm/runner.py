@@ -57,13 +57,14 @@ class Runner:
 
     def run(self, argv: Sequence[str], *, timeout: float | None = None, cwd: Path | None = None) -> str:
         """What the command printed; SlurmUnknown, SlurmDenied, NoSuchJob or SlurmRefused when it failed."""
-        return self._run(argv, self._environment({"LC_ALL": "C"}), timeout, cwd)
+        return self._run(argv, self.environment({"LC_ALL": "C"}), timeout, cwd)
 
     def submit(self, argv: Sequence[str], extra: Mapping[str, str], cwd: Path | None) -> str:
         """As `run`, for sbatch, whose environment becomes the job's: only `extra` is added, no locale set."""
-        return self._run(argv, self._environment(extra), None, cwd)
+        return self._run(argv, self.environment(extra), None, cwd)
 
-    def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
+        """What a process that speaks to Slurm gets: nothing that would reshape its answers."""
         base = os.environ if self.env is None else self.env
         kept = {key: value for key, value in base.items() if key in _KEPT or not key.startswith(_STRIPPED)}
         return kept | dict(extra)
