@@ -204,8 +204,8 @@ PROBES = tuple(f"health.probe.{name}" for name in ("board_store", "compute", "ke
 WHERE_IT_IS_THERE = {"diagnose.logs.engines": {"re2"}, "diagnose.logs.rulefiles": {"tomli"}}
 HOOKS = ("beats.collectives",)  # on the trainer's side: torch is imported in the call of a trainer that uses it
 ADAPTERS = {
-    "slurm.cli": ("wiring", "cli.*", "sandbox.*", "slurm.pyslurm.client"),
-    "slurm.pyslurm.client": ("wiring", "slurm.pyslurm.trial"),
+    "slurm.cli": ("wiring.slurm", "cli.*", "sandbox.*", "slurm.pyslurm.client"),
+    "slurm.pyslurm.client": ("wiring.slurm", "slurm.pyslurm.trial"),
     "slurm.fake": (),
 }
 

@@ -12,7 +12,7 @@ from transom_cli.core.state import Policy
 from transom_cli.layout import RunDir
 from transom_cli.submit.rundir import new_run
 from transom_cli.supervise.journal import write_header
-from transom_cli.wiring import Plan
+from transom_cli.wiring.plan import Plan
 
 SCRIPT = "#!/bin/bash\n#SBATCH -N1\n# \xe9\ntrue\n".encode("latin-1").decode("utf-8", "surrogateescape")
 

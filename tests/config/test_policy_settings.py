@@ -14,7 +14,7 @@ from transom_cli.config.policy import RuleTable
 from transom_cli.core.policy import Rule
 from transom_cli.diagnose.clue import Category
 from transom_cli.errors import UsageError
-from transom_cli.wiring import policy_of, rules_of
+from transom_cli.wiring.settings import policy_of, rules_of
 
 OOM = """
 [[policy.rules]]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli import wiring
 from transom_cli.config.load import load
 from transom_cli.config.model import SlurmCalls
 from transom_cli.errors import UsageError
 from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.pyslurm.client import PySlurm
+from transom_cli.wiring import slurm as wiring
 
 
 @pytest.fixture(params=[True, False], ids=["installed", "not installed"])

@@ -21,7 +21,8 @@ from transom_cli.slurm.port import SlurmUnknown, Submission
 from transom_cli.slurm.runner import Runner
 from transom_cli.submit.clusters import cluster_of, refuse_federation
 from transom_cli.submit.script import inspect_script
-from transom_cli.wiring import Plan, ask_as_submitted, require_own_cluster, require_slurm, slurm_of
+from transom_cli.wiring.plan import Plan
+from transom_cli.wiring.slurm import ask_as_submitted, require_own_cluster, require_slurm, slurm_of
 
 FEDERATION = """\
 Federation: alps

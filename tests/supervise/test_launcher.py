@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli import wiring
 from transom_cli.ckpt import fence
 from transom_cli.core.ladder import Ended
 from transom_cli.core.policy import Rule
@@ -26,6 +25,7 @@ from transom_cli.supervise.agents import Agents
 from transom_cli.supervise.launcher import Launcher
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 from transom_cli.supervise.lease import Lease
+from transom_cli.wiring import slurm as wiring
 
 RANK = """
 import json, os, sys, time

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli import wiring
 from transom_cli.core.state import Policy
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
@@ -20,6 +19,8 @@ from transom_cli.supervise.journal import write_header
 from transom_cli.supervise.launcherlog import LauncherLog
 from transom_cli.supervise.launchplan import Allocation
 from transom_cli.supervise.lease import Lease
+from transom_cli.wiring import slurm as wiring
+from transom_cli.wiring.plan import Plan
 
 WHY = "rank 1 on n2 ended with exit code 1; 4 attempts in a row without a newer checkpoint"
 
@@ -60,7 +61,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Slow:
     monkeypatch.setattr(module, "REQUEUED", 0.0)
     run = RunDir(tmp_path)
     run.script.write_text("#!/bin/bash\n")
-    wiring.Plan(("--open-mode=append",), chdir=str(tmp_path)).save(run)
+    Plan(("--open-mode=append",), chdir=str(tmp_path)).save(run)
     write_header(run.journal, Policy(), 3)
     return made
 

@@ -18,7 +18,7 @@ from transom_cli.core.state import Policy
 from transom_cli.submit.rundir import new_run
 from transom_cli.supervise.journal import write_header
 from transom_cli.supervise.logjson import JsonLines
-from transom_cli.wiring import Plan
+from transom_cli.wiring.plan import Plan
 
 
 def transom(home: Path, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:

@@ -28,7 +28,7 @@ from transom_cli.supervise.lease import Lease
 from transom_cli.supervise.operator import Operator, Pace
 from transom_cli.telling import notifier as notifier_module
 from transom_cli.telling.ledger import Ledger
-from transom_cli.wiring import notifier_for
+from transom_cli.wiring.telling import notifier_for
 
 AT = time.time()
 NODES = ("n1", "n2", "n3")

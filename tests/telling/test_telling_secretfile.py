@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transom_cli.config.load import load
 from transom_cli.errors import NotPermitted, TransomError, UsageError
 from transom_cli.telling.secretfile import read_secret
-from transom_cli.wiring import secrets_of
+from transom_cli.wiring.telling import secrets_of
 
 
 def write(path: Path, text: str, mode: int = 0o600) -> Path:

@@ -88,7 +88,7 @@ def _wishes(asked: Asked) -> Wishes:
     from transom_cli.health.about import About, Tier
     from transom_cli.health.exam import Wishes
     from transom_cli.supervise.allocation import gpus_on_node, start_time
-    from transom_cli.wiring import health_options
+    from transom_cli.wiring.settings import health_options
 
     options = health_options(asked.settings)
     gpus = gpus_on_node(os.environ) if asked.gpus is None else asked.gpus
@@ -185,7 +185,7 @@ def _answer(place: str, report: Report) -> int:
     from transom_cli.health.node import slurm_codes
     from transom_cli.slurm.runner import Runner
     from transom_cli.supervise.draining import owner_of
-    from transom_cli.wiring import slurm_client
+    from transom_cli.wiring.slurm import slurm_client
 
     node = report.nodes[0]
     answers = {"prolog": slurm_codes.prolog, "epilog": slurm_codes.epilog, "nagios": slurm_codes.nagios}

@@ -47,7 +47,7 @@ def run_of_words(run: str | None, root: Path | None) -> RunDir | None:
     """The run that such words name, None where they name a folder that is no run's."""
     from transom_cli.layout import RunDir
     from transom_cli.submit.rundir import find_run
-    from transom_cli.wiring import runs_root
+    from transom_cli.wiring.settings import runs_root
 
     folder = Path(run) if run is not None and Path(run).is_dir() else None
     if folder is None:
@@ -60,7 +60,7 @@ def run_of_words(run: str | None, root: Path | None) -> RunDir | None:
 
 def _of_run(wanted: str | None, root: Path | None) -> Path:
     from transom_cli.submit.rundir import find_run
-    from transom_cli.wiring import checkpoints_of, read_settings, runs_root
+    from transom_cli.wiring.settings import checkpoints_of, read_settings, runs_root
 
     run = find_run(runs_root(root), wanted)
     return checkpoints_of(run, read_settings(run))

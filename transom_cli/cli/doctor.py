@@ -28,7 +28,7 @@ def doctor(
     from transom_cli.slurm.pyslurm.trial import Trial
     from transom_cli.slurm.runner import Runner
     from transom_cli.ui.doctor import symptom_lines
-    from transom_cli.wiring import slurm_client, try_pyslurm
+    from transom_cli.wiring.slurm import slurm_client, try_pyslurm
 
     def runs() -> Path:
         """All settings are read, also where the root is given: what is wrong with them is to be told."""

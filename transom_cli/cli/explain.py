@@ -63,7 +63,7 @@ def explain(
 def _which(run: str | None, what: str | None, root: Path | None) -> tuple[RunDir, str | None]:
     """A single word may be either: it is a run where there is one of that name, unless it can only be the other."""
     from transom_cli.submit.rundir import find_run
-    from transom_cli.wiring import runs_root
+    from transom_cli.wiring.settings import runs_root
 
     where = runs_root(root)
     if run is not None and what is None and (_INCIDENT.fullmatch(run) or _STEP.fullmatch(run)):
@@ -85,7 +85,7 @@ def _which(run: str | None, what: str | None, root: Path | None) -> tuple[RunDir
 
 def _read(run: RunDir) -> Book:
     from transom_cli.supervise.ledger import read_book
-    from transom_cli.wiring import read_settings
+    from transom_cli.wiring.settings import read_settings
 
     try:
         gpus = read_settings(run).job.gpus_per_node

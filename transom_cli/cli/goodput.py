@@ -21,7 +21,7 @@ def goodput(run: Run = None, root: Root = None, json_: Json = False) -> None:
     from transom_cli.supervise.ledger import read_book
     from transom_cli.ui.goodput import document, lines
     from transom_cli.ui.wrapping import NEVER_CUT
-    from transom_cli.wiring import runs_root
+    from transom_cli.wiring.settings import runs_root
 
     book = read_book(find_run(runs_root(root), run), patience=3.0)
     if json_:

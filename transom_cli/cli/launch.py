@@ -31,7 +31,7 @@ def launch(
     from transom_cli.supervise.containing import Image, container_words, find_program
     from transom_cli.supervise.launcher import main
     from transom_cli.supervise.launchplan import LaunchOptions
-    from transom_cli.wiring import checkpoints_of, health_options, quiet_limits, read_settings, rules_of
+    from transom_cli.wiring.settings import checkpoints_of, health_options, quiet_limits, read_settings, rules_of
 
     if kind not in ("srun", "torchrun"):
         raise UsageError(f"`--kind {kind}` is unknown", hint="Use `srun` or `torchrun`.")

@@ -75,7 +75,7 @@ def _with_slurm(view: RunView) -> RunView:
         return view
     from transom_cli.layout import RunDir
     from transom_cli.slurm.port import NoSuchJob
-    from transom_cli.wiring import slurm_of
+    from transom_cli.wiring.slurm import slurm_of
 
     try:
         return with_answer(view, slurm_of(RunDir(Path(view.path)), SLURM_PATIENCE).job(view.job_id))

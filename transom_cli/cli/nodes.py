@@ -35,7 +35,7 @@ def nodes(
     from transom_cli.health.history.files import history_dir, read_history
     from transom_cli.health.history.fold import fold
     from transom_cli.submit.rundir import explain, find_run
-    from transom_cli.wiring import runs_root
+    from transom_cli.wiring.settings import runs_root
 
     of_run = find_run(runs_root(root), run).run_id if run is not None else ""
     folder, now = history_dir(os.environ), time.time()
@@ -94,7 +94,7 @@ def _ask_slurm(names: tuple[str, ...]) -> tuple[dict[str, Node] | None, str]:
     """The nodes that Slurm knows, by name; or None, and its error."""
     from transom_cli.errors import TransomError
     from transom_cli.supervise.lifting import known_nodes
-    from transom_cli.wiring import slurm_client
+    from transom_cli.wiring.slurm import slurm_client
 
     try:
         return {node.name: node for node in known_nodes(slurm_client(), names)}, ""
@@ -113,7 +113,7 @@ def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, 
     from transom_cli.errors import printable
     from transom_cli.submit.rundir import explain
     from transom_cli.supervise.lifting import lift, to_lift
-    from transom_cli.wiring import slurm_client
+    from transom_cli.wiring.slurm import slurm_client
 
     to_lift(history, names, run)
     who = f"{getpass.getuser()} on {socket.gethostname()}"

@@ -40,7 +40,8 @@ def test(
     from transom_cli.config.load import load
     from transom_cli.submit.rundir import find_run
     from transom_cli.telling.trial import chosen, sample, shown, tried
-    from transom_cli.wiring import read_settings, runs_root, senders_of
+    from transom_cli.wiring.settings import read_settings, runs_root
+    from transom_cli.wiring.telling import senders_of
 
     if run is not None and file is not None:
         raise UsageError("a run has its own settings: name the run, or give a file with -f")

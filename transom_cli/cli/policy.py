@@ -27,7 +27,7 @@ def policy(
     from transom_cli.config.load import load
     from transom_cli.submit.rundir import find_run
     from transom_cli.ui.policy import policy_json, policy_lines
-    from transom_cli.wiring import read_settings, rules_of, runs_root
+    from transom_cli.wiring.settings import read_settings, rules_of, runs_root
 
     if run is not None and file is not None:
         raise UsageError("a run has its own settings: name the run, or give a file with -f")

@@ -32,7 +32,7 @@ def report(
     from transom_cli.report.page import page
     from transom_cli.report.write import target, write
     from transom_cli.submit.rundir import find_run
-    from transom_cli.wiring import runs_root
+    from transom_cli.wiring.settings import runs_root
 
     gc.disable()  # a month's journal is a million small values, and all are kept to the end
     found = find_run(runs_root(root), run)

@@ -115,7 +115,8 @@ def run(
         _show_policy(prepared.settings)
         return
     from transom_cli.ui.waiting import waiting
-    from transom_cli.wiring import require_backend, require_slurm, require_telling
+    from transom_cli.wiring.slurm import require_backend, require_slurm
+    from transom_cli.wiring.telling import require_telling
 
     require_telling(prepared.settings)
     require_backend(prepared.settings.slurm)
@@ -141,7 +142,7 @@ def attach(
 ) -> None:
     """Watch a run; start an operator if it has none."""
     from transom_cli.submit.rundir import find_run
-    from transom_cli.wiring import runs_root
+    from transom_cli.wiring.settings import runs_root
 
     raise typer.Exit(operate_or_watch(find_run(runs_root(root), run), detach=detach, foreground=foreground))
 
@@ -164,7 +165,7 @@ def _operate_or_watch(made: Any, *, detach: bool, foreground: bool) -> int:
     from transom_cli.supervise.lease import operator_alive
     from transom_cli.ui.live import watch_run
     from transom_cli.ui.waiting import waiting
-    from transom_cli.wiring import require_own_cluster
+    from transom_cli.wiring.slurm import require_own_cluster
 
     if not fold(made.journal).state.phase.over:
         if foreground:
@@ -183,7 +184,8 @@ def _operate_or_watch(made: Any, *, detach: bool, foreground: bool) -> int:
 def _start_operator(made: RunDir) -> None:
     """Where the run's settings say."""
     from transom_cli.supervise.background import start_operator
-    from transom_cli.wiring import read_settings, slurm_of
+    from transom_cli.wiring.settings import read_settings
+    from transom_cli.wiring.slurm import slurm_of
 
     settings = read_settings(made)
     if settings.operator.where == "login":
@@ -204,7 +206,7 @@ def assignment(text: str) -> tuple[str, str]:
 def _show_policy(settings: Settings) -> None:
     """Beside the script, which stdout has alone."""
     from transom_cli.ui.policy import policy_lines
-    from transom_cli.wiring import rules_of
+    from transom_cli.wiring.settings import rules_of
 
     print("note: policy of this run, the first rule that fits decides (docs/policy.md)", file=sys.stderr)
     print("\n".join(f"  {line}" for line in policy_lines(rules_of(settings))), file=sys.stderr)

@@ -73,7 +73,7 @@ def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import operator_alive
     from transom_cli.ui.waiting import waiting
-    from transom_cli.wiring import runs_root
+    from transom_cli.wiring.settings import runs_root
 
     found = find_run(runs_root(root), run)
     state = fold(found.journal).state

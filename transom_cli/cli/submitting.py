@@ -14,7 +14,7 @@ from transom_cli.layout import RunDir
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
-    from transom_cli.wiring import Plan
+    from transom_cli.wiring.plan import Plan
 
 _SCRIPT_ENDINGS = (".sbatch", ".slurm")
 
@@ -49,7 +49,7 @@ class Prepared:
         from transom_cli.submit.directives import read_directives
         from transom_cli.submit.environment import sbatch_variables, script_environment
         from transom_cli.submit.script import ScriptFacts, completing_options, export_options, inspect_script
-        from transom_cli.wiring import Plan
+        from transom_cli.wiring.plan import Plan
 
         cluster = self.settings.job.cluster or ""
         if not self.script_text:
@@ -201,7 +201,7 @@ def create(prepared: Prepared, cluster: str = "") -> RunDir:
     from transom_cli.submit.rundir import new_run
     from transom_cli.submit.shared import shared_enough
     from transom_cli.supervise.journal import write_header
-    from transom_cli.wiring import policy_of
+    from transom_cli.wiring.settings import policy_of
 
     root = prepared.settings.root
     warning = shared_enough(root)

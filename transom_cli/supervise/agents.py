@@ -48,7 +48,7 @@ def addresses(nodes: tuple[str, ...], leave: Callable[[], bool]) -> dict[str, st
     unknown = [node for node in nodes if not _ip(node)]
     known = {node: node for node in nodes}
     if unknown:
-        from transom_cli.wiring import slurm_client
+        from transom_cli.wiring.slurm import slurm_client
 
         slurm, deadline = slurm_client(), time.monotonic() + SLURM_ANSWERS
         clock = lambda: deadline if leave() else time.monotonic()  # noqa: E731

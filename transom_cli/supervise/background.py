@@ -22,7 +22,9 @@ UNKNOWN = 22
 
 def operate_here(run: RunDir, stream: object = None) -> int:
     """Operate until the run is over; the run's exit code. TERM and INT make it leave without touching the job."""
-    from transom_cli.wiring import ask_as_submitted, operator_for, read_settings
+    from transom_cli.wiring.operator import operator_for
+    from transom_cli.wiring.settings import read_settings
+    from transom_cli.wiring.slurm import ask_as_submitted
 
     handler = logging.StreamHandler(sys.stderr)
     as_json = read_settings(run).log_json

@@ -323,7 +323,7 @@ def _budget(health: HealthOptions) -> float:
 
 
 def _slurm() -> Slurm:
-    from transom_cli.wiring import slurm_client
+    from transom_cli.wiring.slurm import slurm_client
 
     return slurm_client()
 

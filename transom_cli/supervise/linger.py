@@ -47,7 +47,7 @@ def linger(run: RunDir, told_to_leave: Callable[[], bool]) -> bool:
 
 def give_up_nodes(allocation: Allocation, given_up: tuple[str, ...]) -> None:
     """Before the end: with a dead node in it the job would hang in COMPLETING until SlurmdTimeout. At best."""
-    from transom_cli.wiring import slurm_client
+    from transom_cli.wiring.slurm import slurm_client
 
     living = tuple(n for n in allocation.nodes if n not in given_up)
     try:
@@ -58,7 +58,7 @@ def give_up_nodes(allocation: Allocation, given_up: tuple[str, ...]) -> None:
 
 def ended_by_slurm(job_id: int) -> bool:
     """Whether the job that is being ended reached its time limit, or was preempted; not when that is not known."""
-    from transom_cli.wiring import slurm_client
+    from transom_cli.wiring.slurm import slurm_client
 
     try:
         return slurm_client(timeout=10.0).job(job_id).state in (JobState.TIMEOUT, JobState.PREEMPTED)
@@ -93,7 +93,7 @@ def go_on(
 
     A Slurm that does not answer is asked again, unless an operator is back, which then does it.
     """
-    from transom_cli.wiring import slurm_client
+    from transom_cli.wiring.slurm import slurm_client
 
     slurm = slurm_client()
     handed = _patiently(lambda: _hand_on(slurm, run, allocation, wanted), run, told_to_leave)
@@ -132,7 +132,7 @@ def _patiently(hand_on: Callable[[], Handed], run: RunDir, told_to_leave: Callab
 
 def forget_hold(run: RunDir, allocation: Allocation) -> None:
     """A person has released the job that the launcher before this one held: its comment tells of it no longer."""
-    from transom_cli.wiring import slurm_client
+    from transom_cli.wiring.slurm import slurm_client
 
     handed = newest_handed(run, before=(allocation.job_id, allocation.restart))
     if handed is None or handed.how != "held":
@@ -177,7 +177,7 @@ def _tell_why(slurm: Slurm, run: RunDir, job_id: int, why: str) -> None:
 
 
 def _submission(run: RunDir) -> Submission:
-    from transom_cli.wiring import Plan
+    from transom_cli.wiring.plan import Plan
 
     try:
         return Plan.load(run).submission(run)

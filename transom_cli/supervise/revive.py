@@ -154,7 +154,7 @@ class Revival:
 
     def _reach(self, node: str) -> Finding:
         """UNKNOWN, with Slurm's words, when it does not even tell where the slurmd is: then srun is to find out."""
-        from transom_cli.wiring import slurm_client
+        from transom_cli.wiring.slurm import slurm_client
 
         with contextlib.suppress(TransomError):
             for found in slurm_client(timeout=10.0).nodes([node]):

@@ -1,0 +1,1 @@
+"""The one place that picks real parts: which Slurm, which probe, which files, for which settings."""
