@@ -22,7 +22,7 @@ from transom_cli.sandbox.procs import Ident
 from transom_cli.sandbox.release.known import ReleaseHome
 from transom_cli.sandbox.spec import SandboxSpec, check_place, check_spec, node_names
 from transom_cli.sandbox.state import State
-from transom_cli.sandbox.tools import find_tools, run_tool, search_path
+from transom_cli.sandbox.tools import callers_path, find_tools, run_tool
 
 __all__ = ["DaemonStatus", "NodeStatus", "Sandbox", "SandboxSpec", "Status"]
 
@@ -136,7 +136,7 @@ class Sandbox:
         """
         env = {"SLURM_CONF": str(self.dir / "slurm.conf"), "TRANSOM_STATE_DIR": str(self.dir / "state")}
         if self.spec.home:
-            env["PATH"] = search_path(self._first_on_path)
+            env["PATH"] = callers_path(self._first_on_path)
             python = ReleaseHome(Path(self.spec.home)).python
             if python.exists():
                 env["TRANSOM_SLURM__PYSLURM_PYTHON"] = str(python)
@@ -145,7 +145,7 @@ class Sandbox:
     def slurm(self, *argv: str, timeout_s: float = 30.0) -> str:
         """Run a Slurm command as this cluster's administrator; its stdout. Raises with Slurm's own words."""
         env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_"))}
-        return run_tool(argv, {**env, "PATH": search_path(), **self.env()}, cwd=self.dir, timeout_s=timeout_s)
+        return run_tool(argv, {**env, **self.env()}, cwd=self.dir, timeout_s=timeout_s)
 
     def nodes(self) -> tuple[NodeStatus, ...]:
         rows = self.slurm("sinfo", "-h", "-N", "-o", "%N|%T|%E").splitlines()

@@ -33,6 +33,11 @@ _MARIADB = {"mariadbd", "mariadb-install-db"}  # these serve any release of Slur
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # sbin is not in a user's PATH
 
 
+def callers_path(first: str) -> str:
+    """What a job submitted from here has, behind `first`."""
+    return os.pathsep.join([first, os.environ.get("PATH") or _SYSTEM_PATH])
+
+
 def search_path(first: str = "") -> str:
     return os.pathsep.join(filter(None, [first, os.environ.get("PATH", ""), _SYSTEM_PATH]))
 
@@ -66,7 +71,7 @@ def find_tools(accounting: bool = False, home: str = "") -> dict[str, Path]:
 def run_tool(argv: Sequence[str], env: Mapping[str, str], *, cwd: Path, timeout_s: float = 30.0) -> str:
     """Run one program to its end; its stdout. Raises TransomError with the program's own words."""
     name = Path(argv[0]).name
-    program = shutil.which(argv[0], path=env.get("PATH") or search_path())
+    program = shutil.which(argv[0], path=os.pathsep.join(filter(None, [env.get("PATH", ""), _SYSTEM_PATH])))
     if program is None:
         raise SlurmUnreachable(f"`{name}` is not installed on this machine", hint="transom doctor")
     try:
