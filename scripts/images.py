@@ -86,7 +86,7 @@ def tell(bench: Bench, camera: Camera, broken: Path) -> None:
     progress(f"{kill_one(bench, run)} dies")
     wait_for(lambda: run.view.word == "recovering", 60, "an incident")
     run.wait_step(FAULT + GOES_ON, 240)
-    camera.screen("watch-incident", "status --watch", ("2", "Enter", *["PageDown"] * 6), "isolated", rows=38)
+    camera.screen("watch-incident", "status --watch", ("2", "Enter", *["PageDown"] * 6), "drained", rows=38)
     camera.report("report-incident")
     camera.report("report-incident-dark", dark=True)
     camera.report("report-incident-phone", PHONE, dark=True)
