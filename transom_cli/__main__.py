@@ -6,6 +6,13 @@ import sys
 
 
 def main() -> None:
+    try:
+        _main()
+    except KeyboardInterrupt:  # while a command is still being loaded: it catches its own
+        sys.exit(130)
+
+
+def _main() -> None:
     if sys.argv[1:2] in (["status"], ["list"]):
         from transom_cli.cli.quick import quick
 

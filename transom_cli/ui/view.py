@@ -224,7 +224,7 @@ def view_of(run_id: str, state: State, tables: Mapping[str, NodeTable], now: flo
         slurm_reason=state.slurm_reason,
         slurm_lost=state.slurm_lost,
         operator=operator,
-        verdict=state.verdict,
+        verdict=" ".join(state.verdict.split()),  # what Slurm says may be of several lines
         exit_code=state.exit_code,
         incidents=tuple(incident_view(i, state.exclusions) for i in (*open_ones, *reversed(state.incidents))),
         until=tuple((x.node, x.until) for x in state.exclusions),
