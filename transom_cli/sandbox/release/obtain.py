@@ -45,7 +45,7 @@ class Obtained:
 
 
 def default_folder() -> Path:
-    """`$TRANSOM_SANDBOX_RELEASES`, else `transom/releases` in the user's cache: root's is /var/cache, as others use it too."""
+    """`$TRANSOM_SANDBOX_RELEASES`, else `transom/releases` in the cache: the user's, or for root /var/cache."""
     asked = os.environ.get("TRANSOM_SANDBOX_RELEASES")
     cache = os.environ.get("XDG_CACHE_HOME") or ("/var/cache" if os.geteuid() == 0 else "~/.cache")
     return Path(asked or f"{cache}/transom/releases").expanduser().absolute()
