@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from transom_cli.beats.table import NodeTable, encode
 from transom_cli.core.quiet import QuietLimits
-from transom_cli.supervise.beatwatch import BeatWatch
+from transom_cli.supervise import beatwatch
+from transom_cli.supervise.beatwatch import LONGEST, SHARE, BeatWatch
 
 
 class Nodes:
@@ -38,3 +41,28 @@ def test_all_that_fall_silent_together_are_the_file_systems_trouble(tmp_path: Pa
     assert nodes.look(60.0) == ()
     assert nodes.look(61.0, "n1") == (("n2", 0.0),), "the first that is heard again proves nothing against the others"
     assert nodes.look(61.5, "n1", "n2") == ()
+
+
+def test_a_look_that_takes_long_is_not_repeated_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of nodes it does: a share of a core is what they get; and never too seldom to see silence."""
+    nodes, spent = Nodes(tmp_path), [0.0]
+
+    def thread_time() -> float:
+        spent[0] += cost / 2  # asked twice in a look, at its begin and at its end
+        return spent[0]
+
+    monkeypatch.setattr(beatwatch.time, "thread_time", thread_time)
+    cost = 2 * 0.5 * SHARE  # half a second at that share
+    nodes.look(100.0, "n1")
+    nodes.look(100.4, "n1")
+    assert nodes.watch.tables["n1"].seq == 1
+    nodes.look(100.6, "n1")
+    assert nodes.watch.tables["n1"].seq == 3
+    cost = 100.0
+    nodes.look(110.0, "n1")
+    nodes.look(110.0 + LONGEST - 0.1, "n1")
+    assert nodes.watch.tables["n1"].seq == 4
+    nodes.look(110.0 + LONGEST, "n1")
+    assert nodes.watch.tables["n1"].seq == 6, "whatever it costs"
+    nodes.look(50.0, "n1")
+    assert nodes.watch.tables["n1"].seq == 7, "the clock was set back"
