@@ -31,7 +31,7 @@ RELEASES ?= native trixie forky
 test-slurm: setup ## the contract with Slurm, and a node's death, on 22.05, 24.11, 26.05, as a table (RELEASES="forky"; 5 min)
 	$(PY) scripts/slurm_contract.py $(RELEASES)
 
-bench-slurm: setup ## what does one call to Slurm cost, by its commands and by pyslurm? (two minutes, and the release)
+bench-slurm: setup ## what does one call to Slurm cost, on 22.05, 24.11, 26.05 in turn, and by pyslurm? (2 minutes)
 	$(PY) bench/slurm_calls.py
 
 lint: setup ## ruff: rules and format
