@@ -59,10 +59,14 @@ def without(release: str) -> str:
         else:
             got = obtain(release, default_folder(), lambda words: print(words, file=sys.stderr, flush=True))
             if got.why_no_pyslurm:
-                print(f"{release}: without pyslurm: {got.why_no_pyslurm}", file=sys.stderr)
+                print(f"{release}: without pyslurm: {_line(got.why_no_pyslurm)}", file=sys.stderr)
     except TransomError as error:
-        return "; ".join(filter(None, (error.what, error.why, error.hint)))
+        return _line("; ".join(filter(None, (error.what, error.why, error.hint))))
     return ""
+
+
+def _line(words: str) -> str:
+    return " / ".join(words.splitlines())
 
 
 def run(release: str) -> list[Tried]:

@@ -116,12 +116,8 @@ def test_a_plain_requeue_waits_for_slurm(world: World) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        pytest.param((), marks=pytest.mark.long),
-        ("--gres=gpu:1",),
-        pytest.param(("--cpus-per-task=2", "--gres=gpu:1"), marks=pytest.mark.long),
-    ],
-    ids=" ".join,
+    [(), ("--gres=gpu:1",), ("--cpus-per-task=2", "--gres=gpu:1")],
+    ids=["plain", "gpu", "cpus and gpu"],
 )
 def test_a_job_that_is_to_do_with_fewer_nodes_is_told_its_tasks_too(world: World, options: tuple[str, ...]) -> None:
     job = start(world, *options, nodes=4)
