@@ -262,6 +262,13 @@ def test_a_program_that_fails_is_quoted_with_its_last_words(tmp_path: Path) -> N
         building.pipe(["sh", "-c", "exit 2"], ["cat"])
 
 
+def test_without_debians_keys_nothing_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror, "KEYRING", tmp_path / "none.gpg")
+    with pytest.raises(TransomError, match="Debian's keys are not on this machine") as raised:
+        packages.fetch(Building(tmp_path, tmp_path / "log", print), RELEASES["trixie"], "http://mirror.example/debian")
+    assert "debian-archive-keyring" in raised.value.hint and not (tmp_path / "log").exists()
+
+
 def test_only_dynamically_linked_programs_are_given_another_loader(tmp_path: Path) -> None:
     folder = tmp_path / "usr" / "bin"
     folder.mkdir(parents=True)
