@@ -198,7 +198,7 @@ def main() -> int:
                 say(f"{release} is left out: {error}")
         if not found:
             return 1
-        rows = bench(found, asked.times, asked.jobs)
+        rows = bench(found, asked.times, max(asked.jobs, asked.times))
     load = os.getloadavg()[0]
     print(f"\n{os.cpu_count()} CPUs, load {load:.1f}; {asked.times} times each; ms: median · 95 % · CPU\n")
     names = [world.name for world in found]
