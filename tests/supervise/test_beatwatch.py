@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from transom_cli.beats.table import NodeTable, encode
-from transom_cli.core.quiet import QuietLimits
+from transom_cli.core.quiet import NodeSilent, QuietLimits
 from transom_cli.supervise import beatwatch
 from transom_cli.supervise.beatwatch import LONGEST, SHARE, BeatWatch
 
@@ -66,3 +66,31 @@ def test_a_look_that_takes_long_is_not_repeated_at_once(tmp_path: Path, monkeypa
     assert nodes.watch.tables["n1"].seq == 6, "whatever it costs"
     nodes.look(50.0, "n1")
     assert nodes.watch.tables["n1"].seq == 7, "the clock was set back"
+
+
+@pytest.mark.parametrize("last", [1.5, 1.55, 2.0, 2.3, 2.7, 2.95])
+def test_a_silence_is_judged_when_its_limit_is_reached_and_not_only_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: float
+) -> None:
+    """However long the looks take: that its last table is seen late is all that a follower of thousands is behind."""
+    nodes, spent = Nodes(tmp_path), [0.0]
+
+    def thread_time() -> float:
+        spent[0] += 100.0
+        return spent[0]
+
+    monkeypatch.setattr(beatwatch.time, "thread_time", thread_time)
+    told: dict[str, float] = {}
+    looks = 0
+    for tick in range(400):
+        now = 0.05 * tick
+        nodes.seq += 1
+        for node in ("n1", "n2") if now <= last else ("n1",):
+            (nodes.folder / f"{node}.beats").write_bytes(encode(NodeTable(node, "7.0", nodes.seq, ())))
+        for found in nodes.watch.look(now):
+            if isinstance(found, NodeSilent):
+                told[found.node] = now
+        looks += nodes.watch.tables["n1"].seq == nodes.seq
+    assert list(told) == ["n2"]
+    assert 0.0 <= told["n2"] - last - QuietLimits().node_silent <= LONGEST + 0.06
+    assert looks <= 20.0 / LONGEST + 3
