@@ -26,7 +26,7 @@ LATE = "3"
 
 @pytest.mark.long
 def test_a_dead_node_is_isolated_once_by_an_operator_that_sees_all_late(person: Person, sandbox: Sandbox) -> None:
-    view = [sys.executable, "-m", "transom_cli.sandbox.stale_view", LATE, str(person.root)]
+    view = [sys.executable, "-m", "transom_cli.sandbox.stale_view", LATE, str(person.root), "-"]
     run = [sys.executable, "-m", "transom_cli", "run", "-N", "3", "--", *COMMAND, "--steps", "80"]
     env = {**os.environ, **person.env, "TRANSOM_ROOT": str(person.root)}
     person.root.mkdir()

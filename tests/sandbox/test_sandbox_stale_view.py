@@ -39,7 +39,7 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
     if importlib.util.find_spec("mfusepy") is None:
         pytest.skip("needs mfusepy")
     (tmp_path / "a").write_text("old")
-    words = ["-m", "transom_cli.sandbox.stale_view", str(LATE), str(tmp_path), sys.executable, "-c", READER]
+    words = ["-m", "transom_cli.sandbox.stale_view", str(LATE), str(tmp_path), "-", sys.executable, "-c", READER]
     command = [sys.executable, *words, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None

@@ -6,8 +6,9 @@ import os
 import secrets
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from transom_cli.errors import TransomError
@@ -32,6 +33,12 @@ def daemon_env(where: Path, cluster: str, node: str = "", first: str = "") -> di
         MARK: cluster,
     }
     return {**env, MARK_NODE: node} if node else env
+
+
+def late_view(late: Mapping[str, float], log: Path) -> list[str]:
+    """What goes before a node's slurmd so that it and its jobs see these folders some seconds late, see `stale_view`."""
+    view = [sys.executable, "-m", "transom_cli.sandbox.stale_view"]
+    return [word for folder, seconds in late.items() for word in (*view, str(seconds), folder, str(log))]
 
 
 def free_ports(nodes: int) -> Ports:
