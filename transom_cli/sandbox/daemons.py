@@ -36,7 +36,7 @@ def daemon_env(where: Path, cluster: str, node: str = "", first: str = "") -> di
 
 
 def late_view(late: Mapping[str, float], log: Path) -> list[str]:
-    """What goes before a node's slurmd so that it and its jobs see these folders some seconds late, see `stale_view`."""
+    """What goes before a node's slurmd so that it and its jobs see these folders late, by seconds: see `stale_view`."""
     view = [sys.executable, "-m", "transom_cli.sandbox.stale_view"]
     return [word for folder, seconds in late.items() for word in (*view, str(seconds), folder, str(log))]
 

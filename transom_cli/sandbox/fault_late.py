@@ -10,6 +10,7 @@ from transom_cli.errors import NotPermitted, UsageError
 from transom_cli.sandbox.cluster import Sandbox
 from transom_cli.sandbox.fault_nodes import kill_node, restore_node
 from transom_cli.sandbox.fault_shared import check_fuse
+from transom_cli.sandbox.state import State
 
 
 def late_files(sb: Sandbox, where: Path, seconds: float) -> None:
@@ -20,7 +21,9 @@ def late_files(sb: Sandbox, where: Path, seconds: float) -> None:
     """
     where = where.expanduser().absolute()
     if os.geteuid() != 0 or shutil.which("unshare") is None:
-        raise NotPermitted(f"Cannot show {where} late", "it takes root, and unshare (of util-linux), to mount for a node")
+        raise NotPermitted(
+            f"Cannot show {where} late", "it takes root, and unshare (of util-linux), to mount for a node"
+        )
     check_fuse(where)
     _check_idle(sb)
     where.mkdir(parents=True, exist_ok=True)
@@ -34,7 +37,11 @@ def fresh_files(sb: Sandbox, where: Path) -> None:
     if str(where) not in sb.late():
         raise UsageError(f"The nodes do not see {where} late", f"those are: {', '.join(sb.late()) or 'none'}")
     _check_idle(sb)
-    sb.change(lambda known: known.late.pop(str(where)))
+
+    def forget(known: State) -> None:
+        del known.late[str(where)]
+
+    sb.change(forget)
     _start_again(sb)
 
 
