@@ -114,10 +114,10 @@ def measured(nodes: int, ranks: int, seconds: float) -> dict[str, float]:
         child.start()
         assert child.pid is not None
         try:
-            _go_on(cluster, SETTLE)
+            go_on(cluster, SETTLE)
             seen = psutil.Process(child.pid)
             before, began = sum(seen.cpu_times()[:2]), time.monotonic()
-            _go_on(cluster, seconds)
+            go_on(cluster, seconds)
             core = (sum(seen.cpu_times()[:2]) - before) / (time.monotonic() - began)
             rss = seen.memory_info().rss
             lag = _lag(cluster)
@@ -130,7 +130,7 @@ def measured(nodes: int, ranks: int, seconds: float) -> dict[str, float]:
     return {"nodes": nodes, "core": core, "mb": rss / 1e6, "lag": lag, "calls_a_minute": 60 * calls / alive}
 
 
-def _go_on(cluster: Cluster, seconds: float) -> None:
+def go_on(cluster: Cluster, seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         cluster.second()
