@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from transom_cli.beats.table import NodeTable, encode
-from transom_cli.core.quiet import QuietLimits
+from transom_cli.core.quiet import NodeSilent, QuietLimits
 from transom_cli.supervise import beatwatch
 from transom_cli.supervise.beatwatch import A_TABLE, LEAST, LONGEST, OPERATIONS, SHARE, BeatWatch
 
@@ -96,3 +96,31 @@ def test_what_a_second_of_looks_asks_of_the_file_server_is_bounded(
     assert asked <= max(30 * OPERATIONS, 30 / LONGEST * A_TABLE * count) + A_TABLE * count + listings
     assert asked <= 30 / LEAST * (A_TABLE * count + 1)
     assert asked >= 30 / (LONGEST + 0.1) * A_TABLE * count - 1, "no silence is seen later for it"
+
+
+@pytest.mark.parametrize("last", [1.5, 1.55, 2.0, 2.3, 2.7, 2.95])
+def test_a_silence_is_judged_when_its_limit_is_reached_and_not_only_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: float
+) -> None:
+    """However long the looks take: that its last table is seen late is all that a follower of thousands is behind."""
+    nodes, spent = Nodes(tmp_path), [0.0]
+
+    def thread_time() -> float:
+        spent[0] += 100.0
+        return spent[0]
+
+    monkeypatch.setattr(beatwatch.time, "thread_time", thread_time)
+    told: dict[str, float] = {}
+    looks = 0
+    for tick in range(400):
+        now = 0.05 * tick
+        nodes.seq += 1
+        for node in ("n1", "n2") if now <= last else ("n1",):
+            (nodes.folder / f"{node}.beats").write_bytes(encode(NodeTable(node, "7.0", nodes.seq, ())))
+        for found in nodes.watch.look(now):
+            if isinstance(found, NodeSilent):
+                told[found.node] = now
+        looks += nodes.watch.tables["n1"].seq == nodes.seq
+    assert list(told) == ["n2"]
+    assert 0.0 <= told["n2"] - last - QuietLimits().node_silent <= LONGEST + 0.06
+    assert looks <= 20.0 / LONGEST + 3
