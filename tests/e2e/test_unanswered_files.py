@@ -35,7 +35,7 @@ def shared(person: Person, sandbox: Sandbox) -> Iterator[Person]:
 
 def begun(shared: Person, tmp_path: Path, *more: str) -> RunDir:
     """On two nodes, so slowly that it is still at it after the outage."""
-    run = shared.start("-N", "2", *more, "--", *remembering(tmp_path / "final", "--persist", "5", "--delay", "0.5"))
+    run = shared.start("-N", "2", *more, "--", *remembering(tmp_path / "final", "--persist", "5", "--delay", "0.3"))
     shared.wait(run, at_step(15))
     return run
 
