@@ -64,12 +64,15 @@ def writable_disk(folder: Shared, dir: Dir = None) -> None:
 def late_files(
     folder: Annotated[Path, typer.Argument(help="The folder, as a run directory's root.")],
     seconds: Annotated[float, typer.Option("--seconds", help="How late.", min=0.0)] = 3.0,
+    nfs: Annotated[
+        bool, typer.Option("--nfs", help="But for what Linux' NFS asks its server anew: what is opened and is there.")
+    ] = False,
     dir: Dir = None,
 ) -> None:
     """Each node sees late what others change in a folder, as over NFS (as root; no job may run). Undo: fresh-files."""
     from transom_cli.sandbox import faults
 
-    faults.late_files(running(dir), folder, seconds)
+    faults.late_files(running(dir), folder, seconds, nfs=nfs)
     print(f"every node sees {folder} {seconds:g} s late")
 
 

@@ -169,8 +169,8 @@ class Sandbox:
         known = state.load(self.dir)
         return tuple(known.mounts) if known and known.of_this_boot else ()
 
-    def late(self) -> dict[str, float]:
-        """The folders that `faults.late_files` shows to the nodes late, by how many seconds."""
+    def late(self) -> dict[str, str]:
+        """The folders that `faults.late_files` shows to the nodes late, and how: "3" seconds, or "nfs=30"."""
         known = state.load(self.dir)
         return dict(known.late) if known and known.of_this_boot else {}
 

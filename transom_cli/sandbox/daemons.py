@@ -21,6 +21,7 @@ from transom_cli.sandbox.tools import search_path
 # below the kernel's usual range for outgoing connections (32768-60999), so that none of those takes a port first
 _PORTS = range(20000, 32000)
 _START_TIMEOUT_S = 15.0
+NFS = "nfs="  # before the seconds of a view that is asked anew where one of NFS is
 
 
 def daemon_env(where: Path, cluster: str, node: str = "", first: str = "") -> dict[str, str]:
@@ -35,10 +36,10 @@ def daemon_env(where: Path, cluster: str, node: str = "", first: str = "") -> di
     return {**env, MARK_NODE: node} if node else env
 
 
-def late_view(late: Mapping[str, float], log: Path) -> list[str]:
-    """What goes before a node's slurmd so that it and its jobs see these folders late, by seconds: see `stale_view`."""
+def late_view(late: Mapping[str, str], log: Path) -> list[str]:
+    """What goes before a node's slurmd so that it and its jobs see these folders late, and how: see `stale_view`."""
     view = [sys.executable, "-m", "transom_cli.sandbox.stale_view"]
-    return [word for folder, seconds in late.items() for word in (*view, str(seconds), folder, str(log))]
+    return [word for folder, how in late.items() for word in (*view, how, folder, str(log))]
 
 
 def free_ports(nodes: int) -> Ports:

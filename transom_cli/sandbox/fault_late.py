@@ -8,16 +8,18 @@ from pathlib import Path
 
 from transom_cli.errors import NotPermitted, UsageError
 from transom_cli.sandbox.cluster import Sandbox
+from transom_cli.sandbox.daemons import NFS
 from transom_cli.sandbox.fault_nodes import kill_node, restore_node
 from transom_cli.sandbox.fault_shared import check_fuse
 from transom_cli.sandbox.state import State
 
 
-def late_files(sb: Sandbox, where: Path, seconds: float) -> None:
+def late_files(sb: Sandbox, where: Path, seconds: float, *, nfs: bool = False) -> None:
     """From now on every node has a view of its own of this folder: what others change there it sees so much later.
 
-    What its own processes change they see at once. Until `fresh_files`, also for a node that dies and comes back. The
-    nodes' slurmds are started anew for it, so no job may be there. Raises NotPermitted where it cannot be done.
+    What its own processes change they see at once, and with ``nfs`` what a client of NFS asks its server anew. Until
+    `fresh_files`, also for a node that dies and comes back. The nodes' slurmds are started anew for it, so no job may be
+    there. Raises NotPermitted where it cannot be done.
     """
     where = where.expanduser().absolute()
     if os.geteuid() != 0 or shutil.which("unshare") is None:
@@ -27,7 +29,7 @@ def late_files(sb: Sandbox, where: Path, seconds: float) -> None:
     check_fuse(where)
     _check_idle(sb)
     where.mkdir(parents=True, exist_ok=True)
-    sb.change(lambda known: known.late.update({str(where): seconds}))
+    sb.change(lambda known: known.late.update({str(where): f"{NFS if nfs else ''}{seconds:g}"}))
     _start_again(sb)
 
 

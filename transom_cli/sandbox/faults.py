@@ -111,8 +111,8 @@ def active(sb: Sandbox) -> list[Active]:
     found += [Active(f"{disk} is a small disk", f"free-disk --unmount {disk}") for disk in sb.disks()]
     alive = served(sb)
     found += [Active(*_disk_words(disk, alive.get(disk, "dead"))) for disk in sb.mounts()]
-    for folder, seconds in sb.late().items():
-        found.append(Active(f"the nodes see {folder} {seconds:g} s late", f"fresh-files {folder}"))
+    for folder, how in sb.late().items():
+        found.append(Active(f"the nodes see {folder} late ({how} s)", f"fresh-files {folder}"))
     for host, wrong in offsets(sb).items():
         if wrong:
             found.append(Active(f"the clock of {host} is wrong by {wrong:+g} s", f"reset-clock --host {host}"))

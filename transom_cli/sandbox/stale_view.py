@@ -1,8 +1,9 @@
-"""`python -m transom_cli.sandbox.stale_view SECONDS FOLDER LOG COMMAND...`: COMMAND sees FOLDER as it was SECONDS ago.
+"""`python -m transom_cli.sandbox.stale_view HOW FOLDER LOG COMMAND...`: COMMAND sees FOLDER as it was some time ago.
 
 As a client of a network file system that keeps attributes, names and contents for a while: what others change shows
 late, each file and folder by itself; what COMMAND changes it sees at once. It runs in a mount namespace of its own, so
-that all others see the folder as it is. The view ends with COMMAND where LOG is `-`; else it stays until it is killed,
+that all others see the folder as it is. HOW is "3" for three seconds, "nfs=30" for thirty but where a client of NFS
+asks the server anew. The view ends with COMMAND where LOG is `-`; else it stays until it is killed,
 for a daemon that goes to the background, and its words go to the file LOG. Needs root and FUSE.
 """
 
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 
 import mfusepy
 
+from transom_cli.sandbox.daemons import NFS
 from transom_cli.sandbox.disk_server import NAME, Covered
 
 T = TypeVar("T")
@@ -37,11 +39,15 @@ class _Opened:
 
 
 class Stale(Covered):
-    """Answers are kept for `seconds`, and so are refusals: a file that was not there is not there for a while."""
+    """Answers are kept for `seconds`, and so are refusals: a file that was not there is not there for a while.
 
-    def __init__(self, folder: str, seconds: float) -> None:
+    opens_anew: as Linux' NFS does it (close-to-open). A file that is known to be there, and a folder, is asked for anew
+    when it is opened; what was not there is looked for again in a folder that is opened, or changed by this client.
+    """
+
+    def __init__(self, folder: str, seconds: float, *, opens_anew: bool) -> None:
         super().__init__(folder, Path("/nonexistent"))
-        self._seconds = seconds
+        self._seconds, self._opens_anew = seconds, opens_anew
         self._kept: dict[tuple[str, str], tuple[float, object]] = {}
         self._reading: dict[int, tuple[str, float, int]] = {}  # open files: path, and when it had how many bytes
 
@@ -81,8 +87,21 @@ class Stale(Covered):
         """A name, by this client itself: as one of NFS it asks for the whole folder again then."""
         for path in paths:
             self._written(path)
-            self._forget("names", str(Path(path).parent))
             self._forget("names", path)
+            self._look_anew(str(Path(path).parent))
+
+    def _look_anew(self, folder: str) -> None:
+        self._forget("names", folder)
+        if self._opens_anew:
+            missing = [key for key, (_, kept) in self._kept.items() if isinstance(kept, OSError)]
+            for what, path in missing:
+                if str(Path(path).parent) == folder:
+                    self._forget(what, path)
+
+    def opendir(self, path: str) -> int:
+        if self._opens_anew:
+            self._look_anew(path)
+        return 0
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         if fh is not None and fh not in self._reading:
@@ -103,6 +122,8 @@ class Stale(Covered):
         if flags & (os.O_WRONLY | os.O_RDWR):
             self._written(path)
             return super().open(path, flags)
+        if self._opens_anew:
+            self._forget("file", path)
         first = self._stale("file", path, lambda: self._open_kept(path))
         here = os.open(f"/proc/self/fd/{first.fd}", os.O_RDONLY)  # the file that had the name then, if it is gone too
         self._reading[here] = (path, time.monotonic(), first.size)
@@ -162,7 +183,7 @@ class Stale(Covered):
         return super().utimens(path, times)
 
 
-def _serve(folder: str, seconds: float, log: str) -> None:
+def _serve(folder: str, how: str, log: str) -> None:
     """Until whoever asked for it is gone, or for good."""
     if log == WITH_COMMAND:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -176,18 +197,19 @@ def _serve(folder: str, seconds: float, log: str) -> None:
     options = {**timeouts, "allow_other": True, "default_permissions": True}
     if mfusepy.fuse_version_major < 3:
         options["nonempty"] = True
-    mfusepy.FUSE(Stale(folder, seconds), folder, foreground=True, nothreads=True, fsname=NAME, use_ino=True, **options)
+    view = Stale(folder, float(how.removeprefix(NFS)), opens_anew=how.startswith(NFS))
+    mfusepy.FUSE(view, folder, foreground=True, nothreads=True, fsname=NAME, use_ino=True, **options)
 
 
 def main(argv: list[str]) -> None:
     if argv[0] != _INSIDE:
         again = [sys.executable, "-m", "transom_cli.sandbox.stale_view", _INSIDE, *argv]
         os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", *again])
-    seconds, folder, log, command = float(argv[1]), argv[2], argv[3], argv[4:]
+    how, folder, log, command = argv[1], argv[2], argv[3], argv[4:]
     before = os.stat(folder).st_dev  # noqa: PTH116
     if os.fork() == 0:
         try:
-            _serve(folder, seconds, log)
+            _serve(folder, how, log)
         finally:
             os._exit(1)
     end = time.monotonic() + PATIENCE

@@ -27,7 +27,7 @@ class State:
 
     ``generation`` counts the starts in this folder: job ids of one start are never those of an earlier one.
     ``disks`` are the small file systems that a fault mounted, ``mounts`` the folders that a server of ours serves,
-    ``late`` those that every node sees as they were so many seconds ago.
+    ``late`` those that every node sees late, and how (`stale_view`).
     """
 
     cluster: str
@@ -40,7 +40,7 @@ class State:
     daemons: dict[str, Ident] = field(default_factory=dict)
     disks: list[str] = field(default_factory=list)
     mounts: list[str] = field(default_factory=list)
-    late: dict[str, float] = field(default_factory=dict)
+    late: dict[str, str] = field(default_factory=dict)
 
     @property
     def of_this_boot(self) -> bool:
