@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from transom_cli.layout import RunDir
 from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.long]
+pytestmark = pytest.mark.sandbox
 BOUND = 30.0  # seconds, on a busy machine, for a command that gives up after 10
 
 
@@ -48,6 +49,33 @@ def told(file: Path, words: str, patience: float) -> str:
     return file.read_text()
 
 
+def test_who_looks_is_not_held_up(shared: Person, sandbox: Sandbox) -> None:
+    """All at once, since each takes its ten seconds."""
+    run = RunDir(shared.root / "demo-20260101-000000-abcd")
+    run.path.mkdir()
+    run.settings.write_text('name = "demo"\n')
+    faults.stall_disk(sandbox, shared.root)
+    env = {**os.environ, **shared.env, "TRANSOM_ROOT": str(shared.root)}
+    words = (("status",), ("status", "--json"), ("list",), ("attach", str(run.path)), ("stop", "demo"))
+    asked = [
+        subprocess.Popen(
+            [sys.executable, "-m", "transom_cli", *each],
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for each in words
+    ]
+    told = [each.communicate(timeout=2 * BOUND) for each in asked]
+    assert [each.returncode for each in asked] == [22] * len(words), told
+    answer = json.loads(told[1][0])
+    assert answer["exit_code"] == 22 and answer["error"]["what"] == f"{shared.root} does not answer"
+    assert all(f"{shared.root} does not answer" in err and "hint: " in err for _, err in (told[0], told[2], told[4]))
+    assert f"{run.path} does not answer" in told[3][1]
+
+
+@pytest.mark.long
 def test_an_outage_is_told_and_is_no_fault_of_the_run(
     shared: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
 ) -> None:
@@ -72,6 +100,7 @@ def test_an_outage_is_told_and_is_no_fault_of_the_run(
     assert (tmp_path / "final").read_text() == undisturbed
 
 
+@pytest.mark.long
 def test_a_node_that_dies_in_an_outage_is_isolated_once_when_it_is_over(
     shared: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
 ) -> None:
@@ -89,6 +118,7 @@ def test_a_node_that_dies_in_an_outage_is_isolated_once_when_it_is_over(
     assert (tmp_path / "final").read_text() == undisturbed
 
 
+@pytest.mark.long
 def test_a_view_says_that_it_waits_and_goes_on(shared: Person, sandbox: Sandbox, tmp_path: Path) -> None:
     """Whoever waits for a run's end, as a script does, is not sent away by a server that is started again."""
     run = begun(shared, tmp_path)

@@ -18,8 +18,8 @@ def late_files(sb: Sandbox, where: Path, seconds: float, *, nfs: bool = False) -
     """From now on every node has a view of its own of this folder: what others change there it sees so much later.
 
     What its own processes change they see at once, and with ``nfs`` what a client of NFS asks its server anew. Until
-    `fresh_files`, also for a node that dies and comes back. The nodes' slurmds are started anew for it, so no job may be
-    there. Raises NotPermitted where it cannot be done.
+    `fresh_files`, also for a node that dies and comes back. The nodes' slurmds are started anew for it, so no job may
+    be there. Raises NotPermitted where it cannot be done.
     """
     where = where.expanduser().absolute()
     if os.geteuid() != 0 or shutil.which("unshare") is None:
@@ -50,7 +50,9 @@ def fresh_files(sb: Sandbox, where: Path) -> None:
 def _check_idle(sb: Sandbox) -> None:
     jobs = sb.slurm("squeue", "-h", "-a", "-o", "%A").split()
     if jobs:
-        raise UsageError("The nodes have jobs, and would lose them", f"job {', '.join(jobs)}", "transom sandbox heal")
+        raise UsageError(
+            "The nodes have jobs, and would lose them", f"job {', '.join(jobs)}", "transom sandbox fault heal"
+        )
 
 
 def _start_again(sb: Sandbox) -> None:
