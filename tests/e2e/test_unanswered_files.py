@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,3 +148,35 @@ def viewing(shared: Person, run: RunDir, said: Path) -> subprocess.Popen[bytes]:
     words = [sys.executable, "-m", "transom_cli", "attach", run.run_id]
     with said.open("wb") as file:
         return subprocess.Popen(words, env=env, stdout=file, stderr=file)
+
+
+@pytest.mark.long
+def test_the_live_screen_says_it_and_can_be_left(shared: Person, sandbox: Sandbox, tmp_path: Path) -> None:
+    run = begun(shared, tmp_path)
+    env = {**os.environ, **shared.env, "TRANSOM_ROOT": str(shared.root), "TERM": "xterm"}
+    pid, screen = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [sys.executable, "-m", "transom_cli", "status", "--watch", run.run_id], env)
+    fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("4H", 30, 100, 0, 0))
+    try:
+        shows(screen, run.run_id.encode())
+        faults.stall_disk(sandbox, shared.root)
+        shows(screen, b"no answer from the run directory since")
+        os.write(screen, b"q")
+        shows(screen, b"\x1b[?1049l")  # the terminal is given back
+        deadline = time.monotonic() + BOUND
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            assert time.monotonic() < deadline, "it waits for the files"
+            time.sleep(0.1)
+        assert os.waitstatus_to_exitcode(ended[1]) == 130
+    finally:
+        faults.cont_disk(sandbox, shared.root)
+        os.close(screen)
+
+
+def shows(screen: int, words: bytes) -> None:
+    deadline, seen = time.monotonic() + BOUND, b""
+    while words not in seen:
+        assert time.monotonic() < deadline, seen[-2000:]
+        if select.select([screen], [], [], 0.5)[0]:
+            seen += os.read(screen, 1 << 16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -24,8 +25,11 @@ from transom_cli.ui.view import RunView
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from transom_cli.ui.watch.app import WatchApp
+
 TURN, LONGEST = 0.5, 5.0  # seconds between two looks, at least and at most
 REST = 9.0  # times as long as a look takes: a run of thousands of nodes may cost a tenth of a core
+RESTORED = 2.0  # seconds that the live screen has to give the terminal back
 INTERRUPTED = 130
 NO_OPERATOR = 22
 
@@ -71,6 +75,29 @@ def _waiting_for(run: RunDir) -> Answering:
             os._exit(INTERRUPTED)
 
     return Answering(run.path, lost, lambda took: _say(f"{run.path} answers again, after {took:.0f} s"), still).start()
+
+
+def _told_in(app: WatchApp, run: RunDir) -> Answering:
+    """The same for the live screen, whose own thread reads no files; but those that do would hold up its end."""
+
+    def say(words: str) -> None:
+        with contextlib.suppress(RuntimeError):  # it is not up yet, or not any more
+            app.call_from_thread(app.say, words)
+
+    def lost(since: float) -> None:
+        say(f"no answer from the run directory since {time.strftime('%H:%M:%S', time.localtime(since))}")
+
+    left: list[float] = []  # when the screen was seen to be gone
+
+    def still(_seconds: float) -> None:
+        if not app.is_running:
+            left.append(time.monotonic())
+            if left[-1] - left[0] > RESTORED:
+                os._exit(INTERRUPTED)
+
+    return Answering(
+        run.path, lost, lambda took: say(f"the run directory answers again, after {took:.0f} s"), still
+    ).start()
 
 
 def _say(words: str) -> None:
@@ -140,7 +167,10 @@ def watch_status(run: RunDir, asked: Callable[[RunView], RunView], *, json_: boo
     from transom_cli.ui.watch.follow import Follow
 
     coloured_ = coloured(os.environ, wanted=colours)
-    last = WatchApp(Follow(run, asked, STALE), colours=coloured_).run()
+    app = WatchApp(Follow(run, asked, STALE), colours=coloured_)
+    answering = _told_in(app, run)
+    last = app.run()
+    answering.stop()
     if last is not None:
         show(screen(last, shutil.get_terminal_size((80, 24)).columns), colours=colours)
     return 0
