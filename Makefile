@@ -107,8 +107,9 @@ bench-healthy: setup ## a healthy, uneven run of 15 minutes: false alarms
 bench-agent: setup ## what a node's agent costs the node: share of a core, memory (a minute)
 	$(PY) bench/agent_cost.py
 
-bench-files: setup ## what a node asks of the shared file system: operations a second (a minute; needs strace)
+bench-files: setup ## what nodes, operator and launcher ask of the shared file system: operations a second (needs strace)
 	$(PY) bench/agent_files.py
+	$(PY) bench/follow_files.py
 
 # What others do for checkpoints, to be measured beside transom: no dependency of ours either, and without its torch.
 .ckpt-peers: setup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from transom_cli.beats.table import NodeTable, encode
 from transom_cli.core.quiet import NodeSilent, QuietLimits
 from transom_cli.supervise import beatwatch
-from transom_cli.supervise.beatwatch import LONGEST, SHARE, BeatWatch
+from transom_cli.supervise.beatwatch import A_TABLE, LEAST, LONGEST, OPERATIONS, SHARE, BeatWatch
 
 
 class Nodes:
@@ -66,6 +67,35 @@ def test_a_look_that_takes_long_is_not_repeated_at_once(tmp_path: Path, monkeypa
     assert nodes.watch.tables["n1"].seq == 6, "whatever it costs"
     nodes.look(50.0, "n1")
     assert nodes.watch.tables["n1"].seq == 7, "the clock was set back"
+
+
+@pytest.mark.parametrize("count", [1, 16, 300, 1000])
+def test_what_a_second_of_looks_asks_of_the_file_server_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    nodes = Nodes(tmp_path)
+    nodes.look(0.0, *(f"n{i}" for i in range(count)))
+    asked = 0
+
+    def counting(call: str) -> None:
+        real = getattr(os, call)
+
+        def counted(*args: object, **kwargs: object) -> object:
+            nonlocal asked
+            asked += 1
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(beatwatch.os, call, counted)
+
+    monkeypatch.setattr(beatwatch.time, "thread_time", lambda: 0.0)
+    for call in ("open", "read", "close", "scandir", "stat"):
+        counting(call)
+    for turn in range(1, 301):  # of a tenth of a second each, as the operator's
+        nodes.watch.look(turn / 10)
+    listings = 30 / LEAST + 1
+    assert asked <= max(30 * OPERATIONS, 30 / LONGEST * A_TABLE * count) + A_TABLE * count + listings
+    assert asked <= 30 / LEAST * (A_TABLE * count + 1)
+    assert asked >= 30 / (LONGEST + 0.1) * A_TABLE * count - 1, "no silence is seen later for it"
 
 
 @pytest.mark.parametrize("last", [1.5, 1.55, 2.0, 2.3, 2.7, 2.95])

@@ -28,11 +28,13 @@ def show_status(
     no_color: bool = False,
     watch: bool = False,
 ) -> int:
+    from transom_cli.cli.unanswered import bounded
     from transom_cli.config.root import runs_root
     from transom_cli.submit.rundir import find_run
     from transom_cli.ui.read import read_view
 
-    found = find_run(runs_root(root, os.environ), run)
+    where = runs_root(root, os.environ)
+    found = find_run(where if watch else bounded(where, run), run)
     if watch:
         import gc
 
@@ -93,6 +95,7 @@ def code_of(view: RunView) -> int:
 def show_list(root: Path | None = None, json_: bool = False, no_color: bool = False) -> int:
     import json
 
+    from transom_cli.cli.unanswered import bounded
     from transom_cli.config.root import runs_root
     from transom_cli.errors import TransomError
     from transom_cli.plural import several, was
@@ -102,7 +105,7 @@ def show_list(root: Path | None = None, json_: bool = False, no_color: bool = Fa
     from transom_cli.ui.runs import list_lines, list_row
     from transom_cli.ui.terminal import under_watch, width
 
-    where, views = runs_root(root, os.environ), []
+    where, views = bounded(runs_root(root, os.environ)), []
     for run in list_runs(where):
         try:
             views.append(read_view(run))

@@ -11,8 +11,11 @@ from transom_cli.beats.table import BadTable, NodeTable, decode
 from transom_cli.core import quiet
 
 OVERDUE = 3.0  # an agent writes once a second
-SHARE, LONGEST = 0.06, 1.5  # of a core, and seconds between two looks at most: of two thousand nodes one takes a while
-LEAST = 0.25  # seconds between two looks, where a silence is about to reach its limit
+SHARE = 0.06  # of a core: of two thousand nodes a look takes a while
+LEAST, LONGEST = 0.25, 1.5  # seconds between two looks
+OPERATIONS = 1000.0  # a second that the file server is asked for, as long as LONGEST allows it
+A_TABLE = 3  # operations: open, read, close
+LARGEST = 1 << 20  # bytes of a table: some fifty a rank
 _SUFFIX = ".beats"
 
 
@@ -44,8 +47,8 @@ class BeatWatch:
         for found in findings:
             if isinstance(found, quiet.RanksQuiet):
                 self._found = found
-        rest = min(LONGEST, (time.thread_time() - began) / SHARE)
-        self._due = now + min(rest, max(LEAST, quiet.due(self._quiet, self._limits)))
+        rest = max(LEAST, (time.thread_time() - began) / SHARE, A_TABLE * len(self.tables) / OPERATIONS)
+        self._due = now + min(LONGEST, rest, max(LEAST, quiet.due(self._quiet, self._limits)))
         return findings
 
     def _read(self, now: float) -> None:
@@ -119,9 +122,6 @@ def _bytes(path: str) -> bytes:
     """Without a file object: thousands of them a second are a third of what reading the tables takes."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        data = b""
-        while more := os.read(fd, 1 << 16):
-            data += more
-        return data
+        return os.read(fd, LARGEST)
     finally:
         os.close(fd)

@@ -27,6 +27,7 @@ def operator_for(run: RunDir) -> Operator:
     from transom_cli.health.history.files import history_dir
     from transom_cli.health.reach import judge_reach, read_reach
     from transom_cli.submit.script import inspect_script
+    from transom_cli.supervise.filewatch import FileWatch
     from transom_cli.supervise.follow import Follower
     from transom_cli.supervise.handed import newest_handed
     from transom_cli.supervise.hands import Hands, Orders
@@ -70,5 +71,6 @@ def operator_for(run: RunDir) -> Operator:
     ledger = Ledger(run.told, lease.epoch)
     meter = meter_for(run, settings, ledger)
     book = NodeBook(run, history_dir(os.environ))
-    witnesses: list[Witness] = [book, notifier_for(run, settings, ledger), *([meter] if meter is not None else [])]
+    notifier = notifier_for(run, settings, ledger)
+    witnesses: list[Witness] = [book, notifier, FileWatch(run, notifier.tell), *([meter] if meter is not None else [])]
     return Operator(run, lease, Clock, parts, Pace(settings.slurm.poll, settings.slurm.poll_max), witnesses)
