@@ -18,6 +18,7 @@ from transom_cli.core import events as ev
 from transom_cli.errors import TransomError
 from transom_cli.health.finding import Finding
 from transom_cli.layout import AttemptDir, RunDir, attempt_name
+from transom_cli.slurm.breaker import NotAsked
 from transom_cli.slurm.port import (
     Job,
     JobState,
@@ -100,6 +101,8 @@ class Hands:
                 break
             except _Stopped:
                 break  # the next operator finds the action unanswered and goes on where this one was
+            except NotAsked as early:  # it was not answered to another hand
+                self._end.wait(early.seconds)
             except SlurmUnknown as error:
                 tries += 1
                 self._out.put(ev.SlurmLost(self._clock.now(), error.why or error.what))

@@ -154,10 +154,10 @@ class Revival:
 
     def _reach(self, node: str) -> Finding:
         """UNKNOWN, with Slurm's words, when it does not even tell where the slurmd is: then srun is to find out."""
-        from transom_cli.wiring.slurm import slurm_client
+        from transom_cli.wiring.slurm import launcher_slurm
 
         with contextlib.suppress(TransomError):
-            for found in slurm_client(timeout=10.0).nodes([node]):
+            for found in launcher_slurm(timeout=10.0).nodes([node]):
                 return judge_reach(read_reach(node, found.address, found.port, self._allocation.job_id))
         return Finding("reach", Verdict.UNKNOWN, node, "Slurm does not say where its slurmd is")
 

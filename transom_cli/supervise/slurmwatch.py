@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from transom_cli.core import events as ev
 from transom_cli.errors import TransomError
+from transom_cli.slurm.breaker import NotAsked
 from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm
 from transom_cli.slurm.retry import backoff
 from transom_cli.slurm.tags import succeeds_job
@@ -86,7 +87,7 @@ class SlurmWatch:
                     told = (error.why or error.what) if isinstance(error, TransomError) else repr(error)
                     self._out.put(ev.SlurmLost(self._clock.now(), told))
                     lost += 1
-                    pace = max(pace, backoff(lost))
+                    pace = error.seconds if isinstance(error, NotAsked) else max(pace, backoff(lost))
                 else:
                     if event is not None:
                         self._out.put(event)

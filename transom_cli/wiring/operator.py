@@ -10,7 +10,7 @@ from transom_cli.layout import RunDir
 from transom_cli.supervise.clock import Clock
 from transom_cli.wiring.plan import Plan
 from transom_cli.wiring.settings import checkpoints_of, quiet_limits, read_kept, read_settings
-from transom_cli.wiring.slurm import slurm_of
+from transom_cli.wiring.slurm import patient_slurm_of
 from transom_cli.wiring.telling import meter_for, notifier_for
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def operator_for(run: RunDir) -> Operator:
     from transom_cli.telling.ledger import Ledger
 
     settings = read_settings(run)
-    slurm = slurm_of(run, settings.slurm.timeout, lasting=settings.slurm)
+    slurm = patient_slurm_of(run, settings.slurm)
     script = inspect_script(read_kept(run, run.script))
     plan = Plan.load(run)
     submission = plan.submission(run)

@@ -31,6 +31,7 @@ from transom_cli.core.ladder.events import (
     Read,
     Reported,
     Silent,
+    SlurmAway,
     Spare,
     Stepped,
     Tick,
@@ -69,6 +70,16 @@ def _not_started(state: LadderState, e: NotStarted) -> Step:
     if e.launch != state.launch or state.rung is not Rung.TRAINING:
         return state, ()
     return leave(state, e.at, "failed", e.words)
+
+
+def _slurm_away(state: LadderState, e: SlurmAway) -> Step:
+    """What could not be asked for has not begun: it is neither a fault nor late."""
+    if e.launch != state.launch or state.rung is not Rung.TRAINING or state.appeared:
+        return state, ()
+    name = state.incident.id if state.incident is not None else ""
+    words = f"launch {e.launch} waits for slurmctld, which gives no answer ({e.words})"
+    told = () if state.away else (Tell(name, "waiting", words),)
+    return replace(state, since=e.at, away=True), told
 
 
 def _appeared(state: LadderState, e: Appeared) -> Step:
@@ -203,6 +214,7 @@ _HANDLERS: dict[type[Heard], Callable[[LadderState, Any], Step]] = {
     Spare: _spare,
     Appeared: _appeared,
     NotStarted: _not_started,
+    SlurmAway: _slurm_away,
     Tick: _tick,
     Exits: _exits,
     Quiet: _quiet,
