@@ -125,8 +125,8 @@ def go_through(bench: CountingBench, run: LiveRun, seconds: float, told: Outage)
 
 def one_outage(how: str, seconds: float, keep: bool) -> Outage:
     told = Outage(how)
-    # the launcher takes a killed rank's place within seconds; the node's death costs all that is left of the outage
-    training = Training(steps=int((NODE_AT * seconds + AFTER) / DELAY), delay=DELAY)
+    # no step starts without slurmctld: the rank's death costs all that is left of the outage
+    training = Training(steps=int((RANK_AT * seconds + AFTER) / DELAY), delay=DELAY)
     with CountingBench(keep=keep) as bench:
         run = bench.train(how, training)
         run.wait_step(2 * training.every)
