@@ -118,14 +118,14 @@ def test_a_hold_that_is_not_ours_stays(tmp_path: Path) -> None:
 
 def test_a_hold_on_purpose_stays_until_a_person_ends_it_and_its_words_go_with_it(tmp_path: Path) -> None:
     world, request = prepared(tmp_path, "healthy")
-    world.slurm.set_comment(request.job_id, "transom:r1 held: no progress")
+    world.slurm.set_comment(request.job_id, "transom:test held: no progress")
     world.slurm.requeue_hold(request.job_id)
     assert run(world, replace(request, held=(request.job_id, 1))).how == "already"
     world.slurm.tick(200)
     assert world.slurm.job(request.job_id).held
     assert run(world, request).how == "already"
     job = world.slurm.job(request.job_id)
-    assert (job.held, job.comment) == (False, "transom:r1"), "nobody holds it on purpose: our own requeue, cut off"
+    assert (job.held, job.comment) == (False, "transom:test"), "nobody holds it on purpose: our own requeue, cut off"
 
 
 def test_a_successor_that_is_held_on_purpose_stays_held(tmp_path: Path) -> None:

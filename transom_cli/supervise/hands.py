@@ -30,7 +30,7 @@ from transom_cli.slurm.port import (
 )
 from transom_cli.slurm.restart import SETTLE, RestartRequest, restart_job
 from transom_cli.slurm.retry import backoff
-from transom_cli.slurm.tags import of_run, run_tag, successor_tag, tag_of
+from transom_cli.slurm.tags import is_anothers, of_run, run_tag, successor_tag, tag_of
 from transom_cli.supervise.clock import Clock
 from transom_cli.supervise.draining import drain, reason
 from transom_cli.supervise.examine import examine
@@ -132,6 +132,8 @@ class Hands:
         if isinstance(action, act.Patch):
             return self._patch(action)
         if isinstance(action, act.Release):
+            if not self._ours(action.job_id):
+                raise NoSuchJob("Slurm does not know this job (any more)", "its number is another job's now")
             self._slurm.release(action.job_id)
             return ev.Acted(self._clock.now(), action.key, "released")
         if isinstance(action, act.Cancel):
@@ -167,10 +169,18 @@ class Hands:
 
     def _cancel(self, job_id: int) -> None:
         """The run is to end, and with it a successor that its launcher submitted meanwhile."""
-        self._slurm.cancel(job_id)
+        if self._ours(job_id):
+            self._slurm.cancel(job_id)
         for job in self._slurm.jobs():
             if of_run(job.comment, self._orders.tag) and job.job_id != job_id and not job.state.ended:
                 self._slurm.cancel(job.job_id)
+
+    def _ours(self, job_id: int) -> bool:
+        """False of a job that is not of this run, though it has the number of one that was."""
+        try:
+            return not is_anothers(self._slurm.job(job_id).comment, self._orders.tag)
+        except NoSuchJob:
+            return False
 
     def _probe(self, action: act.Probe) -> ev.Event:
         self._sleep(action.delay)
@@ -212,6 +222,8 @@ class Hands:
         """Only while the job is pending: once it runs, the exclusions are for the next time."""
         try:
             job = self._slurm.job(action.job_id)
+            if is_anothers(job.comment, self._orders.tag):
+                raise NoSuchJob("Slurm does not know this job (any more)", "its number is another job's now")
             keep = [n for n in job.excluded if n not in action.drop]
             exclude = tuple(dict.fromkeys((*keep, *action.exclude)))
             fewer = action.num_nodes if 0 < action.num_nodes < job.num_nodes else None

@@ -13,7 +13,7 @@ from transom_cli.errors import TransomError
 from transom_cli.slurm.breaker import NotAsked
 from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm
 from transom_cli.slurm.retry import backoff
-from transom_cli.slurm.tags import succeeds_job
+from transom_cli.slurm.tags import is_anothers, succeeds_job
 from transom_cli.supervise.clock import Clock
 from transom_cli.supervise.handed import Handed
 
@@ -101,6 +101,8 @@ class SlurmWatch:
         try:
             job = self._slurm.job(job_id)
         except NoSuchJob:
+            job = None
+        if job is not None and self._tag and is_anothers(job.comment, self._tag):
             job = None
         if job is None or (job.state.ended and job.state is not JobState.COMPLETED):
             successor = self._successor(job_id)
