@@ -16,6 +16,7 @@ from typing import Any
 
 from transom_cli.core import ladder
 from transom_cli.core.codec import plain
+from transom_cli.core.events import CANCELLED
 from transom_cli.core.ladder import Heard, LadderPolicy, LadderState, Order, Rung
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.files import publish_text, replace_text
@@ -33,7 +34,15 @@ from transom_cli.supervise.launcherlog import LauncherLog, say
 from transom_cli.supervise.launchersight import Sight
 from transom_cli.supervise.launchhands import LaunchHands
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
-from transom_cli.supervise.linger import Wanted, ended_by_slurm, forget_hold, give_up_nodes, go_on, linger
+from transom_cli.supervise.linger import (
+    Wanted,
+    cancelled_in_slurm,
+    ended_by_slurm,
+    forget_hold,
+    give_up_nodes,
+    go_on,
+    linger,
+)
 from transom_cli.supervise.nodewatch import NodeWatch
 from transom_cli.supervise.reporting import Reporter
 from transom_cli.supervise.training import TrainingStep
@@ -64,6 +73,7 @@ class Launcher:
         self._inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         self._nodewatch = NodeWatch(self._inbox)
         self._stop_by: float | None = None
+        self._cancelled = False  # in Slurm, by somebody
         self._looked = self._looked_exits = self._signed = float("-inf")
         self._signs = 0
         self._code, self._failed, self._again, self._why = 1, False, "", ""
@@ -234,6 +244,8 @@ class Launcher:
             elif self._step is not None:
                 self._step.signal(number)
             if number in _LEAVE:
+                if self._stop_by is None:
+                    threading.Thread(target=self._ask_why, name="why", daemon=True).start()
                 self._stop_by = self._stop_by or now + KILL_AFTER
                 self._hear(ladder.Told(now, signal.Signals(number).name))
         if self._stop_by is not None and now > self._stop_by:
@@ -241,6 +253,10 @@ class Launcher:
                 self._step.kill()
             if now > self._stop_by + SRUN_KILLED:
                 self._hear(ladder.Overtime(now))
+
+    def _ask_why(self) -> None:
+        """Whoever reads the outcome may come when Slurm has forgotten the job: a cancelled one is not started again."""
+        self._cancelled = cancelled_in_slurm(self._allocation.job_id)
 
     def _look_at_beats(self, now: float) -> None:
         self._watch.look(now)
@@ -295,6 +311,8 @@ class Launcher:
     def _leave(self, order: ladder.Leave) -> None:
         """outcome.json is written last: whoever reads it may believe the rest of the attempt directory."""
         told = order.outcome
+        if self._cancelled and told.status == "stopped":
+            told = replace(told, cause=told.cause or CANCELLED)
         self._code, self._failed, self._again = order.exit_code, told.status == "failed", order.again
         self._why = told.why
         self._journal("outcome", status=told.status, why=told.why, exit_code=order.exit_code)
