@@ -31,6 +31,7 @@ _REASONS = {
     "PartitionNodeLimit": "it asks for more nodes than its partition allows: it will not start",
     "PartitionTimeLimit": "it asks for more time than its partition allows: it will not start",
     "ReqNodeNotAvail": "nodes that it needs are down, drained, or reserved for others",
+    "Nodes_required_for_job_are_DOWN": "nodes that it needs are down, drained, or reserved for others",
     "NodeDown": "a node that it needs is down",
     "Cleaning": "its last start is still being cleaned up",
     "InvalidAccount": "its account is not valid: it will not start",
