@@ -45,6 +45,7 @@ from transom_cli.core.ladder.state import LadderState, Leaving, Rung
 from transom_cli.core.state import Stage
 
 Step = tuple[LadderState, tuple[Order, ...]]
+_BACK = 3  # times as long for a step to start where slurmctld was away: of the last step's end it hears a minute late
 
 
 def decide(state: LadderState, heard: Heard) -> Step:
@@ -121,7 +122,7 @@ def _late(state: LadderState, e: Tick) -> Step:
         return checking.late(state, e.at)
     if state.rung is not Rung.TRAINING:
         return state, ()
-    come_up = max(state.policy.come_up, 3 * state.came_up)
+    come_up = max(state.policy.come_up, 3 * state.came_up) * (_BACK if state.away else 1)
     if state.launch > 0 and not state.appeared and not state.exits and for_so_long >= come_up:
         words = f"launch {state.launch} did not start a task within {for_so_long:.0f} s"
         return fault.fail(state, e.at, words, outcome=OutcomeSeen(e.at, state.attempt, "failed", words))
