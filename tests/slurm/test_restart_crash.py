@@ -241,3 +241,15 @@ def test_what_would_be_waited_for_in_vain_is_not_waited_for_long(
     assert result.how == how and world.clock() - began < most
     going = wait_for(world, result.job_id, lambda job: job.state is JobState.RUNNING, timeout=90)
     assert dead[0] not in going.nodes and len(going.nodes) == nodes
+
+
+@pytest.mark.parametrize("case", ["healthy", "resubmit"])
+def test_a_node_to_keep_off_that_was_deleted_meanwhile_keeps_the_job_from_nothing(case: str, tmp_path: Path) -> None:
+    """Slurm refuses the whole list for one name that it does not know."""
+    world, request = prepared(tmp_path, case)
+    del world.slurm.cluster.nodes[world.nodes[3]]
+    world.slurm.cluster.nodes["spare"] = FakeNode("spare")
+    request = replace(request, exclude=(world.nodes[3], world.nodes[0]))
+    once(world, request, run(world, request))
+    (job,) = live(world)
+    assert world.slurm.job(job.job_id).excluded == (world.nodes[0],)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from transom_cli.slurm.known import still_there
 from transom_cli.slurm.port import (
     Job,
     JobState,
@@ -231,7 +232,7 @@ class _Restart:
                 self.slurm.set_comment(job.job_id, tag_of(job.comment))
 
     def _exclusions(self, job: Job | None) -> tuple[str, ...]:
-        return exclusions(job, self.request.exclude, self.request.drop)
+        return still_there(self.slurm, exclusions(job, self.request.exclude, self.request.drop))
 
     def _successors(self) -> tuple[Job, ...]:
         return find_successors(self.slurm, self.request.tag, self.request.job_id)

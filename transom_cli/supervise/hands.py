@@ -19,6 +19,7 @@ from transom_cli.errors import TransomError
 from transom_cli.health.finding import Finding
 from transom_cli.layout import AttemptDir, RunDir, attempt_name
 from transom_cli.slurm.breaker import NotAsked
+from transom_cli.slurm.known import still_there
 from transom_cli.slurm.port import (
     Job,
     JobState,
@@ -225,7 +226,7 @@ class Hands:
             if is_anothers(job.comment, self._orders.tag):
                 raise NoSuchJob("Slurm does not know this job (any more)", "its number is another job's now")
             keep = [n for n in job.excluded if n not in action.drop]
-            exclude = tuple(dict.fromkeys((*keep, *action.exclude)))
+            exclude = still_there(self._slurm, tuple(dict.fromkeys((*keep, *action.exclude))))
             fewer = action.num_nodes if 0 < action.num_nodes < job.num_nodes else None
             if set(exclude) != set(job.excluded) or fewer:
                 tasks = fewer * self._orders.tasks_per_node if fewer else None
