@@ -213,8 +213,9 @@ def requeued_behind(state: State, e: ev.JobSeen) -> Step:
         new = tuple(Exclusion(n, e.at, until, "excluded", name, _LOST, "node_lost") for n in kept)
         state = isolating.count(replace(state, exclusions=(*state.exclusions, *new)), e.at, len(new))
         step = (state, ())
-    if e.state == "PENDING" and (kept or not e.held):
-        step = patch(state, start=not e.held)
+    rush = not e.held and not spared  # on nodes that were called down something of the old start may live
+    if e.state == "PENDING" and (kept or rush):
+        step = patch(state, start=rush)
     step = both(step, seen(step[0], e))
     return both(step, release(step[0])) if forgotten else step
 
