@@ -8,6 +8,7 @@ from transom_cli.core import events as ev
 from transom_cli.core.actions import Action, Patch, Restart
 from transom_cli.core.decide import decide
 from transom_cli.core.state import Phase, State
+from transom_cli.core.stepdwords import was_cancelled
 
 NODES = ("n1", "n2", "n3")
 TRAINS = (
@@ -29,8 +30,8 @@ def play(*events: ev.Event) -> tuple[State, list[Action]]:
     return state, ordered
 
 
-def stopped(cause: str = "") -> ev.OutcomeSeen:
-    return ev.OutcomeSeen(700.0, "7.0", "stopped", TERM, nodes=NODES, cause=cause)
+def stopped() -> ev.OutcomeSeen:
+    return ev.OutcomeSeen(700.0, "7.0", "stopped", TERM, nodes=NODES)
 
 
 def requeued(lost: tuple[str, ...], held: bool = False, reason: str = "") -> ev.JobSeen:
@@ -66,8 +67,8 @@ def test_cancelled_meanwhile_it_is_stopped() -> None:
     assert len(ordered) == 1
 
 
-def test_cancelled_and_forgotten_it_is_stopped_on_its_launchers_word() -> None:
-    state, ordered = play(stopped(ev.CANCELLED), ev.JobGone(705.0, 7))
+def test_cancelled_and_forgotten_it_is_stopped_on_the_word_of_its_own_log() -> None:
+    state, ordered = play(stopped(), ev.JobGone(705.0, 7, cancelled=True))
     assert (state.phase, state.exit_code) == (Phase.STOPPED, 130)
     assert state.verdict == "the job was cancelled in Slurm (scancel)"
     assert not [a for a in ordered if isinstance(a, Restart)]
@@ -83,9 +84,27 @@ def test_forgotten_without_being_cancelled_it_goes_on(events: tuple[ev.Event, ..
     assert words == "Slurm no longer knows the job: slurmctld has lost it, or it ended long ago"
 
 
-def test_the_cancel_of_an_attempt_says_nothing_of_the_next() -> None:
-    state, _ = play(stopped(ev.CANCELLED), requeued(()), ev.JobGone(800.0, 7))
-    assert state.phase is Phase.RECOVERING and state.attempt == "7.1"
+JOB = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-22T18:43:16"
+
+
+@pytest.mark.parametrize(
+    ("text", "cancelled"),
+    [
+        ("", False),
+        (f"a\n{JOB} ***\nb", True),
+        (f"{JOB} DUE to SIGNAL Terminated ***", True),
+        (f"{JOB} DUE TO TIME LIMIT ***", False),
+        (f"{JOB} DUE TO JOB REQUEUE ***", False),
+        (f"{JOB} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", False),
+        (f"{JOB} DUE TO PREEMPTION ***", False),
+        (f"{JOB} DUE TO JOB REQUEUE ***\nnext attempt\n{JOB} ***", True),
+        (f"{JOB} ***\nof an earlier one\n{JOB} DUE TO TIME LIMIT ***", False),
+        (f"{JOB.replace('JOB 7', 'JOB 77')} ***", False),
+        ("slurmstepd: error: *** STEP 7.2 ON n1 CANCELLED AT 2026-11-22T18:43:16 ***", False),
+    ],
+)
+def test_what_a_jobs_log_says_of_its_end(text: str, cancelled: bool) -> None:
+    assert was_cancelled(text, 7) is cancelled
 
 
 @pytest.mark.parametrize(

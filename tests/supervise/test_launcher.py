@@ -19,7 +19,6 @@ from transom_cli.core.ladder import Ended
 from transom_cli.core.policy import Rule
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
-from transom_cli.slurm.port import Job, JobState, SlurmUnknown
 from transom_cli.supervise import launcher as module
 from transom_cli.supervise import launchhands, launchplan, linger
 from transom_cli.supervise.agents import Agents
@@ -279,44 +278,3 @@ def test_the_first_step_of_a_launch_and_the_last_before_its_end_are_written(
     (began,) = [r["wall"] for r in journal(tmp_path) if r["type"] == "launch"]
     assert first["launch"] == last["launch"] == 0 and first["step"] < last["step"]
     assert float(str(began)) <= first["wall"] < last["wall"]
-
-
-@pytest.mark.parametrize(
-    "state", [JobState.CANCELLED, JobState.TIMEOUT, None], ids=["cancelled", "time limit", "silence"]
-)
-def test_the_outcome_tells_whether_somebody_cancelled_the_job(
-    tmp_path: Path, codes: list[int], monkeypatch: pytest.MonkeyPatch, state: JobState | None
-) -> None:
-    """Later Slurm may have forgotten it."""
-
-    class Ending(FakeSlurm):
-        def job(self, job_id: int) -> Job:
-            time.sleep(0.3)  # the ranks are gone before that
-            if state is None:
-                raise SlurmUnknown("Slurm did not answer")
-            return Job(job_id, state)
-
-    ending = Ending()
-    monkeypatch.setattr(wiring, "launcher_slurm", lambda *_, **__: ending)
-    monkeypatch.setattr(
-        launchplan, "training_argv", lambda *_, **__: [sys.executable, "-I", "-c", "import time; time.sleep(600)"]
-    )
-    codes += [0]
-
-    def told_to_end() -> None:
-        deadline = time.monotonic() + 60
-        while not any(r["type"] == "launch" for r in _lines(tmp_path)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=told_to_end, daemon=True).start()
-    launcher(tmp_path).run()
-    told = outcome(tmp_path)
-    assert told["status"] == "stopped" and told["cause"] == ("cancelled" if state is JobState.CANCELLED else "")
-
-
-def _lines(folder: Path) -> list[dict[str, object]]:
-    try:
-        return journal(folder)
-    except (OSError, ValueError):
-        return []

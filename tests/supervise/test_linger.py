@@ -236,7 +236,6 @@ def test_a_job_that_slurm_ends_is_told_from_one_that_is_cancelled(slurm: Slow, t
     seen = replace(slurm.job(job), state=state)
     slurm.job = lambda _: seen  # type: ignore[method-assign]
     assert module.ended_by_slurm(job) is (state in (JobState.TIMEOUT, JobState.PREEMPTED))
-    assert module.cancelled_in_slurm(job) is (state is JobState.CANCELLED)
 
 
 def test_dead_nodes_leave_the_job_before_its_end(slurm: Slow, tmp_path: Path) -> None:

@@ -141,8 +141,6 @@ def _ended(state: State, e: ev.OutcomeSeen) -> Step:
     reached = min((x.step for x in e.exits), default=e.step)
     state = replace(state, step=max(reached, state.step), max_step=max(reached, state.max_step))
     state = replace(state, durable=max(e.durable, state.durable))
-    if e.status == "stopped" and e.cause == ev.CANCELLED:
-        state = replace(state, cancelled=state.attempt)
     told = not job.starting(state) and state.incident is not None and state.incident.outcome is not None
     if e.status not in ("failed", "left") or told:
         return state, ()

@@ -117,9 +117,13 @@ class JobSeen(Event):
 
 @dataclass(frozen=True)
 class JobGone(Event):
-    """Slurm does not know the job any more (it forgets a finished one after MinJobAge)."""
+    """Slurm does not know the job any more (it forgets a finished one after MinJobAge).
+
+    cancelled: the job's own log says that somebody had cancelled it.
+    """
 
     job_id: int
+    cancelled: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,16 +174,12 @@ class HealSeen(Event):
     durable: int | None = None
 
 
-CANCELLED = "cancelled"
-
-
 @dataclass(frozen=True)
 class OutcomeSeen(Event):
     """The launcher's account of how the attempt ended: status is done, failed, stopped or left.
 
     left: on purpose, and to go on in another attempt; cause: time_limit, maintenance, isolated_nodes or preflight.
     cause: "hang" when the launcher ended ranks that no longer stepped; then suspects names the nodes that stood out.
-    CANCELLED of one that was stopped, and that Slurm said then was cancelled.
     durable: the newest checkpoint's step as the launcher knew it, or -1. step: the newest step of this attempt, or -1.
     blamed: nodes of the allocation that should carry no rank of the next attempt, for all that the launcher knows.
     taken: what its policy decided in this attempt; the times are seconds before this outcome, below zero.

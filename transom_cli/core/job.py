@@ -280,7 +280,7 @@ def gone(state: State, e: ev.JobGone) -> Step:
         return over(state, e.at, inc.final_phase(state), state.verdict, state.exit_code or 1)
     if state.phase is Phase.FINISHING:
         return over(state, e.at, Phase.DONE, "", 0)
-    if state.cancelled == state.attempt:
+    if e.cancelled:
         return over(state, e.at, Phase.STOPPED, _SCANCEL, 130)
     incident = state.incident
     given_up = incident is not None and incident.stage not in (Stage.EXAMINING, Stage.HEALING)

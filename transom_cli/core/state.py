@@ -220,7 +220,6 @@ class State:
     patches: int = 0
     released: str = ""  # the attempt whose hold we have lifted after its start was given to Slurm
     let_go: str = ""  # the attempt that was last known to be held by nobody, and was not seen waiting since
-    cancelled: str = ""  # the attempt of which its launcher heard, at its end, that somebody had cancelled the job
     rolled_back: str = ""  # the attempt that ran, and that Slurm said later had never begun
     verdict: str = ""  # why the run is held, failed or stopped
     exit_code: int | None = None  # of the run, when it is over

@@ -16,7 +16,6 @@ from typing import Any
 
 from transom_cli.core import ladder
 from transom_cli.core.codec import plain
-from transom_cli.core.events import CANCELLED
 from transom_cli.core.ladder import Heard, LadderPolicy, LadderState, Order, Rung
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.files import publish_text, replace_text
@@ -36,7 +35,6 @@ from transom_cli.supervise.launchhands import LaunchHands
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 from transom_cli.supervise.linger import (
     Wanted,
-    cancelled_in_slurm,
     ended_by_slurm,
     forget_hold,
     give_up_nodes,
@@ -55,7 +53,6 @@ TABLES = 256  # from as many nodes on, a look a second
 SIGN = 1.0  # seconds between two signs of life
 PATIENCE = 30.0  # seconds more than its budget for an examination
 PROBE = 5.0  # seconds for a spare's agent to answer
-WHY = 3.0  # seconds for Slurm to say why it ends the job
 KILL_AFTER = 25.0  # seconds from TERM to KILL, within Slurm's own KillWait of 30
 SRUN_KILLED = 2.0  # more, to say how the attempt ended
 _LEAVE = (signal.SIGTERM, signal.SIGINT)
@@ -74,8 +71,6 @@ class Launcher:
         self._inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         self._nodewatch = NodeWatch(self._inbox)
         self._stop_by: float | None = None
-        self._why_told: threading.Thread | None = None  # asks why this job is being ended
-        self._cancelled = False  # in Slurm, by somebody
         self._looked = self._looked_exits = self._signed = float("-inf")
         self._signs = 0
         self._code, self._failed, self._again, self._why = 1, False, "", ""
@@ -246,9 +241,6 @@ class Launcher:
             elif self._step is not None:
                 self._step.signal(number)
             if number in _LEAVE:
-                if self._why_told is None:
-                    self._why_told = threading.Thread(target=self._ask_why, name="why", daemon=True)
-                    self._why_told.start()
                 self._stop_by = self._stop_by or now + KILL_AFTER
                 self._hear(ladder.Told(now, signal.Signals(number).name))
         if self._stop_by is not None and now > self._stop_by:
@@ -256,16 +248,6 @@ class Launcher:
                 self._step.kill()
             if now > self._stop_by + SRUN_KILLED:
                 self._hear(ladder.Overtime(now))
-
-    def _ask_why(self) -> None:
-        """Whoever reads the outcome may come when Slurm has forgotten the job: a cancelled one is not started again."""
-        self._cancelled = cancelled_in_slurm(self._allocation.job_id)
-
-    def _heard_of_cancel(self) -> bool:
-        """Ranks may have ended before Slurm could answer."""
-        if self._why_told is not None:
-            self._why_told.join(WHY)
-        return self._cancelled
 
     def _look_at_beats(self, now: float) -> None:
         self._watch.look(now)
@@ -320,8 +302,6 @@ class Launcher:
     def _leave(self, order: ladder.Leave) -> None:
         """outcome.json is written last: whoever reads it may believe the rest of the attempt directory."""
         told = order.outcome
-        if told.status == "stopped" and self._heard_of_cancel():
-            told = replace(told, cause=told.cause or CANCELLED)
         self._code, self._failed, self._again = order.exit_code, told.status == "failed", order.again
         self._why = told.why
         self._journal("outcome", status=told.status, why=told.why, exit_code=order.exit_code)

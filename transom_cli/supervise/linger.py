@@ -58,21 +58,12 @@ def give_up_nodes(allocation: Allocation, given_up: tuple[str, ...]) -> None:
 
 def ended_by_slurm(job_id: int) -> bool:
     """Whether the job that is being ended reached its time limit, or was preempted; not when that is not known."""
-    return _state(job_id) in (JobState.TIMEOUT, JobState.PREEMPTED)
-
-
-def cancelled_in_slurm(job_id: int) -> bool:
-    """Whether somebody cancelled the job that is being ended, as far as Slurm tells it now: later it may forget."""
-    return _state(job_id) is JobState.CANCELLED
-
-
-def _state(job_id: int) -> JobState:
     from transom_cli.wiring.slurm import launcher_slurm
 
     try:
-        return launcher_slurm(timeout=10.0).job(job_id).state
+        return launcher_slurm(timeout=10.0).job(job_id).state in (JobState.TIMEOUT, JobState.PREEMPTED)
     except TransomError:
-        return JobState.UNKNOWN
+        return False
 
 
 @dataclass(frozen=True)
