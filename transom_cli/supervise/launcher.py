@@ -33,14 +33,7 @@ from transom_cli.supervise.launcherlog import LauncherLog, say
 from transom_cli.supervise.launchersight import Sight
 from transom_cli.supervise.launchhands import LaunchHands
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
-from transom_cli.supervise.linger import (
-    Wanted,
-    ended_by_slurm,
-    forget_hold,
-    give_up_nodes,
-    go_on,
-    linger,
-)
+from transom_cli.supervise.linger import Wanted, ended_by_slurm, forget_hold, give_up_nodes, go_on, linger
 from transom_cli.supervise.nodewatch import NodeWatch
 from transom_cli.supervise.reporting import Reporter
 from transom_cli.supervise.training import TrainingStep
