@@ -15,26 +15,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 from harness import Bench, BenchError, LiveRun, Training, progress, run_bench, surroundings, wait_for
+from operator_kill import Done, what_was_done
 from outage_count import Call, Minute, by_minute, gaps, make_wrappers, read_calls
 
-from transom_cli.core.events import Isolated
 from transom_cli.sandbox import faults
-from transom_cli.supervise.journal import fold
 
 DELAY = 0.5  # seconds a step, so that a training of thousands of steps costs little
 AFTER = 60.0  # seconds of training left after the outage
 RANK_AT, NODE_AT = 0.2, 0.6  # parts of the outage
 BACK = 600.0  # seconds for the run to end once Slurm answers
-_REQUEUED = re.compile(r"\bRequeuing JobId=(\d+)")
-_SUBMITTED = re.compile(r"_slurm_rpc_submit_batch_job: JobId=(\d+)")
-_DRAINED = re.compile(r"update_node: node (\S+) state set to DRAIN")
 
 
 @dataclass
@@ -50,11 +45,7 @@ class Outage:
     phase: str = ""
     noticed: float = -1.0  # from the controller's return to the operator's first answer
     recovered: float = -1.0  # ... to the first step after it
-    starts: int = 0
-    drained: list[str] = field(default_factory=list)
-    requeues: int = 0
-    successors: int = 0
-    isolations: int = 0
+    done: Done | None = None  # what was done about the faults, by Slurm's log and the operator's journal
     incidents: list[str] = field(default_factory=list)
     calls: int = 0
     error: str = ""
@@ -64,7 +55,7 @@ class Outage:
         return max((m.total for m in self.minutes), default=0)
 
     def good(self, most: int) -> bool:
-        once = (len(self.drained), self.isolations, self.requeues + self.successors) == (1, 1, 1)
+        once = self.done is not None and self.done.once(0.0)
         return not self.error and self.phase == "done" and once and self.most <= most
 
 
@@ -131,7 +122,6 @@ def one_outage(how: str, seconds: float, keep: bool) -> Outage:
         run = bench.train(how, training)
         run.wait_step(2 * training.every)
         time.sleep(10.0)  # until the operator has calmed down
-        log_from = len(bench.controller_log())
         began, ended = go_through(bench, run, seconds, told)
         before = run.view.step
         try:
@@ -149,14 +139,9 @@ def one_outage(how: str, seconds: float, keep: bool) -> Outage:
         told.minutes = by_minute(during, began, seconds)
         told.calls = len(during)
         told.gaps = {who: gaps(during, who) for who in ("operator", "launcher")}
-        log = bench.controller_log()[log_from:]
-        told.requeues, told.successors = len(_REQUEUED.findall(log)), len(_SUBMITTED.findall(log))
-        told.drained = _DRAINED.findall(log)
-        told.isolations = sum(isinstance(event, Isolated) for event in fold(run.dir.journal).events)
-        told.starts = run.state.starts
+        told.done = what_was_done(run, bench.controller_log())
         told.incidents = [f"{i.id} {i.words}: {i.result}" for i in reversed(run.view.incidents)]
-        if keep or told.error:
-            (bench.dir / f"{how}-calls.tsv").write_text((bench.dir / "calls.tsv").read_text())
+        bench.keep = keep or bool(told.error)
     return told
 
 
@@ -180,16 +165,19 @@ def show(told: Outage, seconds: float, most: int) -> None:
     print(f"then: {told.said[-1]}" if told.said else "")
     for incident in told.incidents:
         print(f"      {incident}")
-    asked = f"{told.requeues} requeue, {told.successors} successor"
-    print(f"Slurm's log: drained {', '.join(told.drained) or 'nothing'}; {asked}. {told.error}")
-    print("good" if told.good(most) else "BAD")
+    done = told.done
+    if done is not None:
+        print(f"Slurm's log: {done.requeues} requeue, {done.successors} successor, {done.drains} drain;", end=" ")
+        print(f"journal: {done.journal_restarts} restart, {done.journal_isolations} isolation")
+    print("good" if told.good(most) else f"BAD {told.error}")
 
 
 _COLUMNS = (("operator", 10), ("launcher", 10), ("agent", 7), ("viewer", 8), ("other", 7))
 
 
 def as_json(told: Outage, most: int) -> dict[str, Any]:
-    row = {name: value for name, value in vars(told).items() if name != "minutes"}
+    row = {name: value for name, value in vars(told).items() if name not in ("minutes", "done")}
+    row["done"] = None if told.done is None else asdict(told.done)
     minutes = [{"who": dict(m.by_who), "program": dict(m.by_program)} for m in told.minutes]
     return {**row, "minutes": minutes, "most": told.most, "good": told.good(most)}
 
