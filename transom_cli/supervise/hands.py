@@ -134,7 +134,9 @@ class Hands:
             return self._patch(action)
         if isinstance(action, act.Release):
             if not self._ours(action.job_id):
-                raise NoSuchJob("Slurm does not know this job (any more)", "its number is another job's now")
+                raise NoSuchJob(
+                    "Slurm does not know this job (any more)", "it is forgotten, or its number is another job's now"
+                )
             self._slurm.release(action.job_id)
             return ev.Acted(self._clock.now(), action.key, "released")
         if isinstance(action, act.Cancel):
@@ -224,7 +226,9 @@ class Hands:
         try:
             job = self._slurm.job(action.job_id)
             if is_anothers(job.comment, self._orders.tag):
-                raise NoSuchJob("Slurm does not know this job (any more)", "its number is another job's now")
+                raise NoSuchJob(
+                    "Slurm does not know this job (any more)", "it is forgotten, or its number is another job's now"
+                )
             keep = [n for n in job.excluded if n not in action.drop]
             exclude = still_there(self._slurm, tuple(dict.fromkeys((*keep, *action.exclude))))
             fewer = action.num_nodes if 0 < action.num_nodes < job.num_nodes else None
