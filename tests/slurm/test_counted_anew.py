@@ -74,7 +74,7 @@ def test_another_job_with_our_number_is_left_alone_and_ours_goes_on_in_a_success
 ) -> None:
     world, request = lost
     world.slurm._next_id = 5
-    theirs = start(world, "--comment=somebody's own", nodes=1)
+    theirs = start(world, "--comment=transom:another", nodes=1)
     assert theirs.job_id == 5
     result = run(world, request)
     assert (result.how, result.job_id > 5) == ("successor", True)
@@ -91,7 +91,8 @@ def test_another_job_with_our_number_is_left_alone_and_ours_goes_on_in_a_success
         (f"{OURS}:after-4.1", False),
         (f"{OURS} held: x", False),
         ("transom:tester", True),
-        ("anything else", True),
+        ("transom:another held: x", True),
+        ("anything else", False),
     ],
 )
 def test_whose_a_job_is(comment: str, theirs: bool) -> None:

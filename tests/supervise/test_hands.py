@@ -250,7 +250,9 @@ def test_cancel_and_release_twice(bench: Bench) -> None:
 
 def test_another_job_that_has_our_number_now_is_left_alone(bench: Bench) -> None:
     """A slurmctld that has lost its state gives the numbers again."""
-    theirs = bench.slurm.submit(Submission(bench.hands._orders.submission.script, ("--comment=theirs", "--hold")))
+    theirs = bench.slurm.submit(
+        Submission(bench.hands._orders.submission.script, ("--comment=transom:another", "--hold"))
+    )
     assert isinstance(bench.do(act.Cancel("cancel/1.0", theirs)), ev.Acted)
     assert isinstance(bench.do(act.Release("release/1.0", theirs)), ev.ActionFailed)
     told = bench.do(act.Patch("patch/1", theirs, ("n3",)))

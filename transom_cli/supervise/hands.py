@@ -6,6 +6,7 @@ ActionFailed.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -133,10 +134,7 @@ class Hands:
         if isinstance(action, act.Patch):
             return self._patch(action)
         if isinstance(action, act.Release):
-            if not self._ours(action.job_id):
-                raise NoSuchJob(
-                    "Slurm does not know this job (any more)", "it is forgotten, or its number is another job's now"
-                )
+            self._job(action.job_id)
             self._slurm.release(action.job_id)
             return ev.Acted(self._clock.now(), action.key, "released")
         if isinstance(action, act.Cancel):
@@ -172,18 +170,19 @@ class Hands:
 
     def _cancel(self, job_id: int) -> None:
         """The run is to end, and with it a successor that its launcher submitted meanwhile."""
-        if self._ours(job_id):
+        with contextlib.suppress(NoSuchJob):
+            self._job(job_id)
             self._slurm.cancel(job_id)
         for job in self._slurm.jobs():
             if of_run(job.comment, self._orders.tag) and job.job_id != job_id and not job.state.ended:
                 self._slurm.cancel(job.job_id)
 
-    def _ours(self, job_id: int) -> bool:
-        """False of a job that is not of this run, though it has the number of one that was."""
-        try:
-            return not is_anothers(self._slurm.job(job_id).comment, self._orders.tag)
-        except NoSuchJob:
-            return False
+    def _job(self, job_id: int) -> Job:
+        """NoSuchJob also of one that is not of this run, though it has the number of one that was."""
+        job = self._slurm.job(job_id)
+        if is_anothers(job.comment, self._orders.tag):
+            raise NoSuchJob("Slurm does not know this job (any more)", "its number is another job's now")
+        return job
 
     def _probe(self, action: act.Probe) -> ev.Event:
         self._sleep(action.delay)
@@ -224,11 +223,7 @@ class Hands:
     def _patch(self, action: act.Patch) -> ev.Event:
         """Only while the job is pending: once it runs, the exclusions are for the next time."""
         try:
-            job = self._slurm.job(action.job_id)
-            if is_anothers(job.comment, self._orders.tag):
-                raise NoSuchJob(
-                    "Slurm does not know this job (any more)", "it is forgotten, or its number is another job's now"
-                )
+            job = self._job(action.job_id)
             keep = [n for n in job.excluded if n not in action.drop]
             exclude = still_there(self._slurm, tuple(dict.fromkeys((*keep, *action.exclude))))
             fewer = action.num_nodes if 0 < action.num_nodes < job.num_nodes else None
@@ -246,7 +241,7 @@ class Hands:
         """Spare a job that Slurm requeued the wait for its old start's credentials; never one that somebody holds."""
         deadline = self._clock.now() + _LAST
         while self._clock.now() < deadline:
-            job = self._slurm.job(job_id)
+            job = self._job(job_id)
             if job.state is not JobState.PENDING or job.held:
                 return False
             if not job.completing:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from transom_cli.slurm.port import Job, JobState
-from transom_cli.slurm.tags import is_anothers, run_tag
+from transom_cli.slurm.tags import of_run, run_tag
 from transom_cli.ui.limitwords import limit_words
 from transom_cli.ui.view import RunView
 
@@ -74,7 +74,7 @@ def worth_asking(view: RunView) -> bool:
 
 def with_answer(view: RunView, job: Job) -> RunView:
     """With what Slurm has just said of the view's job."""
-    if is_anothers(job.comment, run_tag(view.run_id)):
+    if job.comment and not of_run(job.comment, run_tag(view.run_id)):
         return with_error(view, f"job {view.job_id} is another run's there")
     state = "COMPLETING" if job.completing and job.state is JobState.UNKNOWN else job.state.value
     view = replace(view, slurm_asked=view.now, slurm_state=state, slurm_reason=job.reason, slurm_start=None)
