@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-long test-slurm bench-slurm check lint types docs docs-reference demo clean
-.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-healthy bench-agent bench-files bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
+.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-outage bench-healthy bench-agent bench-files bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ bench-identity: setup ## is the result of 20 runs with a random fault bit-identi
 
 bench-operator: setup ## the operator killed in 10 incidents: is everything done exactly once? (about 16 minutes)
 	$(PY) bench/operator_kill.py
+
+bench-outage: setup ## slurmctld hangs, or is dead, for 10 minutes: does the run go on, and how often is Slurm asked? (35 minutes)
+	$(PY) bench/outage.py
 
 bench-status: setup ## how long does `transom status` take on a run of 1,024 nodes?
 	$(PY) bench/status.py

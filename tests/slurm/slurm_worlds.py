@@ -131,7 +131,7 @@ def restart_request(world: World, job: Job, dead: tuple[str, ...] = (), **change
         exclude=dead,
         dead=dead,
         num_nodes=3,
-        tag=f"transom:test:{job.job_id}",
+        tag=f"transom:test:after-{job.job_id}.{job.restarts}",
         submission=submission(world),
     )
     return replace(request, **changes)  # type: ignore[arg-type]

@@ -180,15 +180,18 @@ def test_a_job_that_has_failed_is_requeued_too(world: World) -> None:
     assert (result.job_id, result.restarts, result.how) == (failed.job_id, 1, "requeued")
 
 
-def test_a_forgotten_job_gets_a_successor(world: World) -> None:
+def test_what_is_to_follow_on_a_forgotten_job_must_have_a_higher_number(world: World) -> None:
+    """Else slurmctld has lost its state. (A successor of a forgotten job: test_restart_crash, e2e/test_slurm_away.)"""
     job = start(world, nodes=1)
     world.slurm.cancel(job.job_id)
-    request = restart_request(world, job, job_id=99_999_999)
+    request = restart_request(world, job, job_id=60_000_000)
     with pytest.raises(NoSuchJob):
         world.slurm.job(request.job_id)
-    result = restart(world, request)
-    assert result.how == "successor"
-    assert restart(world, request).job_id == result.job_id
+    for _ in range(2):
+        with pytest.raises(SlurmRefused, match="Slurm counts its jobs anew"):
+            restart(world, request)
+    tagged = [job for job in world.slurm.jobs() if request.tag in job.comment]
+    assert tagged and all(job.state is JobState.CANCELLED and not job.nodes for job in tagged), "taken back, never run"
 
 
 @pytest.mark.parametrize("resubmit", [False, True], ids=["without", "resubmitted"])
