@@ -13,7 +13,6 @@ from transom_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
-    from transom_cli.layout import RunDir
 
 _INTERRUPTED = 130
 Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
@@ -126,7 +125,7 @@ def run(
     for one in prepared.each():
         made = create(one, cluster)
         print(f"run {made.run_id}", file=sys.stderr)
-        code = operate_or_watch(made, detach=detach or several, foreground=foreground)
+        code = operate_or_watch(made, detach=detach or several, foreground=foreground, new=True)
         if code:
             break
     raise typer.Exit(code)
@@ -147,9 +146,9 @@ def attach(
     raise typer.Exit(operate_or_watch(find_run(runs_root(root), run), detach=detach, foreground=foreground))
 
 
-def operate_or_watch(made: Any, *, detach: bool, foreground: bool) -> int:
+def operate_or_watch(made: Any, *, detach: bool, foreground: bool, new: bool = False) -> int:
     try:
-        return _operate_or_watch(made, detach=detach, foreground=foreground)
+        return _operate_or_watch(made, detach=detach, foreground=foreground, new=new)
     except KeyboardInterrupt:
         print(
             f"\ninterrupted before the view began: the run may go on. Look with `transom status {made.run_id}`; "
@@ -159,7 +158,8 @@ def operate_or_watch(made: Any, *, detach: bool, foreground: bool) -> int:
         return _INTERRUPTED
 
 
-def _operate_or_watch(made: Any, *, detach: bool, foreground: bool) -> int:
+def _operate_or_watch(made: Any, *, detach: bool, foreground: bool, new: bool) -> int:
+    from transom_cli.cli.operating import start
     from transom_cli.supervise.background import operate_here
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import operator_alive
@@ -174,26 +174,11 @@ def _operate_or_watch(made: Any, *, detach: bool, foreground: bool) -> int:
         with waiting("the operator is started"):
             if operator_alive(made) is None:
                 require_own_cluster(made)
-                _start_operator(made)
+                start(made, new=new, detach=detach)
     if detach:
         print(made.run_id)
         return 0
     return watch_run(made)
-
-
-def _start_operator(made: RunDir) -> None:
-    """Where the run's settings say."""
-    from transom_cli.supervise.background import start_operator
-    from transom_cli.wiring.settings import read_settings
-    from transom_cli.wiring.slurm import slurm_of
-
-    settings = read_settings(made)
-    if settings.operator.where == "login":
-        start_operator(made)
-        return
-    from transom_cli.supervise.operatorjob import submit_operator
-
-    print(submit_operator(made, settings, slurm_of(made, settings.slurm.timeout)), file=sys.stderr)
 
 
 def assignment(text: str) -> tuple[str, str]:

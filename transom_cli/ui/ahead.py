@@ -8,10 +8,12 @@ from transom_cli.ui.view import Ahead
 from transom_cli.ui.words import some
 
 
-def ahead(state: State, limit_at: float | None, *, warned: bool, hung_at: float | None = None) -> tuple[Ahead, ...]:
+def ahead(
+    state: State, limit_at: float | None, *, warned: bool, hung_at: float | None = None, operator: bool = True
+) -> tuple[Ahead, ...]:
     """By the wall clock, limit_at: when the job's time is over; hung_at: when a launch without a step counts as hung.
 
-    warned: the ranks save before the time limit, and the run goes on.
+    warned: the ranks save before the time limit, and the run goes on. operator: one is alive.
     """
     if state.phase.over or state.phase is Phase.HELD:
         return ()
@@ -21,7 +23,7 @@ def ahead(state: State, limit_at: float | None, *, warned: bool, hung_at: float 
         return (Ahead("the training is done; waiting for Slurm to end the job"),)
     found = [_of_incident(state, state.incident)] if state.incident is not None else []
     if state.phase is Phase.SUBMITTING:
-        found.append(Ahead("the job is being submitted"))
+        found.append(Ahead("the job is being submitted" if operator else "the job is submitted by its operator"))
     if state.phase is Phase.STARTING:
         first = Ahead("waiting for the first step; a launch without one counts as hung", hung_at)
         found.append(first if state.launched else Ahead("waiting for the ranks to be started"))

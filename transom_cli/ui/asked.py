@@ -51,6 +51,14 @@ def read_asked(run: RunDir) -> Asked:
     )
 
 
+def operator_job(run: RunDir) -> int:
+    """The Slurm job that was last submitted to be the run's operator; 0: none was."""
+    try:
+        return int(run.operator_job.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
 def _section(told: dict[str, Any], name: str) -> dict[str, Any]:
     section = told.get(name)
     return section if isinstance(section, dict) else {}
