@@ -223,7 +223,8 @@ def _job(row: Mapping[str, Any], reading: str) -> Job:
 
 def _one_job(row: Any) -> Job:
     job = _job(row, "pyslurm Job.load")
-    return replace(job, cpus_per_task=int(row["CpusPerTask"]), start=parse.expected_start(job, str(row["Start"])))
+    start = parse.expected_start(job, str(row["Start"]))
+    return replace(job, cpus_per_task=int(row["CpusPerTask"]), output=str(row.get("Output", "")), start=start)
 
 
 def _nodes(rows: Any) -> list[Node]:
