@@ -205,6 +205,18 @@ def without_an_operator(folder: Path) -> RunView:
     return Made(folder).began().stepped().saved().beats().operator(None).view()
 
 
+def own_script(folder: Path) -> RunView:
+    """No launcher runs in it."""
+    made = Made(folder)
+    made.run.script.write_text("#!/bin/bash\n# launch the training\nsrun python train.py\n")
+    made.seen(
+        (50.0, ev.Started(0, 1)),
+        (49.0, ev.Submitted(0, "submit", JOB, True)),
+        (40.0, ev.JobSeen(0, JOB, 0, "RUNNING", nodes=made.nodes, batch_host="gpu000")),
+    )
+    return made.operator().view()
+
+
 def operator_waits(folder: Path) -> RunView:
     """`--operator job`, in a partition where no core is free yet."""
     made = Made(folder)
@@ -328,7 +340,7 @@ SCENES: dict[str, Callable[[Path], RunView]] = {
         healthy, total_not_known, one_node_of_many, gpus, spares, submitting, pending, pending_without_an_answer,
         starting, saving, restoring, ranks_restore, examining, backing_off, starting_again, recovered, held,
         held_by_its_launcher, unknown, unknown_and_slurm_too, without_an_operator, operator_waits, slurm_is_silent,
-        not_a_number, a_rank_is_gone, finishing, done, failed, given_up, no_checkpoint_restores, stopping, stopped,
-        hostile,
+        own_script, not_a_number, a_rank_is_gone, finishing, done, failed, given_up, no_checkpoint_restores, stopping,
+        stopped, hostile,
     )
 }  # fmt: skip

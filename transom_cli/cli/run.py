@@ -13,6 +13,7 @@ from transom_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
+    from transom_cli.layout import RunDir
 
 _INTERRUPTED = 130
 Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
@@ -109,6 +110,7 @@ def run(
         plan = first.plan(planned.path)
         there = (f"--clusters={plan.asked_cluster}",) if plan.asked_cluster else ()
         _show(first.script(planned.path), (*there, *plan.options))
+        _show_operator(planned, prepared.settings)
         if more:
             print(f"note: {1 + len(more)} runs, one for each element of the job array", file=sys.stderr)
         _show_policy(prepared.settings)
@@ -195,6 +197,17 @@ def _show_policy(settings: Settings) -> None:
 
     print("note: policy of this run, the first rule that fits decides (docs/policy.md)", file=sys.stderr)
     print("\n".join(f"  {line}" for line in policy_lines(rules_of(settings))), file=sys.stderr)
+
+
+def _show_operator(run: RunDir, settings: Settings) -> None:
+    """The job that would submit and supervise the other one."""
+    from shlex import join
+
+    from transom_cli.submit.operatorjob import operator_options
+
+    if settings.operator.where == "job":
+        options = join(operator_options(run, settings.operator))
+        print(f"note: the operator is a job of its own: sbatch {options} {run.operator_script.name}", file=sys.stderr)
 
 
 def _show(script: str, options: tuple[str, ...]) -> None:

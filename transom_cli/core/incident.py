@@ -186,7 +186,8 @@ def _budget(state: State, incident: Incident, at: float) -> Step:
     state = replace(state, progress=max(progress, state.progress), no_progress=stuck, spared=spared)
     if stuck > state.policy.max_without_progress:
         last = incident.diagnosis.words if incident.diagnosis else ""
-        words = f"restarted {times(stuck - 1)} without progress beyond step {progress}; last: {last}"
+        beyond = f" beyond step {progress}" if progress >= 0 else ""
+        words = f"restarted {times(stuck - 1)} without progress{beyond}; last: {last}"
         words += isolating.or_the_checks(incident.diagnosis)
         return stop(state, at, words, HELD)
     delay = min(state.policy.backoff * 2.0 ** (stuck - 1), state.policy.backoff_cap) if stuck else 0.0

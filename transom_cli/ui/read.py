@@ -130,7 +130,7 @@ def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight]
         submitted=past.submitted,
         step_time=step_time(past.steps, last),
         durable_age=max(0.0, view.now - past.durable) if past.durable is not None else None,
-        ahead=ahead(state, limit, warned=asked.warned, hung_at=hung, operator=view.operator),
+        ahead=ahead(state, limit, warned=asked.warned, hung_at=hung, operator=view.operator, launcher=asked.launcher),
     )
 
 
