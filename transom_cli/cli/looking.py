@@ -73,6 +73,7 @@ def _with_slurm(view: RunView) -> RunView:
     from transom_cli.errors import TransomError
     from transom_cli.ui.slurmwords import with_answer, with_error, worth_asking
 
+    view = _with_operator_job(view)
     if not worth_asking(view):
         return view
     from transom_cli.health.history.files import history_dir
@@ -96,6 +97,22 @@ def _with_slurm(view: RunView) -> RunView:
             return with_error(view, words)
         view = with_error(view, words)
     silence.over()
+    return view
+
+
+def _with_operator_job(view: RunView) -> RunView:
+    """While none is alive: whether the Slurm job that is to be the operator waits. Nothing is added by no answer."""
+    if view.over or view.operator or not view.operator_job:
+        return view
+    import contextlib
+
+    from transom_cli.errors import TransomError
+    from transom_cli.layout import RunDir
+    from transom_cli.ui.slurmwords import with_operator_job
+    from transom_cli.wiring.slurm import slurm_of
+
+    with contextlib.suppress(TransomError):
+        return with_operator_job(view, slurm_of(RunDir(Path(view.path)), SLURM_PATIENCE).job(view.operator_job))
     return view
 
 

@@ -82,7 +82,8 @@ def seen(state: State, e: ev.JobSeen) -> Step:
     if e.state == "PENDING":
         return _pending(state, e)
     if e.state == "RUNNING":
-        state = replace(state, let_go=state.attempt, rolled_back="")
+        running = state.running if state.running is not None else e.at
+        state = replace(state, let_go=state.attempt, rolled_back="", running=running)
         if before != "RUNNING" and state.incident is not None and state.incident.stage is Stage.STARTING:
             incident = inc.mark(state.incident, e.at, "running", f"job runs on {several(len(e.nodes), 'node')}")
             state = replace(state, incident=incident)

@@ -37,6 +37,7 @@ from transom_cli.supervise.clock import Clock
 from transom_cli.supervise.draining import drain, reason
 from transom_cli.supervise.examine import examine
 from transom_cli.supervise.handed import newest_handed
+from transom_cli.supervise.outputs import Outputs
 
 _HELD_BY_SUBMISSION = "JobHeldUser"  # Slurm's reason after `sbatch --hold`
 _LAST = 150.0  # seconds in which Slurm starts by itself what it has requeued (its credential lifetime, and a look)
@@ -55,6 +56,7 @@ class Orders:
     stay_held: bool = False  # the user's own script asks for --hold: releasing it is theirs
     resubmit: bool = False  # a restart is a new job
     drain_spool: Path | None = None
+    output_elsewhere: bool = False  # the user's own script says where its output goes
 
     @property
     def tag(self) -> str:
@@ -78,6 +80,7 @@ class Hands:
         self._end = threading.Event()
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="hand")
         self._busy: set[str] = set()
+        self._outputs = Outputs(orders.run)
 
     def do(self, action: act.Action) -> None:
         if action.key in self._busy:
@@ -126,7 +129,9 @@ class Hands:
             return self._probe(action)
         if isinstance(action, act.Examine):
             attempt = AttemptDir(self._orders.run.attempts / action.attempt)
-            return replace(examine(action.key, self._orders.run, attempt, action.rank, 0.0), at=self._clock.now())
+            since = self._outputs.before(attempt)
+            found = examine(action.key, self._orders.run, attempt, action.rank, 0.0, since=since)
+            return replace(found, at=self._clock.now())
         if isinstance(action, act.Isolate):
             return self._isolate(action)
         if isinstance(action, act.Restart):
@@ -161,7 +166,14 @@ class Hands:
         ours = first.reason == _HELD_BY_SUBMISSION and not self._orders.stay_held
         if first.held and ours:
             self._slurm.release(first.job_id)
+        self._show_output(first.job_id)
         return ev.Submitted(self._clock.now(), action.key, first.job_id, released=ours or not first.held)
+
+    def _show_output(self, job_id: int) -> None:
+        """A script's own output is found in the run directory as well. Not worth a try more, nor a failed action."""
+        if self._orders.output_elsewhere:
+            with contextlib.suppress(TransomError, OSError):
+                self._outputs.link(self._slurm.job(job_id), self._orders.submission.options)
 
     def _submitted(self) -> list[Job]:
         """The jobs of the first submission: one that was released already before those still held."""
@@ -213,6 +225,7 @@ class Hands:
             held=handed.start if handed is not None else None,  # its launcher left it held, or a person held it since
         )
         result = restart_job(self._slurm, request, sleep=self._sleep, clock=self._clock.now)
+        self._show_output(result.job_id)
         return ev.Restarted(self._clock.now(), action.key, result.job_id, result.restarts, result.how)
 
     def _sleep(self, seconds: float) -> None:

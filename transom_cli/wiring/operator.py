@@ -6,7 +6,7 @@ import os
 import queue
 from typing import TYPE_CHECKING
 
-from transom_cli.layout import RunDir
+from transom_cli.layout import JOB_LOG, RunDir
 from transom_cli.supervise.clock import Clock
 from transom_cli.wiring.plan import Plan
 from transom_cli.wiring.settings import checkpoints_of, quiet_limits, read_kept, read_settings
@@ -28,6 +28,7 @@ def operator_for(run: RunDir) -> Operator:
     from transom_cli.core.stepdwords import was_cancelled
     from transom_cli.health.history.files import history_dir
     from transom_cli.health.reach import judge_reach, read_reach
+    from transom_cli.submit.quoting import output_pattern
     from transom_cli.submit.script import inspect_script
     from transom_cli.supervise.filewatch import FileWatch
     from transom_cli.supervise.follow import Follower
@@ -55,6 +56,7 @@ def operator_for(run: RunDir) -> Operator:
         stay_held="hold" in script.lines,
         resubmit=resubmit,
         drain_spool=settings.isolate.drain_spool,
+        output_elsewhere=script.output != output_pattern(str(run.path), JOB_LOG),
     )
     limits = quiet_limits(settings)
     lease = Lease.take(run)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import time
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -114,20 +115,34 @@ def _pyslurm(asked: SlurmCalls) -> PySlurm | None:
 
 def require_backend(asked: SlurmCalls) -> None:
     """Refuse a wish that could only be passed over, before anything is submitted."""
-    if asked.backend == "pyslurm" and _pyslurm(asked) is None:
-        raise UsageError(
-            'slurm.backend = "pyslurm", and this Python has no pyslurm',
-            f"it is not in {sys.executable}",
-            "name a Python that has it (slurm.pyslurm_python), or leave it to slurm.backend = auto",
-        )
+    if asked.backend != "pyslurm":
+        return
+    client, why = _pyslurm(asked), f"it is not in {sys.executable}"
+    if client is not None:
+        with contextlib.closing(client):
+            try:
+                client.versions()
+                return
+            except TransomError as error:
+                why = f"asked was {asked.pyslurm_python or sys.executable}: {error.why or error.what}"
+    raise UsageError(
+        'slurm.backend = "pyslurm", and pyslurm does not work here',
+        why,
+        "name a Python that has it (slurm.pyslurm_python), or leave it to slurm.backend = auto",
+    )
 
 
 def try_pyslurm(asked: SlurmCalls) -> Trial:
     """What the doctor tells: whether the operator would speak through pyslurm here, and what not."""
     from transom_cli.slurm.pyslurm.trial import Trial, try_out
 
+    if asked.backend == "pyslurm":
+        wish = 'slurm.backend = "pyslurm"'
+    else:
+        wish = f"slurm.pyslurm_python = {asked.pyslurm_python}" if asked.pyslurm_python else ""
     client = _pyslurm(asked)
     if client is None:
-        return Trial(why_not="it is not wanted" if asked.backend == "cli" else "it is not in this Python")
+        not_here = "it is not in this Python"
+        return Trial(why_not='slurm.backend = "cli"') if asked.backend == "cli" else Trial(why_not=not_here, wish=wish)
     with contextlib.closing(client):
-        return try_out(client)
+        return replace(try_out(client), wish=wish)
