@@ -68,11 +68,8 @@ def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
     """Cancel the run's job and end the run. Exit code 22 when it has not ended within a minute."""
     import json
 
-<<<<<<< HEAD
-    from transom_cli.cli.unanswered import bounded
-=======
     from transom_cli.cli.operating import forget_operator
->>>>>>> blind
+    from transom_cli.cli.unanswered import bounded
     from transom_cli.submit.rundir import find_run
     from transom_cli.supervise.background import start_operator
     from transom_cli.supervise.journal import fold

@@ -87,17 +87,11 @@ def with_answer(view: RunView, job: Job) -> RunView:
     return replace(view, slurm_start=start if start > view.now else None)
 
 
-<<<<<<< HEAD
-def with_error(view: RunView, error: str, at: float | None = None) -> RunView:
-    """Slurm was asked, and has not answered. at: when, if that was for another look."""
-    return replace(view, slurm_asked=view.now if at is None else at, slurm_error=error)
-=======
 def with_operator_job(view: RunView, job: Job) -> RunView:
     """With what Slurm has just said of the job that is to be the operator."""
     return replace(view, operator_state=job.state.value, operator_reason=job.reason)
 
 
-def with_error(view: RunView, error: str) -> RunView:
-    """Slurm was asked, and has not answered."""
-    return replace(view, slurm_asked=view.now, slurm_error=error)
->>>>>>> blind
+def with_error(view: RunView, error: str, at: float | None = None) -> RunView:
+    """Slurm was asked, and has not answered. at: when, if that was for another look."""
+    return replace(view, slurm_asked=view.now if at is None else at, slurm_error=error)
