@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from transom_cli.slurm.port import Job
     from transom_cli.ui.view import RunView
 
 _BY_STANDING = {"healthy": 0, "degraded": 20, "held": 21, "unknown": 22, "done": 0, "failed": 1, "stopped": 1}
@@ -70,12 +71,27 @@ def _show(view: RunView, *, everything: bool, phases: bool, colours: bool) -> No
 
 def _with_slurm(view: RunView) -> RunView:
     """With Slurm's own answer, where what is written does not tell enough."""
-    from transom_cli.errors import TransomError
-    from transom_cli.ui.slurmwords import with_answer, with_error, worth_asking
+    from transom_cli.ui.slurmwords import with_answer, with_error, with_operator_job, worth_asking
 
-    view = _with_operator_job(view)
+    if view.operator_job and not view.over and not view.operator:  # does the job wait that is to be the operator?
+        said = _asked(view, view.operator_job)
+        view = view if isinstance(said, _NoAnswer) else with_operator_job(view, said)
     if not worth_asking(view):
         return view
+    said = _asked(view, view.job_id)
+    return with_error(view, said.words, said.at) if isinstance(said, _NoAnswer) else with_answer(view, said)
+
+
+class _NoAnswer(NamedTuple):
+    """Slurm's words. at: when they were for another look, by the wall clock; None: they are for this one."""
+
+    words: str
+    at: float | None = None
+
+
+def _asked(view: RunView, job_id: int) -> Job | _NoAnswer:
+    """One question, unless another look has just found that nobody answers."""
+    from transom_cli.errors import TransomError
     from transom_cli.health.history.files import history_dir
     from transom_cli.layout import RunDir
     from transom_cli.slurm.port import NoSuchJob, SlurmUnknown
@@ -85,35 +101,19 @@ def _with_slurm(view: RunView) -> RunView:
     silence = Silence(history_dir(os.environ).parent, os.environ, view.cluster)
     met = silence.met()
     if met is not None:
-        return with_error(view, *met)
+        return _NoAnswer(*met)
+    said: Job | _NoAnswer
     try:
-        view = with_answer(view, slurm_of(RunDir(Path(view.path)), SLURM_PATIENCE).job(view.job_id))
+        said = slurm_of(RunDir(Path(view.path)), SLURM_PATIENCE).job(job_id)
     except NoSuchJob as error:
-        view = with_error(view, error.what)
+        said = _NoAnswer(error.what)
     except TransomError as error:
-        words = error.why.partition("\n")[0].removeprefix("Slurm said: ") or error.what
+        said = _NoAnswer(error.why.partition("\n")[0].removeprefix("Slurm said: ") or error.what)
         if isinstance(error, SlurmUnknown):
-            silence.note(words)
-            return with_error(view, words)
-        view = with_error(view, words)
+            silence.note(said.words)
+            return said
     silence.over()
-    return view
-
-
-def _with_operator_job(view: RunView) -> RunView:
-    """While none is alive: whether the Slurm job that is to be the operator waits. Nothing is added by no answer."""
-    if view.over or view.operator or not view.operator_job:
-        return view
-    import contextlib
-
-    from transom_cli.errors import TransomError
-    from transom_cli.layout import RunDir
-    from transom_cli.ui.slurmwords import with_operator_job
-    from transom_cli.wiring.slurm import slurm_of
-
-    with contextlib.suppress(TransomError):
-        return with_operator_job(view, slurm_of(RunDir(Path(view.path)), SLURM_PATIENCE).job(view.operator_job))
-    return view
+    return said
 
 
 def code_of(view: RunView) -> int:
