@@ -27,6 +27,7 @@ PURE = (
     "core.*",
     "slurm.parse",
     "slurm.port",
+    "slurm.starts",
     "slurm.pyslurm.match",
     "slurm.tags",
     "sandbox.release.known",

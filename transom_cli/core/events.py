@@ -117,9 +117,17 @@ class JobSeen(Event):
 
 @dataclass(frozen=True)
 class JobGone(Event):
-    """Slurm does not know the job any more (it forgets a finished one after MinJobAge)."""
+    """Slurm does not know the job any more (it forgets a finished one after MinJobAge).
+
+    ended: how, where accounting tells: a JobState name; then exit_code and exit_signal as in JobSeen, and by: who
+    cancelled it.
+    """
 
     job_id: int
+    ended: str = ""
+    exit_code: int | None = None
+    exit_signal: int | None = None
+    by: str = ""
 
 
 @dataclass(frozen=True)

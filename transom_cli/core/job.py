@@ -24,6 +24,7 @@ SPARES_WAIT = 5.0  # seconds in which a restarted job would start if there were 
 # Slurm's words for a job that waits for its release after a submission of ours, or a restart.
 _OUR_HOLDS = ("JobHeldUser", "job_requeued_in_held_state")
 _LAUNCH_FAILURE = "JobLaunchFailure"
+_BY_ACCOUNTING = ", as accounting tells"
 _LAST_SIGNAL = 31  # of those that a kernel or a person sends; Slurm's own 53 tells that there was no log, or no folder
 # Slurm's words for a pending job that can never start with these exclusions.
 _IMPOSSIBLE = ("ReqNodeNotAvail", "BadConstraints", "PartitionNodeLimit", "Requested node configuration")
@@ -228,18 +229,20 @@ def finish(state: State, at: float) -> Step:
     return order(state, Cancel(f"{FINISH}{state.attempt}", state.job_id))
 
 
-def _ended(state: State, e: ev.JobSeen) -> Step:
+def _ended(state: State, e: ev.JobSeen, by: str = "", told: str = "") -> Step:
+    """by: who cancelled it. told: by whom that was told, where not by Slurm's controller."""
     if e.state == "COMPLETED" or state.phase is Phase.FINISHING:  # the launcher's word that all ranks are done stands
         return over(state, e.at, Phase.DONE, "", 0)
     if e.state == "CANCELLED":
-        return over(state, e.at, Phase.STOPPED, "the job was cancelled in Slurm (scancel)", 130)
+        who = f" by {by}" if by else ""
+        return over(state, e.at, Phase.STOPPED, f"the job was cancelled in Slurm{who} (scancel){told}", 130)
     if not starting(state) and state.incident is not None and state.incident.ended:
         return state, ()
     words = f"the job ended: {e.state}" + (f", exit code {e.exit_code}" if e.exit_code is not None else "")
     if e.exit_signal and e.exit_signal <= _LAST_SIGNAL:  # of a script that was killed Slurm says JobLaunchFailure too
         words = f"the job ended: {e.state}, its batch script by signal {e.exit_signal}"
         state = replace(state, slurm_reason="" if e.reason == _LAUNCH_FAILURE else e.reason)
-    return inc.sign(state, e.at, words, ended=e.state, exit_code=e.exit_code)
+    return inc.sign(state, e.at, words + told, ended=e.state, exit_code=e.exit_code)
 
 
 def gone(state: State, e: ev.JobGone) -> Step:
@@ -252,6 +255,9 @@ def gone(state: State, e: ev.JobGone) -> Step:
         return over(state, e.at, inc.final_phase(state), state.verdict, state.exit_code or 1)
     if state.phase is Phase.FINISHING:
         return over(state, e.at, Phase.DONE, "", 0)
+    if e.ended:
+        end = ev.JobSeen(e.at, e.job_id, state.restarts, e.ended, exit_code=e.exit_code, exit_signal=e.exit_signal)
+        return _ended(replace(state, slurm_state=e.ended, slurm_reason=""), end, e.by, _BY_ACCOUNTING)
     incident = state.incident
     given_up = incident is not None and incident.stage not in (Stage.EXAMINING, Stage.HEALING)
     if incident is not None and not starting(state) and (incident.ended or given_up):

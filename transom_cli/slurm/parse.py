@@ -23,7 +23,8 @@ _COLUMN_WORDS = (
 )
 _COLUMNS = tuple(_COLUMN_WORDS.split())
 SQUEUE_FORMAT = ",".join(f"{column}:{FIELD}" for column in _COLUMNS[:-1]) + f",{_COLUMNS[-1]}:{RECORD}"
-SACCT_FORMAT = "JobIDRaw,State,ExitCode,NodeList"
+SACCT_FORMAT = "JobIDRaw,State,ExitCode,Start,End,NodeList"
+SACCT_TIMES = {"SLURM_TIME_FORMAT": "%s"}  # seconds since the epoch: a local time is told twice in a night of autumn
 
 _EMPTY = frozenset({"", "(null)", "N/A", "n/a", "None", "None assigned", "(none)"})
 _JOB = re.compile(
@@ -251,34 +252,51 @@ def make_node(body: Mapping[str, str], reason: str, reason_user: str) -> Node:
     )
 
 
-def parse_sacct(text: str, job_id: int) -> list[Start]:
-    """`sacct -D -X -P -n -o SACCT_FORMAT -j ID`, oldest first.
+def parse_sacct(text: str, *job_ids: int) -> list[Start]:
+    """`sacct -D -X -P -n -o SACCT_FORMAT -j IDS` with SACCT_TIMES, as `Slurm.history` tells it.
 
     Accounting opens a new record at each change of a job's size (RESIZING); the records of one start are told as
-    one, with all nodes that it had. A PENDING record is no start yet. Silence is SlurmUnknown: accounting hears of
-    a job late, so an empty answer says nothing about it. Slurm 22.05 writes the start after a shrink over the shrunk
-    one's record: a start may then be missing here.
+    one, with all nodes that it had. Silence is SlurmUnknown: accounting hears of a job late, so an empty answer says
+    nothing about it. Slurm 22.05 writes the start after a shrink over the shrunk one's record: a start may then be
+    missing here.
     """
-    starts = []
-    given_up: tuple[str, ...] = ()
+    found: list[Start] = []
+    resized: dict[int, Start] = {}  # by job, a start that goes on in the next record
     for line in text.splitlines():
         try:
-            job, state, exit_text, node_list = line.split("|")
-            base, _ = parse_state(state)
-            code, signal = _exit(exit_text)
-            nodes = tuple(dict.fromkeys(given_up + parse_nodes(node_list, "sacct")))
-            if state == "RESIZING":
-                given_up = nodes
-                continue
-            given_up = ()
-            if state != "PENDING":
-                told = base.ended
-                starts.append(Start(int(job), base, code if told else None, signal if told else None, nodes))
-        except ValueError as error:
+            start = _parse_start(line, resized)
+        except (ValueError, OverflowError) as error:
             raise nonsense(line, "sacct") from error
-    if not starts:
-        raise SlurmUnknown(f"Accounting has no job {job_id} (yet)", "sacct printed nothing", f"sacct -D -j {job_id}")
-    return starts
+        if start is not None and start.job_id in job_ids:  # an array's first id stands for all of its elements
+            found.append(start)
+    if not found:
+        jobs = ",".join(map(str, job_ids))
+        raise SlurmUnknown(f"Accounting has no job {jobs} (yet)", "sacct printed nothing", f"sacct -D -j {jobs}")
+    return found
+
+
+def _parse_start(line: str, resized: dict[int, Start]) -> Start | None:
+    """None: the next record of this job tells more of it."""
+    job, state, exit_text, begin, end, node_list = line.split("|")
+    base, _ = parse_state(state)
+    code, signal = _exit(exit_text) if base.ended else (None, None)
+    began, ended = _moment(begin), _moment(end)
+    nodes = parse_nodes(node_list, "sacct") if began is not None else ()  # 22.05 shows a waiting job's former ones
+    if not nodes:
+        began = None
+    by = re.fullmatch(r"CANCELLED by (\d+)", state)
+    start = Start(int(job), base, code, signal, nodes, began, ended, int(by[1]) if by else None)
+    before = resized.pop(start.job_id, None)
+    if before is not None and began is not None:
+        start = replace(start, nodes=tuple(dict.fromkeys((*before.nodes, *nodes))), began=before.began)
+    if state == "RESIZING":
+        resized[start.job_id] = start
+        return None
+    return start
+
+
+def _moment(text: str) -> float | None:
+    return float(text) if text.isdecimal() and text != "0" else None
 
 
 def parse_submitted(text: str) -> int:

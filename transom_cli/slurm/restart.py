@@ -13,8 +13,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from transom_cli.slurm.ending import accounted_end, user_name
 from transom_cli.slurm.port import (
     Job,
+    JobCancelled,
     JobState,
     NoSuchJob,
     Slurm,
@@ -46,6 +48,8 @@ class RestartRequest:
     drop: exclusions of ours that have expired, removed from the old list unless they are in `exclude`.
     resubmit: by a successor also where a requeue would do.
     held: job id and restart count of a start that waits, held on purpose, for a person: it is theirs to release.
+    since: when the run began, in seconds since the epoch: of a job that Slurm has forgotten accounting is asked whether
+        a person cancelled it. None: it is not asked.
     """
 
     job_id: int
@@ -59,6 +63,7 @@ class RestartRequest:
     tasks_per_node: int = 0
     resubmit: bool = False
     held: tuple[int, int] | None = None
+    since: float | None = None
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,8 @@ class _Restart:
         try:
             job = self.slurm.job(request.job_id)
         except NoSuchJob:
+            if not successors:
+                self._require_uncancelled()
             return self._succeed(None, successors)
         if successors and not self._goes_on(job, successors[0]):
             return self._succeed(job, successors)
@@ -129,7 +136,7 @@ class _Restart:
             return self._already(job)
         if job.state is JobState.CANCELLED and not successors:
             # We cancel a job only once its successor is there: somebody else ended this one, and meant it.
-            raise SlurmRefused(f"Job {job.job_id} was cancelled", "its state in Slurm is CANCELLED (scancel)")
+            raise JobCancelled(f"Job {job.job_id} was cancelled", "its state in Slurm is CANCELLED (scancel)")
         was_pending = job.state is JobState.PENDING
         if self._stuck(job) or (request.resubmit and not was_pending):
             return self._succeed(job, ())
@@ -145,6 +152,16 @@ class _Restart:
         if waiting is None:
             return self._succeed(job, ())
         return self._start(waiting, "already" if was_pending else "requeued")
+
+    def _require_uncancelled(self) -> None:
+        if self.request.since is None:
+            return
+        end = accounted_end(self.slurm, self.request.job_id, self.request.since)
+        if end is not None and end.state is JobState.CANCELLED:
+            who = f" by {user_name(end.by)}" if end.by is not None else ""
+            raise JobCancelled(
+                f"Job {end.job_id} was cancelled{who}", "Slurm has forgotten it, and accounting tells so"
+            )
 
     def _stuck(self, job: Job) -> bool:
         """Its batch host is dead: Slurm allows no shrink off that one, so a requeue would not end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import time
 from typing import TYPE_CHECKING
 
 from transom_cli.layout import RunDir
@@ -28,6 +29,7 @@ def operator_for(run: RunDir) -> Operator:
     from transom_cli.health.reach import judge_reach, read_reach
     from transom_cli.submit.script import inspect_script
     from transom_cli.supervise.follow import Follower
+    from transom_cli.supervise.forgotten import Forgotten
     from transom_cli.supervise.handed import newest_handed
     from transom_cli.supervise.hands import Hands, Orders
     from transom_cli.supervise.journal import fold
@@ -42,7 +44,9 @@ def operator_for(run: RunDir) -> Operator:
     script = inspect_script(read_kept(run, run.script))
     plan = Plan.load(run)
     submission = plan.submission(run)
-    tasks = (script.ntasks_per_node or 1) if fold(run.journal).state.spares else 0
+    past = fold(run.journal)
+    tasks = (script.ntasks_per_node or 1) if past.state.spares else 0
+    since = past.events[0].at if past.events else time.time()
     resubmit = settings.restart.how == "resubmit"
     orders = Orders(
         run,
@@ -52,6 +56,7 @@ def operator_for(run: RunDir) -> Operator:
         stay_held="hold" in script.lines,
         resubmit=resubmit,
         drain_spool=settings.isolate.drain_spool,
+        since=since,
     )
     limits = quiet_limits(settings)
     lease = Lease.take(run)
@@ -64,7 +69,8 @@ def operator_for(run: RunDir) -> Operator:
         follower = Follower(run, checkpoints_of(run, settings), limits)
         if meter is not None:
             meter.watch(lambda: tuple(follower.tables.values()))
-        watch = SlurmWatch(slurm, clock, inbox, pace, orders.tag, lambda: newest_handed(run))
+        forgotten = Forgotten(run, slurm, clock, since)
+        watch = SlurmWatch(slurm, clock, inbox, pace, orders.tag, lambda: newest_handed(run), forgotten)
         return follower, watch, Hands(orders, slurm, reach, clock, inbox)
 
     ledger = Ledger(run.told, lease.epoch)

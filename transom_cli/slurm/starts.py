@@ -1,0 +1,98 @@
+"""What accounting has of a run's jobs, beside what the run itself knows of its attempts. Pure.
+
+An attempt is one start of a job, and both sides may lack some: Slurm 22.05 writes over a start that was shrunk, a
+script may end before its launcher is up. So they are not counted, but matched in their order, by when they began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transom_cli.slurm.port import Start
+
+OLDER = 3600.0  # seconds before the run: what ended then was of another job, when this one's id came round last
+APART = (
+    120.0  # seconds by which the clocks of controller and node may differ, with what lies before the launcher's begin
+)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What the run knows of one start. began: seconds since the epoch; None, and no nodes, where it is not known."""
+
+    job_id: int
+    restarts: int
+    began: float | None
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Matched:
+    """starts: one for each attempt, None where accounting has none. alone: of which the run knows nothing."""
+
+    starts: tuple[Start | None, ...]
+    alone: tuple[Start, ...]
+
+
+def own(starts: Sequence[Start], since: float) -> list[Start]:
+    """Without those of older jobs with the same id. since: when the run began, in seconds since the epoch."""
+    return [one for one in starts if (one.ended or one.began or since) >= since - OLDER]
+
+
+def last_end(starts: Sequence[Start]) -> Start | None:
+    """How the job that these are of ended; None where it has not, by what accounting knows."""
+    return starts[-1] if starts and starts[-1].state.ended else None
+
+
+def match(attempts: Sequence[Attempt], starts: Sequence[Start]) -> Matched:
+    """As many pairs as can be, and of those the ones that began closest to each other.
+
+    Attempts and starts of one job are in the order of time, and so are their pairs.
+    """
+    found: dict[int, Start] = {}  # by the attempt's place
+    for job_id in dict.fromkeys(one.job_id for one in attempts):
+        places = [n for n, one in enumerate(attempts) if one.job_id == job_id]
+        ran = [one for one in starts if one.job_id == job_id and one.began is not None]
+        pairs = _pairs([attempts[n] for n in places], ran)
+        found.update({places[i]: ran[j] for i, j in pairs})
+    taken = {id(one) for one in found.values()}
+    alone = (one for one in starts if id(one) not in taken and (one.began, one.ended) != (None, None))
+    return Matched(tuple(found.get(n) for n in range(len(attempts))), tuple(alone))
+
+
+def _pairs(attempts: Sequence[Attempt], starts: Sequence[Start]) -> list[tuple[int, int]]:
+    if len(attempts) == len(starts) and all(_fits(a, s) for a, s in zip(attempts, starts, strict=True)):
+        return [(n, n) for n in range(len(starts))]
+    # best[i][j]: (pairs, - seconds apart) of the attempts from i on and the starts from j on
+    best = [[(0, 0.0)] * (len(starts) + 1) for _ in range(len(attempts) + 1)]
+    for i in reversed(range(len(attempts))):
+        for j in reversed(range(len(starts))):
+            best[i][j] = max(best[i + 1][j], best[i][j + 1])
+            if _fits(attempts[i], starts[j]):
+                best[i][j] = max(best[i][j], _joined(best[i + 1][j + 1], attempts[i], starts[j]))
+    found, i, j = [], 0, 0
+    while i < len(attempts) and j < len(starts):
+        if _fits(attempts[i], starts[j]) and best[i][j] == _joined(best[i + 1][j + 1], attempts[i], starts[j]):
+            found.append((i, j))
+            i, j = i + 1, j + 1
+        elif best[i][j] == best[i + 1][j]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def _joined(rest: tuple[int, float], attempt: Attempt, start: Start) -> tuple[int, float]:
+    pairs, apart = rest
+    return pairs + 1, apart - (abs(attempt.began - (start.began or 0.0)) if attempt.began is not None else 0.0)
+
+
+def _fits(attempt: Attempt, start: Start) -> bool:
+    """It may have begun within this start, on a node of it."""
+    if attempt.nodes and start.nodes and not set(attempt.nodes) & set(start.nodes):
+        return False
+    if attempt.began is None or start.began is None:
+        return True
+    end = float("inf") if start.ended is None else start.ended
+    return start.began - APART <= attempt.began <= end + APART

@@ -1,0 +1,42 @@
+"""What is told of a job that Slurm does not know any more: that it is gone, and how it ended where accounting knows."""
+
+from __future__ import annotations
+
+import logging
+
+from transom_cli.core.events import JobGone
+from transom_cli.layout import RunDir, parse_attempt
+from transom_cli.slurm.ending import accounted_end, user_name
+from transom_cli.slurm.port import Slurm
+from transom_cli.supervise.clock import Clock
+from transom_cli.supervise.handed import newest_handed
+
+log = logging.getLogger("transom.forgotten")
+
+
+class Forgotten:
+    """Accounting is asked once a job: it may take until its deadline to say nothing, and then says no more later."""
+
+    def __init__(self, run: RunDir, slurm: Slurm, clock: Clock, since: float) -> None:
+        """since: when the run began, in seconds since the epoch."""
+        self._run, self._slurm, self._clock, self._since = run, slurm, clock, since
+        self._told: dict[int, JobGone] = {}
+
+    def __call__(self, job_id: int) -> JobGone:
+        if job_id not in self._told:
+            self._told[job_id] = self._ask(job_id)
+        told = self._told[job_id]
+        return JobGone(self._clock.now(), told.job_id, told.ended, told.exit_code, told.exit_signal, told.by)
+
+    def _ask(self, job_id: int) -> JobGone:
+        end = accounted_end(self._slurm, self._last(job_id), self._since)
+        if end is None:
+            return JobGone(0.0, job_id)
+        log.info("job %s is forgotten, and accounting tells: %s", job_id, end)
+        return JobGone(0.0, job_id, end.state.value, end.exit_code, end.exit_signal, user_name(end.by))
+
+    def _last(self, job_id: int) -> int:
+        """Its launcher, alone, may have submitted another in its place, and cancelled it for that."""
+        handed = newest_handed(self._run)
+        ours = handed is not None and parse_attempt(handed.attempt)[0] == job_id
+        return handed.job_id if handed is not None and ours else job_id
