@@ -189,7 +189,7 @@ def test_accounting_of_a_start_that_was_shrunk_and_requeued() -> None:
     )
     first, second = parse.parse_sacct(text, 1)
     assert (first.state, first.nodes) == (JobState.PENDING, ("node1", "node2", "node3"))
-    assert (first.began, first.ended) == (5.0, 9.0)
+    assert (first.began, first.ended, first.resized, second.resized) == (5.0, 9.0, (6.0, 7.0), ())
     assert second.nodes == ("node1", "node2", "node4")
 
 

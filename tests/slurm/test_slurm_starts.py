@@ -69,6 +69,32 @@ def test_pairs_are_of_one_job_and_in_order(one: Truth, other: Truth) -> None:
         assert told == sorted(told)
 
 
+def test_starts_that_slurm_wrote_over_each_other_are_known_apart() -> None:
+    """22.05: the record that a shrink opened becomes that of the next start; its nodes and its begin stay as they were.
+
+    RESIZING 100 to 150 on n1-3, COMPLETED 150 to 300 on n1,n3: requeued at 152, started at 160, shrunk at 200,
+    requeued and started again at 210.
+    """
+    start = Start(7, JobState.COMPLETED, 0, 0, NODES, 100.0, 300.0, resized=(150.0, 200.0))
+    attempts = (Attempt(7, 0, 101.0, NODES), Attempt(7, 1, 160.0, ("n1", "n4")), Attempt(7, 2, 210.0, ("n5",)))
+    found = match(attempts, (start,))
+    assert found.alone == ()
+    told = [(one.state.value, one.began, one.ended, one.nodes) for one in found.starts if one is not None]
+    assert told == [
+        ("UNKNOWN", 100.0, 150.0, NODES),
+        ("UNKNOWN", 150.0, 200.0, ()),
+        ("COMPLETED", 200.0, 300.0, ()),
+    ]
+    assert match(attempts[:1], (start,)).starts == (start,), "one attempt that gave nodes up twice"
+
+
+def test_a_start_that_still_runs_may_be_written_over_another() -> None:
+    start = Start(7, JobState.RUNNING, None, None, NODES, 100.0, None, resized=(150.0,))
+    first, second = match((Attempt(7, 0, 101.0, NODES), Attempt(7, 1, 160.0, ("n4",))), (start,)).starts
+    assert first is not None and second is not None
+    assert (first.ended, second.state, second.ended) == (150.0, JobState.RUNNING, None)
+
+
 def test_an_attempt_of_which_no_time_is_known_takes_the_start_that_is_left() -> None:
     starts = (
         Start(7, JobState.NODE_FAIL, 0, 0, ("n1",), 100.0, 200.0),

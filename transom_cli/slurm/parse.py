@@ -8,7 +8,7 @@ fields are found by the fixed fields around them. What does not fit raises Slurm
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
@@ -77,6 +77,15 @@ def parse_nodes(expression: str, reading: str = "a node list") -> tuple[str, ...
         return tuple(NodeSet(expression, resolver=RESOLVER_NOGROUP))
     except NodeSetException as error:
         raise nonsense(f"{expression}: {error}", reading) from error
+
+
+def fold_nodes(names: Iterable[str]) -> str:
+    """The other way round: names to `gpu[001-003,007]`. Names that no node could have stand as they are."""
+    given = tuple(names)
+    try:
+        return str(NodeSet.fromlist(given, resolver=RESOLVER_NOGROUP))
+    except NodeSetException:
+        return ",".join(given)
 
 
 def parse_state(word: str) -> tuple[JobState, bool]:
@@ -256,9 +265,9 @@ def parse_sacct(text: str, *job_ids: int) -> list[Start]:
     """`sacct -D -X -P -n -o SACCT_FORMAT -j IDS` with SACCT_TIMES, as `Slurm.history` tells it.
 
     Accounting opens a new record at each change of a job's size (RESIZING); the records of one start are told as
-    one, with all nodes that it had. Silence is SlurmUnknown: accounting hears of a job late, so an empty answer says
-    nothing about it. Slurm 22.05 writes the start after a shrink over the shrunk one's record: a start may then be
-    missing here.
+    one, with all nodes that it had. Slurm 22.05 writes the start after a shrink over the shrunk one's last record: the
+    two are told as one then (`slurm.starts` knows them apart). Silence is SlurmUnknown: accounting hears of a job late,
+    so an empty answer says nothing about it.
     """
     found: list[Start] = []
     resized: dict[int, Start] = {}  # by job, a start that goes on in the next record
@@ -288,7 +297,8 @@ def _parse_start(line: str, resized: dict[int, Start]) -> Start | None:
     start = Start(int(job), base, code, signal, nodes, began, ended, int(by[1]) if by else None)
     before = resized.pop(start.job_id, None)
     if before is not None and began is not None:
-        start = replace(start, nodes=tuple(dict.fromkeys((*before.nodes, *nodes))), began=before.began)
+        nodes = tuple(dict.fromkeys((*before.nodes, *nodes)))
+        start = replace(start, nodes=nodes, began=before.began, resized=(*before.resized, began))
     if state == "RESIZING":
         resized[start.job_id] = start
         return None

@@ -112,6 +112,7 @@ class Start:
 
     began, ended: seconds since the epoch, by the controller's clock; None: it has not. What never began has no nodes:
     a job that waits, or that was cancelled while it did. by: the user id of whoever cancelled it, where that is told.
+    resized: when nodes were given up.
     """
 
     job_id: int
@@ -122,6 +123,7 @@ class Start:
     began: float | None = None
     ended: float | None = None
     by: int | None = None
+    resized: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

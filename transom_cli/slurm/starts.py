@@ -7,9 +7,10 @@ script may end before its launcher is up. So they are not counted, but matched i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from transom_cli.slurm.port import Start
+from transom_cli.slurm.port import JobState, Start
 
 OLDER = 3600.0  # seconds before the run: what ended then was of another job, when this one's id came round last
 APART = (
@@ -50,15 +51,41 @@ def match(attempts: Sequence[Attempt], starts: Sequence[Start]) -> Matched:
 
     Attempts and starts of one job are in the order of time, and so are their pairs.
     """
+    starts = [part for one in starts for part in _apart(one, attempts)]
     found: dict[int, Start] = {}  # by the attempt's place
     for job_id in dict.fromkeys(one.job_id for one in attempts):
         places = [n for n, one in enumerate(attempts) if one.job_id == job_id]
         ran = [one for one in starts if one.job_id == job_id and one.began is not None]
-        pairs = _pairs([attempts[n] for n in places], ran)
-        found.update({places[i]: ran[j] for i, j in pairs})
+        found.update({places[i]: ran[j] for i, j in _pairs([attempts[n] for n in places], ran)})
     taken = {id(one) for one in found.values()}
     alone = (one for one in starts if id(one) not in taken and (one.began, one.ended) != (None, None))
     return Matched(tuple(found.get(n) for n in range(len(attempts))), tuple(alone))
+
+
+def _apart(start: Start, attempts: Sequence[Attempt]) -> list[Start]:
+    """What Slurm 22.05 has written into one: where several attempts began in it, all but the last were shrunk, and
+    nothing is kept of their end (UNKNOWN), nor of the last one's nodes.
+    """
+    if start.began is None or not start.resized:
+        return [start]
+    end = float("inf") if start.ended is None else start.ended
+    began = sorted(a.began for a in attempts if a.job_id == start.job_id and a.began is not None)
+    here = [at for at in began if start.began - APART <= at <= end]
+    cuts = [max(m for m in start.resized if m <= at) for before, at in pairwise(here) if _any(start, before, at)]
+    if not cuts:
+        return [start]
+    bounds = [start.began, *cuts, start.ended]
+    parts = [
+        replace(start, state=JobState.UNKNOWN, exit_code=None, exit_signal=None, nodes=(), began=a, ended=b, by=None)
+        for a, b in pairwise(bounds)
+    ]
+    parts[0] = replace(parts[0], nodes=start.nodes)
+    parts[-1] = replace(start, began=cuts[-1], nodes=())
+    return [replace(part, resized=()) for part in parts]
+
+
+def _any(start: Start, after: float, before: float) -> bool:
+    return any(after <= at <= before for at in start.resized)
 
 
 def _pairs(attempts: Sequence[Attempt], starts: Sequence[Start]) -> list[tuple[int, int]]:
