@@ -25,6 +25,7 @@ PURE = (
     "agent.wire",
     "core",
     "core.*",
+    "slurm.overwritten",
     "slurm.parse",
     "slurm.port",
     "slurm.starts",

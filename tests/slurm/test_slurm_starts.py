@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,6 +87,22 @@ def test_starts_that_slurm_wrote_over_each_other_are_known_apart() -> None:
         ("COMPLETED", 200.0, 300.0, ()),
     ]
     assert match(attempts[:1], (start,)).starts == (start,), "one attempt that gave nodes up twice"
+
+
+@pytest.mark.parametrize("ended", [300.0, None])
+def test_what_overlaps_the_next_start_has_its_end(ended: float | None) -> None:
+    """22.05 again: RESIZING 100 to 150, COMPLETED 150 to 300 on the nodes that were left, COMPLETED from 160 on."""
+    state = JobState.COMPLETED if ended else JobState.RUNNING
+    code = 0 if ended else None
+    over = Start(7, state, code, code, NODES, 100.0, ended, resized=(150.0,))
+    following = Start(7, state, code, code, ("n1", "n4"), 160.0)
+    first, second = own((over, following), 90.0)
+    assert (first.state, first.began, first.ended, first.nodes) == (JobState.UNKNOWN, 100.0, 150.0, NODES)
+    assert second == replace(following, ended=ended)
+    attempts = (Attempt(7, 0, 101.0, NODES), Attempt(7, 1, 162.0, ("n1", "n4")))
+    assert match(attempts, (first, second)).starts == (first, second)
+    assert last_end((first, second)) == (second if ended else None)
+    assert own((replace(over, ended=155.0), following), 90.0)[0].ended == 155.0, "they do not overlap"
 
 
 def test_a_start_that_still_runs_may_be_written_over_another() -> None:

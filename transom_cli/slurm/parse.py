@@ -265,9 +265,8 @@ def parse_sacct(text: str, *job_ids: int) -> list[Start]:
     """`sacct -D -X -P -n -o SACCT_FORMAT -j IDS` with SACCT_TIMES, as `Slurm.history` tells it.
 
     Accounting opens a new record at each change of a job's size (RESIZING); the records of one start are told as
-    one, with all nodes that it had. Slurm 22.05 writes the start after a shrink over the shrunk one's last record: the
-    two are told as one then (`slurm.starts` knows them apart). Silence is SlurmUnknown: accounting hears of a job late,
-    so an empty answer says nothing about it.
+    one, with all nodes that it had (`slurm.overwritten` tells what 22.05 makes of them). Silence is SlurmUnknown:
+    accounting hears of a job late, so an empty answer says nothing about it.
     """
     found: list[Start] = []
     resized: dict[int, Start] = {}  # by job, a start that goes on in the next record

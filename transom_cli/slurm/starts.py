@@ -1,16 +1,16 @@
 """What accounting has of a run's jobs, beside what the run itself knows of its attempts. Pure.
 
-An attempt is one start of a job, and both sides may lack some: Slurm 22.05 writes over a start that was shrunk, a
-script may end before its launcher is up. So they are not counted, but matched in their order, by when they began.
+An attempt is one start of a job, and both sides may lack some: accounting loses records, and a script may end before
+its launcher is up. So they are not counted, but matched in their order, by when they began.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 
-from transom_cli.slurm.port import JobState, Start
+from transom_cli.slurm.overwritten import apart, untangled
+from transom_cli.slurm.port import Start
 
 OLDER = 3600.0  # seconds before the run: what ended then was of another job, when this one's id came round last
 APART = (
@@ -37,8 +37,13 @@ class Matched:
 
 
 def own(starts: Sequence[Start], since: float) -> list[Start]:
-    """Without those of older jobs with the same id. since: when the run began, in seconds since the epoch."""
-    return [one for one in starts if (one.ended or one.began or since) >= since - OLDER]
+    """Each known apart, without those of older jobs with the same id.
+
+    since: when the run began, in seconds since the epoch.
+    """
+    ours = [one for one in starts if (one.ended or one.began or since) >= since - OLDER]
+    jobs = dict.fromkeys(one.job_id for one in ours)
+    return [part for job_id in jobs for part in untangled(one for one in ours if one.job_id == job_id)]
 
 
 def last_end(starts: Sequence[Start]) -> Start | None:
@@ -51,41 +56,19 @@ def match(attempts: Sequence[Attempt], starts: Sequence[Start]) -> Matched:
 
     Attempts and starts of one job are in the order of time, and so are their pairs.
     """
-    starts = [part for one in starts for part in _apart(one, attempts)]
+    begins = {
+        job: sorted(a.began for a in attempts if a.job_id == job and a.began is not None)
+        for job in {one.job_id for one in attempts}
+    }
+    starts = [part for one in starts for part in apart(one, begins.get(one.job_id, []), APART)]
     found: dict[int, Start] = {}  # by the attempt's place
-    for job_id in dict.fromkeys(one.job_id for one in attempts):
+    for job_id in begins:
         places = [n for n, one in enumerate(attempts) if one.job_id == job_id]
         ran = [one for one in starts if one.job_id == job_id and one.began is not None]
         found.update({places[i]: ran[j] for i, j in _pairs([attempts[n] for n in places], ran)})
     taken = {id(one) for one in found.values()}
     alone = (one for one in starts if id(one) not in taken and (one.began, one.ended) != (None, None))
     return Matched(tuple(found.get(n) for n in range(len(attempts))), tuple(alone))
-
-
-def _apart(start: Start, attempts: Sequence[Attempt]) -> list[Start]:
-    """What Slurm 22.05 has written into one: where several attempts began in it, all but the last were shrunk, and
-    nothing is kept of their end (UNKNOWN), nor of the last one's nodes.
-    """
-    if start.began is None or not start.resized:
-        return [start]
-    end = float("inf") if start.ended is None else start.ended
-    began = sorted(a.began for a in attempts if a.job_id == start.job_id and a.began is not None)
-    here = [at for at in began if start.began - APART <= at <= end]
-    cuts = [max(m for m in start.resized if m <= at) for before, at in pairwise(here) if _any(start, before, at)]
-    if not cuts:
-        return [start]
-    bounds = [start.began, *cuts, start.ended]
-    parts = [
-        replace(start, state=JobState.UNKNOWN, exit_code=None, exit_signal=None, nodes=(), began=a, ended=b, by=None)
-        for a, b in pairwise(bounds)
-    ]
-    parts[0] = replace(parts[0], nodes=start.nodes)
-    parts[-1] = replace(start, began=cuts[-1], nodes=())
-    return [replace(part, resized=()) for part in parts]
-
-
-def _any(start: Start, after: float, before: float) -> bool:
-    return any(after <= at <= before for at in start.resized)
 
 
 def _pairs(attempts: Sequence[Attempt], starts: Sequence[Start]) -> list[tuple[int, int]]:
