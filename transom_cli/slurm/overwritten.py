@@ -15,7 +15,7 @@ from transom_cli.slurm.port import JobState, Start
 
 
 def untangled(starts: Iterable[Start]) -> list[Start]:
-    """Those of one job, in the order of time: one that overlaps the next is cut at its shrink; its end is the next's."""
+    """Those of one job, in order: one that overlaps the next is cut at its shrink, its end is the next's."""
     found: list[Start] = []
     for start in starts:
         before = found[-1] if found else None
