@@ -159,9 +159,8 @@ class _Restart:
         end = accounted_end(self.slurm, self.request.job_id, self.request.since)
         if end is not None and end.state is JobState.CANCELLED:
             who = f" by {user_name(end.by)}" if end.by is not None else ""
-            raise JobCancelled(
-                f"Job {end.job_id} was cancelled{who}", "Slurm has forgotten it, and accounting tells so"
-            )
+            why = f"Slurm has forgotten it, and accounting has it as CANCELLED{who}"
+            raise JobCancelled(f"Job {end.job_id} was cancelled", why)
 
     def _stuck(self, job: Job) -> bool:
         """Its batch host is dead: Slurm allows no shrink off that one, so a requeue would not end."""
