@@ -191,6 +191,8 @@ def test_accounting_of_a_start_that_was_shrunk_and_requeued() -> None:
     assert (first.state, first.nodes) == (JobState.PENDING, ("node1", "node2", "node3"))
     assert (first.began, first.ended, first.resized, second.resized) == (5.0, 9.0, (6.0, 7.0), ())
     assert second.nodes == ("node1", "node2", "node4")
+    later = parse.parse_sacct("1|RESIZING|0:0|15|31|n[1-3]\n1|REQUEUED|0:0|15|32|n[1,3]\n", 1)
+    assert [(one.began, one.ended, one.resized) for one in later] == [(15.0, 32.0, (31.0,))], "as 24.11 has it"
 
 
 def test_what_waits_or_was_cancelled_in_the_queue_has_not_begun() -> None:

@@ -50,6 +50,7 @@ def rows_of(*starts: Start, attempts: tuple[AttemptTold, ...] = (FIRST, SECOND))
 def test_a_node_that_died_and_a_rank_that_was_killed() -> None:
     first, second = told("node_killed")
     assert (first.name, first.status, first.nodes) == ("11.0", "failed", ("node1", "node2", "node3"))
+    assert first.incident == "i1" and first.incident_words.startswith("node2 lost: ")
     assert (second.name, second.status, second.words) == ("11.1", "done", "every rank ended with exit code 0")
     (one,) = told("rank_killed")
     assert [number for number, _ in one.launches] == [0, 1] and one.status == "done" and not one.runs
@@ -191,6 +192,8 @@ any_told = st.builds(
     texts,
     st.none() | st.integers(0, 255),
     st.booleans(),
+    st.sampled_from(("", "i1")),
+    texts,
 )
 any_start = st.builds(
     Start,

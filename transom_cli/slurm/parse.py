@@ -269,10 +269,10 @@ def parse_sacct(text: str, *job_ids: int) -> list[Start]:
     accounting hears of a job late, so an empty answer says nothing about it.
     """
     found: list[Start] = []
-    resized: dict[int, Start] = {}  # by job, a start that goes on in the next record
+    unfinished: dict[int, Start] = {}  # by job, a start that goes on in the next record
     for line in text.splitlines():
         try:
-            start = _parse_start(line, resized)
+            start = _parse_start(line, unfinished)
         except (ValueError, OverflowError) as error:
             raise nonsense(line, "sacct") from error
         if start is not None and start.job_id in job_ids:  # an array's first id stands for all of its elements
@@ -283,7 +283,7 @@ def parse_sacct(text: str, *job_ids: int) -> list[Start]:
     return found
 
 
-def _parse_start(line: str, resized: dict[int, Start]) -> Start | None:
+def _parse_start(line: str, unfinished: dict[int, Start]) -> Start | None:
     """None: the next record of this job tells more of it."""
     job, state, exit_text, begin, end, node_list = line.split("|")
     base, _ = parse_state(state)
@@ -294,12 +294,13 @@ def _parse_start(line: str, resized: dict[int, Start]) -> Start | None:
         began = None
     by = re.fullmatch(r"CANCELLED by (\d+)", state)
     start = Start(int(job), base, code, signal, nodes, began, ended, int(by[1]) if by else None)
-    before = resized.pop(start.job_id, None)
+    before = unfinished.pop(start.job_id, None)
     if before is not None and began is not None:
         nodes = tuple(dict.fromkeys((*before.nodes, *nodes)))
-        start = replace(start, nodes=nodes, began=before.began, resized=(*before.resized, began))
+        resized = (*before.resized, before.ended or began)  # 24.11 has the new record begin where the old one did
+        start = replace(start, nodes=nodes, began=before.began, resized=resized)
     if state == "RESIZING":
-        resized[start.job_id] = start
+        unfinished[start.job_id] = start
         return None
     return start
 

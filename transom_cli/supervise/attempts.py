@@ -24,7 +24,7 @@ class AttemptTold:
     """Times are seconds of the wall clock, None: not known. nodes: of its allocation. launches: (number, when).
 
     status: done, failed, left or stopped, as its launcher says; "" where none did. words: how it ended. exit_code: of
-    its launcher. runs: no end of it is known.
+    its launcher. runs: no end of it is known. incident: for which the operator gave it up, with its diagnosis.
     """
 
     name: str
@@ -36,6 +36,8 @@ class AttemptTold:
     words: str = ""
     exit_code: int | None = None
     runs: bool = False
+    incident: str = ""
+    incident_words: str = ""
 
     @property
     def number(self) -> tuple[int, int]:
@@ -70,7 +72,9 @@ class _Seen:
         self.why: dict[str, str] = {}
         for e in book.events:
             self._hear(e)
-        diagnosed = {i.attempt: i.diagnosis.words for i in incidents(book) if i.diagnosis is not None}
+        known = [(i, i.diagnosis.words) for i in incidents(book) if i.diagnosis is not None]
+        diagnosed = {i.attempt: words for i, words in known}
+        self.given_up = {i.attempt: (i.id, words) for i, words in known if any(m.what == "requeued" for m in i.marks)}
         state = book.state
         if state.phase.over and state.verdict:
             diagnosed[state.attempt] = state.verdict
@@ -101,7 +105,7 @@ class _Seen:
 def _told(one: goodput.Attempt, records: Iterable[Mapping[str, Any]], seen: _Seen) -> AttemptTold:
     """The launcher's own nodes come first: Slurm tells of a completing job's nodes as they go."""
     outcome, written = _newest(records, "outcome"), _newest(records, "attempt").get("nodes")
-    code = outcome.get("exit_code")
+    code, (incident, why) = outcome.get("exit_code"), seen.given_up.get(one.name, ("", ""))
     return AttemptTold(
         name=one.name,
         began=one.begun / NS if one.begun is not None else None,
@@ -111,6 +115,8 @@ def _told(one: goodput.Attempt, records: Iterable[Mapping[str, Any]], seen: _See
         status=one.status,
         words=str(outcome.get("why", "")) or seen.why.get(one.name, NO_OUTCOME),
         exit_code=code if isinstance(code, int) else None,
+        incident=incident,
+        incident_words=why,
     )
 
 

@@ -118,10 +118,14 @@ def lines(
         for row, one in zip(rows, drawn[1:], strict=True):
             made += [one, *_below(row, indent, width)]
     if any(row.start is not None and slurm_words(row.start) == RESIZED for row in rows):
-        made += [(), *(line((one, "dim")) for one in wrapped("", _RESIZED, NEVER_CUT if width is None else width))]
+        made += [(), *_dim(_RESIZED, width)]
     if not asked:
-        made += [(), line((f"Slurm's accounting tells nothing: {accounts.why}", "dim"))]
+        made += [(), *_dim(f"Slurm's accounting tells nothing: {accounts.why}", width)]
     return made if width is None else [cut(one, width) for one in made]
+
+
+def _dim(words: str, width: int | None) -> Iterator[Line]:
+    return (line((one, "dim")) for one in wrapped("", words, NEVER_CUT if width is None else width))
 
 
 def _cells(number: int, row: Row, now: float, name: Callable[[int], str], *, asked: bool) -> tuple[str | Span, ...]:
@@ -148,6 +152,8 @@ def _below(row: Row, indent: str, width: int | None) -> Iterator[Line]:
         yield from (line((one, "dim")) for one in wrapped(f"{indent}on ", fold_nodes(nodes), room))
     words, tone = _words(row)
     yield from (line((one, tone)) for one in wrapped(indent, words, room))
+    if row.told is not None and row.told.incident and row.told.incident_words != row.told.words:
+        yield from map(line, wrapped(f"{indent}{row.told.incident}: ", row.told.incident_words, room))
     for differs in row.differs:
         yield from (line((one, "warn")) for one in wrapped(f"{indent}differs: ", differs, room))
 
@@ -185,6 +191,8 @@ def _object(number: int, row: Row, name: Callable[[int], str]) -> dict[str, Any]
         "words": told.words if told is not None else "",
         "exit_code": told.exit_code if told is not None else None,
         "runs": told is not None and told.runs,
+        "incident": told.incident if told is not None else "",
+        "incident_words": told.incident_words if told is not None else "",
         "slurm": _start(start, name) if start is not None else None,
         "differs": list(row.differs),
     }
