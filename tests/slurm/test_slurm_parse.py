@@ -195,6 +195,13 @@ def test_accounting_of_a_start_that_was_shrunk_and_requeued() -> None:
     assert [(one.began, one.ended, one.resized) for one in later] == [(15.0, 32.0, (31.0,))], "as 24.11 has it"
 
 
+def test_a_start_that_was_shrunk_is_told_while_its_job_waits() -> None:
+    """22.05 makes the record of what was left of it that of the waiting job."""
+    shrunk, waits = parse.parse_sacct("1|RESIZING|0:0|5|6|n[1-3]\n1|PENDING|0:0|Unknown|Unknown|n[1,3]\n", 1)
+    assert (shrunk.state, shrunk.nodes, shrunk.ended) == (JobState.UNKNOWN, ("n1", "n2", "n3"), 6.0)
+    assert (waits.began, waits.ended) == (None, None)
+
+
 def test_what_waits_or_was_cancelled_in_the_queue_has_not_begun() -> None:
     """22.05 shows a waiting job's former nodes; a cancelled one's start is its end."""
     waits, never = parse.parse_sacct(

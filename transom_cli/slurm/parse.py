@@ -269,40 +269,44 @@ def parse_sacct(text: str, *job_ids: int) -> list[Start]:
     accounting hears of a job late, so an empty answer says nothing about it.
     """
     found: list[Start] = []
-    unfinished: dict[int, Start] = {}  # by job, a start that goes on in the next record
+    shrunk: dict[int, Start] = {}  # by job, a start that goes on in the next record
     for line in text.splitlines():
         try:
-            start = _parse_start(line, unfinished)
+            start, resizing = _parse_start(line)
         except (ValueError, OverflowError) as error:
             raise nonsense(line, "sacct") from error
-        if start is not None and start.job_id in job_ids:  # an array's first id stands for all of its elements
+        before = shrunk.pop(start.job_id, None)
+        if before is not None and start.began is not None:
+            start = _one_start(before, start)
+        elif before is not None:  # 22.05, while the job waits: the record of its last start is the waiting one's
+            found.append(before)
+        if resizing:
+            shrunk[start.job_id] = replace(start, state=JobState.UNKNOWN)
+        else:
             found.append(start)
+    found = [one for one in found if one.job_id in job_ids]  # an array's first id stands for all of its elements
     if not found:
         jobs = ",".join(map(str, job_ids))
         raise SlurmUnknown(f"Accounting has no job {jobs} (yet)", "sacct printed nothing", f"sacct -D -j {jobs}")
     return found
 
 
-def _parse_start(line: str, unfinished: dict[int, Start]) -> Start | None:
-    """None: the next record of this job tells more of it."""
+def _parse_start(line: str) -> tuple[Start, bool]:
+    """And whether the next record of this job tells more of it."""
     job, state, exit_text, begin, end, node_list = line.split("|")
     base, _ = parse_state(state)
     code, signal = _exit(exit_text) if base.ended else (None, None)
     began, ended = _moment(begin), _moment(end)
     nodes = parse_nodes(node_list, "sacct") if began is not None else ()  # 22.05 shows a waiting job's former ones
-    if not nodes:
-        began = None
     by = re.fullmatch(r"CANCELLED by (\d+)", state)
-    start = Start(int(job), base, code, signal, nodes, began, ended, int(by[1]) if by else None)
-    before = unfinished.pop(start.job_id, None)
-    if before is not None and began is not None:
-        nodes = tuple(dict.fromkeys((*before.nodes, *nodes)))
-        resized = (*before.resized, before.ended or began)  # 24.11 has the new record begin where the old one did
-        start = replace(start, nodes=nodes, began=before.began, resized=resized)
-    if state == "RESIZING":
-        unfinished[start.job_id] = start
-        return None
-    return start
+    told = Start(int(job), base, code, signal, nodes, began if nodes else None, ended, int(by[1]) if by else None)
+    return told, state == "RESIZING"
+
+
+def _one_start(shrunk: Start, rest: Start) -> Start:
+    nodes = tuple(dict.fromkeys((*shrunk.nodes, *rest.nodes)))
+    at = shrunk.ended or rest.began or 0.0  # 24.11 has the new record begin where the old one did
+    return replace(rest, nodes=nodes, began=shrunk.began, resized=(*shrunk.resized, at))
 
 
 def _moment(text: str) -> float | None:
