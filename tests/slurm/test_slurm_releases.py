@@ -106,3 +106,4 @@ def test_accounting(release: str) -> None:
     assert [(ends[job].exit_code, ends[job].exit_signal) for job in (3, 4)] == [(7, 0), (0, 9)]
     assert (ends[2].by, ends[3].by, ends[5].began, ends[5].nodes) == (0, None, None, ())
     assert (ends[6].state, ends[6].nodes) == (JobState.NODE_FAIL, ("node3",))
+    assert [ends[job].comment for job in (1, 2, 3)] == ["transom:r1:i1", "pipe|x", ""], "job 2 has a line of two lines"

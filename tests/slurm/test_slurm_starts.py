@@ -12,6 +12,7 @@ from transom_cli.slurm.port import JobState, Start
 from transom_cli.slurm.starts import APART, OLDER, Attempt, last_end, match, own
 
 NODES = ("n1", "n2", "n3")
+TAG = "transom:demo"
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,13 @@ def test_what_overlaps_the_next_start_has_its_end(ended: float | None) -> None:
     code = 0 if ended else None
     over = Start(7, state, code, code, NODES, 100.0, ended, resized=(150.0,))
     following = Start(7, state, code, code, ("n1", "n4"), 160.0)
-    first, second = own((over, following), 90.0)
+    first, second = own((over, following), 90.0, TAG)
     assert (first.state, first.began, first.ended, first.nodes) == (JobState.UNKNOWN, 100.0, 150.0, NODES)
     assert second == replace(following, ended=ended)
     attempts = (Attempt(7, 0, 101.0, NODES), Attempt(7, 1, 162.0, ("n1", "n4")))
     assert match(attempts, (first, second)).starts == (first, second)
     assert last_end((first, second)) == (second if ended else None)
-    assert own((replace(over, ended=155.0), following), 90.0)[0].ended == 155.0, "they do not overlap"
+    assert own((replace(over, ended=155.0), following), 90.0, TAG)[0].ended == 155.0, "they do not overlap"
 
 
 def test_a_start_that_still_runs_may_be_written_over_another() -> None:
@@ -144,5 +145,15 @@ def test_a_job_id_that_came_round_again() -> None:
     older = Start(7, JobState.CANCELLED, 0, 15, ("n1",), 100.0, 200.0, 1000)
     runaway = Start(7, JobState.RUNNING, None, None, ("n1",), 100.0)
     ours, waits = replace(older, began=9e5, ended=None), Start(7, JobState.PENDING, None, None, ())
-    assert own((older, runaway, ours, waits), 200.0 + OLDER + 1) == [ours, waits]
-    assert own((older, runaway), 150.0) == [older, runaway]
+    assert own((older, runaway, ours, waits), 200.0 + OLDER + 1, TAG) == [ours, waits]
+    assert own((older, runaway), 150.0, TAG) == [older, runaway]
+
+
+def test_a_job_id_that_was_given_again_while_the_run_lasts() -> None:
+    """A slurmctld that has lost its state counts anew; a site may take comments away."""
+    ours = Start(7, JobState.NODE_FAIL, 0, 0, ("n1",), 100.0, 200.0, comment="transom:demo:after-6.0")
+    theirs = Start(7, JobState.CANCELLED, 0, 15, ("n1",), 300.0, 400.0, 1000, comment="transom:demo2")
+    anybodys = replace(theirs, comment="")
+    assert own((ours, theirs), 90.0, TAG) == [ours]
+    assert own((ours, theirs), 90.0, f"{TAG}:after-7.0") == [ours], "also by the tag of a successor"
+    assert own((ours, anybodys), 90.0, TAG) == [ours, anybodys]

@@ -44,7 +44,7 @@ def screen(rows: tuple[Row, ...], accounts: Accounts, width: int | None = 80) ->
 
 
 def rows_of(*starts: Start, attempts: tuple[AttemptTold, ...] = (FIRST, SECOND)) -> tuple[Row, ...]:
-    return attempt_rows(attempts, Accounts(starts), 990.0, NOW)
+    return attempt_rows("demo", attempts, Accounts(starts), 990.0, NOW)
 
 
 def test_a_node_that_died_and_a_rank_that_was_killed() -> None:
@@ -68,7 +68,7 @@ def test_where_both_agree_nothing_differs() -> None:
 
 
 def test_without_accounting_the_runs_own_record_stands_alone() -> None:
-    rows = attempt_rows((FIRST, SECOND), SILENT, 990.0, NOW)
+    rows = attempt_rows("demo", (FIRST, SECOND), SILENT, 990.0, NOW)
     assert [row.told for row in rows] == [FIRST, SECOND] and not any(row.differs for row in rows)
     drawn = screen(rows, SILENT)
     assert "SLURM" not in drawn[2]
@@ -104,9 +104,9 @@ def test_exit_codes_and_an_end_that_the_run_has_not_heard_of() -> None:
 
 def test_accounting_hears_of_things_late() -> None:
     running = replace(COMPLETED, state=JobState.RUNNING, ended=None)
-    (_, second) = attempt_rows((FIRST, SECOND), Accounts((REQUEUED, running)), 990.0, 1201.0)
+    (_, second) = attempt_rows("demo", (FIRST, SECOND), Accounts((REQUEUED, running)), 990.0, 1201.0)
     assert second.differs == ()
-    (first, second) = attempt_rows((FIRST, SECOND), Accounts((REQUEUED,)), 990.0, 1135.0)
+    (first, second) = attempt_rows("demo", (FIRST, SECOND), Accounts((REQUEUED,)), 990.0, 1135.0)
     assert (first.differs, second.start, second.differs) == ((), None, ())
 
 
@@ -168,7 +168,7 @@ def test_a_document_is_what_its_schema_says(name: str, asked: bool) -> None:
         Start(one.number[0], JobState.CANCELLED, 0, 15, one.nodes[:1], one.began, one.ended, 0) for one in attempts
     )
     accounts = Accounts((*starts, Start(99, JobState.CANCELLED, 0, 0, (), None, NOW, 0))) if asked else SILENT
-    made = json.loads(json.dumps(document(name, attempt_rows(attempts, accounts, 0.0, NOW), accounts, str)))
+    made = json.loads(json.dumps(document(name, attempt_rows("demo", attempts, accounts, 0.0, NOW), accounts, str)))
     Draft202012Validator.check_schema(SCHEMA)
     Draft202012Validator(SCHEMA).validate(made)
     assert made.keys() == SCHEMA["properties"].keys()
@@ -216,7 +216,7 @@ any_start = st.builds(
 )
 def test_any_attempt_at_any_width(attempts: list[AttemptTold], starts: list[Start], width: int) -> None:
     for accounts in (Accounts(tuple(starts)), Accounts(None, "\x1b[2J gone\n")):
-        rows = attempt_rows(attempts, accounts, 0.0, NOW)
+        rows = attempt_rows("demo", attempts, accounts, 0.0, NOW)
         assert {id(row.told) for row in rows if row.told is not None} == {id(one) for one in attempts}
         drawn = screen(rows, accounts, width)
         assert all(one.isprintable() and cells(one) <= width for one in drawn)

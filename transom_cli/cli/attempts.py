@@ -39,7 +39,7 @@ def attempts(run: Run = None, root: Root = None, json_: Json = False, no_color: 
     book = read_book(found)
     accounts = _ask(found, job_ids(book))
     since = book.events[0].at if book.events else book.now
-    rows = attempt_rows(attempts_told(book), accounts, since, book.now)
+    rows = attempt_rows(book.run_id, attempts_told(book), accounts, since, book.now)
     if json_:
         print(json.dumps(document(book.run_id, rows, accounts, user_name)))
         return

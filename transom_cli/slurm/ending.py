@@ -12,17 +12,18 @@ from transom_cli.slurm.starts import last_end, own
 log = logging.getLogger("transom.accounting")
 
 
-def accounted_end(slurm: Slurm, job_id: int, since: float) -> Start | None:
+def accounted_end(slurm: Slurm, job_id: int, since: float, tag: str) -> Start | None:
     """None where there is no accounting, where it does not answer, and where it knows of no end.
 
-    It hears of things late, so that only an end counts. since: when the run began, in seconds since the epoch.
+    It hears of things late, so that only an end counts. since: when the run began, in seconds since the epoch. tag: the
+    run's.
     """
     try:
         starts = slurm.history(job_id)
     except TransomError as error:
         log.info("accounting tells nothing of job %s: %s", job_id, error.why or error.what)
         return None
-    return last_end(own(starts, since))
+    return last_end(own(starts, since, tag))
 
 
 def user_name(uid: int | None) -> str:

@@ -7,6 +7,7 @@ calls fail before or after they took effect (an answer that was lost).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import TypeVar, cast
 
@@ -276,7 +277,8 @@ class FakeSlurm:
         job = self.cluster.jobs.get(job_id)
         if job is not None and not job.state.ended:
             waits = job.state is JobState.PENDING
-            yield Start(job_id, job.state, None, None, () if waits else job.started_on, None if waits else job.began)
+            told = Start(job_id, job.state, None, None, (), comment=job.comment)
+            yield told if waits else replace(told, nodes=job.started_on, began=job.began)
 
     def _known(self, job_id: int) -> FakeJob:
         if job_id not in self.cluster.jobs:

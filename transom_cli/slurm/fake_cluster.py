@@ -125,7 +125,7 @@ class FakeCluster:
         """This start of the job is over; its nodes have yet to say that nothing is left on them."""
         over = state.ended  # a requeued start has no exit code
         told = Start(job.job_id, state, code if over else None, signal if over else None, job.started_on)
-        self.past.append(replace(told, began=job.began, ended=self.now))
+        self.past.append(replace(told, began=job.began, ended=self.now, comment=job.comment))
         job.ran_on = job.nodes
         job.state, job.exit_code, job.exit_signal = state, code, signal
         job.completing_since = job.ended_at = self.now
@@ -133,7 +133,7 @@ class FakeCluster:
     def end_waiting(self, job: FakeJob) -> None:
         """It is cancelled before it could start (again)."""
         job.state, job.held = JobState.CANCELLED, False
-        self.past.append(Start(job.job_id, JobState.CANCELLED, 0, 0, (), None, self.now))
+        self.past.append(Start(job.job_id, JobState.CANCELLED, 0, 0, (), None, self.now, comment=job.comment))
 
     def requeue(self, job: FakeJob, *, held: bool) -> None:
         if job.state in _ACTIVE:

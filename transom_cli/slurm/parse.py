@@ -15,6 +15,7 @@ from datetime import datetime
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
 from transom_cli.slurm.port import Job, JobState, Node, SlurmUnknown, Start
+from transom_cli.slurm.tags import run_tag
 
 FIELD, RECORD = "\x1f", "\x1e"
 _COLUMN_WORDS = (
@@ -23,7 +24,8 @@ _COLUMN_WORDS = (
 )
 _COLUMNS = tuple(_COLUMN_WORDS.split())
 SQUEUE_FORMAT = ",".join(f"{column}:{FIELD}" for column in _COLUMNS[:-1]) + f",{_COLUMNS[-1]}:{RECORD}"
-SACCT_FORMAT = "JobIDRaw,State,ExitCode,Start,End,NodeList"
+SACCT_FORMAT = "JobIDRaw,State,ExitCode,Start,End,NodeList,SubmitLine"
+TAGGED = run_tag("")
 SACCT_TIMES = {"SLURM_TIME_FORMAT": "%s"}  # seconds since the epoch: a local time is told twice in a night of autumn
 
 _EMPTY = frozenset({"", "(null)", "N/A", "n/a", "None", "None assigned", "(none)"})
@@ -33,6 +35,7 @@ _JOB = re.compile(
     re.DOTALL,
 )
 _COMMENT = re.compile(r".* Comment=(.*?) (?:StdErr|StdIn|StdOut|Power)=", re.DOTALL)
+_SACCT = re.compile(r"^(\d+)\|([^|\n]+)\|(\d+:\d+)\|([^|\n]*)\|([^|\n]*)\|([^|\n]*)\|", re.MULTILINE)
 _NODE_REASON = re.compile(r" Reason=(.*?)(?: \[(\S+)@[^\]\s]+\])?(?: Comment=.*)?$", re.DOTALL)
 _SHORT_STATES = {
     "PD": "PENDING", "R": "RUNNING", "S": "SUSPENDED", "CD": "COMPLETED", "CA": "CANCELLED", "F": "FAILED",
@@ -270,11 +273,12 @@ def parse_sacct(text: str, *job_ids: int) -> list[Start]:
     """
     found: list[Start] = []
     shrunk: dict[int, Start] = {}  # by job, a start that goes on in the next record
-    for line in text.splitlines():
-        try:
-            start, resizing = _parse_start(line)
-        except (ValueError, OverflowError) as error:
-            raise nonsense(line, "sacct") from error
+    records = list(_SACCT.finditer(text))
+    if text.strip() and (not records or records[0].start() > 0):
+        raise nonsense(text, "sacct")
+    ends = (*(record.start() for record in records[1:]), len(text))
+    for record, end in zip(records, ends, strict=False):
+        start, resizing = _parse_start(record, text[record.end() : end])
         before = shrunk.pop(start.job_id, None)
         if before is not None and start.began is not None:
             start = _one_start(before, start)
@@ -291,16 +295,18 @@ def parse_sacct(text: str, *job_ids: int) -> list[Start]:
     return found
 
 
-def _parse_start(line: str) -> tuple[Start, bool]:
-    """And whether the next record of this job tells more of it."""
-    job, state, exit_text, begin, end, node_list = line.split("|")
+def _parse_start(record: re.Match[str], submitted: str) -> tuple[Start, bool]:
+    """And whether the next record of this job tells more of it. submitted: sbatch's line, a user's own text in it."""
+    job, state, exit_text, begin, end, node_list = record.groups()
     base, _ = parse_state(state)
     code, signal = _exit(exit_text) if base.ended else (None, None)
     began, ended = _moment(begin), _moment(end)
     nodes = parse_nodes(node_list, "sacct") if began is not None else ()  # 22.05 shows a waiting job's former ones
     by = re.fullmatch(r"CANCELLED by (\d+)", state)
     told = Start(int(job), base, code, signal, nodes, began if nodes else None, ended, int(by[1]) if by else None)
-    return told, state == "RESIZING"
+    comments = re.findall(r"--comment=(\S+)", submitted)  # the script's own arguments stand behind sbatch's
+    comment = next((one for one in comments if one.startswith(TAGGED)), comments[0] if comments else "")
+    return replace(told, comment=comment), state == "RESIZING"
 
 
 def _one_start(shrunk: Start, rest: Start) -> Start:

@@ -112,7 +112,7 @@ class Start:
 
     began, ended: seconds since the epoch, by the controller's clock; None: it has not. What never began has no nodes:
     a job that waits, or that was cancelled while it did. by: the user id of whoever cancelled it, where that is told.
-    resized: when nodes were given up.
+    resized: when nodes were given up. comment: the --comment of its submission, "" where that is not told.
     """
 
     job_id: int
@@ -124,6 +124,7 @@ class Start:
     ended: float | None = None
     by: int | None = None
     resized: tuple[float, ...] = ()
+    comment: str = ""
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ class _Restart:
     def _require_uncancelled(self) -> None:
         if self.request.since is None:
             return
-        end = accounted_end(self.slurm, self.request.job_id, self.request.since)
+        end = accounted_end(self.slurm, self.request.job_id, self.request.since, self.request.tag)
         if end is not None and end.state is JobState.CANCELLED:
             who = f" by {user_name(end.by)}" if end.by is not None else ""
             why = f"Slurm has forgotten it, and accounting has it as CANCELLED{who}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from transom_cli.slurm.overwritten import apart, untangled
 from transom_cli.slurm.port import Start
+from transom_cli.slurm.tags import is_anothers
 
 OLDER = 3600.0  # seconds before the run: what ended then was of another job, when this one's id came round last
 APART = (
@@ -36,12 +37,13 @@ class Matched:
     alone: tuple[Start, ...]
 
 
-def own(starts: Sequence[Start], since: float) -> list[Start]:
-    """Each known apart, without those of older jobs with the same id.
+def own(starts: Sequence[Start], since: float, tag: str) -> list[Start]:
+    """Each known apart, without those of other jobs to which Slurm has given the same id, before or after.
 
-    since: when the run began, in seconds since the epoch.
+    since: when the run began, in seconds since the epoch. tag: the run's, as in `slurm.tags`.
     """
-    ours = [one for one in starts if (one.ended or one.began or since) >= since - OLDER]
+    young = (one for one in starts if (one.ended or one.began or since) >= since - OLDER)
+    ours = [one for one in young if not is_anothers(one.comment, tag)]
     jobs = dict.fromkeys(one.job_id for one in ours)
     return [part for job_id in jobs for part in untangled(one for one in ours if one.job_id == job_id)]
 

@@ -7,6 +7,7 @@ transom:<run id>:after-<attempt>       the job that goes on in the place of that
 
 from __future__ import annotations
 
+_AFTER = ":after-"
 _HELD = "held:"
 _LONGEST = 200  # of a reason, in characters
 
@@ -17,7 +18,7 @@ def run_tag(run_id: str) -> str:
 
 def successor_tag(tag: str, attempt: str) -> str:
     """Of the one job that may follow on this attempt, whoever submits it: operator or launcher."""
-    return f"{tag}:after-{attempt}"
+    return f"{tag}{_AFTER}{attempt}"
 
 
 def tag_of(comment: str) -> str:
@@ -27,6 +28,13 @@ def tag_of(comment: str) -> str:
 def of_run(comment: str, tag: str) -> bool:
     """Whether a job with this comment belongs to the run with this tag."""
     return tag_of(comment) == tag or tag_of(comment).startswith(f"{tag}:")
+
+
+def is_anothers(comment: str, tag: str) -> bool:
+    """Whether a job is surely not of this run, though it has the number of one that was: a slurmctld that has lost its
+    state gives the numbers again. A site may take comments away, so a job without one may be anybody's.
+    """
+    return bool(comment) and not of_run(comment, tag.partition(_AFTER)[0])
 
 
 def succeeds_job(comment: str, tag: str, job_id: int) -> bool:

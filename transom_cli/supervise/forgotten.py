@@ -8,6 +8,7 @@ from transom_cli.core.events import JobGone
 from transom_cli.layout import RunDir, parse_attempt
 from transom_cli.slurm.ending import accounted_end, user_name
 from transom_cli.slurm.port import Slurm
+from transom_cli.slurm.tags import run_tag
 from transom_cli.supervise.clock import Clock
 from transom_cli.supervise.handed import newest_handed
 
@@ -29,7 +30,7 @@ class Forgotten:
         return JobGone(self._clock.now(), told.job_id, told.ended, told.exit_code, told.exit_signal, told.by)
 
     def _ask(self, job_id: int) -> JobGone:
-        end = accounted_end(self._slurm, self._last(job_id), self._since)
+        end = accounted_end(self._slurm, self._last(job_id), self._since, run_tag(self._run.run_id))
         if end is None:
             return JobGone(0.0, job_id)
         log.info("job %s is forgotten, and accounting tells: %s", job_id, end)

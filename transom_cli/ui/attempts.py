@@ -10,6 +10,7 @@ from transom_cli.plural import several
 from transom_cli.slurm.parse import fold_nodes
 from transom_cli.slurm.port import JobState, Start
 from transom_cli.slurm.starts import Attempt, match, own
+from transom_cli.slurm.tags import run_tag
 from transom_cli.supervise.attempts import AttemptTold
 from transom_cli.ui.lines import Line, Span, cut, line, table
 from transom_cli.ui.words import cells, count, day_time, span, utc, zone
@@ -54,12 +55,14 @@ class Row:
         return self.start.ended if self.start is not None else None
 
 
-def attempt_rows(told: Sequence[AttemptTold], accounts: Accounts, since: float, now: float) -> tuple[Row, ...]:
+def attempt_rows(
+    run_id: str, told: Sequence[AttemptTold], accounts: Accounts, since: float, now: float
+) -> tuple[Row, ...]:
     """Oldest first. since: when the run began; both in seconds of the wall clock."""
     if accounts.starts is None:
         return tuple(Row(one, None) for one in told)
     known = [Attempt(*one.number, one.began, one.nodes) for one in told]
-    matched = match(known, own(accounts.starts, since))
+    matched = match(known, own(accounts.starts, since, run_tag(run_id)))
     rows = [Row(one, start, tuple(_differs(one, start, now))) for one, start in zip(told, matched.starts, strict=True)]
     rows += [Row(None, start) for start in matched.alone]
     return tuple(sorted(rows, key=_order))
