@@ -76,16 +76,17 @@ def match(attempts: Sequence[Attempt], starts: Sequence[Start]) -> Matched:
 def _pairs(attempts: Sequence[Attempt], starts: Sequence[Start]) -> list[tuple[int, int]]:
     if len(attempts) == len(starts) and all(_fits(a, s) for a, s in zip(attempts, starts, strict=True)):
         return [(n, n) for n in range(len(starts))]
+    fits = {(i, j) for i, a in enumerate(attempts) for j, s in enumerate(starts) if _fits(a, s)}
     # best[i][j]: (pairs, - seconds apart) of the attempts from i on and the starts from j on
     best = [[(0, 0.0)] * (len(starts) + 1) for _ in range(len(attempts) + 1)]
     for i in reversed(range(len(attempts))):
         for j in reversed(range(len(starts))):
             best[i][j] = max(best[i + 1][j], best[i][j + 1])
-            if _fits(attempts[i], starts[j]):
+            if (i, j) in fits:
                 best[i][j] = max(best[i][j], _joined(best[i + 1][j + 1], attempts[i], starts[j]))
     found, i, j = [], 0, 0
     while i < len(attempts) and j < len(starts):
-        if _fits(attempts[i], starts[j]) and best[i][j] == _joined(best[i + 1][j + 1], attempts[i], starts[j]):
+        if (i, j) in fits and best[i][j] == _joined(best[i + 1][j + 1], attempts[i], starts[j]):
             found.append((i, j))
             i, j = i + 1, j + 1
         elif best[i][j] == best[i + 1][j]:
@@ -102,9 +103,8 @@ def _joined(rest: tuple[int, float], attempt: Attempt, start: Start) -> tuple[in
 
 def _fits(attempt: Attempt, start: Start) -> bool:
     """It may have begun within this start, on a node of it."""
-    if attempt.nodes and start.nodes and not set(attempt.nodes) & set(start.nodes):
-        return False
-    if attempt.began is None or start.began is None:
-        return True
-    end = float("inf") if start.ended is None else start.ended
-    return start.began - APART <= attempt.began <= end + APART
+    if attempt.began is not None and start.began is not None:
+        late = attempt.began - start.began
+        if late < -APART or (start.ended is not None and attempt.began > start.ended + APART):
+            return False
+    return not attempt.nodes or not start.nodes or not set(attempt.nodes).isdisjoint(start.nodes)
