@@ -1,7 +1,7 @@
 """What this release's Slurm prints, as test data: python scripts/slurm_samples.py [--release trixie] FOLDER
 
-Plays one scenario on a sandbox and writes what squeue and scontrol say of it, with the user's name changed; the tests
-of `transom_cli.slurm.parse` read the same of every release (tests/slurm/samples/<release>/).
+Plays one scenario on a sandbox and writes what squeue, scontrol and sacct say of it, with the user's name changed; the
+tests of `transom_cli.slurm.parse` read the same of every release (tests/slurm/samples/<release>/).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
 from transom_cli.sandbox.release.known import NATIVE
 from transom_cli.sandbox.release.obtain import default_folder, obtain
-from transom_cli.slurm.parse import SQUEUE_FORMAT
+from transom_cli.slurm.parse import SACCT_FORMAT, SACCT_TIMES, SQUEUE_FORMAT
 
 SMALL = ("--mem=100", "--output=/dev/null")
 FREE_TEXT = ("--job-name=na me=x Reason=foo", "--comment=transom:r1:i1 a=b Reason=c")
@@ -31,7 +31,7 @@ def main() -> int:
     say = lambda words: print(words, file=sys.stderr)  # noqa: E731
     home = "" if asked.release == NATIVE else str(obtain(asked.release, default_folder(), say).home.path)
     with tempfile.TemporaryDirectory(prefix="tsm-", dir="/tmp") as place:
-        sandbox = Sandbox.up(SandboxSpec(Path(place) / "sb", home=home))
+        sandbox = Sandbox.up(SandboxSpec(Path(place) / "sb", home=home, accounting=True))
         try:
             samples = Scenario(sandbox, Path(place) / 'a dir\'s "q"').play()
         finally:
@@ -91,6 +91,7 @@ class Scenario:
         self.take_job("job_cancelled", pending)
         self.taken["squeue_ended.txt"] = self.squeue()
         self.nodes()
+        self.taken["sacct.txt"] = self.sacct(pending + 1)
         return self.taken
 
     def nodes(self) -> None:
@@ -100,6 +101,15 @@ class Scenario:
         self.wait(job, "JobState=RUNNING")
         self.sandbox.slurm(*update, "nodename=node4", "state=down", "reason=it's gone")
         self.taken["nodes.txt"] = self.sandbox.slurm("scontrol", "show", "node", "-o")
+
+    def sacct(self, last: int) -> str:
+        """Of all jobs, once accounting has heard of the last one's end."""
+        self.sandbox.slurm("scontrol", "update", "nodename=node3", "state=down", "reason=it's gone too")
+        times = [f"{name}={value}" for name, value in SACCT_TIMES.items()]
+        jobs = ",".join(str(job) for job in range(1, last + 1))
+        argv = ("env", *times, "sacct", "-D", "-X", "-P", "-n", "-o", SACCT_FORMAT, "-j", jobs)
+        self.until(lambda: f"{last}|NODE_FAIL" in self.sandbox.slurm(*argv), 40.0)
+        return self.sandbox.slurm(*argv)
 
     def submit(self, body: str, *options: str) -> int:
         script = self.folder / "job x.sbatch"

@@ -68,7 +68,15 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         held_why=st.sampled_from(("", "", "no progress")),
         by_launcher=st.booleans(),
     ),
-    ev.JobGone: st.builds(ev.JobGone, at, jobs),
+    ev.JobGone: st.builds(
+        ev.JobGone,
+        at,
+        jobs,
+        st.sampled_from(("",) * 6 + ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL")),
+        st.sampled_from((None, 0, 1, 93)),
+        st.sampled_from((None, 0, 9)),
+        st.sampled_from(("", "ann")),
+    ),
     ev.SlurmLost: st.builds(ev.SlurmLost, at, st.just("timed out")),
     ev.SlurmBack: st.builds(ev.SlurmBack, at),
     ev.LaunchSeen: st.builds(
@@ -137,7 +145,9 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
     ev.Isolated: st.builds(ev.Isolated, at, keys, nodes, st.sampled_from(("drained", "excluded")), st.just("")),
     ev.Restarted: st.builds(ev.Restarted, at, keys, jobs, counts, st.sampled_from(("requeued", "already"))),
     ev.Acted: st.builds(ev.Acted, at, keys),
-    ev.ActionFailed: st.builds(ev.ActionFailed, at, keys, st.just("slurm_refused"), st.just("no")),
+    ev.ActionFailed: st.builds(
+        ev.ActionFailed, at, keys, st.sampled_from(("slurm_refused",) * 5 + ("job_cancelled",)), st.just("no")
+    ),
     ev.StopAsked: st.builds(ev.StopAsked, at, st.just("ann")),
     ev.LiftAsked: st.builds(
         ev.LiftAsked, at, st.just("ann"), st.sampled_from(("lift-1", "lift-2", "lift-3")), some_nodes

@@ -68,9 +68,9 @@ def test_cancelled_meanwhile_it_is_stopped() -> None:
 
 
 def test_cancelled_and_forgotten_it_is_stopped_on_the_word_of_its_own_log() -> None:
-    state, ordered = play(stopped(), ev.JobGone(705.0, 7, cancelled=True))
+    state, ordered = play(stopped(), ev.JobGone(705.0, 7, "CANCELLED", source="the job's log"))
     assert (state.phase, state.exit_code) == (Phase.STOPPED, 130)
-    assert state.verdict == "the job was cancelled in Slurm (scancel)"
+    assert state.verdict == "the job was cancelled in Slurm (scancel), as the job's log tells"
     assert not [a for a in ordered if isinstance(a, Restart)]
 
 

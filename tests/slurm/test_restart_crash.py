@@ -10,7 +10,7 @@ import pytest
 from slurm_worlds import FakeWorld, restart_request, start, submission, wait_for
 
 from transom_cli.slurm.fake_cluster import FakeNode
-from transom_cli.slurm.port import Job, JobState, SlurmRefused, SlurmUnknown
+from transom_cli.slurm.port import Job, JobCancelled, JobState, SlurmRefused, SlurmUnknown
 from transom_cli.slurm.restart import IN_VAIN, RestartRequest, RestartResult, restart_job
 
 
@@ -150,6 +150,35 @@ def test_a_job_that_a_person_cancelled_is_not_brought_back(tmp_path: Path) -> No
         run(world, request)
     assert world.slurm.job(request.job_id).state is JobState.CANCELLED
     assert "submit" not in [call[0] for call in world.slurm.calls[-3:]]
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_of_a_forgotten_job_accounting_knows_that_a_person_cancelled_it(tmp_path: Path, silent: bool) -> None:
+    world, request = prepared(tmp_path, "forgotten")
+    world.slurm.accounting = not silent
+    if silent:
+        assert run(world, replace(request, since=0.0)).how == "successor"
+        return
+    with pytest.raises(JobCancelled, match="Job 1 was cancelled"):
+        run(world, replace(request, since=0.0))
+    assert [call[0] for call in world.slurm.calls] == ["jobs", "job", "history"], "asked once, and nothing submitted"
+    assert run(world, request).how == "successor", "not asked"
+
+
+def test_of_a_forgotten_job_any_other_end_is_followed_by_a_successor(tmp_path: Path) -> None:
+    world, request = prepared(tmp_path, "failed")
+    world.slurm.accounting = True
+    world.slurm.tick(5)
+    world.slurm.forget(request.job_id)
+    result = run(world, replace(request, since=0.0))
+    assert result.how == "successor"
+    assert run(world, replace(request, since=0.0)) == result, "its successor is there: nobody is asked of the old one"
+
+
+def test_an_older_job_with_the_same_id_is_not_ours(tmp_path: Path) -> None:
+    world, request = prepared(tmp_path, "forgotten")
+    world.slurm.accounting = True
+    assert run(world, replace(request, since=1e6)).how == "successor"
 
 
 def test_a_running_later_attempt_is_left_alone(tmp_path: Path) -> None:

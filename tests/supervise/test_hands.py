@@ -228,6 +228,27 @@ def test_a_job_that_was_requeued_and_held_is_patched_and_left_held(bench: Bench)
     assert bench.slurm.cluster.jobs[1].held
 
 
+@pytest.mark.parametrize("went_on", [False, True])
+def test_a_job_that_a_person_cancelled_and_slurm_has_forgotten_is_not_followed(tmp_path: Path, went_on: bool) -> None:
+    """Where the run has gone on since, it may be us who cancelled it."""
+    bench = Bench(tmp_path)
+    bench.slurm.accounting = True
+    orders = replace(bench.hands._orders, since=0.0)
+    bench.hands = Hands(orders, bench.slurm, bench.reach, Clock(), bench.out)
+    bench.slurm.submit(orders.submission)
+    bench.slurm.tick(5)
+    bench.slurm.cancel(1)
+    bench.slurm.tick(5)
+    bench.slurm.forget(1)
+    orders.run.attempt(2 if went_on else 1, 0).path.mkdir(parents=True)
+    told = bench.do(act.Restart("i1/restart", 1, 0, num_nodes=2, exclude=(), dead=()))
+    if went_on:
+        assert isinstance(told, ev.Restarted) and told.how == "successor"
+    else:
+        assert isinstance(told, ev.ActionFailed) and told.kind == "job_cancelled"
+    bench.hands.stop()
+
+
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_patch_that_comes_too_late_harms_nothing(bench: Bench, gone: bool) -> None:
     bench.do(act.Submit("submit"))

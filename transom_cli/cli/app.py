@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from transom_cli import __version__
+from transom_cli.cli.attempts import attempts
 from transom_cli.cli.check import check
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.cli.diagnose import diagnose, rules_app
@@ -66,6 +67,7 @@ app.command(epilog=examples("attach"))(attach)
 app.command()(status)
 app.command()(explain)
 app.command()(goodput)
+app.command()(attempts)
 app.command(epilog=examples("report"))(report)
 app.command(name="list")(list_)
 app.command(epilog=examples("stop"))(stop)

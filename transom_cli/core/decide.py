@@ -20,6 +20,8 @@ from transom_cli.core.state import Phase, Stage, State
 from transom_cli.layout import parse_attempt
 from transom_cli.plural import several
 
+_CANCELLED = "job_cancelled"  # the kind of the error by which Slurm's side refuses to go on with such a job
+
 
 def decide(state: State, event: ev.Event) -> Step:
     handler = _HANDLERS.get(type(event))
@@ -291,6 +293,8 @@ def _action_failed(state: State, e: ev.ActionFailed) -> Step:
         return job.over(state, e.at, inc.final_phase(state), words, UNKNOWN)  # the job may live on
     if isinstance(action, Restart) and state.phase is Phase.STOPPING:
         return job.cancel(inc.close(state, e.at, "stopped"), e.at)
+    if isinstance(action, Restart) and e.kind == _CANCELLED:
+        return job.over(state, e.at, Phase.STOPPED, e.error, 130)
     if isinstance(action, Restart):
         return inc.restart_refused(state, e.at, e.error)
     if state.incident is not None:

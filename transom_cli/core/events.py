@@ -119,11 +119,16 @@ class JobSeen(Event):
 class JobGone(Event):
     """Slurm does not know the job any more (it forgets a finished one after MinJobAge).
 
-    cancelled: the job's own log says that somebody had cancelled it.
+    ended: how, where something else tells: a JobState name; then exit_code and exit_signal as in JobSeen, by: who
+    cancelled it, and source: what tells.
     """
 
     job_id: int
-    cancelled: bool = False
+    ended: str = ""
+    exit_code: int | None = None
+    exit_signal: int | None = None
+    by: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from transom_cli.core.state import Exclusion, Incident, Phase, Stage, State
 from transom_cli.plural import several
 
 FINISH = "finish/"
-_SCANCEL = "the job was cancelled in Slurm (scancel)"
 _LOST = "lost when Slurm requeued the job"
 FINISHING = 90.0  # seconds from the end of the training to that of the job, before Slurm counts as having missed it
 FORGETTING = 30.0  # seconds in which the nodes report to a slurmctld that was started again
@@ -257,18 +256,20 @@ def finish(state: State, at: float) -> Step:
     return order(state, Cancel(f"{FINISH}{state.attempt}", state.job_id))
 
 
-def _ended(state: State, e: ev.JobSeen) -> Step:
+def _ended(state: State, e: ev.JobSeen, by: str = "", told: str = "") -> Step:
+    """by: who cancelled it. told: by whom that was told, where not by Slurm's controller."""
     if e.state == "COMPLETED" or state.phase is Phase.FINISHING:  # the launcher's word that all ranks are done stands
         return over(state, e.at, Phase.DONE, "", 0)
     if e.state == "CANCELLED":
-        return over(state, e.at, Phase.STOPPED, _SCANCEL, 130)
+        who = f" by {by}" if by else ""
+        return over(state, e.at, Phase.STOPPED, f"the job was cancelled in Slurm{who} (scancel){told}", 130)
     if not starting(state) and state.incident is not None and state.incident.ended:
         return state, ()
     words = f"the job ended: {e.state}" + (f", exit code {e.exit_code}" if e.exit_code is not None else "")
     if e.exit_signal and e.exit_signal <= _LAST_SIGNAL:  # of a script that was killed Slurm says JobLaunchFailure too
         words = f"the job ended: {e.state}, its batch script by signal {e.exit_signal}"
         state = replace(state, slurm_reason="" if e.reason == _LAUNCH_FAILURE else e.reason)
-    return inc.sign(state, e.at, words, ended=e.state, exit_code=e.exit_code)
+    return inc.sign(state, e.at, words + told, ended=e.state, exit_code=e.exit_code)
 
 
 def gone(state: State, e: ev.JobGone) -> Step:
@@ -281,8 +282,10 @@ def gone(state: State, e: ev.JobGone) -> Step:
         return over(state, e.at, inc.final_phase(state), state.verdict, state.exit_code or 1)
     if state.phase is Phase.FINISHING:
         return over(state, e.at, Phase.DONE, "", 0)
-    if e.cancelled:
-        return over(state, e.at, Phase.STOPPED, _SCANCEL, 130)
+    if e.ended:
+        end = ev.JobSeen(e.at, e.job_id, state.restarts, e.ended, exit_code=e.exit_code, exit_signal=e.exit_signal)
+        told = f", as {e.source} tells" if e.source else ""
+        return _ended(replace(state, slurm_state=e.ended, slurm_reason=""), end, e.by, told)
     incident = state.incident
     given_up = incident is not None and incident.stage not in (Stage.EXAMINING, Stage.HEALING)
     if incident is not None and not starting(state) and (incident.ended or given_up):

@@ -92,9 +92,10 @@ class CliSlurm:
         if may_undrain(self._node(node), reason):
             self._runner.run(["scontrol", "update", f"nodename={node}", "state=undrain"])
 
-    def history(self, job_id: int) -> list[Start]:
-        argv = ["sacct", "-D", "-X", "-P", "-n", "-o", parse.SACCT_FORMAT, "-j", str(job_id)]
-        return parse.parse_sacct(self._runner.run(argv), job_id)
+    def history(self, *job_ids: int) -> list[Start]:
+        jobs = ",".join(map(str, job_ids))
+        argv = ["sacct", "-D", "-X", "-P", "-n", "-o", parse.SACCT_FORMAT, "-j", jobs]
+        return parse.parse_sacct(self._runner.run(argv, extra=parse.SACCT_TIMES), *job_ids)
 
     def _node(self, name: str) -> Node:
         found = [node for node in self.nodes((name,)) if node.name == name]

@@ -6,7 +6,8 @@ calls fail before or after they took effect (an answer that was lost).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import TypeVar, cast
 
@@ -43,8 +44,10 @@ class FakeSlurm:
         user: str = "user",
         admin: bool = False,
         partitions: Sequence[str] = ("main",),
+        accounting: bool = False,
     ) -> None:
         self.cluster = FakeCluster(nodes)
+        self.accounting = accounting
         self.user = user
         self.admin = admin
         self.partitions = tuple(partitions)
@@ -230,9 +233,10 @@ class FakeSlurm:
         if job is None or job.state.ended:
             return
         self._ours(job_id)
-        if job.state is not JobState.PENDING:
+        if job.state is JobState.PENDING:
+            self.cluster.end_waiting(job)
+        else:
             self.cluster.end(job, JobState.CANCELLED, signal=15)
-        job.state, job.held = JobState.CANCELLED, False
 
     @_recorded
     def signal(self, job_id: int, name: str, *, step: str = "", batch: bool = False) -> None:
@@ -260,15 +264,21 @@ class FakeSlurm:
         known.drain = False
 
     @_recorded
-    def history(self, job_id: int) -> list[Start]:
-        starts = [
-            Start(past.job_id, past.state, past.exit_code, past.exit_signal, past.nodes)
-            for past in self.cluster.past
-            if past.job_id == job_id
-        ]
+    def history(self, *job_ids: int) -> list[Start]:
+        if not self.accounting:
+            raise port.SlurmUnknown("Slurm did not answer `sacct`", "Slurm accounting storage is disabled")
+        starts = [start for job_id in job_ids for start in self._history(job_id)]
         if not starts:
-            raise port.SlurmUnknown(f"Accounting has no job {job_id} (yet)", "sacct printed nothing")
+            raise port.SlurmUnknown("Accounting has none of these jobs (yet)", "sacct printed nothing")
         return starts
+
+    def _history(self, job_id: int) -> Iterator[Start]:
+        yield from (start for start in self.cluster.past if start.job_id == job_id)
+        job = self.cluster.jobs.get(job_id)
+        if job is not None and not job.state.ended:
+            waits = job.state is JobState.PENDING
+            told = Start(job_id, job.state, None, None, (), comment=job.comment)
+            yield told if waits else replace(told, nodes=job.started_on, began=job.began)
 
     def _known(self, job_id: int) -> FakeJob:
         if job_id not in self.cluster.jobs:

@@ -8,9 +8,9 @@ now; a start within a second of the last end fails ("Job credential revoked"); a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from transom_cli.slurm.port import Job, JobState, SlurmRefused, Submission
+from transom_cli.slurm.port import Job, JobState, SlurmRefused, Start, Submission
 
 SLURMD_TIMEOUT = 300.0
 REQUEUE_DELAY = 121.0
@@ -55,6 +55,7 @@ class FakeJob:
     started_on: tuple[str, ...] = ()  # all nodes of the last start, before any was given up
     batch_host: str = ""
     begin: float = 0.0
+    began: float | None = None  # the present start, or the last one
     ended_at: float = float("-inf")
     exit_code: int = 0
     exit_signal: int = 0
@@ -65,21 +66,12 @@ class FakeJob:
         return self.completing_since is not None
 
 
-@dataclass
-class PastStart:
-    job_id: int
-    state: JobState
-    exit_code: int
-    exit_signal: int
-    nodes: tuple[str, ...]
-
-
 class FakeCluster:
     def __init__(self, nodes: Iterable[str]) -> None:
         self.now = 0.0
         self.nodes = {name: FakeNode(name) for name in nodes}
         self.jobs: dict[int, FakeJob] = {}
-        self.past: list[PastStart] = []
+        self.past: list[Start] = []  # as accounting keeps them, in the order of their ends
         self.scheduling = True
 
     def advance(self, seconds: float) -> None:
@@ -124,17 +116,24 @@ class FakeCluster:
             return
         job.nodes = tuple(free[: job.num_nodes])
         job.batch_host, job.state, job.reason = job.nodes[0], JobState.RUNNING, ""
-        job.started_on = job.nodes
+        job.started_on, job.began = job.nodes, self.now
         if self.now - job.ended_at < CREDENTIAL_GRAIN:
             self.end(job, JobState.FAILED, code=1)
             job.completing_since = None
 
     def end(self, job: FakeJob, state: JobState, *, code: int = 0, signal: int = 0) -> None:
         """This start of the job is over; its nodes have yet to say that nothing is left on them."""
-        self.past.append(PastStart(job.job_id, state, code, signal, job.nodes))
+        over = state.ended  # a requeued start has no exit code
+        told = Start(job.job_id, state, code if over else None, signal if over else None, job.started_on)
+        self.past.append(replace(told, began=job.began, ended=self.now, comment=job.comment))
         job.ran_on = job.nodes
         job.state, job.exit_code, job.exit_signal = state, code, signal
         job.completing_since = job.ended_at = self.now
+
+    def end_waiting(self, job: FakeJob) -> None:
+        """It is cancelled before it could start (again)."""
+        job.state, job.held = JobState.CANCELLED, False
+        self.past.append(Start(job.job_id, JobState.CANCELLED, 0, 0, (), None, self.now, comment=job.comment))
 
     def requeue(self, job: FakeJob, *, held: bool) -> None:
         if job.state in _ACTIVE:

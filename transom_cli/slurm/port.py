@@ -37,6 +37,12 @@ class NoSuchJob(SlurmRefused):
     kind = "no_such_job"
 
 
+class JobCancelled(SlurmRefused):
+    """A person has ended the job, so nothing goes on in its place."""
+
+    kind = "job_cancelled"
+
+
 class JobState(enum.Enum):
     """The base state of a job; flags are kept apart in `Job.flags`."""
 
@@ -103,13 +109,23 @@ class Node:
 
 @dataclass(frozen=True)
 class Start:
-    """One start of a job in accounting (`sacct -D`). PENDING is the state of one that a requeue ended."""
+    """One start of a job in accounting (`sacct -D`). PENDING is the state of one that a requeue ended.
+
+    began, ended: seconds since the epoch, by the controller's clock; None: it has not. What never began has no nodes:
+    a job that waits, or that was cancelled while it did. by: the user id of whoever cancelled it, where that is told.
+    resized: when nodes were given up. comment: the --comment of its submission, "" where that is not told.
+    """
 
     job_id: int
     state: JobState
     exit_code: int | None
     exit_signal: int | None
     nodes: tuple[str, ...]
+    began: float | None = None
+    ended: float | None = None
+    by: int | None = None
+    resized: tuple[float, ...] = ()
+    comment: str = ""
 
 
 @dataclass(frozen=True)
@@ -175,5 +191,8 @@ class Slurm(Protocol):
     def undrain(self, node: str, *, reason: str) -> None:
         """Resume a drained node, only while its reason is still `reason`: never another owner's. SlurmRefused else."""
 
-    def history(self, job_id: int) -> list[Start]:
-        """Earlier starts from accounting, oldest first. SlurmUnknown where there is no accounting."""
+    def history(self, *job_ids: int) -> list[Start]:
+        """All that accounting has of these jobs, in one call; those of one job are in the order of time, and the last
+        is its present state: that of a job that waits has not begun. A job id that came round again has older starts,
+        of a job that was not ours. SlurmUnknown where there is no accounting, or none of these is in it (yet).
+        """

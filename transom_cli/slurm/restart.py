@@ -13,9 +13,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from transom_cli.slurm.ending import accounted_end, user_name
 from transom_cli.slurm.known import still_there
 from transom_cli.slurm.port import (
     Job,
+    JobCancelled,
     JobState,
     NoSuchJob,
     Slurm,
@@ -47,6 +49,8 @@ class RestartRequest:
     drop: exclusions of ours that have expired, removed from the old list unless they are in `exclude`.
     resubmit: by a successor also where a requeue would do.
     held: job id and restart count of a start that waits, held on purpose, for a person: it is theirs to release.
+    since: when the run began, in seconds since the epoch: of a job that Slurm has forgotten accounting is asked whether
+        a person cancelled it. None: it is not asked.
     """
 
     job_id: int
@@ -60,6 +64,7 @@ class RestartRequest:
     tasks_per_node: int = 0
     resubmit: bool = False
     held: tuple[int, int] | None = None
+    since: float | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,8 @@ class _Restart:
         try:
             job = self.slurm.job(request.job_id)
         except NoSuchJob:
+            if not successors:
+                self._require_uncancelled()
             return self._succeed(None, successors)
         if is_anothers(job.comment, request.tag):
             return self._succeed(None, successors)
@@ -134,7 +141,7 @@ class _Restart:
             return self._already(job)
         if job.state is JobState.CANCELLED and not successors:
             # We cancel a job only once its successor is there: somebody else ended this one, and meant it.
-            raise SlurmRefused(f"Job {job.job_id} was cancelled", "its state in Slurm is CANCELLED (scancel)")
+            raise JobCancelled(f"Job {job.job_id} was cancelled", "its state in Slurm is CANCELLED (scancel)")
         was_pending = job.state is JobState.PENDING
         if self._stuck(job) or (request.resubmit and not was_pending):
             return self._succeed(job, ())
@@ -150,6 +157,15 @@ class _Restart:
         if waiting is None:
             return self._succeed(job, ())
         return self._start(waiting, "already" if was_pending else "requeued")
+
+    def _require_uncancelled(self) -> None:
+        if self.request.since is None:
+            return
+        end = accounted_end(self.slurm, self.request.job_id, self.request.since, self.request.tag)
+        if end is not None and end.state is JobState.CANCELLED:
+            who = f" by {user_name(end.by)}" if end.by is not None else ""
+            why = f"Slurm has forgotten it, and accounting has it as CANCELLED{who}"
+            raise JobCancelled(f"Job {end.job_id} was cancelled", why)
 
     def _stuck(self, job: Job) -> bool:
         """Its batch host is dead: Slurm allows no shrink off that one, so a requeue would not end."""

@@ -57,9 +57,19 @@ class Runner:
     env: Mapping[str, str] | None = None
     cluster: str = ""
 
-    def run(self, argv: Sequence[str], *, timeout: float | None = None, cwd: Path | None = None) -> str:
-        """What the command printed; SlurmUnknown, SlurmDenied, NoSuchJob or SlurmRefused when it failed."""
-        return self._run(argv, self.environment({"LC_ALL": "C"}), timeout, cwd)
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float | None = None,
+        cwd: Path | None = None,
+        extra: Mapping[str, str] | None = None,
+    ) -> str:
+        """What the command printed; SlurmUnknown, SlurmDenied, NoSuchJob or SlurmRefused when it failed.
+
+        `extra`: variables of Slurm's own by which the command shapes its answer.
+        """
+        return self._run(argv, self.environment({"LC_ALL": "C", **(extra or {})}), timeout, cwd)
 
     def submit(self, argv: Sequence[str], extra: Mapping[str, str], cwd: Path | None) -> str:
         """As `run`, for sbatch, whose environment becomes the job's: only `extra` is added, no locale set."""

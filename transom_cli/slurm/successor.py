@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from transom_cli.slurm.known import still_there
-from transom_cli.slurm.port import Job, JobState, Slurm, SlurmRefused, SlurmUnknown, Submission
+from transom_cli.slurm.port import Job, JobCancelled, JobState, Slurm, SlurmUnknown, Submission
 
 
 def find_successors(slurm: Slurm, tag: str, job_id: int) -> tuple[Job, ...]:
@@ -45,7 +45,7 @@ def resubmit_own_job(slurm: Slurm, submission: Submission, tag: str, job_id: int
     if not found:
         old = slurm.job(job_id)
         if old.state is JobState.CANCELLED:
-            raise SlurmRefused(f"Job {job_id} was cancelled", "its state in Slurm is CANCELLED (scancel)")
+            raise JobCancelled(f"Job {job_id} was cancelled", "its state in Slurm is CANCELLED (scancel)")
         first = f"--dependency=afterany:{job_id}"
         submit_successor(slurm, submission, tag, num_nodes, still_there(slurm, exclusions(old)), first)
         found = find_successors(slurm, tag, job_id)

@@ -36,7 +36,7 @@ from transom_cli.slurm.tags import is_anothers, of_run, run_tag, successor_tag, 
 from transom_cli.supervise.clock import Clock
 from transom_cli.supervise.draining import drain, reason
 from transom_cli.supervise.examine import examine
-from transom_cli.supervise.handed import newest_handed
+from transom_cli.supervise.handed import attempt_numbers, newest_handed
 from transom_cli.supervise.outputs import Outputs
 
 _HELD_BY_SUBMISSION = "JobHeldUser"  # Slurm's reason after `sbatch --hold`
@@ -57,6 +57,7 @@ class Orders:
     resubmit: bool = False  # a restart is a new job
     drain_spool: Path | None = None
     output_elsewhere: bool = False  # the user's own script says where its output goes
+    since: float | None = None  # when the run began, in seconds since the epoch, where accounting may be asked of it
 
     @property
     def tag(self) -> str:
@@ -211,6 +212,8 @@ class Hands:
 
     def _restart(self, action: act.Restart) -> ev.Event:
         handed = newest_handed(self._orders.run)
+        before = (action.job_id, action.expect_restarts)
+        went_on = any(number > before for number in attempt_numbers(self._orders.run))  # then we may have cancelled it
         request = RestartRequest(
             job_id=action.job_id,
             expect_restarts=action.expect_restarts,
@@ -223,6 +226,7 @@ class Hands:
             drop=action.drop,
             resubmit=self._orders.resubmit,
             held=handed.start if handed is not None else None,  # its launcher left it held, or a person held it since
+            since=None if went_on else self._orders.since,
         )
         result = restart_job(self._slurm, request, sleep=self._sleep, clock=self._clock.now)
         self._show_output(result.job_id)

@@ -27,7 +27,7 @@ class SlurmWatch:
 
     `pace()` says how many seconds to the next look; while Slurm does not answer, the pace backs off by itself.
     A job that has ended may have a successor that its launcher submitted, known by the run's `tag`; `handed()` is what
-    the newest launcher says that it did, `cancelled(job_id)` whether the job's own log tells that it was cancelled.
+    the newest launcher says that it did. `forgotten(job_id)` tells of a job that Slurm does not know any more.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class SlurmWatch:
         pace: Callable[[], float],
         tag: str = "",
         handed: Callable[[], Handed | None] = lambda: None,
-        cancelled: Callable[[int], bool] = lambda _: False,
+        forgotten: Callable[[int], ev.JobGone] | None = None,
     ) -> None:
         self._slurm = slurm
         self._clock = clock
@@ -46,7 +46,7 @@ class SlurmWatch:
         self._pace = pace
         self._tag = tag
         self._handed = handed
-        self._cancelled = cancelled
+        self._forgotten = forgotten or (lambda job_id: ev.JobGone(clock.now(), job_id))
         self._job_id = 0
         self._restarts = 0
         self._nodes: tuple[str, ...] = ()
@@ -112,9 +112,8 @@ class SlurmWatch:
                 return self._seen(successor, succeeds=job_id), 0
         if job is not None:
             return self._seen(job), 0
-        if forgotten + 1 < FORGOTTEN_AFTER:
-            return None, forgotten + 1
-        return ev.JobGone(self._clock.now(), job_id, self._cancelled(job_id)), forgotten + 1
+        gone = forgotten + 1 >= FORGOTTEN_AFTER
+        return (self._forgotten(job_id) if gone else None), forgotten + 1
 
     def _successor(self, job_id: int) -> Job | None:
         """The job that goes on in this one's place. One that is held counts if its launcher has told of it: else its

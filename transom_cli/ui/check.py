@@ -54,12 +54,9 @@ def _finding(found: Finding, nodes: list[str], width: int) -> list[str]:
 
 
 def _folded(nodes: Sequence[str]) -> str:
-    from ClusterShell.NodeSet import NodeSet, NodeSetException
+    from transom_cli.slurm.parse import fold_nodes
 
-    try:
-        return printable(str(NodeSet.fromlist(nodes)))
-    except NodeSetException:
-        return printable(",".join(nodes))
+    return printable(fold_nodes(nodes))
 
 
 def _wrapped(text: str, first: str, more: str, width: int) -> list[str]:

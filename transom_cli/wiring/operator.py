@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import time
 from typing import TYPE_CHECKING
 
 from transom_cli.layout import JOB_LOG, RunDir
@@ -24,14 +25,13 @@ if TYPE_CHECKING:
 
 def operator_for(run: RunDir) -> Operator:
     """Take the run's lease and build its operator. OperatorAlive when another one lives."""
-    from transom_cli.agent.logs import tail_of
-    from transom_cli.core.stepdwords import was_cancelled
     from transom_cli.health.history.files import history_dir
     from transom_cli.health.reach import judge_reach, read_reach
     from transom_cli.submit.quoting import output_pattern
     from transom_cli.submit.script import inspect_script
     from transom_cli.supervise.filewatch import FileWatch
     from transom_cli.supervise.follow import Follower
+    from transom_cli.supervise.forgotten import Forgotten
     from transom_cli.supervise.handed import newest_handed
     from transom_cli.supervise.hands import Hands, Orders
     from transom_cli.supervise.journal import fold
@@ -46,7 +46,9 @@ def operator_for(run: RunDir) -> Operator:
     script = inspect_script(read_kept(run, run.script))
     plan = Plan.load(run)
     submission = plan.submission(run)
-    tasks = (script.ntasks_per_node or 1) if fold(run.journal).state.spares else 0
+    past = fold(run.journal)
+    tasks = (script.ntasks_per_node or 1) if past.state.spares else 0
+    since = past.events[0].at if past.events else time.time()
     resubmit = settings.restart.how == "resubmit"
     orders = Orders(
         run,
@@ -57,6 +59,7 @@ def operator_for(run: RunDir) -> Operator:
         resubmit=resubmit,
         drain_spool=settings.isolate.drain_spool,
         output_elsewhere=script.output != output_pattern(str(run.path), JOB_LOG),
+        since=since,
     )
     limits = quiet_limits(settings)
     lease = Lease.take(run)
@@ -65,15 +68,12 @@ def operator_for(run: RunDir) -> Operator:
         own = None if plan.asked_cluster else job_id  # no step is started in another cluster's job from here
         return judge_reach(read_reach(node, address, port, own))
 
-    def cancelled(job_id: int) -> bool:
-        end, _ = tail_of(run.job_log(job_id))
-        return was_cancelled(end.decode(errors="replace"), job_id)
-
     def parts(clock: Clock, inbox: queue.SimpleQueue[Event], pace: Pace) -> tuple[Follower, SlurmWatch, Hands]:
         follower = Follower(run, checkpoints_of(run, settings), limits)
         if meter is not None:
             meter.watch(lambda: tuple(follower.tables.values()))
-        watch = SlurmWatch(slurm, clock, inbox, pace, orders.tag, lambda: newest_handed(run), cancelled)
+        forgotten = Forgotten(run, slurm, clock, since)
+        watch = SlurmWatch(slurm, clock, inbox, pace, orders.tag, lambda: newest_handed(run), forgotten)
         return follower, watch, Hands(orders, slurm, reach, clock, inbox)
 
     ledger = Ledger(run.told, lease.epoch)

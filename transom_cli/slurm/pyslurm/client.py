@@ -160,8 +160,8 @@ class PySlurm:
             given = {"name": node, "state": "UNDRAIN"}
             self._order("update_node", given, lambda: self._cli.undrain(node, reason=reason))
 
-    def history(self, job_id: int) -> list[Start]:
-        return self._cli.history(job_id)
+    def history(self, *job_ids: int) -> list[Start]:
+        return self._cli.history(*job_ids)
 
     def _node(self, name: str) -> Node:
         return self.nodes((name,))[0]
