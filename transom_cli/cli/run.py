@@ -142,10 +142,16 @@ def attach(
     foreground: Annotated[bool, typer.Option("--foreground", help="Operate in this process.")] = False,
 ) -> None:
     """Watch a run; start an operator if it has none."""
+    from transom_cli.cli.unanswered import leaving
     from transom_cli.submit.rundir import find_run
     from transom_cli.wiring.settings import runs_root
 
-    raise typer.Exit(operate_or_watch(find_run(runs_root(root), run), detach=detach, foreground=foreground))
+    where = runs_root(root)
+    unanswered = leaving(where, run)
+    found = find_run(where, run)
+    if not detach:
+        unanswered.stop()
+    raise typer.Exit(operate_or_watch(found, detach=detach, foreground=foreground))
 
 
 def operate_or_watch(made: Any, *, detach: bool, foreground: bool, new: bool = False) -> int:

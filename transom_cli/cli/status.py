@@ -69,6 +69,7 @@ def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
     import json
 
     from transom_cli.cli.operating import forget_operator
+    from transom_cli.cli.unanswered import bounded
     from transom_cli.submit.rundir import find_run
     from transom_cli.supervise.background import start_operator
     from transom_cli.supervise.journal import fold
@@ -76,7 +77,7 @@ def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
     from transom_cli.ui.waiting import waiting
     from transom_cli.wiring.settings import runs_root
 
-    found = find_run(runs_root(root), run)
+    found = find_run(bounded(runs_root(root), run), run)
     state = fold(found.journal).state
     already = " already" if state.phase.over else ""
     if not already:

@@ -199,8 +199,9 @@ def _rank_ended(incident: Incident, state: State, first: RankExit | None) -> Dia
             words = "Slurm has forgotten the job, and nothing tells how it ended"
             return Diagnosis("unknown_end", words, (), False, "none", restart=False, exit_code=UNKNOWN)
         why = incident.outcome.why if incident.outcome else ""
-        words = why or f"the job ended: {incident.ended} (exit code {incident.exit_code})"
-        line = f": {incident.log_line}" if incident.log_line and incident.log_line not in words else ""
+        words = why or _job_ended(incident)
+        told = incident.log_line and (incident.ended != "GONE" or incident.log_category not in ("", "unknown"))
+        line = f": {incident.log_line}" if told and incident.log_line not in words else ""
         return Diagnosis("job_failed", words + line, (), sure=False, isolate="none", restart=True)
     cause = "rank_killed" if first.signal is not None else "rank_failed"
     line = f": {incident.log_line}" if incident.log_line and first.signal is None else ""
@@ -214,6 +215,12 @@ def _rank_ended(incident: Incident, state: State, first: RankExit | None) -> Dia
         isolate="exclude" if again else "none",
         restart=True,
     )
+
+
+def _job_ended(incident: Incident) -> str:
+    if incident.ended == "GONE":
+        return "Slurm no longer knows the job: slurmctld has lost it, or it ended long ago"
+    return f"the job ended: {incident.ended} (exit code {incident.exit_code})"
 
 
 def _hang(incident: Incident, state: State) -> Diagnosis | None:

@@ -19,6 +19,8 @@ from transom_cli.core import events as ev
 from transom_cli.errors import TransomError
 from transom_cli.health.finding import Finding
 from transom_cli.layout import AttemptDir, RunDir, attempt_name
+from transom_cli.slurm.breaker import NotAsked
+from transom_cli.slurm.known import still_there
 from transom_cli.slurm.port import (
     Job,
     JobState,
@@ -30,7 +32,7 @@ from transom_cli.slurm.port import (
 )
 from transom_cli.slurm.restart import SETTLE, RestartRequest, restart_job
 from transom_cli.slurm.retry import backoff
-from transom_cli.slurm.tags import of_run, run_tag, successor_tag, tag_of
+from transom_cli.slurm.tags import is_anothers, of_run, run_tag, successor_tag, tag_of
 from transom_cli.supervise.clock import Clock
 from transom_cli.supervise.draining import drain, reason
 from transom_cli.supervise.examine import examine
@@ -104,6 +106,8 @@ class Hands:
                 break
             except _Stopped:
                 break  # the next operator finds the action unanswered and goes on where this one was
+            except NotAsked as early:  # it was not answered to another hand
+                self._end.wait(early.seconds)
             except SlurmUnknown as error:
                 tries += 1
                 self._out.put(ev.SlurmLost(self._clock.now(), error.why or error.what))
@@ -135,6 +139,7 @@ class Hands:
         if isinstance(action, act.Patch):
             return self._patch(action)
         if isinstance(action, act.Release):
+            self._job(action.job_id)
             self._slurm.release(action.job_id)
             return ev.Acted(self._clock.now(), action.key, "released")
         if isinstance(action, act.Cancel):
@@ -177,10 +182,19 @@ class Hands:
 
     def _cancel(self, job_id: int) -> None:
         """The run is to end, and with it a successor that its launcher submitted meanwhile."""
-        self._slurm.cancel(job_id)
+        with contextlib.suppress(NoSuchJob):
+            self._job(job_id)
+            self._slurm.cancel(job_id)
         for job in self._slurm.jobs():
             if of_run(job.comment, self._orders.tag) and job.job_id != job_id and not job.state.ended:
                 self._slurm.cancel(job.job_id)
+
+    def _job(self, job_id: int) -> Job:
+        """NoSuchJob also of one that is not of this run, though it has the number of one that was."""
+        job = self._slurm.job(job_id)
+        if is_anothers(job.comment, self._orders.tag):
+            raise NoSuchJob("Slurm does not know this job (any more)", "its number is another job's now")
+        return job
 
     def _probe(self, action: act.Probe) -> ev.Event:
         self._sleep(action.delay)
@@ -222,9 +236,9 @@ class Hands:
     def _patch(self, action: act.Patch) -> ev.Event:
         """Only while the job is pending: once it runs, the exclusions are for the next time."""
         try:
-            job = self._slurm.job(action.job_id)
+            job = self._job(action.job_id)
             keep = [n for n in job.excluded if n not in action.drop]
-            exclude = tuple(dict.fromkeys((*keep, *action.exclude)))
+            exclude = still_there(self._slurm, tuple(dict.fromkeys((*keep, *action.exclude))))
             fewer = action.num_nodes if 0 < action.num_nodes < job.num_nodes else None
             if set(exclude) != set(job.excluded) or fewer:
                 tasks = fewer * self._orders.tasks_per_node if fewer else None
@@ -240,7 +254,7 @@ class Hands:
         """Spare a job that Slurm requeued the wait for its old start's credentials; never one that somebody holds."""
         deadline = self._clock.now() + _LAST
         while self._clock.now() < deadline:
-            job = self._slurm.job(job_id)
+            job = self._job(job_id)
             if job.state is not JobState.PENDING or job.held:
                 return False
             if not job.completing:

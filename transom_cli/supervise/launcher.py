@@ -323,9 +323,9 @@ def _budget(health: HealthOptions) -> float:
 
 
 def _slurm() -> Slurm:
-    from transom_cli.wiring.slurm import slurm_client
+    from transom_cli.wiring.slurm import launcher_slurm
 
-    return slurm_client()
+    return launcher_slurm()
 
 
 def main(options: LaunchOptions) -> int:

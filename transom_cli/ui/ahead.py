@@ -58,6 +58,9 @@ def _of_incident(state: State, incident: Incident) -> Ahead:
     if stage is Stage.RESTARTING:
         without = f" without {some(state.excluded)}" if state.exclusions else ""
         return Ahead(f"{incident.id}: the job is being given back to Slurm{without}")
+    if incident.marks and incident.marks[-1].what == "waiting":  # the launcher's word: srun could not ask for the step
+        left = "slurmctld, without which no rank can be started" if state.slurm_lost else "Slurm to start the ranks"
+        return Ahead(f"{incident.id}: waiting for {left}")
     back = f", from checkpoint {state.durable:,} or what is in memory" if state.durable >= 0 else ""
     pending = state.slurm_state == "PENDING"
     return Ahead(f"{incident.id}: waiting for {'Slurm to start the job' if pending else f'the first new step{back}'}")

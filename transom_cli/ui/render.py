@@ -191,7 +191,9 @@ def _asked(view: RunView) -> str:
     if view.slurm_asked is not None and not view.slurm_error:
         return "asked just now"
     if view.slurm_error:
-        return f"as its operator last saw it; asked just now: {view.slurm_error}"
+        ago = view.now - view.slurm_asked if view.slurm_asked is not None else 0.0
+        when = f"{span(ago)} ago" if ago >= 1.0 else "just now"
+        return f"as its operator last saw it; asked {when}: {view.slurm_error}"
     return "as its operator sees it" if view.operator and not view.slurm_lost else "as its operator last saw it"
 
 

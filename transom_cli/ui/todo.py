@@ -21,7 +21,7 @@ def todo(view: RunView) -> list[tuple[str, str]]:
     if word == "held" and view.slurm_reason.startswith("BadConstraints") and view.excluded:
         return [story, ("go on", f"transom nodes --lift {','.join(node for node, *_ in view.excluded)}"), stop]
     if word == "held" and job:
-        return [story, ("go on", f"scontrol{there} release {job}"), stop]
+        return [story, ("go on", release_line(job, view.slurm_reason, there)), stop]
     if word == "unknown":
         return [*attach, ("ask Slurm", f"scontrol{there} show job {job}")] if job else attach
     if word == "pending":
@@ -44,6 +44,11 @@ def todo(view: RunView) -> list[tuple[str, str]]:
     if word == "done" and view.durable >= 0:
         return [("the result", f"transom ckpt ls {run}")]
     return attach
+
+
+def release_line(job: int, reason: str, there: str = "") -> str:
+    """The command that lets a held job go. An administrator's hold is theirs to end: it refuses to everybody else."""
+    return f"scontrol{there} release {job}" + ("   # by an administrator" if reason == "JobHeldAdmin" else "")
 
 
 def _job_log(view: RunView) -> str:

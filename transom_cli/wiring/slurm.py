@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from transom_cli.errors import TransomError, UsageError
 from transom_cli.layout import RunDir
+from transom_cli.slurm.breaker import Breaker, patient
 from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.onecluster import WrongCluster, held_to, read_cluster_name, require_name
 from transom_cli.slurm.port import Slurm, SlurmRefused
@@ -42,6 +45,21 @@ def slurm_of(run: RunDir, timeout: float = 30.0, lasting: SlurmCalls | None = No
         return slurm
     runner = Runner(timeout=timeout, cluster=plan.asked_cluster)
     return held_to(slurm, plan.cluster, lambda: read_cluster_name(runner))
+
+
+def patient_slurm_of(run: RunDir, asked: SlurmCalls) -> Slurm:
+    """`slurm_of` for the operator: whatever its parts want, one that does not answer is asked a few times a minute."""
+    return patient(slurm_of(run, asked.timeout, lasting=asked), Breaker(time.monotonic))
+
+
+@cache
+def _launchers_breaker() -> Breaker:
+    return Breaker(time.monotonic)
+
+
+def launcher_slurm(timeout: float = 30.0) -> Slurm:
+    """For the launcher, from inside the job: likewise for all that this process asks."""
+    return patient(slurm_client(timeout), _launchers_breaker())
 
 
 def require_own_cluster(run: RunDir, timeout: float = 10.0) -> None:

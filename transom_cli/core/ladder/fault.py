@@ -225,6 +225,7 @@ def relaunch(state: LadderState, at: float, cause: str, nodes: tuple[str, ...]) 
         since=at,
         launch=state.launch + 1,
         appeared=False,
+        away=False,
         step=-1,
         exits=(),
         over_since=None,
