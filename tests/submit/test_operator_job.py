@@ -19,7 +19,13 @@ from transom_cli.slurm.tags import of_run, run_tag
 from transom_cli.submit.operatorjob import GOES_ON, operator_options, operator_script, operator_tag
 from transom_cli.supervise.journal import fold, write_header
 from transom_cli.supervise.lease import Lease
-from transom_cli.supervise.operatorjob import await_operator, cancel_waiting, give_up_unsubmitted, submit_operator
+from transom_cli.supervise.operatorjob import (
+    await_next,
+    await_operator,
+    cancel_waiting,
+    give_up_unsubmitted,
+    submit_operator,
+)
 
 # Stands in for transom: notes its words, and ends with the code in `code` at TERM, or at once where `now` is.
 STAND_IN = """\
@@ -179,3 +185,15 @@ def test_what_still_waits_is_cancelled_and_what_runs_is_left_to_end(run: RunDir)
     second = submit_operator(run, settings(), slurm, {}).job_id
     slurm.start_pending()
     assert cancel_waiting(run, slurm) == () and slurm.job(second).state.value == "RUNNING"
+
+
+def test_the_next_one_is_waited_for_and_none_is_not_waited_for_long(run: RunDir) -> None:
+    """One that leaves before its time limit submits it a moment later."""
+    slurm = FakeSlurm()
+    turns = Turns(None, lambda: submit_operator(run, settings(), slurm, {}), None, lambda: Lease.take(run))
+    assert await_next(run, slurm, lambda job: None, turns) and not turns.turns
+    for job in slurm.jobs():
+        slurm.cancel(job.job_id)
+    turns = Turns()
+    assert not await_next(run, slurm, lambda job: None, turns)
+    assert 10.0 <= turns.paused <= 60.0

@@ -36,6 +36,22 @@ def start(made: RunDir, *, new: bool, detach: bool) -> None:
         await_operator(made, job_id, slurm, _tell)
 
 
+def comes_back(made: RunDir) -> bool:
+    """Whether another job takes the place of an operator's that left; it is waited for. What fails is told."""
+    from transom_cli.supervise.operatorjob import await_next
+    from transom_cli.wiring.settings import read_settings
+    from transom_cli.wiring.slurm import slurm_of
+
+    settings = read_settings(made)
+    if settings.operator.where == "login":
+        return False
+    try:
+        return await_next(made, slurm_of(made, settings.slurm.timeout), _tell)
+    except TransomError as error:
+        print(f"warning: {error}", file=sys.stderr)
+        return False
+
+
 def _submit(made: RunDir, settings: Settings, slurm: Slurm, *, new: bool) -> int:
     from transom_cli.slurm.port import SlurmDenied, SlurmRefused
     from transom_cli.supervise.operatorjob import give_up_unsubmitted, submit_operator

@@ -167,7 +167,7 @@ def operate_or_watch(made: Any, *, detach: bool, foreground: bool, new: bool = F
 
 
 def _operate_or_watch(made: Any, *, detach: bool, foreground: bool, new: bool) -> int:
-    from transom_cli.cli.operating import start
+    from transom_cli.cli.operating import comes_back, start
     from transom_cli.supervise.background import operate_here
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import operator_alive
@@ -186,7 +186,7 @@ def _operate_or_watch(made: Any, *, detach: bool, foreground: bool, new: bool) -
     if detach:
         print(made.run_id)
         return 0
-    return watch_run(made)
+    return watch_run(made, lambda: comes_back(made))
 
 
 def assignment(text: str) -> tuple[str, str]:

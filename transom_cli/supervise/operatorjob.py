@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from transom_cli.config.model import Settings
 
 LOOK, LONGEST = 1.0, 15.0  # seconds between two looks at a job that waits, at first and at most
+HANDOVER = 20.0  # seconds in which an operator that leaves has submitted the next one
 LATE = 10.0  # seconds after the job's end in which a file system may still show that it had begun
 
 
@@ -84,6 +86,27 @@ def await_operator(
             say(job)
         sleep(pause)
         pause = LOOK if job.state is JobState.RUNNING else min(LONGEST, 1.5 * pause)
+
+
+def await_next(
+    run: RunDir, slurm: Slurm, say: Callable[[Job], None], sleep: Callable[[float], None] = time.sleep
+) -> bool:
+    """Whether the run has an operator again: before its time limit one leaves, and another job takes its place.
+
+    That job is waited for as `await_operator` does, once there is one.
+    """
+    before, paused = highest_epoch(run), 0.0
+    while not _operated(run, before):
+        with contextlib.suppress(SlurmUnknown):
+            waiting = [job for job in _living(run, slurm) if job.state is JobState.PENDING]
+            if waiting:
+                await_operator(run, waiting[-1].job_id, slurm, say, sleep)
+                return True
+        if paused >= HANDOVER:
+            return False
+        sleep(LOOK)
+        paused += LOOK
+    return True
 
 
 def _operated(run: RunDir, before: int) -> bool:

@@ -34,11 +34,16 @@ INTERRUPTED = 130
 NO_OPERATOR = 22
 
 
-def watch_run(run: RunDir) -> int:
-    """Show the run until it is over; its exit code. 130 when the view was left, 22 when the run lost its operator."""
+def watch_run(run: RunDir, comes_back: Callable[[], bool] = lambda: False) -> int:
+    """Show the run until it is over; its exit code. 130 when the view was left, 22 when the run lost its operator.
+
+    comes_back: called then; returns, perhaps after a while, whether it has one again.
+    """
     answering = _waiting_for(run)
     try:
         view = _on_terminal(run) if _redraws() else _line_by_line(run)
+        while not view.over and comes_back():
+            view = _on_terminal(run) if _redraws() else _line_by_line(run)
     except KeyboardInterrupt:
         print(f"\n{_left(run)}", file=sys.stderr)
         return INTERRUPTED

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from transom_cli.errors import TransomError
+from transom_cli.plural import several
 from transom_cli.slurm.pyslurm.client import ALWAYS, PySlurm
 
 
@@ -24,10 +25,10 @@ class Trial:
 def try_out(client: PySlurm) -> Trial:
     try:
         pyslurm, python, slurm = client.about()
-        jobs = len(client.jobs())
+        jobs = sum(not job.state.ended for job in client.jobs())
     except TransomError as error:
         return Trial(why_not="; ".join(error.why.splitlines()) or error.what)
     if client.given_up:
         return Trial(why_not=client.given_up)
-    words = f"{pyslurm} on Python {python}, with Slurm {slurm}: {jobs} jobs of yours"
+    words = f"{pyslurm} on Python {python}, with Slurm {slurm}: {several(jobs, 'job')} of yours"
     return Trial(words, detours={**ALWAYS, **client.detours})
