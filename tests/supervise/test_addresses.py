@@ -27,7 +27,7 @@ class Slurm:
 
 def told(monkeypatch: pytest.MonkeyPatch, silent: int) -> Slurm:
     slurm = Slurm(silent)
-    monkeypatch.setattr(wiring, "slurm_client", lambda *_, **__: slurm)
+    monkeypatch.setattr(wiring, "launcher_slurm", lambda *_, **__: slurm)
     monkeypatch.setattr(agents.time, "sleep", lambda _: None)
     return slurm
 

@@ -80,7 +80,7 @@ def load(where: Path) -> State | None:
         raise TransomError(
             f"The sandbox's state file cannot be read: {path}",
             f"{type(error).__name__}: {error}",
-            f"When nothing of it runs any more: rm -r {where}",
+            f"When nothing of it runs any more: rm {path}",
         ) from error
 
 

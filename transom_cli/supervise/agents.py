@@ -49,9 +49,9 @@ def addresses(nodes: tuple[str, ...], leave: Callable[[], bool]) -> dict[str, st
     unknown = [node for node, ip in _ips(nodes).items() if not ip]
     known = {node: node for node in nodes}
     if unknown:
-        from transom_cli.wiring.slurm import slurm_client
+        from transom_cli.wiring.slurm import launcher_slurm
 
-        slurm, deadline = slurm_client(), time.monotonic() + SLURM_ANSWERS
+        slurm, deadline = launcher_slurm(), time.monotonic() + SLURM_ANSWERS
         clock = lambda: deadline if leave() else time.monotonic()  # noqa: E731
         with contextlib.suppress(TransomError):  # an agent that cannot be reached is told of when it is asked
             answer = ask(lambda: slurm.nodes(unknown), deadline, time.sleep, clock, cap=2.0)

@@ -15,7 +15,7 @@ SHARE = 0.06  # of a core: of two thousand nodes a look takes a while
 LEAST, LONGEST = 0.25, 1.5  # seconds between two looks
 OPERATIONS = 1000.0  # a second that the file server is asked for, as long as LONGEST allows it
 A_TABLE = 3  # operations: open, read, close
-LARGEST = 1 << 20  # bytes of a table: some fifty a rank
+LARGEST = 1 << 16  # bytes of a table: some fifty a rank; of more than 128 KiB the allocation alone takes 12 us
 _SUFFIX = ".beats"
 
 
