@@ -68,12 +68,14 @@ def _made(late: Person, watching: subprocess.Popen[bytes]) -> RunDir:
     return late.newest()
 
 
+@pytest.mark.parametrize("late", ["all"], indirect=True)
 def test_a_healthy_run_raises_no_alarm(late: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str) -> None:
     _, told = watched(late, sandbox, tmp_path / "final", lambda _: None)
     assert (told["incidents"], told["starts"], told["excluded"]) == ([], 0, [])
     assert (tmp_path / "final").read_text() == undisturbed
 
 
+@pytest.mark.parametrize("late", ["all"], indirect=True)
 def test_a_killed_rank_is_relaunched_in_place(late: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str) -> None:
     def kill(run: RunDir) -> None:
         view = late.wait(run, at_step(40))

@@ -105,8 +105,8 @@ def _by_change(before: State, after: State, at: float) -> list[News]:
 def unanswered(state: State, since: float, at: float) -> News:
     """The run directory has owed an answer since then: what no event of the journal can tell."""
     words = (
-        "the operator waits for its file system: nothing is restarted until then, and nothing is lost of what was told",
-        "the launcher goes on where its node reads the files",
+        "the operator waits for its file system, and restarts nothing until that answers",
+        "the launcher goes on where its own node reads the files",
     )
     head = f"the run directory has not answered for {_span(at - since)}"
     return News(f"unanswered/{since:.0f}", "unanswered", at, head, (*words, *_lines(_job(state))), _facts(state))
