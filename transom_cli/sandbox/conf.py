@@ -8,6 +8,7 @@ releases of Slurm name differently (task, switch, accounting gatherer: none by d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from transom_cli.sandbox.spec import SandboxSpec
 
@@ -96,7 +97,7 @@ def topology_conf(spec: SandboxSpec) -> str:
     ends = [spec.nodes * i // spec.switches for i in range(spec.switches + 1)]
     leaves = [
         f"SwitchName=leaf{i} Nodes={_span('node', first + 1, last)}"
-        for i, (first, last) in enumerate(zip(ends, ends[1:]), start=1)
+        for i, (first, last) in enumerate(pairwise(ends), start=1)
     ]
     return "\n".join([*leaves, f"SwitchName=spine Switches={_span('leaf', 1, spec.switches)}", ""])
 
