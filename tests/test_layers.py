@@ -25,6 +25,7 @@ PURE = (
     "agent.wire",
     "core",
     "core.*",
+    "slurm.byhand",
     "slurm.parse",
     "slurm.port",
     "slurm.pyslurm.match",

@@ -82,6 +82,7 @@ class Job:
     partition: str = ""
     user: str = ""
     start: str = ""  # when Slurm expects a pending one to start, as it prints it; for people; from `job` only
+    asks: tuple[tuple[str, str], ...] = ()  # of its nodes: sbatch's flag, and what Slurm shows of it; as `start`
 
 
 @dataclass(frozen=True)

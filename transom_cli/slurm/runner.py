@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transom_cli.errors import SlurmUnreachable, TransomError
+from transom_cli.slurm.byhand import by_hand
 from transom_cli.slurm.parse import clean
 from transom_cli.slurm.port import NoSuchJob, SlurmDenied, SlurmRefused, SlurmUnknown
 
@@ -100,12 +101,12 @@ class Runner:
             raise SlurmTimeout(
                 f"Slurm did not answer `{argv[0]}` within {limit:g} s",
                 clean(_text(expired.stderr)),
-                "scontrol ping",
+                by_hand("scontrol ping", self.cluster),
             ) from expired
         finally:
             _end_group(process)
         if process.returncode != 0:
-            raise classify(argv, process.returncode, _text(out), _text(err))
+            raise classify(argv, process.returncode, _text(out), _text(err), self.cluster)
         return _text(out)
 
 
@@ -124,17 +125,18 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-def classify(argv: Sequence[str], code: int, out: str, err: str) -> TransomError:
+def classify(argv: Sequence[str], code: int, out: str, err: str, cluster: str = "") -> TransomError:
     """The error for a failed command, by Slurm's words in it."""
     words = clean(err) or clean(out) or f"(nothing; exit status {code})"
     command = " ".join(argv[:2] if argv[0] == "scontrol" else argv[:1])
-    what = f"Slurm refused `{command}`"
+    what, ping = f"Slurm refused `{command}`", by_hand("scontrol ping", cluster)
     if code < 0:
-        return SlurmUnknown(f"`{command}` was killed by signal {-code}", words, "scontrol ping")
+        return SlurmUnknown(f"`{command}` was killed by signal {-code}", words, ping)
     if _DENIED.search(words):
         return SlurmDenied(what, f"Slurm said: {words}", "ask an administrator of the cluster")
     if _NO_JOB.search(words):
-        return NoSuchJob("Slurm does not know this job (any more)", f"Slurm said: {words}", "sacct -D -j JOBID")
+        sacct = by_hand("sacct -D -j JOBID", cluster)
+        return NoSuchJob("Slurm does not know this job (any more)", f"Slurm said: {words}", sacct)
     if _UNKNOWN.search(words[-_LOOKED_AT:]):
-        return SlurmUnknown(f"Slurm did not answer `{command}`", f"Slurm said: {words}", "scontrol ping")
+        return SlurmUnknown(f"Slurm did not answer `{command}`", f"Slurm said: {words}", ping)
     return SlurmRefused(what, f"Slurm said: {words}")

@@ -7,29 +7,28 @@ from pathlib import Path
 
 from transom_cli.errors import NoCheckpoint
 from transom_cli.layout import RunDir
+from transom_cli.slurm.byhand import by_hand, let_go_on
 from transom_cli.ui.view import RunView
 
 
 def todo(view: RunView) -> list[tuple[str, str]]:
     """A word on what it is for, and the command. The run id needs no quotes; paths may."""
     run, word, job = view.run_id, view.word, view.job_id
-    there = f" -M {shlex.quote(view.cluster)}" if view.cluster else ""  # the same number may be another job here
     story, stop = ("the story", f"transom explain {run}"), ("give up", f"transom stop {run}")
     attach = [("take it up", f"transom attach {run}")] if not view.operator and not view.over else []
-    if word == "held" and view.slurm_reason.startswith("BadConstraints") and view.excluded:
-        return [story, ("go on", f"transom nodes --lift {','.join(node for node, *_ in view.excluded)}"), stop]
     if word == "held" and job:
-        return [story, ("go on", f"scontrol{there} release {job}"), stop]
+        kept_away = tuple(node for node, *_ in view.excluded)
+        return [story, ("go on", let_go_on(job, view.slurm_reason, kept_away, view.cluster)), stop]
     if word == "unknown":
-        return [*attach, ("ask Slurm", f"scontrol{there} show job {job}")] if job else attach
+        return [*attach, ("ask Slurm", by_hand(f"scontrol show job {job}", view.cluster))] if job else attach
     if word == "pending":
-        return [*attach, ("look", f"squeue{there} --start -j {job}"), stop] if job else [*attach, stop]
+        return [*attach, *_waits(view), stop]
     if word == "submitting" and view.path:
         return [*attach, ("its log", f"tail {shlex.quote(str(RunDir(Path(view.path)).operator_log))}")]
     if word == "starting" and view.path:
         return [*attach, ("its output", f"tail -f {_job_log(view)}")]
     if word == "recovering":
-        return [*attach, story]
+        return [*attach, story, *_waits(view)]
     if word in ("failed", "stopped"):
         on = go_on(view)
         further = [("go on", on)] if on else []
@@ -40,6 +39,16 @@ def todo(view: RunView) -> list[tuple[str, str]]:
     if word == "done" and view.durable >= 0:
         return [("the result", f"transom ckpt ls {run}")]
     return attach
+
+
+def _waits(view: RunView) -> list[tuple[str, str]]:
+    """For a job in the queue: what Slurm expects, and what would let it start sooner."""
+    if not view.job_id or view.slurm_state != "PENDING":
+        return []
+    look = [("look", by_hand(f"squeue --start -j {view.job_id}", view.cluster))]
+    if view.switches and view.slurm_reason == "Resources":
+        return [*look, ("any switch", by_hand(f"scontrol update jobid={view.job_id} switches=0", view.cluster))]
+    return look
 
 
 def _job_log(view: RunView) -> str:
