@@ -1,4 +1,4 @@
-"""A cluster of its own, as sites have them: a tree of switches, node features, accounting with limits that are held to."""
+"""A cluster as sites have them: a tree of switches, and accounting with limits that are held to."""
 
 from __future__ import annotations
 
