@@ -47,8 +47,8 @@ def test_a_run_stays_on_one_switch_and_says_so_where_none_has_enough_nodes(perso
     view = person.wait(run, says("to become free on one switch", "00:05:00", "(Resources)"))
     assert (view["phase"], view["switches"]) == ("recovering", "1@00:05:00")
     screen = person.transom("status", run.run_id).stdout
-    assert f"scontrol update jobid={view['job_id']} switches=0" in screen, screen
-    admin(sandbox, "update", f"jobid={view['job_id']}", "switches=0")
+    assert f"scontrol update jobid={view['job_id']} switches=999" in screen, screen
+    admin(sandbox, "update", f"jobid={view['job_id']}", "switches=999")
     person.wait(run, runs_on("node1", "node3"), LONG)
     stop(person, run)
 
@@ -75,6 +75,8 @@ def test_the_last_node_of_a_reservation_dies(person: Person, sandbox: Sandbox) -
         assert "transom nodes --lift node3" in person.transom("status", run.run_id).stdout
         assert "transom nodes --lift node3" in person.transom("explain", run.run_id).stdout
         admin(sandbox, "update", "reservation=r1", "nodes=node[3,5]")
+        assert f"new nodes   scontrol release {view['job_id']}" in person.transom("status", run.run_id).stdout
+        admin(sandbox, "release", str(view["job_id"]))
         person.wait(run, runs_on("node5"), LONG)
         stop(person, run)
     finally:

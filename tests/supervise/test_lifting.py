@@ -48,7 +48,7 @@ class Bench:
         self.slurm.drain(node, reason("xid: Xid 79", run))
 
     def lift(self, *nodes: str, run: str = "", spool: Path | None = None) -> list[Lifted]:
-        return lift(self.history, nodes, run, "ann on login1", self.folder, self.slurm, spool)
+        return lift(self.history, nodes, run, "ann on login1", self.folder, lambda _: self.slurm, spool)
 
     def asked(self) -> list[ev.Event]:
         """What the run's operator reads."""

@@ -22,11 +22,13 @@ def by_hand(command: str, cluster: str = "") -> str:
     return f"{name} -M {shlex.quote(printable(cluster))} {words}".rstrip()
 
 
-def let_go_on(job_id: int, reason: str, kept_away: tuple[str, ...], cluster: str = "") -> str:
-    """The command after which a job that is held, for Slurm's `reason`, may start.
+def let_go_on(job_id: int, reason: str, kept_away: tuple[str, ...], cluster: str = "") -> dict[str, str]:
+    """By what each is for: the commands after which a job that is held, for Slurm's `reason`, may start.
 
-    A release does nothing where only the nodes that are kept away would fit: Slurm holds the job again at once.
+    Where only the nodes that are kept away would fit, Slurm holds a released job again at once, and does not see by
+    itself that others have come to fit (a reservation has got more nodes, say).
     """
+    release = by_hand(f"scontrol release {job_id}", cluster)
     if reason.startswith("BadConstraints") and kept_away:
-        return f"transom nodes --lift {','.join(kept_away)}"
-    return by_hand(f"scontrol release {job_id}", cluster)
+        return {"go on": f"transom nodes --lift {','.join(kept_away)}", "new nodes": release}
+    return {"go on": release}

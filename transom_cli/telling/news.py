@@ -174,8 +174,9 @@ def _again(step: int, again: int) -> str:
 
 
 def _held(state: State, at: float, cluster: str) -> News:
-    release = f"let it go on: {let_go_on(state.job_id, state.slurm_reason, state.excluded, cluster)}"
-    words = _lines(_job(state), _progress(state.max_step, state.durable), release)
+    commands = let_go_on(state.job_id, state.slurm_reason, state.excluded, cluster)
+    told = (f"{'let it go on' if label == 'go on' else label}: {command}" for label, command in commands.items())
+    words = _lines(_job(state), _progress(state.max_step, state.durable), *told)
     facts = _facts(state, verdict=state.verdict)
     why = state.verdict or "Slurm does not tell why"
     headline = why if why.startswith("held") else f"held: {why}"

@@ -189,7 +189,8 @@ def held_lines(book: Book, width: int = NEVER_CUT, cluster: str = "") -> list[st
     found = wrapped(f"held {clock_time(since[-1] / NS)}  " if since else "held  ", book.held, width)
     state = book.state
     if state.job_id:
-        found.append(f"{'go on':<{_LABEL}}{let_go_on(state.job_id, state.slurm_reason, state.excluded, cluster)}")
+        commands = let_go_on(state.job_id, state.slurm_reason, state.excluded, cluster)
+        found += [f"{label:<{_LABEL}}{command}" for label, command in commands.items()]
     return [fit(line, width) for line in (*found, f"{'give up':<{_LABEL}}transom stop {book.run_id}")]
 
 

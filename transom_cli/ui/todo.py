@@ -18,7 +18,7 @@ def todo(view: RunView) -> list[tuple[str, str]]:
     attach = [("take it up", f"transom attach {run}")] if not view.operator and not view.over else []
     if word == "held" and job:
         kept_away = tuple(node for node, *_ in view.excluded)
-        return [story, ("go on", let_go_on(job, view.slurm_reason, kept_away, view.cluster)), stop]
+        return [story, *let_go_on(job, view.slurm_reason, kept_away, view.cluster).items(), stop]
     if word == "unknown":
         return [*attach, ("ask Slurm", by_hand(f"scontrol show job {job}", view.cluster))] if job else attach
     if word == "pending":
@@ -46,8 +46,8 @@ def _waits(view: RunView) -> list[tuple[str, str]]:
     if not view.job_id or view.slurm_state != "PENDING":
         return []
     look = [("look", by_hand(f"squeue --start -j {view.job_id}", view.cluster))]
-    if view.switches and view.slurm_reason == "Resources":
-        return [*look, ("any switch", by_hand(f"scontrol update jobid={view.job_id} switches=0", view.cluster))]
+    if view.switches and view.slurm_reason == "Resources":  # Slurm 22.05 takes switches=0, and goes on waiting
+        return [*look, ("any switch", by_hand(f"scontrol update jobid={view.job_id} switches=999", view.cluster))]
     return look
 
 

@@ -69,6 +69,6 @@ def operator_for(run: RunDir) -> Operator:
 
     ledger = Ledger(run.told, lease.epoch)
     meter = meter_for(run, settings, ledger)
-    book = NodeBook(run, history_dir(os.environ))
+    book = NodeBook(run, history_dir(os.environ), plan.cluster)
     witnesses: list[Witness] = [book, notifier_for(run, settings, ledger), *([meter] if meter is not None else [])]
     return Operator(run, lease, Clock, parts, Pace(settings.slurm.poll, settings.slurm.poll_max), witnesses)
