@@ -98,7 +98,7 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
     from transom_cli.submit.arrays import elements, refuse_whole
     from transom_cli.submit.environment import refuse_caller
     from transom_cli.submit.program import missing
-    from transom_cli.submit.script import completing_notes, inspect_script
+    from transom_cli.submit.script import completing_notes, inspect_script, refuse_no_job
     from transom_cli.submit.script_file import read_script
 
     refuse_caller(os.environ)
@@ -112,6 +112,7 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
                 f"Put these into `{words[0]}` as #SBATCH lines, or give a command after `--`.",
             )
         facts = inspect_script(text)
+        refuse_no_job(facts)
         array: tuple[int, ...] = ()
         if facts.array is not None:
             refuse_whole(text)

@@ -33,8 +33,9 @@ _DENIED = re.compile(r"invalid user id|access/permission denied|access denied|us
 _LOOKED_AT = 4096  # characters of an error's words, the last ones
 _NO_JOB = re.compile(r"invalid job id specified", re.IGNORECASE)
 # These would filter or reshape answers behind our back, or, started inside another job, hand that job's
-# shape to ours. SBATCH_* stays: it is how a site or a user sets defaults for sbatch.
-_STRIPPED = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SLURM_", "SLURMD_", "SRUN_")
+# shape to ours. SBATCH_* stays: it is how a site or a user sets defaults for sbatch; but with SBATCH_WAIT it would
+# answer at the job's end only.
+_STRIPPED = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SLURM_", "SLURMD_", "SRUN_", "SBATCH_WAIT")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
 
 
