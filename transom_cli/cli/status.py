@@ -74,11 +74,14 @@ def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
     from transom_cli.supervise.lease import operator_alive
     from transom_cli.ui.waiting import waiting
     from transom_cli.wiring.settings import runs_root
+    from transom_cli.wiring.slurm import require_own_cluster
 
     found = find_run(runs_root(root), run)
     state = fold(found.journal).state
     already = " already" if state.phase.over else ""
     if not already:
+        if operator_alive(found) is None:
+            require_own_cluster(found)  # else an operator is started that may do nothing
         _ask_to_stop(found, state)
         with waiting(f"{found.run_id} is asked to stop: ranks may save, Slurm gives them 30 s"):
             if operator_alive(found) is None:
