@@ -95,12 +95,16 @@ def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
 
 
 def _require_stopped(run: RunDir, state: State) -> None:
+    from transom_cli.slurm.byhand import by_hand
+    from transom_cli.ui.asked import read_asked
+
     if not state.phase.over:
         why = f"Slurm does not answer: {state.slurm_lost}" if state.slurm_lost else f"it is {state.phase.value}"
         hint = f"The request stands, and the operator goes on; look with `transom status {run.run_id}`."
         raise Unknown(f"Run `{run.run_id}` has not stopped yet", why, hint)
     if state.exit_code == Unknown.exit_code:
-        raise Unknown(f"Job {state.job_id} may live on", state.verdict, _scancel(run, state))
+        scancel = by_hand(f"scancel {state.job_id}", read_asked(run).cluster)
+        raise Unknown(f"Job {state.job_id} may live on", state.verdict, scancel)
 
 
 def _ask_to_stop(run: RunDir, state: State) -> None:
@@ -111,22 +115,18 @@ def _ask_to_stop(run: RunDir, state: State) -> None:
     import time
 
     from transom_cli.files import publish_text
+    from transom_cli.slurm.byhand import by_hand
     from transom_cli.submit.rundir import explain
+    from transom_cli.ui.asked import read_asked
 
     asked = {"ask": "stop", "who": f"{getpass.getuser()} on {socket.gethostname()}"}
     try:
         run.requests.mkdir(mode=0o700, exist_ok=True)
         publish_text(run.requests / f"stop-{time.time_ns()}-{os.getpid()}.json", json.dumps(asked))
     except OSError as error:
-        instead = f"end the job by hand: `{_scancel(run, state)}`" if state.job_id else "ask the run's owner"
+        scancel = by_hand(f"scancel {state.job_id}", read_asked(run).cluster)
+        instead = f"end the job by hand: `{scancel}`" if state.job_id else "ask the run's owner"
         raise explain(error, run.requests, doing="put a request into", instead=instead) from error
-
-
-def _scancel(run: RunDir, state: State) -> str:
-    from transom_cli.slurm.byhand import by_hand
-    from transom_cli.ui.asked import read_asked
-
-    return by_hand(f"scancel {state.job_id}", read_asked(run).cluster)
 
 
 def _until_over(run: RunDir) -> State:
