@@ -97,15 +97,18 @@ def _ask_slurm(history: NodeHistory) -> tuple[dict[str, dict[str, Node]], str, s
     from transom_cli.wiring.slurm import slurm_client
 
     told: dict[str, dict[str, Node]] = {}
-    here, silent = "", ""
+    silent = ""
     try:
         here = _cluster_here(history)
-        for cluster in sorted({s.isolation.cluster for s in history.standings}):
-            names = tuple(sorted({s.isolation.node for s in history.standings if s.isolation.cluster == cluster}))
+    except TransomError as error:
+        return told, "", error.why or error.what
+    for cluster in sorted({s.isolation.cluster for s in history.standings}):
+        names = tuple(sorted({s.isolation.node for s in history.standings if s.isolation.cluster == cluster}))
+        try:
             slurm = slurm_client(cluster=_asked(cluster, here))
             told[cluster] = {node.name: node for node in known_nodes(slurm, names)}
-    except TransomError as error:
-        silent = error.why or error.what
+        except TransomError as error:  # the others may answer all the same
+            silent = error.why or error.what
     return told, here, silent
 
 
