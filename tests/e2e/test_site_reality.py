@@ -57,6 +57,27 @@ def test_a_run_stays_on_one_switch_and_says_so_where_none_has_enough_nodes(perso
     stop(person, run)
 
 
+def test_a_spare_on_the_same_switch_takes_over_and_its_rank_learns_its_place(person: Person, sandbox: Sandbox) -> None:
+    told = person.cwd / "place.sh"
+    told.write_text('#!/bin/bash\necho "rank $SLURM_PROCID at $SLURM_TOPOLOGY_ADDR"\nexec "$@"\n')
+    told.chmod(0o755)
+    asked = ("-N", "2", "--spares", "1", "--set", 'job.sbatch=["--switches=1"]')
+    run = person.start(*asked, "--", str(told), *COMMAND, "--steps", "3000")
+    view = person.wait(run, at_step(10))
+    assert (view["nodes"], view["spares"]) == (["node3", "node4"], ["node5"]), "the one switch with three nodes"
+    journal = run.attempt(view["job_id"], 0).launcher_journal
+    person.wait(run, lambda _: '"spare"' in journal.read_text())
+    faults.kill_node(sandbox, "node4")
+
+    def place(rank: int, launch: int) -> str:
+        log = run.attempt(view["job_id"], 0).logs(launch) / f"rank-{rank}.log"
+        return log.read_text().partition("\n")[0] if log.exists() else ""
+
+    person.wait(run, lambda _: "rank 1" in place(1, 1), LONG)
+    assert [place(rank, 0) for rank in (0, 1)] == ["rank 0 at spine.leaf2.node3", "rank 1 at spine.leaf2.node4"]
+    assert [place(rank, 1) for rank in (0, 1)] == ["rank 0 at spine.leaf2.node3", "rank 1 at spine.leaf2.node5"]
+
+
 def test_the_last_node_of_a_reservation_dies(person: Person, sandbox: Sandbox) -> None:
     admin(
         sandbox,
