@@ -61,6 +61,7 @@ def test_what_a_job_asks_of_its_nodes() -> None:
     assert parse.parse_show_job(waiting).asks == ()
     asks = with_fields(waiting, Features="h100&ib", ReqNodeList="node[1-2]")
     asks = asks.replace(" DelayBoot=", " Reservation=r1 DelayBoot=").rstrip("\n") + " Switches=1@1-00:05:00 Power= \n"
+    assert parse.parse_show_job(asks).output == parse.parse_show_job(waiting).output
     assert parse.parse_show_job(asks).asks == (
         ("reservation", "r1"),
         ("constraint", "h100&ib"),

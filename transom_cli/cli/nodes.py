@@ -93,7 +93,7 @@ def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: boo
 def _ask_slurm(history: NodeHistory) -> tuple[dict[str, dict[str, Node]], str, str]:
     """The nodes that Slurm knows, by cluster and name; the name of the cluster here; and an error of Slurm's, or ""."""
     from transom_cli.errors import TransomError
-    from transom_cli.supervise.lifting import known_nodes
+    from transom_cli.slurm.known import known_nodes
     from transom_cli.wiring.slurm import slurm_client
 
     told: dict[str, dict[str, Node]] = {}

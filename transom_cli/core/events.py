@@ -117,9 +117,13 @@ class JobSeen(Event):
 
 @dataclass(frozen=True)
 class JobGone(Event):
-    """Slurm does not know the job any more (it forgets a finished one after MinJobAge)."""
+    """Slurm does not know the job any more (it forgets a finished one after MinJobAge).
+
+    cancelled: the job's own log says that somebody had cancelled it.
+    """
 
     job_id: int
+    cancelled: bool = False
 
 
 @dataclass(frozen=True)

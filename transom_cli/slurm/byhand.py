@@ -29,6 +29,7 @@ def let_go_on(job_id: int, reason: str, kept_away: tuple[str, ...], cluster: str
     itself that others have come to fit (a reservation has got more nodes, say).
     """
     release = by_hand(f"scontrol release {job_id}", cluster)
+    release += "   # by an administrator" if reason == "JobHeldAdmin" else ""  # it refuses to everybody else
     if reason.startswith("BadConstraints") and kept_away:
         return {"go on": f"transom nodes --lift {','.join(kept_away)}", "new nodes": release}
     return {"go on": release}

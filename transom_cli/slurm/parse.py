@@ -34,6 +34,9 @@ _JOB = re.compile(
 _COMMENT = re.compile(r".* Comment=(.*?) (?:StdErr|StdIn|StdOut|Power)=", re.DOTALL)
 _SWITCHES = re.compile(r".* Switches=(\d+@[\d:-]+)", re.DOTALL)
 _ASKS = (("reservation", "Reservation"), ("constraint", "Features"), ("nodelist", "ReqNodeList"))
+_OUTPUT = re.compile(
+    r".* StdOut=(.*?)(?: Switches=\d+@\S+)?(?: Power=.*)?$", re.DOTALL
+)  # Slurm puts no free text behind it
 _NODE_REASON = re.compile(r" Reason=(.*?)(?: \[(\S+)@[^\]\s]+\])?(?: Comment=.*)?$", re.DOTALL)
 _SHORT_STATES = {
     "PD": "PENDING", "R": "RUNNING", "S": "SUSPENDED", "CD": "COMPLETED", "CA": "CANCELLED", "F": "FAILED",
@@ -198,7 +201,7 @@ def parse_show_job(text: str) -> Job:
     if not found:
         raise nonsense(text, reading)
     body = dict(re.findall(r"(\S+?)=(\S*)", found["body"]))
-    comment = _COMMENT.match(found["tail"])
+    comment, output = _COMMENT.match(found["tail"]), _OUTPUT.match(found["tail"].strip())
     try:
         raw = {"Id": found["id"], "Name": found["name"], "User": found["user"], "State": body["JobState"],
                "Comment": comment[1] if comment else "", "Reason": body["Reason"], "Priority": body["Priority"],
@@ -212,6 +215,7 @@ def parse_show_job(text: str) -> Job:
         return replace(
             job,
             cpus_per_task=int(cpus) if cpus.isdecimal() else 1,
+            output=_value(output[1].strip()) if output else "",
             start=expected_start(job, body["StartTime"]),
             asks=_asks(body, found["tail"]),
         )

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from transom_cli.slurm.known import still_there
 from transom_cli.slurm.port import Job, JobState, Slurm, SlurmRefused, SlurmUnknown, Submission
 
 # sbatch refuses a job whose script asks for a node by its name (--nodelist) that is excluded, and a node that is gone.
@@ -64,7 +65,7 @@ def resubmit_own_job(slurm: Slurm, submission: Submission, tag: str, job_id: int
         if old.state is JobState.CANCELLED:
             raise SlurmRefused(f"Job {job_id} was cancelled", "its state in Slurm is CANCELLED (scancel)")
         first = f"--dependency=afterany:{job_id}"
-        submit_successor(slurm, submission, tag, num_nodes, exclusions(old), first)
+        submit_successor(slurm, submission, tag, num_nodes, still_there(slurm, exclusions(old)), first)
         found = find_successors(slurm, tag, job_id)
     if not found:
         raise SlurmUnknown("Slurm does not show the job that it has just taken", "", "squeue --me")

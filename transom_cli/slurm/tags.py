@@ -7,17 +7,19 @@ transom:<run id>:after-<attempt>       the job that goes on in the place of that
 
 from __future__ import annotations
 
+_OURS = "transom:"
+_AFTER = ":after-"
 _HELD = "held:"
 _LONGEST = 200  # of a reason, in characters
 
 
 def run_tag(run_id: str) -> str:
-    return f"transom:{run_id}"
+    return f"{_OURS}{run_id}"
 
 
 def successor_tag(tag: str, attempt: str) -> str:
     """Of the one job that may follow on this attempt, whoever submits it: operator or launcher."""
-    return f"{tag}:after-{attempt}"
+    return f"{tag}{_AFTER}{attempt}"
 
 
 def tag_of(comment: str) -> str:
@@ -27,6 +29,13 @@ def tag_of(comment: str) -> str:
 def of_run(comment: str, tag: str) -> bool:
     """Whether a job with this comment belongs to the run with this tag."""
     return tag_of(comment) == tag or tag_of(comment).startswith(f"{tag}:")
+
+
+def is_anothers(comment: str, tag: str) -> bool:
+    """Whether a job is surely another run's, though it has the number of one of ours: a slurmctld that has lost its
+    state gives the numbers again. Any other comment says nothing: people change it, and sites take it away.
+    """
+    return tag_of(comment).startswith(_OURS) and not of_run(comment, tag.partition(_AFTER)[0])
 
 
 def succeeds_job(comment: str, tag: str, job_id: int) -> bool:

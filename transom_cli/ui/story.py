@@ -174,7 +174,7 @@ def ending(story: Story) -> Iterator[tuple[str, str]]:
         yield "cost", f"{span(story.cost.wall / NS)}: {told}{hours}"
     if story.lost >= 0 and story.step >= 0:
         again = f"{several(story.lost, 'step')} done again" if story.lost else "none was lost"
-        yield "steps", f"{count(story.step)} was the newest before it; {again}"
+        yield "steps", f"{count(story.step)} was the newest seen before it; {again}"
 
 
 def _gpu_time(hours: float) -> str:

@@ -16,6 +16,8 @@ def todo(view: RunView) -> list[tuple[str, str]]:
     run, word, job = view.run_id, view.word, view.job_id
     story, stop = ("the story", f"transom explain {run}"), ("give up", f"transom stop {run}")
     attach = [("take it up", f"transom attach {run}")] if not view.operator and not view.over else []
+    if view.operator_comes:  # another one would only be told of it
+        attach = [("look", by_hand(f"squeue --start -j {view.operator_job}", view.cluster))]
     if word == "held" and job:
         kept_away = tuple(node for node, *_ in view.excluded)
         return [story, *let_go_on(job, view.slurm_reason, kept_away, view.cluster).items(), stop]
@@ -23,6 +25,8 @@ def todo(view: RunView) -> list[tuple[str, str]]:
         return [*attach, ("ask Slurm", by_hand(f"scontrol show job {job}", view.cluster))] if job else attach
     if word == "pending":
         return [*attach, *_waits(view), stop]
+    if word == "submitting" and view.operator_comes:
+        return [*attach, stop]
     if word == "submitting" and view.path:
         return [*attach, ("its log", f"tail {shlex.quote(str(RunDir(Path(view.path)).operator_log))}")]
     if word == "starting" and view.path:
