@@ -116,7 +116,7 @@ def _messages(module: str, tree: ast.Module, codes: dict[str, int]) -> Iterator[
                 continue
             hint = call.args[2] if len(call.args) > 2 else given.get("hint")
             for what in _texts(words[0], said):
-                yield Message(module, what, codes[name], _constant(hint))
+                yield Message(module, what, codes[name], _constant(hint, said))
 
 
 def _own(scope: ast.AST) -> Iterator[ast.Call]:
@@ -160,6 +160,8 @@ def _text(node: ast.expr) -> str:
         return "".join(_text(part) if isinstance(part, ast.Constant) else _stand_in(part) for part in node.values)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return (_text(node.left) or "...") + (_text(node.right) or "...")
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "by_hand":  # as on the cluster at hand
+        return _text(node.args[0])
     return ""
 
 
@@ -170,8 +172,8 @@ def _stand_in(part: ast.expr) -> str:
     return name.strip("_").upper()
 
 
-def _constant(node: ast.expr | None) -> str:
-    text = _text(node) if node is not None else ""
+def _constant(node: ast.expr | None, said: dict[str, list[str]]) -> str:
+    text = next(iter(_texts(node, said)), "") if node is not None else ""
     return text if any(c.islower() for c in text.replace("...", "")) or text.startswith("--") else ""
 
 

@@ -26,6 +26,7 @@ PURE = (
     "core",
     "core.*",
     "slurm.overwritten",
+    "slurm.byhand",
     "slurm.parse",
     "slurm.port",
     "slurm.starts",

@@ -71,7 +71,7 @@ def test_the_screen_says_what_why_and_until_when(desk: Desk) -> None:
     done = desk.transom("nodes")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert re.match(r"n2          drained 2h 0\dm ago, until it is lifted", lines[0])
+    assert re.match(r"n2          drained 2h \d\dm ago, until it is lifted", lines[0])
     assert lines[1:6] == [
         r"  xid       GPU has \x1b[31mfallen off the bus (proven)",
         "  device    GPU-5f2a, serial 1321021",
@@ -79,7 +79,7 @@ def test_the_screen_says_what_why_and_until_when(desk: Desk) -> None:
         f"  run       {desk.run.run_id}",
         f"  slurm     idle, drained by ann: {desk.ours}",
     ]
-    assert re.match(r"n3          excluded 2h 0\dm ago, for ", lines[7]) and lines[7].endswith(" more")
+    assert re.match(r"n3          excluded 2h \d\dm ago, for ", lines[7]) and lines[7].endswith(" more")
     assert lines[8] == r"  gemm      GPU has \x1b[31mfallen off the bus (suspected)"
     assert lines[-1] == "  slurm     not a node of this cluster"
 
@@ -110,7 +110,7 @@ def test_what_has_ended_is_listed_on_request(desk: Desk) -> None:
     desk.scontrol("NodeName=n2 State=IDLE NodeAddr=n2 Port=6818")
     desk.record(desk.isolation, RunOver(NOW - 60, desk.run.run_id))
     assert "no node" in desk.transom("nodes").stdout, "resumed in Slurm, and its run is over"
-    assert re.search(r"n2          drained 2h 0\dm ago, resumed", desk.transom("nodes", "--all").stdout)
+    assert re.search(r"n2          drained 2h \d\dm ago, resumed", desk.transom("nodes", "--all").stdout)
 
 
 def test_lemons_are_told(desk: Desk) -> None:
@@ -207,3 +207,28 @@ def test_a_history_that_cannot_be_read_stops_no_run(desk: Desk) -> None:
     assert done.returncode == 0 and "warning: the history of nodes cannot be read" in done.stderr
     refused = desk.transom("nodes")
     assert refused.returncode == 2 and "TRANSOM_STATE_DIR" in refused.stderr
+
+
+def test_nodes_of_another_cluster_are_named_asked_for_there_and_excluded_only_there(desk: Desk) -> None:
+    """sbatch refuses a whole job that excludes a node which its cluster does not have."""
+    text = f"""#!/bin/sh
+case "$*" in
+"show config") echo "ClusterName = bern";;
+"--clusters=alps show node"*) echo "NodeName=n2 State=IDLE+DRAIN Reason={desk.ours} [ann@2026-01-01T00:00:00]";;
+"show node"*) echo "NodeName=n3 State=IDLE";;
+*) echo "Invalid user id" >&2; exit 1;;
+esac
+"""
+    (desk.bin / "scontrol").write_text(text)
+    excluded = replace(desk.isolation, how="excluded")
+    gone = replace(excluded, node="n4", cluster="bern")
+    desk.record(replace(excluded, cluster="alps"), gone, replace(excluded, node="n3", cluster="bern"))
+    desk.record(RunOver(NOW - 60, desk.run.run_id))
+    listed = desk.transom("nodes").stdout
+    assert f"run       {desk.run.run_id}, on cluster alps" in listed and "cluster bern" not in listed
+    assert f"idle, drained by ann: {desk.ours}" in listed
+    done = desk.transom("run", "--dry-run", "--", "true")
+    assert "--exclude=n3\n" in done.stdout, "n2 is another cluster's, and n4 is gone"
+    lifted = desk.transom("nodes", "--lift", "n2")
+    assert lifted.returncode == 13
+    assert "hint: an administrator resumes with: scontrol -M alps update nodename=n2 state=resume" in lifted.stderr

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slurm_support import OrdinaryUser
+from slurm_support import OrdinaryUser, require_slurm
 
-from transom_cli.sandbox.cluster import Sandbox
+from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
 from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.runner import Runner
 from transom_cli.supervise.draining import drain, reason
-from transom_cli.supervise.sitedrain import ask
+from transom_cli.supervise.sitedrain import ask as ask_spool
 
 CONTRIB = Path(__file__).resolve().parents[2] / "contrib"
 WHY = reason('xid: it\'s "Xid" 79; $(reboot)', "r1")
@@ -143,12 +143,61 @@ def test_without_sudo_nobody_is_served(stubbed: Stubbed, uid: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "jobs", ["", "10001 RUNNING\n", "1000 COMPLETING\n", "garbage \x00\xff\n" * 1000, "1000\nRUNNING\n"]
+    "jobs", ["", "10001 RUNNING\n", "1000 PENDING\n", "garbage \x00\xff\n" * 1000, "1000\nRUNNING\n"]
 )
-def test_only_for_a_running_job_of_the_caller(stubbed: Stubbed, jobs: str) -> None:
+def test_only_for_a_job_of_the_caller(stubbed: Stubbed, jobs: str) -> None:
     (stubbed.folder / "jobs").write_text(jobs, encoding="latin-1")
-    assert stubbed.drain(1000, "n2", WHY) == (1, "transom-drain: no job of user 1000 runs on n2 (user 1000)")
+    words = "no job of user 1000 runs on n2, or has left it within 600 s"
+    assert stubbed.drain(1000, "n2", WHY) == (1, f"transom-drain: {words} (user 1000)")
     assert stubbed.done == []
+
+
+NOW = int(time.time())
+NOTHING = "transom-drain: no job of user 1000 runs on n2, or has left it within 600 s (user 1000)"
+
+
+@pytest.mark.parametrize(
+    ("rows", "status"),
+    [
+        (f"1000|{NOW - 9000}|{NOW - 5}", 0),
+        (f"1000|{NOW - 9000}|{NOW - 500}", 0),
+        (f"1000|{NOW - 9000}|{NOW - 700}", 1),  # sacct tells of jobs that began before its window, too
+        (f"1001|{NOW - 9000}|{NOW - 5}", 1),  # another user's
+        (f"1000|Unknown|{NOW - 5}", 1),  # cancelled while it waited: it was never there
+        ("1000|Unknown|Unknown", 1),
+        (f"1000|{NOW - 9000}|Unknown", 3),  # slurmdbd hears of an end late: neither yes nor no
+        (f"1000|{NOW - 9000}|Unknown\n1000|{NOW - 60}|{NOW - 5}", 0),
+        (f"10000|{NOW - 9000}|{NOW - 5}\n|1000|\n1000\n\x1b|||\n{NOW}|{NOW}|1000", 1),
+        ("", 1),
+    ],
+)
+def test_a_job_that_has_just_left_the_node_counts_by_the_accounting_alone(
+    stubbed: Stubbed, rows: str, status: int
+) -> None:
+    (stubbed.folder / "jobs").write_text("")
+    (stubbed.folder / "rows").write_text(rows + "\n")
+    stubbed.stub("sacct", 'printf "%s\\n" "$SLURM_TIME_FORMAT" "$@" > "{0}/asked"; cat "{0}/rows"')
+    code, words = stubbed.drain(1000, "n2", WHY)
+    assert (code, bool(stubbed.done)) == (status, status == 0), words
+    assert status != 1 or words == NOTHING
+    asked = (stubbed.folder / "asked").read_text().splitlines()
+    assert {"%s", "--nodelist=n2", "--starttime=now-600", "--format=UID,Start,End"} <= set(asked)
+
+
+@pytest.mark.parametrize(("within", "asks"), [("0", ""), ("-5", ""), ("86400", "--starttime=now-3600")])
+def test_how_long_is_the_sites_choice_within_bounds(stubbed: Stubbed, within: str, asks: str) -> None:
+    program = stubbed.folder / "transom-drain"
+    program.write_text(program.read_text().replace("ENDED_WITHIN = 600", f"ENDED_WITHIN = {within}"))
+    (stubbed.folder / "jobs").write_text("1000 COMPLETING\n" if not asks else "")
+    stubbed.stub("sacct", 'printf "%s\\n" "$@" > "{0}/asked"')
+    assert stubbed.drain(1000, "n2", WHY)[0] == 1 and stubbed.done == []
+    asked = stubbed.folder / "asked"
+    assert (asks in asked.read_text().splitlines()) if asks else not asked.exists()
+
+
+def test_a_job_that_is_just_leaving_the_node_counts(stubbed: Stubbed) -> None:
+    (stubbed.folder / "jobs").write_text("1000 COMPLETING\n")
+    assert stubbed.drain(1000, "n2", WHY)[0] == 0 and stubbed.done
 
 
 @pytest.mark.parametrize(
@@ -211,7 +260,7 @@ class TestSpool:
         assert stubbed.done[1] == "nodename=n2" and not list(stubbed.spool.iterdir())
 
     def test_what_transom_writes_is_read(self, stubbed: Stubbed) -> None:
-        os.chown(ask(stubbed.spool, "n2", WHY), 1001, -1)
+        os.chown(ask_spool(stubbed.spool, "n2", WHY), 1001, -1)
         stubbed.read_spool()
         assert stubbed.done == ["update", "nodename=n2", "state=drain", f"reason={WHY}"]
 
@@ -257,12 +306,12 @@ class TestSpool:
 
     def test_a_job_that_has_left_the_node_counts_where_there_is_accounting(self, stubbed: Stubbed) -> None:
         (stubbed.folder / "jobs").write_text("")
-        stubbed.stub("sacct", f'printf "%s\\n" "$@" > {stubbed.folder}/asked; printf "1000\\n1001\\n"')
-        stubbed.request("n2.json", good(), owner=1000)
-        assert stubbed.read_spool() == 0 and stubbed.done
-        asked = (stubbed.folder / "asked").read_text().splitlines()
-        assert {"--nodelist=n2", "--starttime=now-1800", "--format=UID"} <= set(asked)
-        assert stubbed.drain(1000, "n2", WHY)[0] == 1, "but not for sudo"
+        (stubbed.folder / "rows").write_text(f"1000|{NOW - 900}|Unknown\n")
+        stubbed.stub("sacct", 'cat "{0}/rows"')
+        path = stubbed.request("n2.json", good(), owner=1000)
+        assert stubbed.read_spool() == 0 and path.exists() and stubbed.done == [], "slurmdbd has not heard of its end"
+        (stubbed.folder / "rows").write_text(f"1000|{NOW - 900}|{NOW}\n")
+        assert stubbed.read_spool() == 0 and not path.exists() and stubbed.done
 
     def test_no_such_spool(self, stubbed: Stubbed) -> None:
         stubbed.spool.rmdir()
@@ -320,11 +369,36 @@ def test_a_user_has_the_nodes_of_his_own_job_drained(
 def test_a_request_of_a_user_is_answered(healed_sandbox: Sandbox, ordinary_user: OrdinaryUser, real: Installed) -> None:
     start(healed_sandbox, ordinary_user, "node3")
     for node in ("node3", "node4"):
-        os.chown(ask(real.spool, node, WHY), ordinary_user.uid, -1)
+        os.chown(ask_spool(real.spool, node, WHY), ordinary_user.uid, -1)
     assert real.read_spool() == 0 and not list(real.spool.iterdir())
     rows = {row.name: row for row in healed_sandbox.nodes()}
     assert (rows["node3"].state, rows["node3"].reason) == ("draining", WHY)
     assert rows["node4"].state == "idle", "none of his jobs runs there"
+
+
+@pytest.mark.sandbox
+@pytest.mark.root
+def test_the_node_that_a_users_job_was_requeued_away_from(ordinary_user: OrdinaryUser, short_dir: Path) -> None:
+    require_slurm(accounting=True)
+    sandbox = Sandbox.up(SandboxSpec(short_dir / "left", nodes=2, accounting=True))
+    try:
+        folder = short_dir / "left-contrib"
+        folder.mkdir()
+        real = Installed(folder, {"PATH": os.environ["PATH"], **sandbox.env()})
+        job = start(sandbox, ordinary_user, "node2")
+        sandbox.slurm("scontrol", "requeuehold", job)
+        deadline, ask = time.monotonic() + 60, ("sacct", "-D", "-X", "-n", "-P", "-o", "State,End", "-j", job)
+        while sandbox.slurm("squeue", "-h", "-w", "node2") or "REQUEUED|2" not in sandbox.slurm(*ask):
+            assert time.monotonic() < deadline, sandbox.slurm(*ask)
+            time.sleep(0.2)
+        assert real.drain(ordinary_user.uid, "node1", WHY)[0] == 1, "it was never there"
+        assert real.drain(ordinary_user.uid + 1, "node2", WHY)[0] == 1, "it was another's"
+        for node in ("node1", "node2"):
+            os.chown(ask_spool(real.spool, node, WHY), ordinary_user.uid, -1)
+        assert real.read_spool() == 0 and not list(real.spool.iterdir())
+        assert {row.name: row.state for row in sandbox.nodes()} == {"node1": "idle", "node2": "drained"}
+    finally:
+        sandbox.down()
 
 
 @pytest.mark.sandbox

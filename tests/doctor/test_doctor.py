@@ -199,6 +199,18 @@ def test_the_command(commands: Path, tmp_path: Path) -> None:
     assert {"about", "grade", "words", "hint"} == set(said["found"][0])
 
 
+def test_the_cluster_of_the_settings_is_the_one_that_is_looked_at(commands: Path, tmp_path: Path) -> None:
+    (commands / "scontrol").write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/asked; echo "Unable to contact" >&2; exit 1\n'
+    )
+    argv = [sys.executable, "-m", "transom_cli", "doctor", "--root", str(tmp_path), "--json"]
+    for name in ("alps", "alps,bern"):
+        environ = {**os.environ, "TRANSOM_JOB__CLUSTER": name}
+        subprocess.run(argv, capture_output=True, text=True, check=False, env=environ)
+    first, *rest = [line for line in (tmp_path / "asked").read_text().splitlines() if "config" in line]
+    assert first == "--clusters=alps show config" and all("--clusters" not in line for line in rest)
+
+
 def test_a_key_that_is_no_setting_is_told(commands: Path, tmp_path: Path) -> None:
     """Also with --root, where no setting is needed to look at runs."""
     (tmp_path / "transom").mkdir()

@@ -15,7 +15,7 @@ from transom_cli.errors import SlurmUnreachable, TransomError, UsageError
 from transom_cli.sandbox import spec as sandbox_spec
 from transom_cli.sandbox import state
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
-from transom_cli.sandbox.conf import Ports, cgroup_conf, gres_conf, slurm_conf
+from transom_cli.sandbox.conf import Ports, cgroup_conf, gres_conf, slurm_conf, topology_conf
 from transom_cli.sandbox.tools import find_tools, slurm_release
 
 
@@ -144,6 +144,21 @@ def test_what_users_feel_is_left_at_slurms_defaults() -> None:
     for untouched in ("SchedulerParameters", "MinJobAge", "MessageTimeout", "JobRequeue"):
         assert untouched not in text
     assert gres_conf(spec) == "NodeName=node1 Name=gpu File=/x/dev/nvidia0\n"
+
+
+def test_a_tree_of_switches_when_asked_for() -> None:
+    spec = SandboxSpec(Path("/x"), nodes=5, switches=2)
+    assert topology_conf(spec).splitlines() == [
+        "SwitchName=leaf1 Nodes=node[1-2]",
+        "SwitchName=leaf2 Nodes=node[3-5]",
+        "SwitchName=spine Switches=leaf[1-2]",
+    ]
+    told = slurm_conf(spec, cluster="c", user="u", ports=Ports(1, 2, 3, 40), first_job=7)
+    plain = slurm_conf(SandboxSpec(Path("/x")), cluster="c", user="u", ports=Ports(1, 2, 3, 40), first_job=7)
+    assert "TopologyPlugin=topology/tree" in told.splitlines() and "Topology" not in plain
+    assert str(spec) == "5 nodes with 2 GPUs each on 2 switches"
+    with pytest.raises(UsageError, match="0 to 2 switches, not 3"):
+        sandbox_spec.check_spec(SandboxSpec(Path("/tmp/x"), nodes=2, switches=3))
 
 
 @pytest.mark.parametrize(

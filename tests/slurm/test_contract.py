@@ -194,6 +194,20 @@ def test_what_is_to_follow_on_a_forgotten_job_must_have_a_higher_number(world: W
     assert tagged and all(job.state is JobState.CANCELLED and not job.nodes for job in tagged), "taken back, never run"
 
 
+def test_a_script_that_names_the_bad_node_waits_for_it(world: World) -> None:
+    """sbatch refuses the two together, which must not be the end of the run: a person may lift the exclusion."""
+    job = start(world, f"--nodelist={world.nodes[1]}", nodes=1)
+    asks = submission(world, f"--nodelist={job.nodes[0]}", nodes=1)
+    request = restart_request(world, job, num_nodes=1, resubmit=True, exclude=job.nodes, submission=asks)
+    result = restart(world, request)
+    assert result.how == "successor" and restart(world, request).job_id == result.job_id
+    waits = wait_for(world, result.job_id, lambda one: one.held and one.reason.startswith("BadConstraints"))
+    assert waits.excluded == job.nodes
+    world.slurm.update_pending(result.job_id, exclude=())
+    world.slurm.release(result.job_id)
+    assert wait_for(world, result.job_id, running).nodes == job.nodes
+
+
 @pytest.mark.parametrize("resubmit", [False, True], ids=["without", "resubmitted"])
 def test_a_job_without_requeue_or_to_be_resubmitted_gets_a_successor(world: World, resubmit: bool) -> None:
     job = start(world, "--requeue" if resubmit else "--no-requeue")

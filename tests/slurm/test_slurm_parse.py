@@ -49,6 +49,27 @@ def test_requeued_and_held_is_told_from_released() -> None:
     assert held.nodes == () and held.batch_host == ""
 
 
+def test_a_job_whose_reservation_has_gone_is_held() -> None:
+    """As 22.05 printed it: the state is a flag's alone."""
+    gone = with_fields(sample("job_waiting.txt"), JobState="RESV_DEL_HOLD", Priority="0")
+    job = parse.parse_show_job(gone.replace("Reason=None Dep", "Reason=Reservation_r6_was_deleted Dep"))
+    assert (job.state, job.held, job.reason) == (JobState.PENDING, True, "Reservation_r6_was_deleted")
+
+
+def test_what_a_job_asks_of_its_nodes() -> None:
+    waiting = sample("job_waiting.txt")
+    assert parse.parse_show_job(waiting).asks == ()
+    asks = with_fields(waiting, Features="h100&ib", ReqNodeList="node[1-2]")
+    asks = asks.replace(" DelayBoot=", " Reservation=r1 DelayBoot=").rstrip("\n") + " Switches=1@1-00:05:00 Power= \n"
+    assert parse.parse_show_job(asks).output == parse.parse_show_job(waiting).output
+    assert parse.parse_show_job(asks).asks == (
+        ("reservation", "r1"),
+        ("constraint", "h100&ib"),
+        ("nodelist", "node[1-2]"),
+        ("switches", "1@1-00:05:00"),
+    )
+
+
 def test_when_a_waiting_job_is_expected_to_start() -> None:
     waiting = sample("job_waiting.txt")
     assert parse.parse_show_job(waiting).start == "2026-11-21T03:46:33"
@@ -157,6 +178,8 @@ def test_node_state_words(word: str, base: str, drain: bool, silent: bool) -> No
         ("CONFIGURING", JobState.RUNNING, False),
         ("REQUEUE_HOLD", JobState.PENDING, False),
         ("SPECIAL_EXIT", JobState.PENDING, False),
+        ("RESV_DEL_HOLD", JobState.PENDING, False),
+        ("RD", JobState.PENDING, False),
         ("SOMETHING_NEW", JobState.UNKNOWN, False),
     ],
 )

@@ -63,8 +63,9 @@ def test_the_callers_slurm_settings_do_not_reshape_answers(
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_CONF", "/etc/other.conf")
     monkeypatch.setenv("SBATCH_ACCOUNT", "physics")
+    monkeypatch.setenv("SBATCH_WAIT", "1")
     told = Runner().submit([program("env")], {"EXTRA": "b ar"}, None)
-    assert "SQUEUE_PARTITION" not in told and "SLURM_JOB_ID" not in told and "LC_ALL=C" not in told
+    assert not any(name in told for name in ("SQUEUE_PARTITION", "SLURM_JOB_ID", "LC_ALL=C", "SBATCH_WAIT"))
     assert {"SLURM_CONF=/etc/other.conf", "SBATCH_ACCOUNT=physics", "EXTRA=b ar"} <= set(told.splitlines())
 
 

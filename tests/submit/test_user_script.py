@@ -10,7 +10,13 @@ import pytest
 
 from transom_cli.errors import NotPermitted, TransomError, UsageError
 from transom_cli.submit.options import Option, full_name, read_options
-from transom_cli.submit.script import completing_notes, completing_options, export_options, inspect_script
+from transom_cli.submit.script import (
+    completing_notes,
+    completing_options,
+    export_options,
+    inspect_script,
+    refuse_no_job,
+)
 from transom_cli.submit.script_file import read_script
 
 SCRIPT = """#!/bin/bash
@@ -197,3 +203,20 @@ def test_bytes_that_are_not_utf8_come_back(tmp_path: Path) -> None:
     path = tmp_path / "latin.sh"
     path.write_bytes(b"#!/bin/sh\n# caf\xe9\n")
     assert read_script(path).encode("utf-8", "surrogateescape") == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--test-only", "line 3: --test-only: sbatch submits nothing then"),
+        ("-W", "line 3: --wait: sbatch answers only at the job's end"),
+        ("--vers", "line 3: --version: "),
+        ("-h --usage", "line 3: --help: sbatch submits nothing then\nline 3: --usage: "),
+    ],
+)
+def test_a_script_with_which_sbatch_submits_nothing_is_refused(options: str, told: str) -> None:
+    facts = inspect_script(f"#!/bin/sh\n#SBATCH -N1 -Q --parsable\n#SBATCH {options}\ntrue\n")
+    with pytest.raises(UsageError) as raised:
+        refuse_no_job(facts)
+    assert told in raised.value.why
+    refuse_no_job(inspect_script("#!/bin/sh\n#SBATCH -N1 -Q --parsable -d singleton --begin=now+1 --exclusive\ntrue\n"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ class Bench:
         self.slurm.drain(node, reason("xid: Xid 79", run))
 
     def lift(self, *nodes: str, run: str = "", spool: Path | None = None) -> list[Lifted]:
-        return lift(self.history, nodes, run, "ann on login1", self.folder, self.slurm, spool)
+        return lift(self.history, nodes, run, "ann on login1", self.folder, lambda _: self.slurm, spool)
 
     def asked(self) -> list[ev.Event]:
         """What the run's operator reads."""
@@ -153,3 +154,20 @@ def test_a_request_in_another_shape_is_passed_over(bench: Bench, nodes: object) 
     bench.run.requests.mkdir()
     (bench.run.requests / "lift-1.json").write_text(json.dumps({"ask": "lift", "nodes": nodes}))
     assert bench.asked() == []
+
+
+def test_nodes_of_one_name_on_two_clusters_are_two(bench: Bench) -> None:
+    bench.records = [
+        replace(bench.isolation("n2"), cluster="alps"),
+        replace(bench.isolation("n2", "r2"), cluster="bern"),
+    ]
+    bench.drained("n2")
+    bern = FakeSlurm(admin=True)
+    asked = {"alps": bench.slurm, "bern": bern}
+    lifted = lift(bench.history, ("n2",), "", "ann", bench.folder, lambda name: asked[name])
+    assert [(one.cluster, one.slurm) for one in lifted] == [("alps", "resumed"), ("bern", "not drained")]
+    bern.drain("n2", reason("xid: Xid 79", "r1"))  # by its name one of ours, but no run of ours on that cluster
+    (_, other) = lift(bench.history, ("n2",), "", "ann", bench.folder, lambda name: asked[name])
+    assert other.slurm.startswith("left drained by")
+    (alone,) = lift(bench.history, ("n2",), "r1", "ann", bench.folder, lambda name: asked[name])
+    assert alone.cluster == "alps"

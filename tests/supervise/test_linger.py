@@ -103,6 +103,15 @@ def test_a_job_that_is_held_says_why(slurm: Slow, tmp_path: Path, capsys: pytest
     assert f"scontrol release {here.job_id}" in capsys.readouterr().out
 
 
+def test_on_one_of_several_clusters_a_person_is_told_its_name(
+    slurm: Slow, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Plan(("--open-mode=append",), chdir=str(tmp_path), asked_cluster="alps").save(RunDir(tmp_path))
+    here = running(slurm, tmp_path)
+    go_on(tmp_path, here, "hold")
+    assert f"go on with `scontrol -M alps release {here.job_id}`" in capsys.readouterr().out
+
+
 def test_a_comment_that_slurm_refuses_does_not_stop_the_hold(
     slurm: Slow, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

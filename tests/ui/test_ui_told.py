@@ -26,7 +26,7 @@ from transom_cli.submit.rundir import new_run
 from transom_cli.ui.asked import Asked, read_asked
 from transom_cli.ui.limitwords import limit_words
 from transom_cli.ui.read import read_view
-from transom_cli.ui.slurmwords import reason_words, with_answer, worth_asking
+from transom_cli.ui.slurmwords import reason_words, waiting_words, with_answer, worth_asking
 from transom_cli.ui.told import LATELY, step_time, told
 from transom_cli.ui.words import age, brief, day_time, span, utc
 
@@ -128,6 +128,31 @@ def test_the_root_is_that_of_the_settings(tmp_path: Path) -> None:
 )
 def test_slurms_reasons_in_plain_words(reason: str, words: str) -> None:
     assert reason_words(reason) == words
+
+
+def test_how_long_a_job_waits_for_a_switch() -> None:
+    any_ = "once it has waited 00:05:00 for that (Resources)"
+    assert reason_words("Resources", switches="1@00:05:00") == (
+        f"it is next, and waits for nodes to become free on one switch; on any, {any_}"
+    )
+    assert "free on 2 switches; on any" in reason_words("Resources", switches="2@00:05:00")
+    assert reason_words("Priority", switches="1@00:05:00") == "other jobs are before it (Priority)"
+
+
+def test_a_reservation_that_is_gone() -> None:
+    gone = "held, since its reservation is over or was deleted: released, it starts outside of it"
+    assert reason_words("Reservation_r6_was_deleted") == f"{gone} (Reservation_r6_was_deleted)"
+    assert reason_words("ReservationDeleted") == f"{gone} (ReservationDeleted)"
+
+
+def test_what_slurm_says_of_a_job_beats_what_the_run_was_asked_for(tmp_path: Path) -> None:
+    view = replace(SCENES["pending"](tmp_path), wants="reservation `old`")
+    asks = (("reservation", "new"), ("nodelist", "n[1-2]"), ("switches", "1@00:05:00"))
+    told = with_answer(view, Job(JOB, JobState.PENDING, reason="BadConstraints", asks=asks))
+    assert (told.wants, told.switches) == ("reservation `new`, nodelist `n[1-2]`", "1@00:05:00")
+    assert "too few nodes with reservation `new`, nodelist `n[1-2]` are left" in waiting_words(told)
+    assert with_answer(view, Job(JOB, JobState.PENDING)).wants == "reservation `old`"
+    assert waiting_words(with_answer(view, Job(JOB, JobState.RUNNING))) == ""
 
 
 def test_what_no_node_is_left_for() -> None:

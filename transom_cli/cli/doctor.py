@@ -25,8 +25,10 @@ def doctor(
     from transom_cli.config.load import load
     from transom_cli.doctor.examine import examine
     from transom_cli.doctor.symptom import Grade, Symptom
+    from transom_cli.errors import TransomError
     from transom_cli.slurm.pyslurm.trial import Trial
     from transom_cli.slurm.runner import Runner
+    from transom_cli.submit.clusters import cluster_of
     from transom_cli.ui.doctor import symptom_lines
     from transom_cli.wiring.slurm import slurm_client, try_pyslurm
 
@@ -42,9 +44,17 @@ def doctor(
     def backend() -> Trial:
         return try_pyslurm(load(None, {}, os.environ).slurm)
 
+    def cluster() -> str:
+        """The one that a run would be submitted to."""
+        try:
+            return cluster_of(load(None, {}, os.environ).job.cluster, None, 0, os.environ)
+        except TransomError:  # the settings are wrong, and are told so; or it names several, and a run tells that
+            return ""
+
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
     found: list[Symptom] = []
-    for one in examine(slurm_client(timeout=10.0), Runner(timeout=10.0), runs, backend, drain):
+    there = cluster()
+    for one in examine(slurm_client(10.0, there), Runner(timeout=10.0, cluster=there), runs, backend, drain):
         found.append(one)
         if not json_:
             print("\n".join(symptom_lines(one, width)), flush=True)

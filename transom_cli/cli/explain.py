@@ -49,7 +49,7 @@ def explain(
     book = _read(found)
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else NEVER_CUT
     if asked is None or _INCIDENT.fullmatch(asked):
-        _incidents(book, asked, width, json_=json_)
+        _incidents(found, book, asked, width, json_=json_)
         return
     from transom_cli.ui.concerning import topic_document, topic_lines
 
@@ -95,10 +95,11 @@ def _read(run: RunDir) -> Book:
     return read_book(run, gpus=gpus)
 
 
-def _incidents(book: Book, asked: str | None, width: int, *, json_: bool) -> None:
+def _incidents(run: RunDir, book: Book, asked: str | None, width: int, *, json_: bool) -> None:
     import json
 
     from transom_cli.supervise.book import incidents
+    from transom_cli.ui.asked import read_asked
     from transom_cli.ui.story import held_lines, story_document, story_lines, story_of
 
     stories = [story_of(one, book) for one in incidents(book) if asked in (None, one.id)]
@@ -112,7 +113,7 @@ def _incidents(book: Book, asked: str | None, width: int, *, json_: bool) -> Non
         return
     texts = ["\n".join(story_lines(story, width)) for story in stories]
     if book.held and asked is None:
-        texts.append("\n".join(held_lines(book, width)))
+        texts.append("\n".join(held_lines(book, width, read_asked(run).cluster)))
     print("\n\n".join(texts) or f"{book.run_id}: no incident so far")
 
 

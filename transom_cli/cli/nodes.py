@@ -74,7 +74,7 @@ def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: boo
     from transom_cli.health.history.lemons import HistoryLimits, judge_history
     from transom_cli.ui.nodes import lemon_lines, node_lines, node_rows
 
-    told, silent = _ask_slurm(tuple(sorted({s.isolation.node for s in history.standings})))
+    told, here, silent = _ask_slurm(history)
     rows = [row for row in node_rows(history, told, ended=ended) if run in ("", row.run)]
     limits = limits_of(HistoryLimits, load(None, {}, os.environ).health.limits)
     lemons = () if run else judge_history(history, limits)  # they are those of all runs together
@@ -83,23 +83,45 @@ def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: boo
         print(json.dumps(document))
         return
     width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 10_000
-    blocks = ["\n".join(node_lines(row, now, width)) for row in rows]
+    blocks = ["\n".join(node_lines(row, now, width, here)) for row in rows]
     blocks += ["\n".join(lemon_lines(lemons, width))] if lemons else []
     print("\n\n".join(blocks) or "no node is kept away by your runs")
     if silent:
         print(f"warning: Slurm does not answer, so nothing is said of what it shows: {silent}", file=sys.stderr)
 
 
-def _ask_slurm(names: tuple[str, ...]) -> tuple[dict[str, Node] | None, str]:
-    """The nodes that Slurm knows, by name; or None, and its error."""
+def _ask_slurm(history: NodeHistory) -> tuple[dict[str, dict[str, Node]], str, str]:
+    """The nodes that Slurm knows, by cluster and name; the name of the cluster here; and an error of Slurm's, or ""."""
     from transom_cli.errors import TransomError
     from transom_cli.slurm.known import known_nodes
     from transom_cli.wiring.slurm import slurm_client
 
+    told: dict[str, dict[str, Node]] = {}
+    silent = ""
     try:
-        return {node.name: node for node in known_nodes(slurm_client(), names)}, ""
+        here = _cluster_here(history)
     except TransomError as error:
-        return None, error.why or error.what
+        return told, "", error.why or error.what
+    for cluster in sorted({s.isolation.cluster for s in history.standings}):
+        names = tuple(sorted({s.isolation.node for s in history.standings if s.isolation.cluster == cluster}))
+        try:
+            slurm = slurm_client(cluster=_asked(cluster, here))
+            told[cluster] = {node.name: node for node in known_nodes(slurm, names)}
+        except TransomError as error:  # the others may answer all the same
+            silent = error.why or error.what
+    return told, here, silent
+
+
+def _cluster_here(history: NodeHistory) -> str:
+    """The name of the cluster that Slurm's commands speak to; "" where no isolation names one. The port's errors."""
+    from transom_cli.wiring.slurm import cluster_name
+
+    return cluster_name() if any(s.isolation.cluster for s in history.standings) else ""
+
+
+def _asked(cluster: str, here: str) -> str:
+    """As Slurm's commands are to be told: the one here needs no name, and no slurmdbd then."""
+    return "" if cluster == here else cluster
 
 
 def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, *, json_: bool) -> None:
@@ -110,16 +132,20 @@ def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, 
     from dataclasses import asdict
 
     from transom_cli.config.load import load
-    from transom_cli.errors import printable
+    from transom_cli.errors import TransomError, printable
     from transom_cli.submit.rundir import explain
     from transom_cli.supervise.lifting import lift, to_lift
     from transom_cli.wiring.slurm import slurm_client
 
     to_lift(history, names, run)
+    try:
+        here = _cluster_here(history)
+    except TransomError:  # it is asked for each node below, and told then
+        here = ""
     who = f"{getpass.getuser()} on {socket.gethostname()}"
     spool = load(None, {}, os.environ).isolate.drain_spool
     try:
-        lifted = lift(history, names, run, who, folder, slurm_client(), spool)
+        lifted = lift(history, names, run, who, folder, lambda name: slurm_client(cluster=_asked(name, here)), spool)
     except OSError as error:
         raise explain(error, folder, doing="write into", instead="set TRANSOM_STATE_DIR") from error
     if not json_:
@@ -127,12 +153,13 @@ def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, 
             told = f"; told: {', '.join(one.told)}" if one.told else ""
             slurm = f"{one.slurm} ({one.why})" if one.why else one.slurm
             print(printable(f"{one.node}: no run keeps off it any more{told}; Slurm: {slurm}"), file=sys.stderr)
-    _require_resumed(lifted)
+    _require_resumed(lifted, here)
     if json_:
         print(json.dumps({"schema": 1, "lifted": [asdict(one) for one in lifted]}))
 
 
-def _require_resumed(lifted: list[Lifted]) -> None:
+def _require_resumed(lifted: list[Lifted], here: str) -> None:
+    from transom_cli.slurm.byhand import by_hand
     from transom_cli.supervise.lifting import DENIED, UNKNOWN
 
     for word, error in ((DENIED, NotPermitted), (UNKNOWN, Unknown)):
@@ -140,5 +167,7 @@ def _require_resumed(lifted: list[Lifted]) -> None:
         if left:
             names = ",".join(one.node for one in left)
             what = f"{names}: your runs no longer keep off, but Slurm may"
-            hint = f"scontrol update nodename={names} state=resume"
+            there = _asked(left[0].cluster, here)
+            of_it = ",".join(one.node for one in left if one.cluster == left[0].cluster)
+            hint = by_hand(f"scontrol update nodename={of_it} state=resume", there)
             raise error(what, left[0].why, f"an administrator resumes with: {hint}" if word == DENIED else hint)

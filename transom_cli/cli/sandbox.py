@@ -30,6 +30,7 @@ sandbox_app.add_typer(fault_app, name="fault")
 def up(
     nodes: Annotated[int, typer.Option(help="How many nodes.")] = 4,
     gpus_per_node: Annotated[int, typer.Option(help="GPUs that Slurm counts on each node.")] = 2,
+    switches: Annotated[int, typer.Option(help="Leaf switches that Slurm knows of (topology/tree) [0: none].")] = 0,
     accounting: Annotated[bool, typer.Option("--accounting", help="Add slurmdbd on a MariaDB (sacct).")] = False,
     release: Annotated[str, typer.Option(help="Whose Slurm: native, or of Debian trixie or forky.")] = "native",
     release_dir: ReleaseDir = None,
@@ -44,7 +45,7 @@ def up(
     from transom_cli.sandbox.spec import SandboxSpec
 
     home = built(release, release_dir, mirror)
-    sandbox = Sandbox.up(SandboxSpec(folder(dir), nodes, gpus_per_node, accounting, home=home))
+    sandbox = Sandbox.up(SandboxSpec(folder(dir), nodes, gpus_per_node, accounting, home=home, switches=switches))
     print(f"up: {sandbox.spec} in {sandbox.dir}")
     where = "" if dir is None else f" --dir {sandbox.dir}"
     print(f"hint: transom sandbox exec{where} -- sinfo", file=sys.stderr)

@@ -76,11 +76,14 @@ def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
     from transom_cli.supervise.lease import operator_alive
     from transom_cli.ui.waiting import waiting
     from transom_cli.wiring.settings import runs_root
+    from transom_cli.wiring.slurm import require_own_cluster
 
     found = find_run(bounded(runs_root(root), run), run)
     state = fold(found.journal).state
     already = " already" if state.phase.over else ""
     if not already:
+        if operator_alive(found) is None:
+            require_own_cluster(found)  # else an operator is started that may do nothing
         _ask_to_stop(found, state)
         with waiting(f"{found.run_id} is asked to stop: ranks may save, Slurm gives them 30 s"):
             if operator_alive(found) is None:
@@ -95,12 +98,16 @@ def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
 
 
 def _require_stopped(run: RunDir, state: State) -> None:
+    from transom_cli.slurm.byhand import by_hand
+    from transom_cli.ui.asked import read_asked
+
     if not state.phase.over:
         why = f"Slurm does not answer: {state.slurm_lost}" if state.slurm_lost else f"it is {state.phase.value}"
         hint = f"The request stands, and the operator goes on; look with `transom status {run.run_id}`."
         raise Unknown(f"Run `{run.run_id}` has not stopped yet", why, hint)
     if state.exit_code == Unknown.exit_code:
-        raise Unknown(f"Job {state.job_id} may live on", state.verdict, f"scancel {state.job_id}")
+        scancel = by_hand(f"scancel {state.job_id}", read_asked(run).cluster)
+        raise Unknown(f"Job {state.job_id} may live on", state.verdict, scancel)
 
 
 def _ask_to_stop(run: RunDir, state: State) -> None:
@@ -111,14 +118,17 @@ def _ask_to_stop(run: RunDir, state: State) -> None:
     import time
 
     from transom_cli.files import publish_text
+    from transom_cli.slurm.byhand import by_hand
     from transom_cli.submit.rundir import explain
+    from transom_cli.ui.asked import read_asked
 
     asked = {"ask": "stop", "who": f"{getpass.getuser()} on {socket.gethostname()}"}
     try:
         run.requests.mkdir(mode=0o700, exist_ok=True)
         publish_text(run.requests / f"stop-{time.time_ns()}-{os.getpid()}.json", json.dumps(asked))
     except OSError as error:
-        instead = f"end the job by hand: `scancel {state.job_id}`" if state.job_id else "ask the run's owner"
+        scancel = by_hand(f"scancel {state.job_id}", read_asked(run).cluster)
+        instead = f"end the job by hand: `{scancel}`" if state.job_id else "ask the run's owner"
         raise explain(error, run.requests, doing="put a request into", instead=instead) from error
 
 

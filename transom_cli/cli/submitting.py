@@ -14,6 +14,7 @@ from transom_cli.layout import RunDir
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
+    from transom_cli.health.history.records import Isolation
     from transom_cli.wiring.plan import Plan
 
 _SCRIPT_ENDINGS = (".sbatch", ".slurm")
@@ -97,7 +98,7 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
     from transom_cli.submit.arrays import elements, refuse_whole
     from transom_cli.submit.environment import refuse_caller
     from transom_cli.submit.program import missing
-    from transom_cli.submit.script import completing_notes, inspect_script
+    from transom_cli.submit.script import completing_notes, inspect_script, refuse_no_job
     from transom_cli.submit.script_file import read_script
 
     refuse_caller(os.environ)
@@ -111,6 +112,7 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
                 f"Put these into `{words[0]}` as #SBATCH lines, or give a command after `--`.",
             )
         facts = inspect_script(text)
+        refuse_no_job(facts)
         array: tuple[int, ...] = ()
         if facts.array is not None:
             refuse_whole(text)
@@ -125,7 +127,7 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
         if unused:
             print(f"note: {words[0]} is submitted as it is; not used: {', '.join(unused)}", file=sys.stderr)
         by_file = "/" in (facts.exclude or "")  # a file of names cannot be joined with names
-        avoided = () if by_file else nodes_to_avoid()
+        avoided = () if by_file else nodes_to_avoid(settings.job.cluster or "")
         return Prepared(settings, words, text, facts.nodes or 0, 0, _where(settings), avoided, array)
     if "/" in words[0] and Path(words[0]).is_dir():
         raise UsageError(
@@ -134,7 +136,7 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
         )
     settings = _on_cluster(load(run_file, flags, os.environ))
     _restarted_once(settings, "", words)
-    exclude = tuple(dict.fromkeys((*settings.job.exclude, *nodes_to_avoid())))
+    exclude = tuple(dict.fromkeys((*settings.job.exclude, *nodes_to_avoid(settings.job.cluster or ""))))
     settings = settings.model_copy(update={"job": settings.job.model_copy(update={"exclude": exclude})})
     spares = settings.job.spares
     lacking = missing(words, settings, Path(_where(settings)))
@@ -174,8 +176,11 @@ def unused_settings(settings: Settings) -> list[str]:
     return sorted([*job, *launch, *restart])
 
 
-def nodes_to_avoid() -> tuple[str, ...]:
-    """Of which a check of an earlier run has proven a fault, and which could not be drained; each is told."""
+def nodes_to_avoid(cluster: str) -> tuple[str, ...]:
+    """Of which a check of an earlier run has proven a fault, and which could not be drained; each is told.
+
+    cluster: as `job.cluster`. Left out are nodes that its Slurm does not know: sbatch would refuse the whole job.
+    """
     import time
 
     from transom_cli.health.history.files import history_dir, read_history
@@ -188,9 +193,25 @@ def nodes_to_avoid() -> tuple[str, ...]:
     except OSError as error:
         print(f"warning: the history of nodes cannot be read: {error}", file=sys.stderr)
         return ()
-    for isolation in found:
+    avoided = _on_this_cluster(found, cluster) if found else ()
+    for isolation in avoided:
         print(avoided_line(isolation, now), file=sys.stderr)
-    return tuple(isolation.node for isolation in found)
+    return tuple(isolation.node for isolation in avoided)
+
+
+def _on_this_cluster(found: tuple[Isolation, ...], cluster: str) -> tuple[Isolation, ...]:
+    """All of them where Slurm does not answer."""
+    from transom_cli.errors import TransomError
+    from transom_cli.supervise.lifting import known_nodes
+    from transom_cli.wiring.slurm import cluster_name, slurm_client
+
+    try:
+        name = cluster_name(cluster)
+        here = tuple(one for one in found if not name or one.cluster in ("", name))
+        known = {node.name for node in known_nodes(slurm_client(10.0, cluster), tuple(one.node for one in here))}
+    except TransomError:
+        return found
+    return tuple({one.node: one for one in here if one.node in known}.values())
 
 
 def _where(settings: Settings) -> str:

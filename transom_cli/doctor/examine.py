@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from transom_cli import __version__
@@ -123,7 +124,7 @@ def _backend(pyslurm: Callable[[], Trial]) -> Iterator[Symptom]:
 def _admin_level(runner: Runner, user: str) -> str:
     words = ["sacctmgr", "-n", "-P", "show", "user", user, "format=AdminLevel"]
     try:
-        return runner.run(words, timeout=PATIENCE).strip()
+        return replace(runner, cluster="").run(words, timeout=PATIENCE).strip()  # sacctmgr speaks to slurmdbd alone
     except TransomError:
         return ""
 

@@ -211,7 +211,8 @@ class Sandbox:
 
     def wait_nodes(self, names: Sequence[str], *, only_idle: bool = False) -> None:
         """Wait until Slurm can use these nodes (drained ones: until they answer)."""
-        good = ("idle",) if only_idle else ("idle", "mixed", "allocated", "completing", "drained", "draining")
+        good = {"idle", "reserved"}  # sinfo's word for an idle node of a reservation
+        good |= set() if only_idle else {"mixed", "allocated", "completing", "drained", "draining"}
         last = ""
 
         def ready() -> bool:

@@ -1,4 +1,4 @@
-"""The text of slurm.conf, gres.conf and slurmdbd.conf. Pure.
+"""The text of slurm.conf, gres.conf, topology.conf and slurmdbd.conf. Pure.
 
 What a real cluster's users would feel is left at Slurm's own defaults
 (SlurmdTimeout, KillWait, MinJobAge, requeue delay, scheduler intervals), and so is what newer
@@ -8,6 +8,7 @@ releases of Slurm name differently (task, switch, accounting gatherer: none by d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from transom_cli.sandbox.spec import SandboxSpec
 
@@ -63,6 +64,8 @@ def slurm_conf(spec: SandboxSpec, *, cluster: str, user: str, ports: Ports, firs
         settings["AccountingStoragePort"] = str(ports.dbd)
         settings["AccountingStoragePass"] = f"{where}/munge.sock"  # with munge: its socket
         settings["AccountingStorageTRES"] = "gres/gpu"
+    if spec.switches:
+        settings["TopologyPlugin"] = "topology/tree"
     settings.update(spec.extra)
     node = (
         f"NodeName={_span('node', 1, spec.nodes)} NodeHostname=localhost NodeAddr=127.0.0.1"
@@ -87,6 +90,16 @@ def gres_conf(spec: SandboxSpec) -> str:
         return ""
     devices = _span(f"{spec.dir}/dev/nvidia", 0, spec.gpus_per_node - 1)
     return f"NodeName={_span('node', 1, spec.nodes)} Name=gpu File={devices}\n"
+
+
+def topology_conf(spec: SandboxSpec) -> str:
+    """Leaf switches under one spine, the nodes divided among them in order."""
+    ends = [spec.nodes * i // spec.switches for i in range(spec.switches + 1)]
+    leaves = [
+        f"SwitchName=leaf{i} Nodes={_span('node', first + 1, last)}"
+        for i, (first, last) in enumerate(pairwise(ends), start=1)
+    ]
+    return "\n".join([*leaves, f"SwitchName=spine Switches={_span('leaf', 1, spec.switches)}", ""])
 
 
 def slurmdbd_conf(spec: SandboxSpec, *, user: str, ports: Ports, password: str) -> str:

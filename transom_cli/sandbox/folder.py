@@ -74,6 +74,8 @@ def prepare(spec: SandboxSpec, old: State | None) -> State:
         "gres.conf": conf.gres_conf(spec),
         "cgroup.conf": conf.cgroup_conf(slurm_release(find_tools(home=spec.home)["slurmctld"])),
     }
+    if spec.switches:
+        files["topology.conf"] = conf.topology_conf(spec)
     for name, content in files.items():
         (spec.dir / name).write_text(content)
         (spec.dir / name).chmod(0o644)

@@ -25,6 +25,7 @@ class SandboxSpec:
     """A cluster to bring up in the folder ``dir``. ``extra`` adds or replaces slurm.conf settings, for tests.
 
     ``home``: where a release of Slurm was built (`release.known.ReleaseHome`); empty: this machine's own Slurm.
+    ``switches``: leaves of a tree among which the nodes are divided in order; 0: Slurm knows of no network.
     """
 
     dir: Path
@@ -33,6 +34,7 @@ class SandboxSpec:
     accounting: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
     home: str = ""
+    switches: int = 0
 
     def shape(self) -> dict[str, object]:
         """All but the folder: two specs with one shape are one sandbox."""
@@ -42,10 +44,12 @@ class SandboxSpec:
             "accounting": self.accounting,
             "extra": dict(self.extra),
             "home": self.home,
+            "switches": self.switches,
         }
 
     def __str__(self) -> str:
         words = f"{several(self.nodes, 'node')} with {several(self.gpus_per_node, 'GPU')} each"
+        words += f" on {several(self.switches, 'switch', 'switches')}" if self.switches else ""
         words += ", with accounting" if self.accounting else ""
         words += f", Slurm of {Path(self.home).name}" if self.home else ""
         return words + "".join(f", {key}={value}" for key, value in sorted(self.extra.items()))
@@ -67,6 +71,9 @@ def check_spec(spec: SandboxSpec) -> None:
         raise UsageError(f"A sandbox has 1 to {MAX_NODES} nodes, not {spec.nodes}")
     if not 0 <= spec.gpus_per_node <= 16:
         raise UsageError(f"A sandbox node has 0 to 16 GPUs, not {spec.gpus_per_node}")
+    if not 0 <= spec.switches <= spec.nodes:
+        nodes = several(spec.nodes, "node")
+        raise UsageError(f"A sandbox of {nodes} has 0 to {spec.nodes} switches, not {spec.switches}")
     text = str(spec.dir)
     if not _PLAIN.fullmatch(text):
         odd = "".join(sorted({char for char in text if not _PLAIN.fullmatch(char)}))

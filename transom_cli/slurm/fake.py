@@ -18,6 +18,10 @@ from transom_cli.slurm.port import Job, JobState, Node, NoSuchJob, SlurmDenied, 
 F = TypeVar("F", bound=Callable[..., object])
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
+
+
 def _recorded(method: F) -> F:
     @wraps(method)
     def call(self: FakeSlurm, *args: object, **kwargs: object) -> object:
@@ -111,6 +115,9 @@ class FakeSlurm:
         partition = options.get("partition", self.partitions[0])
         if partition not in self.partitions:
             raise refused("submit", "Batch job submission failed: Invalid partition name specified")
+        required, excluded = (_names(options.get(flag, "")) for flag in ("nodelist", "exclude"))
+        if set(required) & set(excluded):
+            raise refused("submit", "Batch job submission failed: Invalid node name specified")
         if not submission.script.is_file():
             raise refused("submit", f"sbatch: error: Unable to open file {submission.script}")
         job = FakeJob(
@@ -124,7 +131,8 @@ class FakeSlurm:
             comment=options.get("comment", ""),
             partition=partition,
             requeue="no-requeue" not in options,
-            excluded=tuple(name for name in options.get("exclude", "").split(",") if name),
+            excluded=excluded,
+            required=required,
             after=int(options.get("dependency", "afterany:0").removeprefix("afterany:")),
             held="hold" in options,
             reason="JobHeldUser" if "hold" in options else "",

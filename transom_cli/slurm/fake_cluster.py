@@ -44,6 +44,7 @@ class FakeJob:
     partition: str
     requeue: bool
     excluded: tuple[str, ...]
+    required: tuple[str, ...]
     state: JobState = JobState.PENDING
     completing_since: float | None = None
     after: int = 0  # the job that must have ended first (--dependency=afterany)
@@ -110,6 +111,9 @@ class FakeCluster:
         ]
         if job.num_tasks > job.num_nodes * job.tasks_per_node:
             job.reason = "BadConstraints"
+            return
+        if set(job.required) & set(job.excluded):
+            job.reason, job.held = "BadConstraints", True
             return
         if len(free) < job.num_nodes:
             job.reason = "Resources"

@@ -32,7 +32,8 @@ def require_name(name: str, told: str) -> None:
         raise WrongCluster(
             "The Slurm here is not the one that has this run's job",
             f"the job was submitted to cluster `{name}`, and this is `{told or 'one without a name'}`",
-            f"attach where Slurm's commands speak to `{name}`: scontrol show config | grep ClusterName",
+            f"attach where Slurm's commands speak to `{name}`: scontrol show config | grep ClusterName\n"
+            "where that one was renamed: end the job by scancel; a new run goes on from its checkpoints: docs/sites.md",
         )
 
 

@@ -35,19 +35,22 @@ _JOB = re.compile(
     re.DOTALL,
 )
 _COMMENT = re.compile(r".* Comment=(.*?) (?:StdErr|StdIn|StdOut|Power)=", re.DOTALL)
-_OUTPUT = re.compile(r".* StdOut=(.*?)(?: Power=.*)?$", re.DOTALL)  # Slurm puts no free text behind it
+_SWITCHES = re.compile(r".* Switches=(\d+@[\d:-]+)", re.DOTALL)
+_ASKS = (("reservation", "Reservation"), ("constraint", "Features"), ("nodelist", "ReqNodeList"))
 _SACCT = re.compile(r"^(\d+)\|([^|\n]+)\|(\d+:\d+)\|([^|\n]*)\|([^|\n]*)\|([^|\n]*)\|", re.MULTILINE)
+# Slurm puts no free text behind it.
+_OUTPUT = re.compile(r".* StdOut=(.*?)(?: Switches=\d+@\S+)?(?: Power=.*)?$", re.DOTALL)
 _NODE_REASON = re.compile(r" Reason=(.*?)(?: \[(\S+)@[^\]\s]+\])?(?: Comment=.*)?$", re.DOTALL)
 _SHORT_STATES = {
     "PD": "PENDING", "R": "RUNNING", "S": "SUSPENDED", "CD": "COMPLETED", "CA": "CANCELLED", "F": "FAILED",
     "TO": "TIMEOUT", "NF": "NODE_FAIL", "PR": "PREEMPTED", "BF": "BOOT_FAIL", "DL": "DEADLINE",
-    "OOM": "OUT_OF_MEMORY", "CG": "COMPLETING", "CF": "CONFIGURING",
+    "OOM": "OUT_OF_MEMORY", "CG": "COMPLETING", "CF": "CONFIGURING", "RD": "RESV_DEL_HOLD",
 }  # fmt: skip
 # Slurm prints a flag in place of the base state; these flags say which base state they stand on.
 _FLAG_BASE = {
     "CONFIGURING": JobState.RUNNING, "RESIZING": JobState.RUNNING, "SIGNALING": JobState.RUNNING,
     "STOPPED": JobState.SUSPENDED, "REQUEUED": JobState.PENDING, "REQUEUE_FED": JobState.PENDING,
-    "REQUEUE_HOLD": JobState.PENDING, "SPECIAL_EXIT": JobState.PENDING,
+    "REQUEUE_HOLD": JobState.PENDING, "SPECIAL_EXIT": JobState.PENDING, "RESV_DEL_HOLD": JobState.PENDING,
 }  # fmt: skip
 _ENDED_BY_REASON = {
     "NonZeroExitCode": JobState.FAILED, "TimeLimit": JobState.TIMEOUT, "NodeDown": JobState.NODE_FAIL,
@@ -226,9 +229,16 @@ def parse_show_job(text: str) -> Job:
             cpus_per_task=int(cpus) if cpus.isdecimal() else 1,
             output=_value(output[1].strip()) if output else "",
             start=expected_start(job, body["StartTime"]),
+            asks=_asks(body, found["tail"]),
         )
     except (ValueError, KeyError, AttributeError) as error:
         raise nonsense(text, reading) from error
+
+
+def _asks(body: Mapping[str, str], tail: str) -> tuple[tuple[str, str], ...]:
+    switches = _SWITCHES.match(tail)
+    told = [(flag, _value(body.get(key, ""))) for flag, key in _ASKS]
+    return tuple((flag, value) for flag, value in (*told, ("switches", switches[1] if switches else "")) if value)
 
 
 def expected_start(job: Job, printed: str) -> str:

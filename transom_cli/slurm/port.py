@@ -89,6 +89,7 @@ class Job:
     user: str = ""
     output: str = ""  # the file of its batch script's output, as Slurm tells it; from `job` only
     start: str = ""  # when Slurm expects a pending one to start, as it prints it; for people; from `job` only
+    asks: tuple[tuple[str, str], ...] = ()  # of its nodes: sbatch's flag, and what Slurm shows of it; as `start`
 
 
 @dataclass(frozen=True)

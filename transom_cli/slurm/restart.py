@@ -255,9 +255,10 @@ class _Restart:
 
     def _succeed(self, old: Job | None, successors: tuple[Job, ...]) -> RestartResult:
         """Submit a successor held, cancel the old job, release: at no moment can both of them start."""
+        exclude, found = self._exclusions(old), bool(successors)
         if not successors:
             request = self.request
-            size = (request.num_nodes, self._exclusions(old))
+            size = (request.num_nodes, exclude)
             submitted = submit_successor(self.slurm, request.submission, request.tag, *size)
             # A submission that we gave up waiting for may have been taken after all: it is held, and stays so.
             successors = self._successors() or (self.slurm.job(submitted),)
@@ -271,10 +272,18 @@ class _Restart:
         if successor.held and not self._on_purpose(successor):
             self._wait_living_free()
             try:
+                if found:
+                    self._keep_off(successor.job_id, exclude)
                 self.slurm.release(successor.job_id)
             except NoSuchJob as error:
                 raise _forgotten(f"job {successor.job_id}, which it had taken") from error
         return RestartResult(successor.job_id, successor.restarts, "successor")
+
+    def _keep_off(self, job_id: int, exclude: tuple[str, ...]) -> None:
+        """Of a successor that was submitted by a try which was cut off: before its exclusions were set, it may be."""
+        excluded = self.slurm.job(job_id).excluded
+        if not set(exclude) <= set(excluded):
+            self.slurm.update_pending(job_id, exclude=tuple(dict.fromkeys((*excluded, *exclude))))
 
     def _counted_anew(self, successors: tuple[Job, ...]) -> SlurmRefused:
         """Attempts are told apart, and put in order, by the numbers of their jobs: one that comes again would be taken

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transom_cli.errors import SlurmUnreachable, TransomError
+from transom_cli.slurm.byhand import by_hand
 from transom_cli.slurm.parse import clean
 from transom_cli.slurm.port import NoSuchJob, SlurmDenied, SlurmRefused, SlurmUnknown
 
@@ -34,8 +35,9 @@ _NO_CLUSTER = re.compile(r"No cluster '|invalid entry for --cluster", re.IGNOREC
 _LOOKED_AT = 4096  # characters of an error's words, the last ones
 _NO_JOB = re.compile(r"invalid job id specified", re.IGNORECASE)
 # These would filter or reshape answers behind our back, or, started inside another job, hand that job's
-# shape to ours. SBATCH_* stays: it is how a site or a user sets defaults for sbatch.
-_STRIPPED = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SLURM_", "SLURMD_", "SRUN_")
+# shape to ours. SBATCH_* stays: it is how a site or a user sets defaults for sbatch; but with SBATCH_WAIT it would
+# answer at the job's end only.
+_STRIPPED = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SLURM_", "SLURMD_", "SRUN_", "SBATCH_WAIT")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
 
 
@@ -112,12 +114,12 @@ class Runner:
             raise SlurmTimeout(
                 f"Slurm did not answer `{argv[0]}` within {limit:g} s",
                 clean(_text(expired.stderr)),
-                "scontrol ping",
+                by_hand("scontrol ping", self.cluster),
             ) from expired
         finally:
             _end_group(process)
         if process.returncode != 0:
-            raise classify(argv, process.returncode, _text(out), _text(err))
+            raise classify(argv, process.returncode, _text(out), _text(err), self.cluster)
         return _text(out)
 
 
@@ -136,26 +138,27 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-def classify(argv: Sequence[str], code: int, out: str, err: str) -> TransomError:
+def classify(argv: Sequence[str], code: int, out: str, err: str, cluster: str = "") -> TransomError:
     """The error for a failed command, by Slurm's words in it."""
     words = clean(err) or clean(out) or f"(nothing; exit status {code})"
     command = " ".join(argv[:2] if argv[0] == "scontrol" else argv[:1])
-    what = f"Slurm refused `{command}`"
+    what, ping = f"Slurm refused `{command}`", by_hand("scontrol ping", cluster)
     if code < 0:
-        return SlurmUnknown(f"`{command}` was killed by signal {-code}", words, "scontrol ping")
+        return SlurmUnknown(f"`{command}` was killed by signal {-code}", words, ping)
     if _DENIED.search(words):
         return SlurmDenied(what, f"Slurm said: {words}", "ask an administrator of the cluster")
     if _NO_JOB.search(words):
-        return NoSuchJob("Slurm does not know this job (any more)", f"Slurm said: {words}", "sacct -D -j JOBID")
+        sacct = by_hand("sacct -D -j JOBID", cluster)
+        return NoSuchJob("Slurm does not know this job (any more)", f"Slurm said: {words}", sacct)
     if _UNKNOWN.search(words[-_LOOKED_AT:]):
-        return SlurmUnknown(f"Slurm did not answer `{command}`", f"Slurm said: {words}", _what_now(words))
-    return SlurmRefused(what, f"Slurm said: {words}", _what_now(words) if _NO_CLUSTER.search(words) else "")
+        return SlurmUnknown(f"Slurm did not answer `{command}`", f"Slurm said: {words}", _what_now(words, ping))
+    return SlurmRefused(what, f"Slurm said: {words}", _what_now(words, ping) if _NO_CLUSTER.search(words) else "")
 
 
-def _what_now(words: str) -> str:
+def _what_now(words: str, ping: str) -> str:
     if _NO_CLUSTER.search(words):
         told = "`sacctmgr show clusters` lists those that Slurm's database knows; the name comes from --clusters (-M),"
         return f"{told}\njob.cluster, the script, SBATCH_CLUSTERS or SLURM_CLUSTERS"
     if _NO_CONF.search(words):
         return "no slurm.conf is found from here: go to a login node, or `export SLURM_CONF=/path/to/slurm.conf`"
-    return "scontrol ping"
+    return ping

@@ -6,11 +6,16 @@ lets the same one go on: launcher and operator may both be at it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from transom_cli.slurm.known import still_there
 from transom_cli.slurm.port import Job, JobCancelled, JobState, Slurm, SlurmUnknown, Submission
+
+# sbatch refuses a job whose script asks for a node by its name (--nodelist) that is excluded, and a node that is gone.
+# Of a job that it has already Slurm takes the exclusion, and lets the job wait for that node (BadConstraints).
+_EXCLUDES_ITS_OWN = r"Invalid node name specified"
 
 
 def find_successors(slurm: Slurm, tag: str, job_id: int) -> tuple[Job, ...]:
@@ -28,11 +33,24 @@ def exclusions(old: Job | None, exclude: Sequence[str] = (), drop: Sequence[str]
 def submit_successor(
     slurm: Slurm, submission: Submission, tag: str, num_nodes: int, exclude: Sequence[str], *further: str
 ) -> int:
-    """`further`: more sbatch options. The job's id, which says nothing of whether it is the only one."""
-    added = [f"--comment={tag}", f"--nodes={num_nodes}", "--hold", *further]
-    if exclude:
-        added.append(f"--exclude={','.join(exclude)}")
-    return slurm.submit(replace(submission, options=(*submission.options, *added)))
+    """`further`: more sbatch options. The job's id, which says nothing of whether it is the only one.
+
+    A --begin of the script's (now+1hour) was the first start's alone.
+    """
+    added = (*submission.options, f"--comment={tag}", f"--nodes={num_nodes}", "--hold", "--begin=now", *further)
+    excluding = (f"--exclude={','.join(exclude)}",) if exclude else ()
+    try:
+        return slurm.submit(replace(submission, options=(*added, *excluding)))
+    except SlurmRefused as refused:
+        if not exclude or not re.search(_EXCLUDES_ITS_OWN, refused.why, re.IGNORECASE):
+            raise
+        job_id = slurm.submit(replace(submission, options=added))
+        try:
+            slurm.update_pending(job_id, exclude=exclude)
+        except SlurmRefused:
+            slurm.cancel(job_id)
+            raise refused from None
+        return job_id
 
 
 def resubmit_own_job(slurm: Slurm, submission: Submission, tag: str, job_id: int, num_nodes: int) -> Job:

@@ -12,6 +12,14 @@ from dataclasses import dataclass, field
 from transom_cli.errors import UsageError
 from transom_cli.submit.directives import read_directives
 
+_SUBMITS_NOTHING = "sbatch submits nothing then"
+_NOT_FOR_A_RUN = {
+    "test-only": f"{_SUBMITS_NOTHING}: `transom run --dry-run` shows what would be submitted",
+    "help": _SUBMITS_NOTHING,
+    "usage": _SUBMITS_NOTHING,
+    "version": _SUBMITS_NOTHING,
+    "wait": "sbatch answers only at the job's end then; transom watches the job itself, and ends as it did",
+}
 _COUNT = re.compile(r"(\d+)([kKmM]?)")
 
 
@@ -77,6 +85,17 @@ def inspect_script(text: str) -> ScriptFacts:
         array=values.get("array"),
         lines=lines,
     )
+
+
+def refuse_no_job(facts: ScriptFacts) -> None:
+    """UsageError for options with which sbatch submits no job, or does not answer with its number at once."""
+    found = [(facts.lines[name], name, why) for name, why in _NOT_FOR_A_RUN.items() if name in facts.lines]
+    if found:
+        raise UsageError(
+            "the script asks sbatch for what a run cannot live with",
+            why="\n".join(f"line {line}: --{name}: {why}" for line, name, why in sorted(found)),
+            hint="take it out of the script",
+        )
 
 
 def completing_options(

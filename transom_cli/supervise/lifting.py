@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,13 +31,14 @@ class Lifted:
     """What became of one node. told: the runs that go on and were told.
 
     slurm: resumed, not drained, denied, unknown, or in words why it was not for us to resume it. why: Slurm's words,
-    where it said no, or nothing.
+    where it said no, or nothing. cluster: as the isolations name it.
     """
 
     node: str
     told: tuple[str, ...]
     slurm: str
     why: str = ""
+    cluster: str = ""
 
 
 def to_lift(history: NodeHistory, nodes: tuple[str, ...], run: str) -> None:
@@ -59,23 +61,38 @@ def lift(
     run: str,
     who: str,
     folder: Path,
-    slurm: Slurm,
+    slurm_of: Callable[[str], Slurm],
     spool: Path | None = None,
 ) -> list[Lifted]:
     """The history first: whatever Slurm says later, no run of this user keeps off these nodes on its account.
 
-    spool: where a request to drain one of them may still lie; it is withdrawn. OSError when the history, or a run's
-    request, cannot be written.
+    slurm_of: the Slurm of a cluster by the name that the isolations have. spool: where a request to drain one of them
+    may still lie; it is withdrawn. OSError when the history, or a run's request, cannot be written.
     """
     write_lift(folder, Lift(time.time(), who, nodes, run))
     told = _tell_runs(history, nodes, run, who)
     withdrawn = tuple(node for node in nodes if spool is not None and _withdraw(spool, node))
-    try:
-        known = {n.name: n for n in known_nodes(slurm, nodes)}
-    except TransomError as error:
-        return [Lifted(node, told[node], UNKNOWN, error.why or error.what) for node in nodes]
-    lifted = [Lifted(node, told[node], *_resume(history, known.get(node), run, slurm)) for node in nodes]
+    lifted: list[Lifted] = []
+    for cluster, names in _by_cluster(history, nodes, run).items():
+        slurm = slurm_of(cluster)
+        try:
+            known = {n.name: n for n in known_nodes(slurm, names)}
+        except TransomError as error:
+            lifted += [Lifted(node, told[node], UNKNOWN, error.why or error.what, cluster) for node in names]
+            continue
+        of = replace(history, isolations=tuple(i for i in history.isolations if i.cluster == cluster))
+        lifted += [Lifted(n, told[n], *_resume(of, known.get(n), run, slurm), cluster=cluster) for n in names]
     return [replace(one, why=one.why or WITHDRAWN) if one.node in withdrawn else one for one in lifted]
+
+
+def _by_cluster(history: NodeHistory, nodes: tuple[str, ...], run: str) -> dict[str, tuple[str, ...]]:
+    """Nodes of one name on two clusters are two."""
+    found: dict[str, tuple[str, ...]] = {}
+    for node in nodes:
+        ours = (i.cluster for i in history.isolations if i.node == node and run in ("", i.run))
+        for cluster in dict.fromkeys(ours):
+            found[cluster] = (*found.get(cluster, ()), node)
+    return found
 
 
 def _withdraw(spool: Path, node: str) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir, attempt_name
+from transom_cli.slurm.byhand import by_hand
 from transom_cli.slurm.port import JobState, Slurm, SlurmRefused, SlurmUnknown, Submission
 from transom_cli.slurm.retry import backoff
 from transom_cli.slurm.successor import resubmit_own_job
@@ -104,7 +105,8 @@ def go_on(
     journal(RECORD, how=handed.how, job_id=handed.job_id, restarts=handed.restarts, words=words)
     say(f"transom: {words}")
     if handed.how == "held":
-        say(f"transom: look with `transom explain {run.run_id}`, go on with `scontrol release {handed.job_id}`")
+        release = by_hand(f"scontrol release {handed.job_id}", _cluster(run))
+        say(f"transom: look with `transom explain {run.run_id}`, go on with `{release}`")
     if handed.job_id != allocation.job_id:
         _end(slurm, allocation.job_id)
     deadline = time.monotonic() + REQUEUED
@@ -183,6 +185,16 @@ def _submission(run: RunDir) -> Submission:
         return Plan.load(run).submission(run)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TransomError("The job cannot be submitted again", f"{run.submission}: {error}") from error
+
+
+def _cluster(run: RunDir) -> str:
+    """Of several, the one that whoever reads this must name; a compute node speaks to its own by itself."""
+    from transom_cli.wiring.plan import Plan
+
+    try:
+        return Plan.load(run).asked_cluster
+    except TransomError:
+        return ""
 
 
 def _width(run: RunDir) -> int:

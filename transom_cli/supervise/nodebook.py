@@ -25,8 +25,9 @@ LAST = 5.0  # seconds that the end of an operator waits for the last records
 
 
 class NodeBook:
-    def __init__(self, run: RunDir, folder: Path) -> None:
-        self._telling = Telling(run.run_id, str(run.path))
+    def __init__(self, run: RunDir, folder: Path, cluster: str = "") -> None:
+        """cluster: as its controller names it, "": not known."""
+        self._telling = Telling(run.run_id, str(run.path), cluster=cluster)
         self._file = HistoryFile(folder, run.run_id)
         self._todo: queue.SimpleQueue[tuple[Record, ...] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="nodebook", daemon=True)

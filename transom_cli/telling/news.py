@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from transom_cli.core.state import Incident, Phase, Stage, State
 from transom_cli.plural import several
+from transom_cli.slurm.byhand import let_go_on
 
 KINDS = {
     "started": "Slurm has started the job for the first time",
@@ -63,19 +64,22 @@ class News:
         return self.kind in FINAL
 
 
-def tellings(before: State, since: float, after: State, at: float) -> tuple[News, ...]:
-    """What an event at `at` brings. `before` has stood from `since` (the event before it) until then."""
-    return (*_by_time(before, since, at), *_by_change(before, after, at))
+def tellings(before: State, since: float, after: State, at: float, cluster: str = "") -> tuple[News, ...]:
+    """What an event at `at` brings. `before` has stood from `since` (the event before it) until then.
+
+    cluster: as `job.cluster`, for the commands that a message names.
+    """
+    return (*_by_time(before, since, at, cluster), *_by_change(before, after, at))
 
 
-def _by_time(state: State, since: float, at: float) -> list[News]:
+def _by_time(state: State, since: float, at: float, cluster: str) -> list[News]:
     """What lasts for long enough. It is news of the moment at which it is seen to: an operator may have been away."""
     told = []
     incident = state.incident
     if incident is not None and not _tellable(incident, since) and _tellable(incident, at):
         told.append(_incident(state, incident, at))
     if not _holding(state, since) and _holding(state, at):
-        told.append(_held(state, at))
+        told.append(_held(state, at, cluster))
     return told
 
 
@@ -195,9 +199,10 @@ def _again(step: int, again: int) -> str:
     return f"at step {step}; {again} step{'s are' if again > 1 else ' is'} done again"
 
 
-def _held(state: State, at: float) -> News:
-    release = f"let it go on: scontrol release {state.job_id}"
-    words = _lines(_job(state), _progress(state.max_step, state.durable), release)
+def _held(state: State, at: float, cluster: str) -> News:
+    commands = let_go_on(state.job_id, state.slurm_reason, state.excluded, cluster)
+    told = (f"{'let it go on' if label == 'go on' else label}: {command}" for label, command in commands.items())
+    words = _lines(_job(state), _progress(state.max_step, state.durable), *told)
     facts = _facts(state, verdict=state.verdict)
     why = state.verdict or "Slurm does not tell why"
     headline = why if why.startswith("held") else f"held: {why}"

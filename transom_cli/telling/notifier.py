@@ -19,15 +19,16 @@ CUT = 2.0  # seconds for a command that is cut short
 
 
 class Notifier:
-    def __init__(self, couriers: Sequence[Courier]) -> None:
-        self._couriers = tuple(couriers)
+    def __init__(self, couriers: Sequence[Courier], cluster: str = "") -> None:
+        """cluster: as `job.cluster`."""
+        self._couriers, self._cluster = tuple(couriers), cluster
         self._since = 0.0
         self._over = False
 
     def seen(self, before: State, event: Event, after: State) -> None:
         """As of a Witness (supervise.operator): returns at once, raises nothing."""
         try:
-            for news in tellings(before, self._since, after, event.at):
+            for news in tellings(before, self._since, after, event.at, self._cluster):
                 self.tell(news)
         except Exception:  # whatever is wrong with a message, the run must not end for it
             log.exception("cannot tell of %s", type(event).__name__)

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from transom_cli.health.gpu.shown import gpu_objects
+from transom_cli.ui.slurmwords import waiting_words
 from transom_cli.ui.view import NodeView, RunView
 from transom_cli.ui.words import utc
 
@@ -35,7 +36,7 @@ def plain(view: RunView) -> dict[str, Any]:
         one["at_utc"] = _utc(one["at"])
     for one in data["under_way"]:
         one["began_utc"] = _utc(one["began"])
-    return {"schema": SCHEMA, **data, "word": view.word, "standing": view.standing}
+    return {"schema": SCHEMA, **data, "slurm_words": waiting_words(view), "word": view.word, "standing": view.standing}
 
 
 def _node(one: NodeView) -> dict[str, Any]:

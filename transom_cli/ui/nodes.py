@@ -22,7 +22,7 @@ class NodeRow:
     """An isolation, and what Slurm says of the node. Times are seconds of the wall clock.
 
     found: the check, or what the run itself saw. ended: empty while it stands; else expired, lifted, over, run over or
-    resumed. slurm: in words; None where Slurm was not asked, or gave no answer.
+    resumed. slurm: in words; None where Slurm was not asked, or gave no answer. cluster: "" where it was not kept.
     """
 
     node: str
@@ -41,11 +41,17 @@ class NodeRow:
     ended_at: float | None
     carried: bool
     slurm: str | None
+    cluster: str
 
 
-def node_rows(history: NodeHistory, now_in_slurm: Mapping[str, Node] | None, *, ended: bool) -> tuple[NodeRow, ...]:
-    """Those that stand, newest first; with `ended` all others of the last 90 days too."""
-    rows = (_row(standing, now_in_slurm) for standing in history.standings)
+def node_rows(
+    history: NodeHistory, now_in_slurm: Mapping[str, Mapping[str, Node]], *, ended: bool
+) -> tuple[NodeRow, ...]:
+    """Those that stand, newest first; with `ended` all others of the last 90 days too.
+
+    now_in_slurm: by cluster, as the isolations name it, and node, of those clusters that answered.
+    """
+    rows = (_row(standing, now_in_slurm.get(standing.isolation.cluster)) for standing in history.standings)
     return tuple(row for row in rows if ended or not row.ended)
 
 
@@ -70,6 +76,7 @@ def _row(standing: Standing, now_in_slurm: Mapping[str, Node] | None) -> NodeRow
         standing.ended_at,
         standing.carried and standing.run_over,
         None if now_in_slurm is None else slurm_words(node),
+        one.cluster,
     )
 
 
@@ -80,7 +87,9 @@ def slurm_words(node: Node | None) -> str:
     return f"{state} by {node.reason_user or 'somebody'}: {node.reason}" if node.reason else state
 
 
-def node_lines(row: NodeRow, now: float, width: int = 80) -> list[str]:
+def node_lines(row: NodeRow, now: float, width: int = 80, here: str = "") -> list[str]:
+    """here: the cluster that Slurm's commands speak to; of another one its name is told."""
+    where = f", on cluster {row.cluster}" if row.cluster not in ("", here) else ""
     about = ", ".join(x for x in (row.device, f"serial {row.serial}" if row.serial else "") if x)
     remedy = "" if row.remedy == "none" else row.remedy
     proven = "proven" if row.verdict == "FAIL" else "suspected"
@@ -89,7 +98,7 @@ def node_lines(row: NodeRow, now: float, width: int = 80) -> list[str]:
         (row.found, f"{row.evidence} ({proven})"),
         ("device", about),
         ("remedy", remedy),
-        ("run", row.run),
+        ("run", row.run + where),
         ("note", row.detail),
         ("slurm", row.slurm or ""),
     )

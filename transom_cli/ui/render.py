@@ -10,7 +10,7 @@ from transom_cli.ui.incidents import incident_rows
 from transom_cli.ui.lines import LABEL, Line, command_rows, cut, line, plain, row, rows
 from transom_cli.ui.nodemap import map_rows, node_table
 from transom_cli.ui.saving import next_words
-from transom_cli.ui.slurmwords import reason_words
+from transom_cli.ui.slurmwords import reason_words, waiting_words
 from transom_cli.ui.todo import todo
 from transom_cli.ui.view import STALE, IncidentView, RunView
 from transom_cli.ui.words import age, cells, clock_time, count, day_time, fit, span
@@ -167,9 +167,8 @@ def _sources(view: RunView, width: int | None) -> list[Line]:
         return []
     lines = []
     if view.slurm_state:
-        kept = tuple(node for node, *_ in view.excluded)
-        waits = view.slurm_state == "PENDING" and view.slurm_reason
-        reason = f": {reason_words(view.slurm_reason, view.wants, kept)}" if waits else ""
+        waits = waiting_words(view)
+        reason = f": {waits}" if waits else ""
         nodes = f" on {several(len(view.nodes), 'node')}" if view.slurm_state == "RUNNING" and view.nodes else ""
         lines += rows("slurm", f"job {view.job_id} {view.slurm_state}{reason}{nodes}, {_asked(view)}", width)
     if view.slurm_start is not None:

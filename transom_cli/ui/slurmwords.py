@@ -11,6 +11,7 @@ from transom_cli.ui.limitwords import limit_words
 from transom_cli.ui.view import RunView
 
 _HELD = "held: it starts only when it is released"
+_NO_RESERVATION = "held, since its reservation is over or was deleted: released, it starts outside of it"
 _REASONS = {
     "Resources": "it is next, and waits for nodes to become free",
     "Priority": "other jobs are before it",
@@ -18,8 +19,8 @@ _REASONS = {
     "Dependency": "it waits for another job to end",
     "DependencyNeverSatisfied": "it waits for a job that can never end as asked: it will not start",
     "Licenses": "it waits for a licence",
-    "Reservation": "its reservation has not begun",
-    "ReservationDeleted": "its reservation is gone: it will not start",
+    "Reservation": "its reservation has not begun, or is over",
+    "ReservationDeleted": _NO_RESERVATION,
     "JobHeldUser": _HELD,
     "JobHeldAdmin": "held by an administrator: ask them to release it",
     "job_requeued_in_held_state": _HELD,
@@ -47,18 +48,31 @@ _REASONS = {
 }
 
 
-def reason_words(reason: str, wants: str = "", kept: tuple[str, ...] = ()) -> str:
+def waiting_words(view: RunView) -> str:
+    """Why the view's job waits; "" where it does not, or where Slurm does not say."""
+    if view.slurm_state != "PENDING" or not view.slurm_reason:
+        return ""
+    return reason_words(view.slurm_reason, view.wants, tuple(node for node, *_ in view.excluded), view.switches)
+
+
+def reason_words(reason: str, wants: str = "", kept: tuple[str, ...] = (), switches: str = "") -> str:
     """Slurm's reason for a pending job, in plain words; where that is not known, its own.
 
     wants: what the job asks of its nodes beyond their number, in words. kept: the nodes that the run keeps away.
+    switches: as Slurm shows it, as 1@00:05:00: how many at most, and how long it waits for these.
     """
     word = reason.partition(",")[0].partition("(")[0].strip("_ ")
     if word == "BadConstraints":
         asked = f"with {wants}" if wants else "that fit what it asks for"
         away = f" but those that are kept away ({', '.join(kept)})" if kept else ""
         known = f"too few nodes {asked} are left{away}: it will not start"
+    elif word == "Resources" and switches:
+        count, _, wait = switches.partition("@")
+        on = "one switch" if count == "1" else f"{count} switches"
+        known = f"it is next, and waits for nodes to become free on {on}; on any, once it has waited {wait} for that"
     else:
-        known = _REASONS.get(word) or limit_words(word)
+        gone = word.startswith("Reservation_") and word.endswith("_was_deleted")  # with the name between them
+        known = _NO_RESERVATION if gone else _REASONS.get(word) or limit_words(word)
     return f"{known} ({reason})" if known else reason.replace("_", " ")
 
 
@@ -78,6 +92,9 @@ def with_answer(view: RunView, job: Job) -> RunView:
         return with_error(view, f"job {view.job_id} is another run's there")
     state = "COMPLETING" if job.completing and job.state is JobState.UNKNOWN else job.state.value
     view = replace(view, slurm_asked=view.now, slurm_state=state, slurm_reason=job.reason, slurm_start=None)
+    asks = dict(job.asks)
+    wants = ", ".join(f"{flag} `{value}`" for flag, value in job.asks if flag != "switches")
+    view = replace(view, wants=wants or view.wants, switches=asks.get("switches", ""))
     if job.state is not JobState.PENDING or not job.start:
         return view
     try:

@@ -14,9 +14,9 @@ from transom_cli.core.decided import UNDECIDED, Decided
 from transom_cli.core.goodput import NS, Cause, Kind, Sums, cost
 from transom_cli.core.state import Incident
 from transom_cli.plural import several
+from transom_cli.slurm.byhand import let_go_on
 from transom_cli.supervise.book import Book
 from transom_cli.ui.goodput import spent
-from transom_cli.ui.todo import release_line
 from transom_cli.ui.words import clock_time, count, fit, span, utc
 from transom_cli.ui.wrapping import NEVER_CUT, wrapped
 
@@ -181,14 +181,16 @@ def _gpu_time(hours: float) -> str:
     return f"{hours:,.1f} GPU-hours" if hours >= 1 else f"{hours * 60:.1f} GPU-minutes"
 
 
-def held_lines(book: Book, width: int = NEVER_CUT) -> list[str]:
-    """Why a run is held, and what now: the end of its story. Empty where it is not."""
+def held_lines(book: Book, width: int = NEVER_CUT, cluster: str = "") -> list[str]:
+    """Why a run is held, and what now: the end of its story. Empty where it is not. cluster: as `job.cluster`."""
     if not book.held:
         return []
     since = [s.begin for s in book.account.spans if s.kind is Kind.HOLD and s.end == book.account.until]
     found = wrapped(f"held {clock_time(since[-1] / NS)}  " if since else "held  ", book.held, width)
-    if book.state.job_id:
-        found.append(f"{'go on':<{_LABEL}}{release_line(book.state.job_id, book.state.slurm_reason)}")
+    state = book.state
+    if state.job_id:
+        commands = let_go_on(state.job_id, state.slurm_reason, state.excluded, cluster)
+        found += [f"{label:<{_LABEL}}{command}" for label, command in commands.items()]
     return [fit(line, width) for line in (*found, f"{'give up':<{_LABEL}}transom stop {book.run_id}")]
 
 

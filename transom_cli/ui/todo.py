@@ -7,25 +7,24 @@ from pathlib import Path
 
 from transom_cli.errors import NoCheckpoint
 from transom_cli.layout import RunDir
+from transom_cli.slurm.byhand import by_hand, let_go_on
 from transom_cli.ui.view import RunView
 
 
 def todo(view: RunView) -> list[tuple[str, str]]:
     """A word on what it is for, and the command. The run id needs no quotes; paths may."""
     run, word, job = view.run_id, view.word, view.job_id
-    there = f" -M {shlex.quote(view.cluster)}" if view.cluster else ""  # the same number may be another job here
     story, stop = ("the story", f"transom explain {run}"), ("give up", f"transom stop {run}")
     attach = [("take it up", f"transom attach {run}")] if not view.operator and not view.over else []
     if view.operator_comes:  # another one would only be told of it
-        attach = [("look", f"squeue{there} --start -j {view.operator_job}")]
-    if word == "held" and view.slurm_reason.startswith("BadConstraints") and view.excluded:
-        return [story, ("go on", f"transom nodes --lift {','.join(node for node, *_ in view.excluded)}"), stop]
+        attach = [("look", by_hand(f"squeue --start -j {view.operator_job}", view.cluster))]
     if word == "held" and job:
-        return [story, ("go on", release_line(job, view.slurm_reason, there)), stop]
+        kept_away = tuple(node for node, *_ in view.excluded)
+        return [story, *let_go_on(job, view.slurm_reason, kept_away, view.cluster).items(), stop]
     if word == "unknown":
-        return [*attach, ("ask Slurm", f"scontrol{there} show job {job}")] if job else attach
+        return [*attach, ("ask Slurm", by_hand(f"scontrol show job {job}", view.cluster))] if job else attach
     if word == "pending":
-        return [*attach, ("look", f"squeue{there} --start -j {job}"), stop] if job else [*attach, stop]
+        return [*attach, *_waits(view), stop]
     if word == "submitting" and view.operator_comes:
         return [*attach, stop]
     if word == "submitting" and view.path:
@@ -33,7 +32,7 @@ def todo(view: RunView) -> list[tuple[str, str]]:
     if word == "starting" and view.path:
         return [*attach, ("its output", f"tail -f {_job_log(view)}")]
     if word == "recovering":
-        return [*attach, story]
+        return [*attach, story, *_waits(view)]
     if word in ("failed", "stopped"):
         on = go_on(view)
         further = [("go on", on)] if on else []
@@ -46,9 +45,14 @@ def todo(view: RunView) -> list[tuple[str, str]]:
     return attach
 
 
-def release_line(job: int, reason: str, there: str = "") -> str:
-    """The command that lets a held job go. An administrator's hold is theirs to end: it refuses to everybody else."""
-    return f"scontrol{there} release {job}" + ("   # by an administrator" if reason == "JobHeldAdmin" else "")
+def _waits(view: RunView) -> list[tuple[str, str]]:
+    """For a job in the queue: what Slurm expects, and what would let it start sooner."""
+    if not view.job_id or view.slurm_state != "PENDING":
+        return []
+    look = [("look", by_hand(f"squeue --start -j {view.job_id}", view.cluster))]
+    if view.switches and view.slurm_reason == "Resources":  # Slurm 22.05 takes switches=0, and goes on waiting
+        return [*look, ("any switch", by_hand(f"scontrol update jobid={view.job_id} switches=999", view.cluster))]
+    return look
 
 
 def _job_log(view: RunView) -> str:

@@ -147,7 +147,8 @@ class RunView:
     slurm_start: float | None = None  # when it expects to start a pending job
     goodput: float | None = None  # share of its time since submission that made new steps
     goodput_words: str = ""  # that, and what the rest was lost to
-    wants: str = ""  # of its nodes, beyond their number, in words: reservation and constraint
+    wants: str = ""  # of its nodes, beyond their number, in words: reservation, constraint, nodes by name
+    switches: str = ""  # how many at most its nodes may be on, and how long it waits for that, as 1@00:05:00
     cluster: str = ""  # of several, the one that has the job; "": the one that Slurm's commands speak to
     operator_job: int = 0  # the Slurm job that was last submitted to be its operator; 0: it is none
     operator_state: str = ""  # what Slurm says of that job, where it was asked: while no operator is alive

@@ -78,7 +78,7 @@ def operator_for(run: RunDir) -> Operator:
 
     ledger = Ledger(run.told, lease.epoch)
     meter = meter_for(run, settings, ledger)
-    book = NodeBook(run, history_dir(os.environ))
+    book = NodeBook(run, history_dir(os.environ), plan.cluster)
     notifier = notifier_for(run, settings, ledger)
     witnesses: list[Witness] = [book, notifier, FileWatch(run, notifier.tell), *([meter] if meter is not None else [])]
     return Operator(run, lease, Clock, parts, Pace(settings.slurm.poll, settings.slurm.poll_max), witnesses)

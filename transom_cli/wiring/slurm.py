@@ -31,6 +31,11 @@ def slurm_client(timeout: float = 30.0, cluster: str = "") -> Slurm:
     return CliSlurm(Runner(timeout=timeout, cluster=cluster))
 
 
+def cluster_name(asked: str = "", timeout: float = 10.0) -> str:
+    """What the controller calls its cluster. The port's errors. asked: as `job.cluster`."""
+    return read_cluster_name(Runner(timeout=timeout, cluster=asked))
+
+
 def slurm_of(run: RunDir, timeout: float = 30.0, lasting: SlurmCalls | None = None) -> Slurm:
     """The Slurm that has the run's job, and no other: each call raises WrongCluster where another one answers.
 
@@ -67,7 +72,7 @@ def require_own_cluster(run: RunDir, timeout: float = 10.0) -> None:
     plan = Plan.load(run)
     if plan.cluster:
         try:
-            require_name(plan.cluster, read_cluster_name(Runner(timeout=timeout, cluster=plan.asked_cluster)))
+            require_name(plan.cluster, cluster_name(plan.asked_cluster, timeout))
         except WrongCluster:
             raise
         except TransomError:

@@ -31,7 +31,8 @@ def notifier_for(run: RunDir, settings: Settings, ledger: Ledger) -> Notifier:
         settings.notify.per_hour,
     )
     targets = [table.target() for table in settings.notify.targets]
-    return Notifier([Courier(t, about, send(t), ledger, per_hour) for t in targets if t.events])
+    couriers = [Courier(t, about, send(t), ledger, per_hour) for t in targets if t.events]
+    return Notifier(couriers, settings.job.cluster or "")
 
 
 def secrets_of(settings: Settings) -> Path:

@@ -112,9 +112,13 @@ def _uses(records: Iterable[Record]) -> tuple[NodeUse, ...]:
 
 
 def to_avoid(history: NodeHistory, now: float) -> tuple[Isolation, ...]:
-    """What a new run should keep off, one of each node; for a week at most, then a preflight may look again."""
-    found: dict[str, Isolation] = {}
+    """What a new run should keep off, one of each node; for a week at most, then a preflight may look again.
+
+    Nodes of one name on two clusters are two.
+    """
+    found: dict[tuple[str, str], Isolation] = {}
     for standing in history.standing:
-        if standing.carried and standing.isolation.wall > now - CARRIED:
-            found.setdefault(standing.isolation.node, standing.isolation)
-    return tuple(found[node] for node in sorted(found))
+        one = standing.isolation
+        if standing.carried and one.wall > now - CARRIED:
+            found.setdefault((one.node, one.cluster), one)
+    return tuple(found[key] for key in sorted(found))

@@ -26,7 +26,8 @@ class Isolation(Record):
 
     how: drained or excluded. until: when that ends by itself; None: when a person ends it. check: the check that found
     it, or "" where the run itself saw it; then `cause` says how (node_lost, rank_killed, ...). verdict: FAIL (proven)
-    or SUSPECT. detail: who else drains the node, or why it could not be drained. folder: the run's.
+    or SUSPECT. detail: who else drains the node, or why it could not be drained. folder: the run's. cluster: by its
+    controller's own name; "": of a run that did not keep it. Nodes of two clusters may have the same names.
     """
 
     run: str
@@ -42,6 +43,7 @@ class Isolation(Record):
     device: str = ""
     serial: str = ""
     detail: str = ""
+    cluster: str = ""
 
     @property
     def proven(self) -> bool:

@@ -22,6 +22,7 @@ class Telling:
     began: float = 0.0
     ended: float | None = None
     nodes: tuple[str, ...] = ()
+    cluster: str = ""  # of the run's job
 
 
 def tell(telling: Telling, before: State, at: float, after: State) -> tuple[Telling, tuple[Record, ...]]:
@@ -43,6 +44,7 @@ def _isolation(telling: Telling, x: Exclusion) -> Isolation:
     told = Isolation(
         x.since, telling.run, telling.folder, x.node, x.how, x.until, x.cause, "", verdict, x.reason, detail=x.detail
     )
+    told = replace(told, cluster=telling.cluster)
     if not x.faults:
         return told
     worst = x.faults[0]
