@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from transom_cli.slurm.known import still_there
-from transom_cli.slurm.port import Job, JobCancelled, JobState, Slurm, SlurmUnknown, Submission
+from transom_cli.slurm.port import Job, JobCancelled, JobState, Slurm, SlurmRefused, SlurmUnknown, Submission
 
 # sbatch refuses a job whose script asks for a node by its name (--nodelist) that is excluded, and a node that is gone.
 # Of a job that it has already Slurm takes the exclusion, and lets the job wait for that node (BadConstraints).
