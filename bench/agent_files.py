@@ -1,10 +1,11 @@
 """What a node asks of the shared file system: operations a second on the run directory, by its agent and eight ranks.
 
-    python bench/agent_files.py [--seconds 60] [--ranks 8] [--json]
+    python bench/agent_files.py [--seconds 60] [--ranks 8] [--nodes 1] [--json]
 
 The agent and the ranks of bench/agent_cost.py, each under strace (their CPU times mean nothing then). Counted is each
 system call that names a path in the run directory or a file open in it: looking, opening, reading, writing, closing,
-renaming, flushing. The ranks' own logs, which grow with each line they print, are counted by themselves.
+renaming, flushing. The ranks' own logs, which grow with each line they print, are counted by themselves. With --nodes N
+the run is one of N nodes, whose files lie beside this node's own: what it asks must not grow with them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from pathlib import Path
 import agent_cost
 
 from transom_cli.agent import secret
-from transom_cli.layout import RunDir
+from transom_cli.beats.table import NodeTable, RankBeat, encode
+from transom_cli.layout import AttemptDir, RunDir
 
 _CALL = re.compile(r"^(?:\d+ +)?(?:[\d.]+ )?(\w+)\(")
 _STUB = re.compile(r"/attempts/(gpus|nvml)")  # what the stand-in for NVIDIA's library reads
@@ -46,7 +48,18 @@ def counted(lines: list[str], where: str) -> tuple[collections.Counter[str], int
     return calls, logs
 
 
-def measured(seconds: float, ranks: int) -> dict[str, object]:
+def _others(attempt: AttemptDir, nodes: int, ranks: int) -> None:
+    """What the other nodes of the run have written."""
+    attempt.peers.write_text(json.dumps(["127.0.0.1"] * nodes))
+    for n in range(1, nodes):
+        beats = tuple(RankBeat(n * ranks + r, 0, 5, 5, 0.3, 1.83, "step", 4000 + r, "R") for r in range(ranks))
+        (attempt.nodes / f"other{n}.beats").write_bytes(encode(NodeTable(f"other{n}", attempt.name, 9, beats)))
+        attempt.endpoint(f"other{n}").write_text('{"host": "127.0.0.1", "port": 1}\n')
+        for r in range(ranks):
+            (attempt.logs(0) / f"rank-{n * ranks + r}.log").write_text("a line\n")
+
+
+def measured(seconds: float, ranks: int, nodes: int = 1) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="tfiles-") as name:
         shared, local = Path(name) / "shared", Path(name) / "local"
         shared.mkdir()
@@ -55,7 +68,8 @@ def measured(seconds: float, ranks: int) -> dict[str, object]:
         attempt = run.attempt(1, 0)
         attempt.logs(0).mkdir(parents=True)
         secret.make(run.secret)
-        attempt.peers.write_text('["127.0.0.1"]\n')
+        attempt.nodes.mkdir(parents=True)
+        _others(attempt, nodes, ranks)
         trace = local / "trace"
         agent, wrappers = agent_cost.start(attempt, local / "beats", ranks, 1, GPUS)
         words = ["strace", "-f", "-y", "-ttt", "-s", "200", "-e", "trace=%file,%desc", "-o", str(trace)]
@@ -94,11 +108,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     if shutil.which("strace") is None:
         sys.exit("error: strace is not here\n\nhint: apt-get install strace")
-    told = measured(asked.seconds, asked.ranks)
+    told = measured(asked.seconds, asked.ranks, asked.nodes)
     if asked.json:
         print(json.dumps(told))
         return

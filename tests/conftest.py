@@ -1,6 +1,7 @@
 """Fixtures that any test may ask for; none acts unasked, but that nothing is written into the user's own history.
 
 `sandbox`         one real Slurm (4 nodes, 2 GPUs each) for the whole test session.
+`sandbox_slurm`   the version of that Slurm.
 `healed_sandbox`  the same, with every fault undone and no job left, before and after the test.
 `slurm_env`       this process's environment points at that Slurm during the test.
 `ordinary_user`   a user without rights, made for the session (needs root).
@@ -54,6 +55,12 @@ def sandbox(short_dir: Path) -> Iterator[Sandbox]:
     cluster = Sandbox.up(SandboxSpec(short_dir / "sb", home=release_home()))
     yield cluster
     cluster.down()
+
+
+@pytest.fixture(scope="session")
+def sandbox_slurm(sandbox: Sandbox) -> str:
+    """The version of its Slurm: 22.05.8."""
+    return sandbox.slurm("sinfo", "--version").split()[-1]
 
 
 @pytest.fixture

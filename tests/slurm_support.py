@@ -18,7 +18,7 @@ from transom_cli.errors import SlurmUnreachable, TransomError
 from transom_cli.sandbox import belonging
 from transom_cli.sandbox.cluster import Sandbox
 from transom_cli.sandbox.release.known import NATIVE
-from transom_cli.sandbox.release.obtain import default_folder, obtain
+from transom_cli.sandbox.release.obtain import default_folder, find_built, obtain
 from transom_cli.sandbox.tools import find_tools
 
 
@@ -42,9 +42,14 @@ def release_home() -> str:
         require_slurm()
         return ""
     try:
-        return str(obtain(name, default_folder(), lambda words: print(words, file=sys.__stderr__)).home.path)
+        found = find_built(name, default_folder())
+        return str((found or obtain(name, default_folder(), _say).home).path)
     except TransomError as error:
         _do_without(error)
+
+
+def _say(words: str) -> None:
+    print(words, file=sys.__stderr__)
 
 
 def _do_without(missing: TransomError) -> NoReturn:

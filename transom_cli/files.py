@@ -31,6 +31,13 @@ def fsync_dir(path: Path) -> None:
         os.close(descriptor)
 
 
+def look_anew(folder: Path) -> None:
+    """What was not in a folder may be there by now: a client of NFS believes for up to a minute (`acdirmax`) that it is
+    not, and asks its server again when the folder is opened."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+
+
 def publish_bytes(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """Put ``data`` at ``path`` at once, replacing what is there. OSError when it cannot; then nothing has changed."""
     temporary = path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"

@@ -169,6 +169,11 @@ class RunDir:
         return self.path / "operator.sbatch"
 
     @property
+    def operator_job(self) -> Path:
+        """The number of the Slurm job that was last submitted to be the operator, by who submitted it."""
+        return self.path / "operator.job"
+
+    @property
     def templates(self) -> Path:
         """What the run printed while all was well, by the operator at its end (supervise.pastlogs)."""
         return self.path / "templates.json"

@@ -198,6 +198,9 @@ def test_it_measures_the_copy_and_the_write_of_real_saves(tmp_path: Path, capsys
     while not saved[1:] or step < saved[1] + LOOK:
         step += 1
         time.sleep(0.001)
+        if saved and step == saved[-1] + LOOK - 2:  # a busy machine may take long, and what was measured is read soon
+            while f"step-{saved[-1]}" not in names_in(tmp_path):
+                time.sleep(0.01)
         if ck.step(step):
             saved.append(step)
     ck.close(strict=True)

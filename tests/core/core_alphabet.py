@@ -72,6 +72,7 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         ev.JobGone,
         at,
         jobs,
+        st.sampled_from((False,) * 6 + (True,)),
         st.sampled_from(("",) * 6 + ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL")),
         st.sampled_from((None, 0, 1, 93)),
         st.sampled_from((None, 0, 9)),

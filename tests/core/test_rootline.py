@@ -35,7 +35,7 @@ def book(request: pytest.FixtureRequest) -> Rulebook:
         return Rulebook(load())
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("piece", PIECES, ids=lambda p: repr(p[:20]))
 def test_no_line_keeps_the_reader_busy(piece: str, book: Rulebook) -> None:
     """Growing: what takes exponential time never gets beyond the first few."""
@@ -51,7 +51,7 @@ def test_no_line_keeps_the_reader_busy(piece: str, book: Rulebook) -> None:
         kernel.judge_kernel("node1", (kernel.message(b"3,1,1,-;" + line.encode()),))
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("piece", ["usage: x", "1: x", "a.", "\x1b[0;", "Error: "])
 def test_nor_do_many_lines(piece: str, book: Rulebook) -> None:
     text = (piece + "\n") * (TAIL // len(piece))

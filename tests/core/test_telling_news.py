@@ -98,7 +98,9 @@ def test_only_a_hold_that_lasts_is_told_and_so_is_its_end() -> None:
     assert [n.key for n in follow((*LOST, held, runs))[0]] == told
     news, _ = follow((*LOST, held, ev.Tick(AT + 56), ev.JobSeen(AT + 80, 7, 1, "RUNNING", nodes=NODES)))
     assert [n.kind for n in news[len(told) :]] == ["held", "released"]
-    assert news[-2].headline == "held: Slurm holds the job: JobHeldAdmin" and news[-2].at == AT + 56
+    assert (
+        news[-2].headline == "held: an administrator holds the job in Slurm (JobHeldAdmin)" and news[-2].at == AT + 56
+    )
     assert "let it go on: scontrol release 7" in news[-2].words
 
 

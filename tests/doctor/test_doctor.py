@@ -25,6 +25,7 @@ from transom_cli.doctor.symptom import (
     of_cpu_limit,
     of_logout,
     of_rights,
+    of_spool,
     of_versions,
 )
 from transom_cli.errors import UsageError
@@ -83,12 +84,29 @@ def test_the_sites_ways_for_those_who_may_not(commands: Path, tmp_path: Path) ->
     config = config_of(CONFIG)
     two = [DrainWay("sudo -n drain"), DrainWay("the spool /s")]
     told = of_rights("ada", 1000, config, "", two)
-    assert told.grade is Grade.OK and told.words.endswith("asked is sudo -n drain, then the spool /s")
+    assert told.grade is Grade.OK and told.words.endswith("by asking sudo -n drain, then the spool /s")
     told = of_rights("ada", 1000, config, "", [*two, DrainWay("the spool /t", "not there")])
     assert told.grade is Grade.WARN and "the spool /t: not there" in told.words and "/s" not in told.words
     assert of_rights("root", 0, config, "", two).words == "root may drain nodes"
     ways = _drain_ways(lambda: ((str(tmp_path / "none"), "x"), tmp_path))
     assert [bool(way.broken) for way in ways] == [True, False]
+
+
+def test_what_is_amiss_with_a_sites_way_is_said(tmp_path: Path) -> None:
+    def amiss(command: tuple[str, ...], spool: Path | None = None) -> str:
+        return _drain_ways(lambda: (command, spool))[0].broken
+
+    (tmp_path / "plain").touch(mode=0o644)
+    assert amiss((str(tmp_path / "plain"), "x")).endswith("is not here, or not an executable file")
+    assert "a command is a list of words" in amiss(("sudo -n drain",))
+    for mode, words in ((0o1777, ""), (0o777, "take another's request out; it should be 1777"), (0o700, "")):
+        folder = tmp_path / f"{mode:o}"
+        folder.mkdir()
+        folder.chmod(mode)
+        assert amiss((), folder).endswith(words) and bool(amiss((), folder)) is bool(words)
+    assert amiss((), tmp_path / "plain") == "it is no folder"
+    assert amiss((), tmp_path / "none") == "No such file or directory"
+    assert "no request can be put there" in of_spool(0o755, writable=False)
 
 
 def test_machines_that_end_processes_at_logout() -> None:
@@ -169,6 +187,8 @@ def test_pyslurm_is_a_note_where_it_is_not_and_tells_what_goes_another_way_where
     assert without.grade is Grade.NOTE and "it is not in this Python" in without.words
     there = told(Trial("25.11.2 on Python 3.14, with Slurm 26.05.5: 2 jobs of yours", detours={"submit": "why"}))
     assert there.grade is Grade.OK and "Slurm 26.05.5" in there.words and "submit: why" in there.words
+    wished = told(Trial(why_not="no such file", wish="slurm.pyslurm_python = /nope"))
+    assert wished.grade is Grade.WARN and "asked for by slurm.pyslurm_python = /nope" in wished.words and wished.hint
 
 
 def test_the_command(commands: Path, tmp_path: Path) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.support import Person
+from e2e.support import Person, remembering
 
+from transom_cli.beats import places
 from transom_cli.layout import RunDir
 from transom_cli.sandbox.cluster import Sandbox
 from transom_cli.supervise.lease import read_holder
@@ -31,3 +34,17 @@ def person(healed_sandbox: Sandbox, short_dir: Path, tmp_path: Path) -> Iterator
         if holder is not None and holder.here() and holder.alive_here():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(holder.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The hash of the final state of `remembering` on two ranks, without Slurm, faults and pauses."""
+    pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    env = {**os.environ, places.CHECKPOINT_DIR: str(folder), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    command = remembering(folder / "final", "--delay", "0")
+    ranks = [subprocess.Popen(command, env={**env, "MASTER_PORT": str(port), "RANK": str(n)}) for n in range(2)]
+    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    return (folder / "final").read_text()

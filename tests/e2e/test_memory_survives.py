@@ -8,12 +8,11 @@ import re
 import signal
 import socket
 import struct
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.support import Person, at_step, over
+from e2e.support import STEPS, Person, at_step, over, remembering
 from e2e.test_agents import agent_pid, wait_for
 
 from transom_cli.beats import places
@@ -23,31 +22,6 @@ from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox
 
 pytestmark = pytest.mark.sandbox
-
-TRAINER = Path(__file__).with_name("remembering.py")
-STEPS = 120
-
-
-def words(final: Path, *more: str) -> tuple[str, ...]:
-    return (sys.executable, str(TRAINER), "--steps", str(STEPS), "--final", str(final), *more)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The final state's hash of the same training without Slurm, faults and pauses."""
-    pytest.importorskip("torch")
-    import subprocess
-
-    folder = tmp_path_factory.mktemp("undisturbed")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    env = {**os.environ, places.CHECKPOINT_DIR: str(folder), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    ranks = [
-        subprocess.Popen(words(folder / "final", "--delay", "0"), env={**env, "MASTER_PORT": str(port), "RANK": str(n)})
-        for n in range(2)
-    ]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
-    return (folder / "final").read_text()
 
 
 def holder_pid(attempt: AttemptDir, node: str) -> int:
@@ -81,7 +55,7 @@ def gone(attempt: AttemptDir, nodes: tuple[str, ...]) -> bool:
 def test_a_rank_is_killed_between_two_durable_checkpoints(
     person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
 ) -> None:
-    run = person.start("-N", "2", "--", *words(tmp_path / "final"))
+    run = person.start("-N", "2", "--", *remembering(tmp_path / "final"))
     view = person.wait(run, at_step(20))
     attempt = run.attempt(view["job_id"], 0)
     held = holder_pid(attempt, "node1"), holder_pid(attempt, "node2")
@@ -102,7 +76,7 @@ def test_a_rank_is_killed_after_its_nodes_agent(
     person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str, both: bool
 ) -> None:
     """Where Slurm follows processes by control groups, the holder goes with the agent's step."""
-    run = person.start("-N", "2", "--", *words(tmp_path / "final"))
+    run = person.start("-N", "2", "--", *remembering(tmp_path / "final"))
     view = person.wait(run, at_step(20))
     attempt = run.attempt(view["job_id"], 0)
     before, held = agent_pid(attempt, "node2"), holder_pid(attempt, "node2")
@@ -127,7 +101,7 @@ def test_a_rank_is_killed_after_its_nodes_agent(
 def test_a_holder_is_killed_and_a_rank_later(
     person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
 ) -> None:
-    run = person.start("-N", "2", "--", *words(tmp_path / "final"))
+    run = person.start("-N", "2", "--", *remembering(tmp_path / "final"))
     view = person.wait(run, at_step(20))
     attempt = run.attempt(view["job_id"], 0)
     before = holder_pid(attempt, "node2")
@@ -151,7 +125,7 @@ def test_ranks_hang_while_somebody_requeues_the_job(
     person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
 ) -> None:
     """TERM to all of the job, and KILL half a minute later: nobody but the holders can save."""
-    run = person.start("-N", "2", "--", *words(tmp_path / "final", "--hang", "20"))
+    run = person.start("-N", "2", "--", *remembering(tmp_path / "final", "--hang", "20"))
     view = person.wait(run, at_step(20))
     sandbox.slurm("scontrol", "requeue", str(view["job_id"]))
     view = person.wait(run, over, patience=180)
@@ -168,7 +142,7 @@ def test_ranks_hang_while_somebody_requeues_the_job(
 def test_an_attempt_that_is_handed_up_leaves_its_newest_step_durable(
     person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
 ) -> None:
-    run = person.start("-N", "2", "--set", "restart.relaunches=0", "--", *words(tmp_path / "final"))
+    run = person.start("-N", "2", "--set", "restart.relaunches=0", "--", *remembering(tmp_path / "final"))
     view = person.wait(run, at_step(20))
     faults.kill_rank(sandbox, view["job_id"], 1)
     view = person.wait(run, over, patience=180)

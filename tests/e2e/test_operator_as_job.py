@@ -41,3 +41,23 @@ def test_the_operator_is_a_job_that_another_one_follows(person: Person, sandbox:
         assert time.monotonic() < deadline, operators(sandbox, tag)
         time.sleep(0.3)
     assert len(operators(sandbox, tag)) == 2
+
+
+def test_one_that_finds_no_core_is_waited_for_and_goes_with_the_run(person: Person, sandbox: Sandbox) -> None:
+    """While its job is pending nobody says that the operator is gone; stopping the run takes it out of the queue."""
+    sandbox.slurm("sbatch", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
+    run = person.start("--operator", "job", "-N", "1", "--", *COMMAND, "--steps", "5")
+    told = person.transom("status", run.run_id)
+    job = run.operator_job.read_text().strip()
+    assert f"job {job} PENDING" in told.stdout and "is submitted by its operator" in told.stdout, told
+    assert f"--start -j {job}" in told.stdout and "transom attach" not in told.stdout
+    stopped = person.transom("stop", run.run_id)
+    assert stopped.returncode == 0 and f"job {job}, had not begun" in stopped.stderr, stopped
+    assert operators(sandbox, operator_tag(run.run_id)) == {job: "CANCELLED"}
+
+
+def test_one_that_slurm_refuses_ends_the_new_run(person: Person, sandbox: Sandbox) -> None:
+    refused = person.transom("run", "--operator", "job", "--set", "operator.partition=nope", "-N", "1", "--", *COMMAND)
+    assert refused.returncode == 1 and "operator.partition" in refused.stderr, refused
+    view = person.status(person.newest())
+    assert view["phase"] == "failed" and "Invalid partition" in view["verdict"]

@@ -54,6 +54,16 @@ def test_a_script_that_does_not_exist(person: Person) -> None:
     assert "no such script: nowhere.sbatch" in done.stderr
 
 
+def test_a_folder_is_neither_a_script_nor_a_command(person: Person, tmp_path: Path) -> None:
+    done = person.run(str(tmp_path))
+    assert done.returncode == 2 and "is a folder, neither a script nor a command" in done.stderr
+
+
+def test_a_dry_run_shows_the_operators_own_job(person: Person) -> None:
+    done = person.run("--dry-run", "--operator", "job", "-N", "1", "--", "true")
+    assert done.returncode == 0 and "--job-name=operator-run-" in done.stderr and "operator" not in done.stdout
+
+
 def test_an_array_that_runs_cannot_follow_is_refused(person: Person, tmp_path: Path) -> None:
     (tmp_path / "a.sbatch").write_text("#!/bin/bash\n#SBATCH --array=1-4%2\ntrue\n")
     done = person.run("a.sbatch")

@@ -7,6 +7,7 @@ import signal
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from slurm_support import OrdinaryUser, client, require_slurm, submit, wait_sleepers
@@ -52,6 +53,19 @@ def test_down_ends_jobs_too_and_job_ids_go_on(short_dir: Path) -> None:
         assert submit(again, "true") > first
     finally:
         Sandbox.at(spec.dir).down()
+
+
+def test_a_user_without_a_name_is_told_so(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that was started with a bare user id."""
+    require_slurm()
+
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    with pytest.raises(TransomError, match="a user with a name") as raised:
+        Sandbox.up(SandboxSpec(short_dir / "noname", nodes=1))
+    assert f"user id {os.geteuid()}" in raised.value.why and "/etc/passwd" in raised.value.hint
 
 
 @pytest.mark.parametrize("then", ["down", "up"])

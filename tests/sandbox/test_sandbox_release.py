@@ -105,6 +105,17 @@ def test_what_was_not_built_to_its_end_is_made_anew(archive: list[int], tmp_path
     assert len(archive) == (2 if left == "a moved folder" else 1)
 
 
+def test_what_was_cleared_away_since_is_made_anew(archive: list[int], tmp_path: Path) -> None:
+    """As a cache is cleared of what nobody has used for long."""
+    assert obtain.find_built("trixie", tmp_path / "r") is None
+    home = build("trixie", tmp_path / "r").home
+    assert obtain.find_built("trixie", tmp_path / "r") == home
+    packages.remove_tree(home.root)
+    assert (home.path / "built.json").exists() and obtain.find_built("trixie", tmp_path / "r") is None
+    build("trixie", tmp_path / "r")
+    assert (home.bin / "slurmctld").exists() and len(archive) == 2
+
+
 def test_a_second_builder_waits_and_builds_nothing(archive: list[int], tmp_path: Path) -> None:
     folder, said, waits = tmp_path / "r", list[str](), threading.Event()
     (folder / "trixie").mkdir(parents=True)
@@ -172,7 +183,12 @@ def test_without_pyslurm_the_release_serves_and_the_next_call_tries_again(
     for count in (1, 2):
         got = build("forky", tmp_path / "r")
         assert got.slurm == "24.11" and "no index" in got.why_no_pyslurm and len(tried) == count
-    monkeypatch.setattr(pyslurm, "build", lambda _b, home, *_: home.python.parent.mkdir(parents=True))
+
+    def succeeds(_building: Building, home: ReleaseHome, *_: object) -> None:
+        home.python.parent.mkdir(parents=True)
+        home.python.touch()
+
+    monkeypatch.setattr(pyslurm, "build", succeeds)
     assert build("forky", tmp_path / "r").why_no_pyslurm == ""
     assert build("forky", tmp_path / "r").why_no_pyslurm == "" and len(archive) == 1
 
@@ -244,6 +260,13 @@ def test_a_program_that_fails_is_quoted_with_its_last_words(tmp_path: Path) -> N
         building.run(["/nonexistent/apt-get"])
     with pytest.raises(TransomError, match="failed"):
         building.pipe(["sh", "-c", "exit 2"], ["cat"])
+
+
+def test_without_debians_keys_nothing_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror, "KEYRING", tmp_path / "none.gpg")
+    with pytest.raises(TransomError, match="Debian's keys are not on this machine") as raised:
+        packages.fetch(Building(tmp_path, tmp_path / "log", print), RELEASES["trixie"], "http://mirror.example/debian")
+    assert "debian-archive-keyring" in raised.value.hint and not (tmp_path / "log").exists()
 
 
 def test_only_dynamically_linked_programs_are_given_another_loader(tmp_path: Path) -> None:

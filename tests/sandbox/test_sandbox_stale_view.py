@@ -23,6 +23,9 @@ for line in sys.stdin:
     try:
         if what == "write":
             path.write_text(rest[0])
+        if what == "size":
+            print(path.stat().st_size, flush=True)
+            continue
         print(sorted(p.name for p in path.parent.iterdir()) if what == "list" else path.read_text(), flush=True)
     except OSError as error:
         print(type(error).__name__, flush=True)
@@ -32,14 +35,19 @@ Ask = Callable[[str], str]
 
 
 @pytest.fixture
-def ask(tmp_path: Path) -> Iterator[Ask]:
+def how() -> str:
+    return f"{LATE:g}"
+
+
+@pytest.fixture
+def ask(tmp_path: Path, how: str) -> Iterator[Ask]:
     """What the command answers that sees `tmp_path` late."""
     if os.geteuid() != 0 or not Path("/dev/fuse").exists() or shutil.which("unshare") is None:
         pytest.skip("needs root, FUSE and unshare")
     if importlib.util.find_spec("mfusepy") is None:
         pytest.skip("needs mfusepy")
     (tmp_path / "a").write_text("old")
-    words = ["-m", "transom_cli.sandbox.stale_view", str(LATE), str(tmp_path), sys.executable, "-c", READER]
+    words = ["-m", "transom_cli.sandbox.stale_view", how, str(tmp_path), "-", sys.executable, "-c", READER]
     command = [sys.executable, *words, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -81,3 +89,15 @@ def test_of_a_file_that_grows_no_more_is_seen_than_was_known(ask: Ask, tmp_path:
         assert seen == "old"
     time.sleep(LATE)
     assert ask("read a") == "old, and more"
+
+
+@pytest.mark.parametrize("how", ["nfs=600"])
+def test_as_over_nfs_what_is_opened_is_asked_for_anew_and_what_was_not_there_is_not(ask: Ask, tmp_path: Path) -> None:
+    assert (ask("read a"), ask("read b"), ask("size a")) == ("old", "FileNotFoundError", "3")
+    (tmp_path / "a").write_text("newer")
+    (tmp_path / "b").write_text("there")
+    assert (ask("size a"), ask("read b")) == ("3", "FileNotFoundError")
+    assert (ask("read a"), ask("size a")) == ("newer", "5"), "it was opened"
+    assert ask("read b") == "FileNotFoundError"
+    assert ask("list a") == "['a', 'b']", "the folder was opened"
+    assert ask("read b") == "there"

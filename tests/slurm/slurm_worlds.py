@@ -20,7 +20,6 @@ from transom_cli.slurm.runner import Runner
 
 SCRIPT = '#!/bin/bash\nprintf "%s\\n" "$@" "$EXTRA" > "$1"\nexec sleep 600\n'
 EXIT_CODES = "pyslurm tells an exit code of 128 and more as 128 less, so of a job that failed it is not asked"
-FAILS = "#!/bin/bash\nexit 7\n"
 
 
 class World(Protocol):
@@ -132,7 +131,7 @@ def restart_request(world: World, job: Job, dead: tuple[str, ...] = (), **change
         exclude=dead,
         dead=dead,
         num_nodes=3,
-        tag=f"transom:test:{job.job_id}",
+        tag=f"transom:test:after-{job.job_id}.{job.restarts}",
         submission=submission(world),
     )
     return replace(request, **changes)  # type: ignore[arg-type]

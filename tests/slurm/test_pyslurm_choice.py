@@ -31,7 +31,7 @@ def test_by_itself_it_is_pyslurm_where_that_is_installed(installed: bool) -> Non
 
 def test_the_commands_where_they_are_asked_for(installed: bool) -> None:
     assert type(wiring.lasting_slurm(SlurmCalls(backend="cli"))) is CliSlurm
-    assert "not wanted" in wiring.try_pyslurm(SlurmCalls(backend="cli")).why_not
+    assert wiring.try_pyslurm(SlurmCalls(backend="cli")).why_not == 'slurm.backend = "cli"'
 
 
 def test_pyslurm_of_any_release_where_it_is_asked_for_and_a_refusal_where_there_is_none(installed: bool) -> None:
@@ -39,10 +39,10 @@ def test_pyslurm_of_any_release_where_it_is_asked_for_and_a_refusal_where_there_
     if installed:
         chosen = wiring.lasting_slurm(asked)
         assert isinstance(chosen, PySlurm) and chosen._fits and chosen._runner.timeout == 7
-        return wiring.require_backend(asked)
+        return
     assert type(wiring.lasting_slurm(asked)) is CliSlurm, "an operator that lives on does not fail over it"
     assert "not in this Python" in wiring.try_pyslurm(asked).why_not
-    with pytest.raises(UsageError, match="no pyslurm") as raised:
+    with pytest.raises(UsageError, match="pyslurm does not work here") as raised:
         wiring.require_backend(asked)
     assert "slurm.pyslurm_python" in raised.value.hint
 
@@ -51,7 +51,33 @@ def test_a_python_of_its_own(installed: bool, tmp_path: Path) -> None:
     settings = load(None, {}, {"TRANSOM_SLURM__PYSLURM_PYTHON": str(tmp_path / "python"), "HOME": str(tmp_path)})
     chosen = wiring.lasting_slurm(settings.slurm)
     assert isinstance(chosen, PySlurm) and chosen._worker.argv[0] == str(tmp_path / "python")
+    wiring.require_backend(SlurmCalls(pyslurm_python=tmp_path / "python"))  # auto: the commands do without it
+
+
+HELLO = """#!/bin/sh
+read question
+echo '{"value": {"pyslurm": "25.11.2", "python": "3.14"}}'
+read end
+"""
+NOT_ONE = {"none": None, "exits": "#!/bin/sh\nexit 3\n", "hangs": "#!/bin/sh\nexec sleep 600\n", "no text": "\x7fELF"}
+
+
+def test_one_that_answers_is_taken_where_pyslurm_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "python").write_text(HELLO)
+    (tmp_path / "python").chmod(0o755)
     wiring.require_backend(SlurmCalls(backend="pyslurm", pyslurm_python=tmp_path / "python"))
+
+
+@pytest.mark.parametrize("what", NOT_ONE)
+def test_one_that_cannot_answer_is_refused_before_anything_is_submitted(tmp_path: Path, what: str) -> None:
+    python, text = tmp_path / "python", NOT_ONE[what]
+    if text is not None:
+        python.write_text(text)
+        python.chmod(0o755)
+    with pytest.raises(UsageError, match="pyslurm does not work here") as raised:
+        wiring.require_backend(SlurmCalls(backend="pyslurm", pyslurm_python=python, timeout=1))
+    assert str(python) in raised.value.why and "slurm.pyslurm_python" in raised.value.hint
+    assert wiring.try_pyslurm(SlurmCalls(pyslurm_python=python, timeout=1)).wish == f"slurm.pyslurm_python = {python}"
 
 
 def test_an_unknown_backend_is_refused(tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ SEGFAULTS = "    os.kill(os.getpid(), signal.SIGSEGV)"
 GARBAGE = "    print('slurm: hello', flush=True); continue"
 NO_ANSWER = "    print('[]', flush=True); continue"
 BYTES = "    os.write(1, b'\\xff\\xfe\\n'); continue"
-BAD = [EXITS, HANGS, SEGFAULTS, GARBAGE, NO_ANSWER, BYTES]
+HANGS_LATER = "    if call != 'hello': time.sleep(600)"
+BAD = [EXITS, HANGS_LATER, SEGFAULTS, GARBAGE, NO_ANSWER, BYTES]
 NAMES = ["exits", "hangs", "segfaults", "garbage", "no answer", "bytes"]
 
 Make = Callable[..., PySlurm]
@@ -71,7 +72,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         script = tmp_path / "worker.py"
         script.write_text(BODY.format(well=json.dumps({**WELL, **(answers or {})}), act=act))
         monkeypatch.setattr(client_module, "_WORKER", script)
-        client = PySlurm(sys.executable, Runner(timeout=5.0 if act != HANGS else 0.3), **options)
+        client = PySlurm(
+            sys.executable, Runner(timeout=0.3 if act == HANGS else 2.0 if act == HANGS_LATER else 5.0), **options
+        )
         fake = FakeSlurm()
         (tmp_path / "x.sbatch").touch()
         fake.submit(Submission(tmp_path / "x.sbatch", ("--nodes=1",)))
@@ -112,6 +115,15 @@ def test_a_worker_that_fails_costs_a_detour_and_after_three_in_a_row_pyslurm_is_
     assert "\x1b" not in client.given_up
     client.cancel(1)
     assert client.job(1).state is JobState.CANCELLED, "the order has been carried out by the commands"
+
+
+def test_one_that_hangs_at_its_very_start_is_not_waited_for_again(make: Make) -> None:
+    """No controller is asked for its first answer: whoever does not give that one never will."""
+    client = make(HANGS)
+    assert [job.job_id for job in client.jobs()] == [1]
+    assert "within 0.3 s, at its very start" in client.given_up
+    with pytest.raises(SlurmUnknown, match="does not work here"):
+        make(HANGS).versions()
 
 
 @pytest.mark.parametrize(

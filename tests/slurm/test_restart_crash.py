@@ -118,14 +118,14 @@ def test_a_hold_that_is_not_ours_stays(tmp_path: Path) -> None:
 
 def test_a_hold_on_purpose_stays_until_a_person_ends_it_and_its_words_go_with_it(tmp_path: Path) -> None:
     world, request = prepared(tmp_path, "healthy")
-    world.slurm.set_comment(request.job_id, "transom:r1 held: no progress")
+    world.slurm.set_comment(request.job_id, "transom:test held: no progress")
     world.slurm.requeue_hold(request.job_id)
     assert run(world, replace(request, held=(request.job_id, 1))).how == "already"
     world.slurm.tick(200)
     assert world.slurm.job(request.job_id).held
     assert run(world, request).how == "already"
     job = world.slurm.job(request.job_id)
-    assert (job.held, job.comment) == (False, "transom:r1"), "nobody holds it on purpose: our own requeue, cut off"
+    assert (job.held, job.comment) == (False, "transom:test"), "nobody holds it on purpose: our own requeue, cut off"
 
 
 def test_a_successor_that_is_held_on_purpose_stays_held(tmp_path: Path) -> None:
@@ -270,3 +270,15 @@ def test_what_would_be_waited_for_in_vain_is_not_waited_for_long(
     assert result.how == how and world.clock() - began < most
     going = wait_for(world, result.job_id, lambda job: job.state is JobState.RUNNING, timeout=90)
     assert dead[0] not in going.nodes and len(going.nodes) == nodes
+
+
+@pytest.mark.parametrize("case", ["healthy", "resubmit"])
+def test_a_node_to_keep_off_that_was_deleted_meanwhile_keeps_the_job_from_nothing(case: str, tmp_path: Path) -> None:
+    """Slurm refuses the whole list for one name that it does not know."""
+    world, request = prepared(tmp_path, case)
+    del world.slurm.cluster.nodes[world.nodes[3]]
+    world.slurm.cluster.nodes["spare"] = FakeNode("spare")
+    request = replace(request, exclude=(world.nodes[3], world.nodes[0]))
+    once(world, request, run(world, request))
+    (job,) = live(world)
+    assert world.slurm.job(job.job_id).excluded == (world.nodes[0],)

@@ -33,6 +33,20 @@ def program(tmp_path: Path) -> Callable[[str], str]:
     return make
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("squeue: error: No cluster 'alsp' known by database.", "sacctmgr show clusters"),
+        ("squeue: error: 'x' can't be reached now, or it is an invalid entry for --cluster.", "sacctmgr show clusters"),
+        ("squeue: fatal: Could not establish a configuration source", "export SLURM_CONF="),
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", "scontrol ping"),
+    ],
+)
+def test_what_now_depends_on_what_slurm_said(words: str, hint: str) -> None:
+    error = classify(["squeue"], 1, "", words)
+    assert isinstance(error, (SlurmUnknown, SlurmRefused)) and hint in error.hint
+
+
 def test_arguments_arrive_as_they_are(program: Callable[[str], str]) -> None:
     odd = ["a b", "q\"uo'te", "$HOME;`id`", "two\nlines", "*"]
     assert Runner().run([program('printf "%s\\0" "$@"'), *odd]) == "".join(f"{part}\0" for part in odd)

@@ -11,11 +11,15 @@ import pytest
 
 from transom_cli.config.load import load
 from transom_cli.config.model import Settings
+from transom_cli.core.state import Phase, Policy
+from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.tags import of_run, run_tag
 from transom_cli.submit.operatorjob import GOES_ON, operator_options, operator_script, operator_tag
-from transom_cli.supervise.operatorjob import submit_operator
+from transom_cli.supervise.journal import fold, write_header
+from transom_cli.supervise.lease import Lease
+from transom_cli.supervise.operatorjob import await_operator, cancel_waiting, give_up_unsubmitted, submit_operator
 
 # Stands in for transom: notes its words, and ends with the code in `code` at TERM, or at once where `now` is.
 STAND_IN = """\
@@ -102,12 +106,76 @@ def test_it_is_no_job_of_the_runs_own() -> None:
 def test_one_that_waits_or_runs_is_enough(here: Path) -> None:
     run, slurm = RunDir(here), FakeSlurm()
     first = submit_operator(run, settings(), slurm, {})
-    assert first == "the operator is job 1"
+    assert first.words == "the operator is job 1" and run.operator_job.read_text() == "1\n"
     assert run.operator_script.read_text().startswith("#!/bin/bash")
-    assert submit_operator(run, settings(), slurm, {}) == "the operator is job 1 (PENDING)"
+    assert submit_operator(run, settings(), slurm, {}).words == "the operator is job 1 (PENDING)"
     slurm.start_pending()
-    assert submit_operator(run, settings(), slurm, {}) == "the operator is job 1 (RUNNING)"
-    assert submit_operator(run, settings(), slurm, {"SLURM_JOB_ID": "1"}) == "the operator is job 2", "its own place"
+    assert submit_operator(run, settings(), slurm, {}).words == "the operator is job 1 (RUNNING)"
+    assert submit_operator(run, settings(), slurm, {"SLURM_JOB_ID": "1"}).job_id == 2, "its own place"
     slurm.cancel(1)
     slurm.cancel(2)
-    assert submit_operator(run, settings(), slurm, {}) == "the operator is job 3"
+    assert submit_operator(run, settings(), slurm, {}).words == "the operator is job 3"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    write_header(RunDir(tmp_path).journal, Policy(), 2)
+    return RunDir(tmp_path)
+
+
+class Turns:
+    """Stands in for the clock: at each pause the next of these happens."""
+
+    def __init__(self, *turns: object) -> None:
+        self.turns = list(turns)
+        self.paused = 0.0
+
+    def __call__(self, seconds: float) -> None:
+        self.paused += seconds
+        if self.turns:
+            turn = self.turns.pop(0)
+            if callable(turn):
+                turn()
+
+
+def test_a_job_that_waits_is_waited_for_and_told_once(run: RunDir) -> None:
+    slurm, told = FakeSlurm(), list[str]()
+    job_id = submit_operator(run, settings(), slurm, {}).job_id
+    turns = Turns(None, None, slurm.start_pending, lambda: Lease.take(run))
+    await_operator(run, job_id, slurm, lambda job: told.append(job.state.value), turns)
+    assert told == ["PENDING", "RUNNING"]
+    assert not turns.turns
+
+
+def test_a_job_that_ends_without_an_operator_is_an_error_that_quotes_its_log(run: RunDir) -> None:
+    slurm = FakeSlurm()
+    job_id = submit_operator(run, settings(), slurm, {}).job_id
+    run.operator_log.write_text("bash: line 7: /opt/py: No such file or directory\n")
+    with pytest.raises(TransomError) as caught:
+        await_operator(run, job_id, slurm, lambda job: None, Turns(None, lambda: slurm.cancel(job_id)))
+    assert f"its job {job_id}: CANCELLED" in caught.value.why and "/opt/py: No such file" in caught.value.why
+    assert f"transom attach {run.run_id}" in caught.value.hint
+
+
+def test_an_operator_that_begins_just_before_its_job_ends_is_no_error(run: RunDir) -> None:
+    slurm = FakeSlurm()
+    job_id = submit_operator(run, settings(), slurm, {}).job_id
+    slurm.cancel(job_id)
+    await_operator(run, job_id, slurm, lambda job: None, Turns(None, lambda: Lease.take(run)))
+
+
+def test_a_new_run_whose_operator_is_refused_is_over(run: RunDir) -> None:
+    give_up_unsubmitted(run, "the operator's job: Slurm refused `sbatch`: Invalid partition name specified")
+    state = fold(run.journal).state
+    assert state.phase is Phase.FAILED and "Invalid partition name specified" in state.verdict
+    assert "operator's job" in state.verdict
+
+
+def test_what_still_waits_is_cancelled_and_what_runs_is_left_to_end(run: RunDir) -> None:
+    slurm = FakeSlurm()
+    first = submit_operator(run, settings(), slurm, {}).job_id
+    assert cancel_waiting(run, slurm) == (first,) and slurm.job(first).state.ended
+    assert cancel_waiting(run, slurm) == ()
+    second = submit_operator(run, settings(), slurm, {}).job_id
+    slurm.start_pending()
+    assert cancel_waiting(run, slurm) == () and slurm.job(second).state.value == "RUNNING"

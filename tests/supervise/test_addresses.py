@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 
 import pytest
@@ -26,7 +27,7 @@ class Slurm:
 
 def told(monkeypatch: pytest.MonkeyPatch, silent: int) -> Slurm:
     slurm = Slurm(silent)
-    monkeypatch.setattr(wiring, "slurm_client", lambda *_, **__: slurm)
+    monkeypatch.setattr(wiring, "launcher_slurm", lambda *_, **__: slurm)
     monkeypatch.setattr(agents.time, "sleep", lambda _: None)
     return slurm
 
@@ -47,3 +48,15 @@ def test_not_when_the_attempt_is_to_end(monkeypatch: pytest.MonkeyPatch) -> None
     slurm = told(monkeypatch, 10**6)
     assert agents.addresses(("nowhere.invalid",), lambda: True) == {"nowhere.invalid": "nowhere.invalid"}
     assert slurm.asked == 1
+
+
+def test_a_slow_name_server_is_asked_for_many_names_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, 0)
+    both = threading.Barrier(2)
+
+    def getaddrinfo(name: str, *_: object) -> list[object]:
+        both.wait(20.0)  # the first name is answered once the second one is asked for
+        return [(2, 1, 6, "", ("127.0.0.1", 0))]
+
+    monkeypatch.setattr(agents.socket, "getaddrinfo", getaddrinfo)
+    assert agents.addresses(("n1", "n2"), lambda: False) == {"n1": "n1", "n2": "n2"}

@@ -269,7 +269,21 @@ def test_cancel_and_release_twice(bench: Bench) -> None:
     assert bench.slurm.cluster.jobs[1].state is JobState.CANCELLED
 
 
+def test_another_job_that_has_our_number_now_is_left_alone(bench: Bench) -> None:
+    """A slurmctld that has lost its state gives the numbers again."""
+    theirs = bench.slurm.submit(
+        Submission(bench.hands._orders.submission.script, ("--comment=transom:another", "--hold"))
+    )
+    assert isinstance(bench.do(act.Cancel("cancel/1.0", theirs)), ev.Acted)
+    assert isinstance(bench.do(act.Release("release/1.0", theirs)), ev.ActionFailed)
+    told = bench.do(act.Patch("patch/1", theirs, ("n3",)))
+    assert isinstance(told, ev.Acted) and "another job's" in told.detail
+    job = bench.slurm.job(theirs)
+    assert (job.state, job.held, job.excluded) == (JobState.PENDING, True, ())
+
+
 def test_denied_cancel_is_told_with_its_kind(bench: Bench) -> None:
+    bench.do(act.Submit("submit"))
     bench.slurm.fail_next("cancel", SlurmDenied("Slurm refused", "Access/permission denied"))
     told = bench.do(act.Cancel("cancel/1.0", 1))
     assert isinstance(told, ev.ActionFailed) and told.kind == "not_permitted"

@@ -71,7 +71,7 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return [sys.executable, "-I", "-c", RANK, str(attempt.exits(launch)), str(planned[launch])]  # type: ignore[attr-defined]
 
     slurm = FakeSlurm()
-    monkeypatch.setattr(wiring, "slurm_client", lambda *_, **__: slurm)
+    monkeypatch.setattr(wiring, "launcher_slurm", lambda *_, **__: slurm)
     monkeypatch.setattr(module, "Agents", TwoFacedAgents)
     monkeypatch.setattr(launchplan, "training_argv", argv)
     yield planned

@@ -42,7 +42,7 @@ class Step(TrainingStep):
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LaunchHands, Agents, queue.SimpleQueue[Heard]]:
-    monkeypatch.setattr(wiring, "slurm_client", FakeSlurm)
+    monkeypatch.setattr(wiring, "launcher_slurm", FakeSlurm)
     run, allocation = RunDir(tmp_path), Allocation(7, 0, NODES)
     options = LaunchOptions(run, "srun", ("true",), (sys.executable,))
     inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()

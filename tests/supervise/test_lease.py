@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -158,3 +160,36 @@ def test_one_that_died_before_it_wrote_its_lease(run: RunDir) -> None:
     run.epochs.mkdir()
     (run.epochs / "1").touch()
     assert operator_alive(run, patience=0.0) is None
+
+
+FENCED = """
+import sys, pathlib
+from transom_cli.layout import RunDir
+from transom_cli.supervise.lease import Lease
+lease = Lease.take(RunDir(pathlib.Path(sys.argv[1])))
+print(lease.fenced(), flush=True)
+for _line in sys.stdin:
+    print(lease.fenced(), flush=True)
+"""
+
+
+def test_over_nfs_one_that_is_replaced_from_another_host_soon_knows_it(run: RunDir) -> None:
+    """Its client believes for long that there is no newer epoch: it looked for one, and there was none."""
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists() or shutil.which("unshare") is None:
+        pytest.skip("needs root, FUSE and unshare")
+    pytest.importorskip("mfusepy")
+    view = [sys.executable, "-m", "transom_cli.sandbox.stale_view", "nfs=600", str(run.path), "-"]
+    command = [*view, sys.executable, "-c", FENCED, str(run.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as replaced:
+        assert replaced.stdin is not None and replaced.stdout is not None
+        assert replaced.stdout.readline() == "False\n"
+        (run.epochs / "2").touch()
+        deadline = time.monotonic() + 60.0
+        told = ""
+        while told != "True\n":
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+            replaced.stdin.write("\n")
+            replaced.stdin.flush()
+            told = replaced.stdout.readline()
+        replaced.stdin.close()

@@ -56,7 +56,7 @@ class Journal:
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Slow:
     made = Slow()
-    monkeypatch.setattr(wiring, "slurm_client", lambda *_, **__: made)
+    monkeypatch.setattr(wiring, "launcher_slurm", lambda *_, **__: made)
     monkeypatch.setattr(module, "backoff", lambda _: 0.01)
     monkeypatch.setattr(module, "REQUEUED", 0.0)
     run = RunDir(tmp_path)

@@ -105,7 +105,7 @@ def test_a_disk_that_takes_nothing_is_told_once(attempt: AttemptDir, capsys: pyt
 class Ended:
     """A training step of which one rank has ended badly."""
 
-    code = None
+    code, waits = None, ""
 
     def exits(self) -> tuple[RankExit, ...]:
         return (RankExit(0, "n1", 1, None),)

@@ -13,6 +13,7 @@ import pytest
 
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.slurm.port import SlurmUnknown
 from transom_cli.supervise import launchplan, revive
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 from transom_cli.supervise.revive import TRIES, Revival
@@ -103,6 +104,20 @@ def test_what_slurm_cannot_tell_is_tried(node: Node) -> None:
     node.slurmd = Verdict.UNKNOWN
     node.revival.at_once("n2")
     assert node.said() == ["started again"]
+
+
+def test_while_slurmctld_is_away_no_try_is_spent(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> Finding:
+        raise SlurmUnknown("Slurm did not answer `scontrol show`", "Socket timed out")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Revival, "_reach", away)
+        patch.setattr(revive, "AWAY", 0.0)
+        for _ in range(10):
+            node.revival.at_once("n2")
+    assert (node.asked, node.starts, node.journal) == (10, 0, [])
+    node.revival.at_once("n2")
+    assert node.journal[-1]["words"] == "start 1 of 3"
 
 
 def test_a_step_that_fails_is_not_tried_for_ever(node: Node) -> None:

@@ -134,3 +134,16 @@ def test_codes_and_holds_only_where_they_mean_something() -> None:
     ended = job_seen(1.0, Job(7, JobState.FAILED, exit_code=93, exit_signal=0))
     assert (ended.exit_code, ended.ended) == (93, True)
     assert job_seen(1.0, Job(7, JobState.PENDING, held=True)).held
+
+
+def test_another_job_with_our_number_is_no_news_of_ours() -> None:
+    """A slurmctld that has lost its state gives the numbers again."""
+    theirs = Job(7, JobState.RUNNING, comment="transom:another", nodes=("n3",))
+    slurm = Scripted(theirs, theirs, theirs)
+    out: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
+    eyes = SlurmWatch(slurm, Clock(), out, lambda: 0.0, "transom:ours")
+    eyes.follow(7, 0, ("n1", "n2"))
+    eyes.start()
+    assert isinstance(out.get(timeout=30), ev.JobGone)
+    eyes.stop()
+    eyes._thread.join(30)

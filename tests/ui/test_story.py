@@ -55,7 +55,7 @@ def test_a_node_that_died_is_told_from_its_silence_to_the_next_step() -> None:
         "  --:--:--    +1.5 s  done     training step started: 3 ranks on 3 nodes",
         "  --:--:--    +0.4 s  done     step 21 done",
         "  cost      15 s: detection 5.6 s, restart 6.1 s, preflight 1.2 s, queue 2.2 s; 5.1 GPU-minutes",
-        "  steps     20 was the newest before it; none was lost",
+        "  steps     20 was the newest seen before it; none was lost",
     ]
 
 
@@ -145,7 +145,7 @@ def test_what_no_operator_heard_of_is_told_all_the_same(alone: Alone) -> None:
     assert lines[0] == "7.0/l1  process_crash on n2  recovered in 15 s"
     assert lines[-2:] == [
         "  cost      35 s: redone 10 s, detection 10 s, restart 15 s; 9.3 GPU-minutes",
-        "  steps     91 was the newest before it; 11 steps done again",
+        "  steps     91 was the newest seen before it; 11 steps done again",
     ]
 
 

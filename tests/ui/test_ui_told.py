@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from unittest import mock
@@ -173,8 +174,14 @@ def test_slurm_is_asked_only_where_it_knows_more(tmp_path: Path) -> None:
             asked.add(name)
     assert asked == {
         "pending", "pending_without_an_answer", "starting_again", "held", "held_by_its_launcher", "unknown",
-        "unknown_and_slurm_too", "hostile",
+        "unknown_and_slurm_too",
     }  # fmt: skip
+
+
+def test_slurm_is_not_asked_by_who_looks_on_while_it_does_not_answer_the_operator(tmp_path: Path) -> None:
+    view = replace(SCENES["pending"](tmp_path), slurm_lost="Socket timed out")
+    assert view.operator and not worth_asking(view)
+    assert worth_asking(replace(view, operator=False)), "nobody else asks"
 
 
 def test_another_runs_job_of_the_same_number_is_not_ours(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from transom_cli.core import events as ev
 from transom_cli.health.gpu.events import GpuEvent
 from transom_cli.health.gpu.reading import Ecc, Heat, Rows
 from transom_cli.slurm.port import Job, JobState
-from transom_cli.ui.slurmwords import with_answer, with_error
+from transom_cli.ui.slurmwords import with_answer, with_error, with_operator_job
 from transom_cli.ui.view import RunView
 
 LOST = "10.0.4.9:6818: no slurmd listens on it"
@@ -205,6 +205,25 @@ def without_an_operator(folder: Path) -> RunView:
     return Made(folder).began().stepped().saved().beats().operator(None).view()
 
 
+def own_script(folder: Path) -> RunView:
+    """No launcher runs in it."""
+    made = Made(folder)
+    made.run.script.write_text("#!/bin/bash\n# launch the training\nsrun python train.py\n")
+    made.seen(
+        (50.0, ev.Started(0, 1)),
+        (49.0, ev.Submitted(0, "submit", JOB, True)),
+        (40.0, ev.JobSeen(0, JOB, 0, "RUNNING", nodes=made.nodes, batch_host="gpu000")),
+    )
+    return made.operator().view()
+
+
+def operator_waits(folder: Path) -> RunView:
+    """`--operator job`, in a partition where no core is free yet."""
+    made = Made(folder)
+    made.run.operator_job.write_text("48212\n")
+    return with_operator_job(made.view(), Job(48212, JobState.PENDING, reason="Priority"))
+
+
 def slurm_is_silent(folder: Path) -> RunView:
     made = Made(folder).began().stepped().saved().beats()
     made.seen((45.0, ev.SlurmLost(0, "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")))
@@ -320,7 +339,8 @@ SCENES: dict[str, Callable[[Path], RunView]] = {
     for scene in (
         healthy, total_not_known, one_node_of_many, gpus, spares, submitting, pending, pending_without_an_answer,
         starting, saving, restoring, ranks_restore, examining, backing_off, starting_again, recovered, held,
-        held_by_its_launcher, unknown, unknown_and_slurm_too, without_an_operator, slurm_is_silent, not_a_number,
-        a_rank_is_gone, finishing, done, failed, given_up, no_checkpoint_restores, stopping, stopped, hostile,
+        held_by_its_launcher, unknown, unknown_and_slurm_too, without_an_operator, operator_waits, slurm_is_silent,
+        own_script, not_a_number, a_rank_is_gone, finishing, done, failed, given_up, no_checkpoint_restores, stopping,
+        stopped, hostile,
     )
 }  # fmt: skip

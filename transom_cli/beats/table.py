@@ -21,6 +21,7 @@ _RANK = struct.Struct("<iiqQddBic")
 _CRC = struct.Struct("<I")
 _MAGIC = b"TBT2"
 _ALARMS = 1 << 16
+_LETTERS = {letter.encode(): letter for letter in PROCS}
 
 
 class BadTable(ValueError):
@@ -93,7 +94,7 @@ def decode(data: bytes) -> NodeTable:
 
 def _rank(told: tuple[int, int, int, int, float, float, int, int, bytes]) -> RankBeat:
     rank, launch, step, count, age, loss, phase, pid, proc = told
-    letter = proc.decode()
-    if letter not in PROCS:
-        raise BadTable(f"unknown process state {letter!r}")
+    letter = _LETTERS.get(proc)
+    if letter is None:
+        raise BadTable(f"unknown process state {proc!r}")
     return RankBeat(rank, launch, step, count, age, loss_told(loss), PHASES[phase], pid, letter)

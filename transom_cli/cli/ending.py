@@ -10,9 +10,13 @@ from typing import NoReturn
 from transom_cli.errors import TransomError, UsageError
 
 
+def document_asked(words: list[str]) -> bool:
+    ours = words[: words.index("--")] if "--" in words else words  # what follows is the training's
+    return "--json" in ours
+
+
 def end(error: TransomError) -> NoReturn:
-    ours = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv  # what follows is the training's
-    if "--json" in ours:
+    if document_asked(sys.argv):
         print(json.dumps(error.as_json()))
     else:
         print(f"error: {error}", file=sys.stderr)

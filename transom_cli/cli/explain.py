@@ -62,10 +62,11 @@ def explain(
 
 def _which(run: str | None, what: str | None, root: Path | None) -> tuple[RunDir, str | None]:
     """A single word may be either: it is a run where there is one of that name, unless it can only be the other."""
+    from transom_cli.cli.unanswered import bounded
     from transom_cli.submit.rundir import find_run
     from transom_cli.wiring.settings import runs_root
 
-    where = runs_root(root)
+    where = bounded(runs_root(root), run)
     if run is not None and what is None and (_INCIDENT.fullmatch(run) or _STEP.fullmatch(run)):
         return find_run(where), run
     try:

@@ -17,13 +17,14 @@ def goodput(run: Run = None, root: Root = None, json_: Json = False) -> None:
     import json
     import shutil
 
+    from transom_cli.cli.unanswered import bounded
     from transom_cli.submit.rundir import find_run
     from transom_cli.supervise.ledger import read_book
     from transom_cli.ui.goodput import document, lines
     from transom_cli.ui.wrapping import NEVER_CUT
     from transom_cli.wiring.settings import runs_root
 
-    book = read_book(find_run(runs_root(root), run), patience=3.0)
+    book = read_book(find_run(bounded(runs_root(root), run), run), patience=3.0)
     if json_:
         print(json.dumps(document(book.run_id, book.account)))
         return

@@ -28,11 +28,13 @@ def show_status(
     no_color: bool = False,
     watch: bool = False,
 ) -> int:
+    from transom_cli.cli.unanswered import bounded
     from transom_cli.config.root import runs_root
     from transom_cli.submit.rundir import find_run
     from transom_cli.ui.read import read_view
 
-    found = find_run(runs_root(root, os.environ), run)
+    where = runs_root(root, os.environ)
+    found = find_run(where if watch else bounded(where, run), run)
     if watch:
         import gc
 
@@ -71,18 +73,47 @@ def _with_slurm(view: RunView) -> RunView:
     from transom_cli.errors import TransomError
     from transom_cli.ui.slurmwords import with_answer, with_error, worth_asking
 
+    view = _with_operator_job(view)
     if not worth_asking(view):
         return view
+    from transom_cli.health.history.files import history_dir
     from transom_cli.layout import RunDir
-    from transom_cli.slurm.port import NoSuchJob
+    from transom_cli.slurm.port import NoSuchJob, SlurmUnknown
+    from transom_cli.ui.silence import Silence
     from transom_cli.wiring.slurm import slurm_of
 
+    silence = Silence(history_dir(os.environ).parent, os.environ, view.cluster)
+    met = silence.met()
+    if met is not None:
+        return with_error(view, *met)
     try:
-        return with_answer(view, slurm_of(RunDir(Path(view.path)), SLURM_PATIENCE).job(view.job_id))
+        view = with_answer(view, slurm_of(RunDir(Path(view.path)), SLURM_PATIENCE).job(view.job_id))
     except NoSuchJob as error:
-        return with_error(view, error.what)
+        view = with_error(view, error.what)
     except TransomError as error:
-        return with_error(view, error.why.partition("\n")[0].removeprefix("Slurm said: ") or error.what)
+        words = error.why.partition("\n")[0].removeprefix("Slurm said: ") or error.what
+        if isinstance(error, SlurmUnknown):
+            silence.note(words)
+            return with_error(view, words)
+        view = with_error(view, words)
+    silence.over()
+    return view
+
+
+def _with_operator_job(view: RunView) -> RunView:
+    """While none is alive: whether the Slurm job that is to be the operator waits. Nothing is added by no answer."""
+    if view.over or view.operator or not view.operator_job:
+        return view
+    import contextlib
+
+    from transom_cli.errors import TransomError
+    from transom_cli.layout import RunDir
+    from transom_cli.ui.slurmwords import with_operator_job
+    from transom_cli.wiring.slurm import slurm_of
+
+    with contextlib.suppress(TransomError):
+        return with_operator_job(view, slurm_of(RunDir(Path(view.path)), SLURM_PATIENCE).job(view.operator_job))
+    return view
 
 
 def code_of(view: RunView) -> int:
@@ -93,6 +124,7 @@ def code_of(view: RunView) -> int:
 def show_list(root: Path | None = None, json_: bool = False, no_color: bool = False) -> int:
     import json
 
+    from transom_cli.cli.unanswered import bounded
     from transom_cli.config.root import runs_root
     from transom_cli.errors import TransomError
     from transom_cli.plural import several, was
@@ -102,7 +134,7 @@ def show_list(root: Path | None = None, json_: bool = False, no_color: bool = Fa
     from transom_cli.ui.runs import list_lines, list_row
     from transom_cli.ui.terminal import under_watch, width
 
-    where, views = runs_root(root, os.environ), []
+    where, views = bounded(runs_root(root, os.environ)), []
     for run in list_runs(where):
         try:
             views.append(read_view(run))

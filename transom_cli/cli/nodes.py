@@ -93,7 +93,7 @@ def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: boo
 def _ask_slurm(names: tuple[str, ...]) -> tuple[dict[str, Node] | None, str]:
     """The nodes that Slurm knows, by name; or None, and its error."""
     from transom_cli.errors import TransomError
-    from transom_cli.supervise.lifting import known_nodes
+    from transom_cli.slurm.known import known_nodes
     from transom_cli.wiring.slurm import slurm_client
 
     try:

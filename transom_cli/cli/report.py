@@ -27,6 +27,7 @@ def report(
     """
     import gc
 
+    from transom_cli.cli.unanswered import bounded
     from transom_cli.report.document import document
     from transom_cli.report.gather import gather
     from transom_cli.report.page import page
@@ -35,7 +36,7 @@ def report(
     from transom_cli.wiring.settings import runs_root
 
     gc.disable()  # a month's journal is a million small values, and all are kept to the end
-    found = find_run(runs_root(root), run)
+    found = find_run(bounded(runs_root(root), run), run)
     path = None if str(out) == "-" else target(found, out, force=force)
     text = page(document(gather(found, patience=LEASE_PATIENCE)))
     if path is None:

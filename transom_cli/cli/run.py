@@ -110,6 +110,7 @@ def run(
         plan = first.plan(planned.path)
         there = (f"--clusters={plan.asked_cluster}",) if plan.asked_cluster else ()
         _show(first.script(planned.path), (*there, *plan.options))
+        _show_operator(planned, prepared.settings)
         if more:
             print(f"note: {1 + len(more)} runs, one for each element of the job array", file=sys.stderr)
         _show_policy(prepared.settings)
@@ -126,7 +127,7 @@ def run(
     for one in prepared.each():
         made = create(one, cluster)
         print(f"run {made.run_id}", file=sys.stderr)
-        code = operate_or_watch(made, detach=detach or several, foreground=foreground)
+        code = operate_or_watch(made, detach=detach or several, foreground=foreground, new=True)
         if code:
             break
     raise typer.Exit(code)
@@ -141,15 +142,21 @@ def attach(
     foreground: Annotated[bool, typer.Option("--foreground", help="Operate in this process.")] = False,
 ) -> None:
     """Watch a run; start an operator if it has none."""
+    from transom_cli.cli.unanswered import leaving
     from transom_cli.submit.rundir import find_run
     from transom_cli.wiring.settings import runs_root
 
-    raise typer.Exit(operate_or_watch(find_run(runs_root(root), run), detach=detach, foreground=foreground))
+    where = runs_root(root)
+    unanswered = leaving(where, run)
+    found = find_run(where, run)
+    if not detach:
+        unanswered.stop()
+    raise typer.Exit(operate_or_watch(found, detach=detach, foreground=foreground))
 
 
-def operate_or_watch(made: Any, *, detach: bool, foreground: bool) -> int:
+def operate_or_watch(made: Any, *, detach: bool, foreground: bool, new: bool = False) -> int:
     try:
-        return _operate_or_watch(made, detach=detach, foreground=foreground)
+        return _operate_or_watch(made, detach=detach, foreground=foreground, new=new)
     except KeyboardInterrupt:
         print(
             f"\ninterrupted before the view began: the run may go on. Look with `transom status {made.run_id}`; "
@@ -159,7 +166,8 @@ def operate_or_watch(made: Any, *, detach: bool, foreground: bool) -> int:
         return _INTERRUPTED
 
 
-def _operate_or_watch(made: Any, *, detach: bool, foreground: bool) -> int:
+def _operate_or_watch(made: Any, *, detach: bool, foreground: bool, new: bool) -> int:
+    from transom_cli.cli.operating import start
     from transom_cli.supervise.background import operate_here
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import operator_alive
@@ -174,26 +182,11 @@ def _operate_or_watch(made: Any, *, detach: bool, foreground: bool) -> int:
         with waiting("the operator is started"):
             if operator_alive(made) is None:
                 require_own_cluster(made)
-                _start_operator(made)
+                start(made, new=new, detach=detach)
     if detach:
         print(made.run_id)
         return 0
     return watch_run(made)
-
-
-def _start_operator(made: RunDir) -> None:
-    """Where the run's settings say."""
-    from transom_cli.supervise.background import start_operator
-    from transom_cli.wiring.settings import read_settings
-    from transom_cli.wiring.slurm import slurm_of
-
-    settings = read_settings(made)
-    if settings.operator.where == "login":
-        start_operator(made)
-        return
-    from transom_cli.supervise.operatorjob import submit_operator
-
-    print(submit_operator(made, settings, slurm_of(made, settings.slurm.timeout)), file=sys.stderr)
 
 
 def assignment(text: str) -> tuple[str, str]:
@@ -210,6 +203,17 @@ def _show_policy(settings: Settings) -> None:
 
     print("note: policy of this run, the first rule that fits decides (docs/policy.md)", file=sys.stderr)
     print("\n".join(f"  {line}" for line in policy_lines(rules_of(settings))), file=sys.stderr)
+
+
+def _show_operator(run: RunDir, settings: Settings) -> None:
+    """The job that would submit and supervise the other one."""
+    from shlex import join
+
+    from transom_cli.submit.operatorjob import operator_options
+
+    if settings.operator.where == "job":
+        options = join(operator_options(run, settings.operator))
+        print(f"note: the operator is a job of its own: sbatch {options} {run.operator_script.name}", file=sys.stderr)
 
 
 def _show(script: str, options: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""`transom sandbox fault`: a shared file system that hangs or is read-only, a clock that jumps."""
+"""`transom sandbox fault`: a shared file system that hangs, is read-only or shows late, a clock that jumps."""
 
 from __future__ import annotations
 
@@ -61,6 +61,29 @@ def writable_disk(folder: Shared, dir: Dir = None) -> None:
     print(f"writable: {folder}")
 
 
+def late_files(
+    folder: Annotated[Path, typer.Argument(help="The folder, as a run directory's root.")],
+    seconds: Annotated[float, typer.Option("--seconds", help="How late.", min=0.0)] = 3.0,
+    nfs: Annotated[
+        bool, typer.Option("--nfs", help="But for what Linux' NFS asks its server anew: what is opened and is there.")
+    ] = False,
+    dir: Dir = None,
+) -> None:
+    """Each node sees late what others change in a folder, as over NFS (as root; no job may run). Undo: fresh-files."""
+    from transom_cli.sandbox import faults
+
+    faults.late_files(running(dir), folder, seconds, nfs=nfs)
+    print(f"every node sees {folder} {seconds:g} s late")
+
+
+def fresh_files(folder: Annotated[Path, typer.Argument(help="The folder that shows late.")], dir: Dir = None) -> None:
+    """Undo late-files."""
+    from transom_cli.sandbox import faults
+
+    faults.fresh_files(running(dir), folder)
+    print(f"every node sees {folder} as it is")
+
+
 def jump_clock(
     seconds: Annotated[float, typer.Argument(help="By how many seconds; below zero: back (after `--`).")],
     host: Annotated[str, typer.Option("--host", help="A node's name, or login [default: all].")] = "",
@@ -91,6 +114,8 @@ COMMANDS = (
     cont_disk,
     readonly_disk,
     writable_disk,
+    late_files,
+    fresh_files,
     jump_clock,
     reset_clock,
 )

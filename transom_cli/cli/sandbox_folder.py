@@ -19,7 +19,10 @@ Dir = Annotated[
 ]
 ReleaseDir = Annotated[
     Optional[Path],  # noqa: UP045 - as above
-    typer.Option(help="Where releases are kept [default: $TRANSOM_SANDBOX_RELEASES, else ~/.cache/transom/releases]."),
+    typer.Option(
+        help="Where releases are kept [default: $TRANSOM_SANDBOX_RELEASES, else ~/.cache/transom/releases, "
+        "root's: /var/cache/transom/releases]."
+    ),
 ]
 
 

@@ -68,6 +68,8 @@ def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
     """Cancel the run's job and end the run. Exit code 22 when it has not ended within a minute."""
     import json
 
+    from transom_cli.cli.operating import forget_operator
+    from transom_cli.cli.unanswered import bounded
     from transom_cli.submit.rundir import find_run
     from transom_cli.supervise.background import start_operator
     from transom_cli.supervise.journal import fold
@@ -75,7 +77,7 @@ def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
     from transom_cli.ui.waiting import waiting
     from transom_cli.wiring.settings import runs_root
 
-    found = find_run(runs_root(root), run)
+    found = find_run(bounded(runs_root(root), run), run)
     state = fold(found.journal).state
     already = " already" if state.phase.over else ""
     if not already:
@@ -85,6 +87,7 @@ def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
                 start_operator(found)
             state = _until_over(found)
         _require_stopped(found, state)
+        forget_operator(found)
     if json_:
         print(json.dumps({"schema": 1, "run_id": found.run_id, "phase": state.phase.value, "was_over": bool(already)}))
     else:

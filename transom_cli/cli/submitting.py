@@ -127,6 +127,11 @@ def prepare(words: tuple[str, ...], run_file: Path | None, flags: dict[str, Any]
         by_file = "/" in (facts.exclude or "")  # a file of names cannot be joined with names
         avoided = () if by_file else nodes_to_avoid()
         return Prepared(settings, words, text, facts.nodes or 0, 0, _where(settings), avoided, array)
+    if "/" in words[0] and Path(words[0]).is_dir():
+        raise UsageError(
+            f"`{words[0]}` is a folder, neither a script nor a command",
+            hint="transom run train.sbatch, or transom run [options] -- COMMAND",
+        )
     settings = _on_cluster(load(run_file, flags, os.environ))
     _restarted_once(settings, "", words)
     exclude = tuple(dict.fromkeys((*settings.job.exclude, *nodes_to_avoid())))

@@ -30,6 +30,7 @@ CAUSES = (
 )
 """Every cause that a diagnosis can name."""
 TOLD_BY_CODE = ("do_not_restart", "no_checkpoint", "run_dir_unseen")  # exit codes of ours, whichever rank has them
+SOON = 300.0  # seconds after its start in which a script whose steps nobody sees counts as before its first one
 TOLD = 3  # faults that a diagnosis names, of more
 
 _WHY = {126: "the command may not be executed", 127: "there is no such command"}
@@ -151,11 +152,14 @@ def _user_error(incident: Incident, state: State, first: RankExit | None) -> Dia
     code = first.code if first else incident.exit_code
     exits = incident.outcome.exits if incident.outcome else ()
     usage = code == 2 or (bool(exits) and all(x.code in CANNOT_RUN for x in exits))
-    if not usage and not (incident.log_category in OWN_ERRORS and code):
+    silent = incident.outcome.why if incident.outcome and not first and code is None else ""  # srun failed by itself
+    if not usage and not (incident.log_category in OWN_ERRORS and (code or silent)):
         return None
-    who = first.words if first else f"the job ended with exit code {code}"
+    if not state.launched and incident.outcome is None and incident.ran > SOON:
+        return None  # a script without a launcher: it may have trained all that time, and nobody has seen its steps
+    who = first.words if first else silent or f"the job ended with exit code {code}"
     line = incident.log_line or _WHY.get(code or 0, "a usage error (exit code 2)")
-    words = f"{line} ({who}, before the first step)"
+    words = who if line in who else f"{line} ({who}, before the first step)"
     return Diagnosis("user_error", words, (), sure=True, isolate="none", restart=False)
 
 
@@ -195,8 +199,9 @@ def _rank_ended(incident: Incident, state: State, first: RankExit | None) -> Dia
             words = "Slurm has forgotten the job, and nothing tells how it ended"
             return Diagnosis("unknown_end", words, (), False, "none", restart=False, exit_code=UNKNOWN)
         why = incident.outcome.why if incident.outcome else ""
-        words = why or f"the job ended: {incident.ended} (exit code {incident.exit_code})"
-        line = f": {incident.log_line}" if incident.log_line else ""
+        words = why or _job_ended(incident)
+        told = incident.log_line and (incident.ended != "GONE" or incident.log_category not in ("", "unknown"))
+        line = f": {incident.log_line}" if told and incident.log_line not in words else ""
         return Diagnosis("job_failed", words + line, (), sure=False, isolate="none", restart=True)
     cause = "rank_killed" if first.signal is not None else "rank_failed"
     line = f": {incident.log_line}" if incident.log_line and first.signal is None else ""
@@ -210,6 +215,12 @@ def _rank_ended(incident: Incident, state: State, first: RankExit | None) -> Dia
         isolate="exclude" if again else "none",
         restart=True,
     )
+
+
+def _job_ended(incident: Incident) -> str:
+    if incident.ended == "GONE":
+        return "Slurm no longer knows the job: slurmctld has lost it, or it ended long ago"
+    return f"the job ended: {incident.ended} (exit code {incident.exit_code})"
 
 
 def _hang(incident: Incident, state: State) -> Diagnosis | None:

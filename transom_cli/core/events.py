@@ -119,11 +119,12 @@ class JobSeen(Event):
 class JobGone(Event):
     """Slurm does not know the job any more (it forgets a finished one after MinJobAge).
 
-    ended: how, where accounting tells: a JobState name; then exit_code and exit_signal as in JobSeen, and by: who
-    cancelled it.
+    cancelled: the job's own log says that somebody had cancelled it. Else ended: how it ended, where accounting tells,
+    as a JobState name; then exit_code and exit_signal as in JobSeen, and by: who cancelled it.
     """
 
     job_id: int
+    cancelled: bool = False
     ended: str = ""
     exit_code: int | None = None
     exit_signal: int | None = None

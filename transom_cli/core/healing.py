@@ -11,6 +11,8 @@ from transom_cli.core import incident as inc
 from transom_cli.core.events import HealSeen
 from transom_cli.core.state import Diagnosis, Incident, Phase, Stage, State
 
+_AFTER = {"waiting": (Stage.STARTING,)}  # what is told of a launch that has been asked for
+
 
 def told(state: State, e: HealSeen) -> State:
     """The launcher's story of a fault that it handles itself. What the operator is at already, it only adds to.
@@ -29,7 +31,7 @@ def told(state: State, e: HealSeen) -> State:
         own = f"i{len(state.incidents) + 1}"
         incident = Incident(own, state.job_id, state.restarts, at, state.step, Stage.HEALING, healing=number)
         state = replace(state, phase=Phase.RECOVERING, since=at)
-    elif incident is None or incident.stage not in (Stage.HEALING, Stage.EXAMINING):
+    elif incident is None or incident.stage not in (Stage.HEALING, Stage.EXAMINING, *_AFTER.get(what, ())):
         return state
     elif what == "seen":
         incident = replace(incident, healing=number)

@@ -45,7 +45,8 @@ def sign(state: State, at: float, words: str, faults: tuple[NodeFault, ...] = ()
         return state, ()  # the attempt is being given up already
     if incident is None:
         name = f"i{len(state.incidents) + 1}"
-        incident = Incident(name, state.job_id, state.restarts, at, state.step)
+        ran = at - state.running if state.running is not None else 0.0
+        incident = Incident(name, state.job_id, state.restarts, at, state.step, ran=ran)
     incident = mark(replace(incident, stage=Stage.EXAMINING, **about), at, "seen", words)  # type: ignore[arg-type]
     state = replace(state, incident=found(incident, at, faults))
     incident = state.incident
@@ -185,7 +186,8 @@ def _budget(state: State, incident: Incident, at: float) -> Step:
     state = replace(state, progress=max(progress, state.progress), no_progress=stuck, spared=spared)
     if stuck > state.policy.max_without_progress:
         last = incident.diagnosis.words if incident.diagnosis else ""
-        words = f"restarted {times(stuck - 1)} without progress beyond step {progress}; last: {last}"
+        beyond = f" beyond step {progress}" if progress >= 0 else ""
+        words = f"restarted {times(stuck - 1)} without progress{beyond}; last: {last}"
         words += isolating.or_the_checks(incident.diagnosis)
         return stop(state, at, words, HELD)
     delay = min(state.policy.backoff * 2.0 ** (stuck - 1), state.policy.backoff_cap) if stuck else 0.0
@@ -260,6 +262,7 @@ def new_attempt(state: State, job_id: int, restarts: int) -> State:
         job_id=job_id,
         restarts=restarts,
         starts=state.starts + (1 if fresh else 0),
+        running=None if fresh else state.running,
         launched=False if fresh else state.launched,
         launch=0 if fresh else state.launch,
         healed=0 if fresh else state.healed,

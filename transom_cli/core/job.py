@@ -23,11 +23,19 @@ FORGETTING = 30.0  # seconds in which the nodes report to a slurmctld that was s
 SPARES_WAIT = 5.0  # seconds in which a restarted job would start if there were nodes for its spares too
 # Slurm's words for a job that waits for its release after a submission of ours, or a restart.
 _OUR_HOLDS = ("JobHeldUser", "job_requeued_in_held_state")
+_HOLDS = {
+    "JobHeldUser": "the job is held in Slurm, not by transom",
+    "JobHeldAdmin": "an administrator holds the job in Slurm",
+    "job_requeued_in_held_state": "the job was requeued and held in Slurm, not by transom",
+}
 _LAUNCH_FAILURE = "JobLaunchFailure"
 _BY_ACCOUNTING = ", as accounting tells"
 _LAST_SIGNAL = 31  # of those that a kernel or a person sends; Slurm's own 53 tells that there was no log, or no folder
 # Slurm's words for a pending job that can never start with these exclusions.
-_IMPOSSIBLE = ("ReqNodeNotAvail", "BadConstraints", "PartitionNodeLimit", "Requested node configuration")
+_IMPOSSIBLE = (
+    *("ReqNodeNotAvail", "BadConstraints", "PartitionNodeLimit", "Requested node configuration"),
+    "Nodes_required_for_job_are_DOWN",
+)
 _UNFIT = "BadConstraints"  # it sets the priority to 0, as a hold does, until the exclusions are changed
 
 
@@ -74,7 +82,8 @@ def seen(state: State, e: ev.JobSeen) -> Step:
     if e.state == "PENDING":
         return _pending(state, e)
     if e.state == "RUNNING":
-        state = replace(state, let_go=state.attempt, rolled_back="")
+        running = state.running if state.running is not None else e.at
+        state = replace(state, let_go=state.attempt, rolled_back="", running=running)
         if before != "RUNNING" and state.incident is not None and state.incident.stage is Stage.STARTING:
             incident = inc.mark(state.incident, e.at, "running", f"job runs on {several(len(e.nodes), 'node')}")
             state = replace(state, incident=incident)
@@ -124,6 +133,8 @@ def _pending(state: State, e: ev.JobSeen) -> Step:
 def _held_by_slurm(state: State, e: ev.JobSeen) -> str:
     if e.reason.startswith(_UNFIT) and state.excluded:
         return f"Slurm finds no nodes for the job but those that are kept away: {', '.join(state.excluded)}"
+    if e.reason in _HOLDS:
+        return f"{_HOLDS[e.reason]} ({e.reason})"
     return f"Slurm holds the job: {e.reason or 'held'}"
 
 
@@ -190,9 +201,9 @@ def requeued_behind(state: State, e: ev.JobSeen) -> Step:
     incident = inc.mark(incident, e.at, "seen", words)
     lost = dict.fromkeys((*known, *e.lost_nodes))
     bad = tuple(n for n in lost if n in state.nodes and n not in state.excluded) if e.state == "PENDING" else ()
-    kept, left = bad[: isolating.room(state, e.at)], bad[isolating.room(state, e.at) :]
-    if left:
-        incident = inc.mark(incident, e.at, "capped", f"{', '.join(left)} not excluded: the cap is reached")
+    kept, spared = _kept_away(state, bad, known, e.at)
+    if spared:
+        incident = inc.mark(incident, e.at, "capped", spared)
     if kept:
         incident = inc.mark(incident, e.at, "isolated", f"{', '.join(kept)} excluded")
     state = replace(state, incident=incident, phase=Phase.RECOVERING, since=e.at)
@@ -203,10 +214,27 @@ def requeued_behind(state: State, e: ev.JobSeen) -> Step:
         new = tuple(Exclusion(n, e.at, until, "excluded", name, _LOST, "node_lost") for n in kept)
         state = isolating.count(replace(state, exclusions=(*state.exclusions, *new)), e.at, len(new))
         step = (state, ())
-    if e.state == "PENDING" and (kept or not e.held):
-        step = patch(state, start=not e.held)
+    rush = not e.held and not spared  # on nodes that were called down something of the old start may live
+    if e.state == "PENDING" and (kept or rush):
+        step = patch(state, start=rush)
     step = both(step, seen(step[0], e))
     return both(step, release(step[0])) if forgotten else step
+
+
+def _kept_away(state: State, bad: tuple[str, ...], known: tuple[str, ...], at: float) -> tuple[tuple[str, ...], str]:
+    """Of nodes that Slurm calls down, those that are excluded, and in words why others are not.
+
+    All of a job's nodes at once are a switch, a slurmctld that has not heard of them yet, or an administrator at work:
+    nothing tells which of them is bad, if one is. So with more than the cap; but what failed its probes did so itself.
+    """
+    room = isolating.room(state, at)
+    whole = len(state.nodes) > 1 and set(bad) >= set(state.nodes)
+    if not whole and len(bad) <= room:
+        return bad, ""
+    kept = tuple(n for n in bad if n in known)[:room]
+    left = ", ".join(n for n in bad if n not in kept)
+    why = "all of the job's nodes are down at once" if whole else "the cap is reached"
+    return kept, f"{left} not excluded: {why}" if left else ""
 
 
 def _by_launcher(e: ev.JobSeen) -> bool:
@@ -229,13 +257,16 @@ def finish(state: State, at: float) -> Step:
     return order(state, Cancel(f"{FINISH}{state.attempt}", state.job_id))
 
 
+def _scancel(by: str = "", told: str = "") -> str:
+    return f"the job was cancelled in Slurm{f' by {by}' if by else ''} (scancel){told}"
+
+
 def _ended(state: State, e: ev.JobSeen, by: str = "", told: str = "") -> Step:
     """by: who cancelled it. told: by whom that was told, where not by Slurm's controller."""
     if e.state == "COMPLETED" or state.phase is Phase.FINISHING:  # the launcher's word that all ranks are done stands
         return over(state, e.at, Phase.DONE, "", 0)
     if e.state == "CANCELLED":
-        who = f" by {by}" if by else ""
-        return over(state, e.at, Phase.STOPPED, f"the job was cancelled in Slurm{who} (scancel){told}", 130)
+        return over(state, e.at, Phase.STOPPED, _scancel(by, told), 130)
     if not starting(state) and state.incident is not None and state.incident.ended:
         return state, ()
     words = f"the job ended: {e.state}" + (f", exit code {e.exit_code}" if e.exit_code is not None else "")
@@ -255,6 +286,8 @@ def gone(state: State, e: ev.JobGone) -> Step:
         return over(state, e.at, inc.final_phase(state), state.verdict, state.exit_code or 1)
     if state.phase is Phase.FINISHING:
         return over(state, e.at, Phase.DONE, "", 0)
+    if e.cancelled:
+        return over(state, e.at, Phase.STOPPED, _scancel(), 130)
     if e.ended:
         end = ev.JobSeen(e.at, e.job_id, state.restarts, e.ended, exit_code=e.exit_code, exit_signal=e.exit_signal)
         return _ended(replace(state, slurm_state=e.ended, slurm_reason=""), end, e.by, _BY_ACCOUNTING)

@@ -9,7 +9,7 @@ from transom_cli.core.category import category_of
 from transom_cli.core.decided import Decided, Taken
 from transom_cli.core.diagnose import REPORTED, TOLD_BY_CODE, first_bad
 from transom_cli.core.fingerprint import fingerprint
-from transom_cli.core.policy import STOP, Facts, Verdict, decide_by
+from transom_cli.core.policy import STOP, Facts, Verdict, decide_by, root_line
 from transom_cli.core.state import Diagnosis, Incident, State
 
 _BY_LINE = ("rank_failed", "rank_killed", "job_failed", "user_error")  # causes that the log of a rank explains
@@ -29,8 +29,16 @@ def judged(diagnosis: Diagnosis | None, incident: Incident, state: State, at: fl
         return replace(diagnosis, decided=Decided("", "", facts.category, facts.fingerprint))
     decided = Decided(verdict.rule, verdict.action, facts.category, facts.fingerprint, verdict.evidence)
     stops = verdict.action == STOP
-    words = f"{diagnosis.words}; {verdict.evidence}" if stops else diagnosis.words
+    words = _stopped(diagnosis.words, verdict.evidence, facts) if stops else diagnosis.words
     return replace(diagnosis, words=words, restart=not stops, decided=decided)
+
+
+def _stopped(words: str, evidence: str, facts: Facts) -> str:
+    """With which rule stops, and nothing twice: the root line mostly stands in the diagnosis, and all that a launcher
+    has judged in what it said."""
+    line = root_line(facts)
+    told = evidence.replace(line, "") if line and facts.line in words else evidence
+    return words if told in words else f"{words}; {told}"
 
 
 def _stopped_by_launcher(incident: Incident, facts: Facts) -> Verdict | None:

@@ -154,8 +154,14 @@ def _words(rule: Rule, facts: Facts, action: str, times: int) -> str:
     often = f", for the {times + 1}. time{_span(rule)}" if rule.budget is not None else ""
     if action != STOP:
         return "" if rule.source == DEFAULT else f"{action}, by rule `{rule.name}`{_of(rule)}{often}"
-    line = f': "{facts.line[:_LINE]}"' if facts.line else ""
-    return f"stopped by rule `{rule.name}`{_of(rule)}: {facts.category or facts.cause or facts.reported}{line}{often}"
+    kind = facts.category if facts.category != _UNKNOWN else ""
+    kind = kind or facts.cause or facts.reported or facts.category
+    return f"stopped by rule `{rule.name}`{_of(rule)}: {kind}{root_line(facts)}{often}"
+
+
+def root_line(facts: Facts) -> str:
+    """As a verdict quotes it."""
+    return f': "{facts.line[:_LINE]}"' if facts.line else ""
 
 
 def _of(rule: Rule) -> str:

@@ -21,6 +21,7 @@ others do: in many trainers rank 0 alone beats. A beat with an old step number i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -47,6 +48,7 @@ __all__ = [
     "QuietState",
     "RanksBack",
     "RanksQuiet",
+    "due",
     "expect",
     "start",
     "watch",
@@ -88,6 +90,14 @@ def watch(
     state = replace(state, limit=_limit(state, limits))
     state, ranks = _judge_ranks(state, limits.node_silent)
     return state, (*first, *nodes, *ranks)
+
+
+def due(state: QuietState, limits: QuietLimits) -> float:
+    """Seconds from the last look until a silence that goes on is judged anew; inf: there is none, or it was judged."""
+    at = [s.arrived + wait for s in state.sources.values() for wait in (limits.node_silent / 2, limits.node_silent)]
+    if not state.quiet:
+        at.append(min((p.moved for p in state.pulses.values() if p.judged), default=math.inf) + state.limit)
+    return min((then - state.clock for then in at if then > state.clock), default=math.inf)
 
 
 def _newest_launch(

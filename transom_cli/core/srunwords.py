@@ -15,6 +15,14 @@ _LINE = re.compile(r"^srun: error: (?P<node>[\w.-]+): tasks? (?P<tasks>[\d,-]+):
 _UNBORN = re.compile(r"^srun: error: task (?P<task>\d+) launch failed: (?P<why>.+)$")
 _TASKS = 1 << 20  # of one step; a range that is longer is no word of srun's
 _NO_OUTPUT = "could not connect IO"  # the task's log cannot be opened on its node
+# Before it has asked for a step: nothing of this launch has begun. A step's creation that is not answered srun itself
+# goes on asking for, unless the connection is refused.
+_SILENT = re.compile(
+    r"^srun: error: (?P<why>Unable to (?:confirm allocation for|create step for) job \d+: (?P<how>.+))$"
+)
+_AWAY = re.compile(
+    r"unable to contact slurm|connect failure|socket timed out|connection (?:refused|timed out|reset)", re.I
+)
 _CODE = re.compile(r"Exited with exit code (\d+)")
 _SIGNALS = {  # by the words that srun has for them (Linux numbers)
     "Killed": 9,
@@ -49,6 +57,12 @@ def task_exits(line: str, wall: float) -> tuple[RankExit, ...]:
     return tuple(
         RankExit(task, match["node"], int(code[1]) if code else None, number, wall) for task in _expand(match["tasks"])
     )
+
+
+def slurm_is_away(line: str) -> str:
+    """srun's words when it could not even ask for a step, since slurmctld gave no answer; "" for any other line."""
+    match = _SILENT.match(line.strip())
+    return match["why"] if match is not None and _AWAY.search(match["how"]) else ""
 
 
 def _expand(tasks: str) -> list[int]:

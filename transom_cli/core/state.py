@@ -155,6 +155,7 @@ class Incident:
     marks: tuple[Mark, ...] = ()
     result: str = ""  # recovered, stopped, nothing
     ended_at: float | None = None
+    ran: float = 0.0  # seconds that the attempt was seen to run before it began
 
     @property
     def dead(self) -> tuple[str, ...]:
@@ -199,6 +200,7 @@ class State:
     idle_looks: tuple[Look, ...] = ()  # what the probes of such nodes said
     idle_faults: tuple[NodeFault, ...] = ()  # what checks found against them
     batch_host: str = ""
+    running: float | None = None  # when this attempt was first seen to run
     launched: bool = False  # the training step of this attempt was started
     launch: int = 0  # the newest launch of this attempt
     healed: int = 0  # the number of the newest fault that this attempt's launcher took up

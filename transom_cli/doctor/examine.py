@@ -7,6 +7,7 @@ import os
 import pwd
 import resource
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -76,7 +77,7 @@ def _slurm(slurm: Slurm, runner: Runner, drain: Callable[[], DrainSettings]) -> 
     yield symptom.of_versions({name: _version(name) for name in (*NEEDED, *USEFUL) if shutil.which(name)})
     began = time.monotonic()
     try:
-        jobs = slurm.jobs()
+        jobs = [job for job in slurm.jobs() if not job.state.ended]
         took = time.monotonic() - began
         config = symptom.config_of(runner.run(["scontrol", "show", "config"], timeout=PATIENCE))
     except TransomError as error:
@@ -98,11 +99,16 @@ def _drain_ways(drain: Callable[[], DrainSettings]) -> list[DrainWay]:
         return []
     ways = []
     if command:
-        there = shutil.which(command[0]) is not None
-        ways.append(DrainWay(" ".join(command), "" if there else f"no `{command[0]}` here"))
+        ways.append(DrainWay(" ".join(command), symptom.of_command(command, shutil.which(command[0]) is not None)))
     if spool is not None:
-        there = os.access(spool, os.W_OK | os.X_OK)
-        ways.append(DrainWay(f"the spool {spool}", "" if there else "it is not there, or not writable"))
+        try:
+            mode = spool.stat().st_mode
+        except OSError as error:
+            ways.append(DrainWay(f"the spool {spool}", error.strerror or "it is not there"))
+        else:
+            writable = os.access(spool, os.W_OK | os.X_OK)
+            amiss = symptom.of_spool(stat.S_IMODE(mode), writable) if stat.S_ISDIR(mode) else "it is no folder"
+            ways.append(DrainWay(f"the spool {spool}", amiss))
     return ways
 
 
@@ -111,7 +117,7 @@ def _backend(pyslurm: Callable[[], Trial]) -> Iterator[Symptom]:
         found = pyslurm()
     except TransomError:  # the settings are wrong, and are told so above
         return
-    yield symptom.of_pyslurm(found.works, found.why_not, found.detours)
+    yield symptom.of_pyslurm(found.works, found.why_not, found.detours, found.wish)
 
 
 def _admin_level(runner: Runner, user: str) -> str:

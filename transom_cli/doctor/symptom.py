@@ -53,10 +53,16 @@ def of_cluster(config: Mapping[str, str]) -> list[Symptom]:
     return found
 
 
-def of_pyslurm(works: str, why_not: str, detours: Mapping[str, str]) -> Symptom:
-    """Whether the operator speaks to Slurm through pyslurm; by call, why one goes by the command line all the same."""
+def of_pyslurm(works: str, why_not: str, detours: Mapping[str, str], wish: str = "") -> Symptom:
+    """Whether the operator speaks to Slurm through pyslurm; by call, why one goes by the command line all the same.
+
+    wish: the setting that asks for it in so many words.
+    """
+    if not works and not wish:
+        return Symptom("pyslurm", Grade.NOTE, f"not used, Slurm's commands are: {why_not}")
     if not works:
-        return Symptom("pyslurm", Grade.NOTE, f"Slurm's commands do without it: {why_not}")
+        words = f"asked for by {wish}, and not used, Slurm's commands are: {why_not}"
+        return Symptom("pyslurm", Grade.WARN, words, "correct that setting or take it out: docs/slurm.md")
     lacks = "; ".join(f"{call}: {why}" for call, why in sorted(detours.items()))
     return Symptom("pyslurm", Grade.OK, f"{works}. By the commands all the same: {lacks}")
 
@@ -69,6 +75,25 @@ class DrainWay:
     broken: str = ""
 
 
+def of_command(command: Sequence[str], there: bool) -> str:
+    """What keeps a site's command from working: "", where it is there."""
+    if there:
+        return ""
+    if " " in command[0].strip():
+        return f"`{command[0]}` is one word; a command is a list of words, as in docs/sites.md"
+    return f"`{command[0]}` is not here, or not an executable file"
+
+
+def of_spool(mode: int, writable: bool) -> str:
+    """What keeps a folder for requests from working; "" where nothing does. mode: its permissions."""
+    told = f"its mode is {mode:04o}"
+    if not writable:
+        return f"{told}, so that no request can be put there; it should be 1777"
+    if mode & 0o002 and not mode & 0o1000:
+        return f"{told}, so that anybody can take another's request out; it should be 1777"
+    return ""
+
+
 def of_rights(user: str, uid: int, config: Mapping[str, str], admin: str, ways: Sequence[DrainWay] = ()) -> Symptom:
     """Who may drain nodes. admin: the user's AdminLevel in the accounting, "" where that is not known."""
     slurm_user = config.get("SlurmUser", "").partition("(")[0]
@@ -78,9 +103,10 @@ def of_rights(user: str, uid: int, config: Mapping[str, str], admin: str, ways: 
     told = ", then ".join(way.words for way in ways)
     broken = [f"{way.words}: {way.broken}" for way in ways if way.broken]
     if broken:
-        return Symptom("drain", Grade.WARN, f"{user} may not drain nodes, and cannot by {'; '.join(broken)}", _WAYS)
+        words = f"{user} may not drain nodes, and of the site's ways one is amiss: {'; '.join(broken)}"
+        return Symptom("drain", Grade.WARN, words, _WAYS)
     if ways:
-        return Symptom("drain", Grade.OK, f"{user} may not drain nodes; asked is {told}")
+        return Symptom("drain", Grade.OK, f"{user} may not drain nodes; a bad one is drained by asking {told}")
     words = f"{user} may not drain nodes, as is usual: bad ones are excluded from the run's own jobs instead"
     return Symptom("drain", Grade.NOTE, words, f"`transom nodes` is what to show an administrator; {_WAYS}")
 
@@ -123,7 +149,11 @@ def of_versions(versions: Mapping[str, str]) -> Symptom:
     """What each Slurm command says of itself ("": nothing): others than the controller's may speak another protocol."""
     kinds = sorted(set(versions.values()) - {""})
     if not kinds:
-        return Symptom("slurm", Grade.NOTE, "its commands are here, and do not say of which version they are")
+        return Symptom(
+            "slurm",
+            Grade.NOTE,
+            "its commands are here; none tells its version (they do not where they find no slurm.conf)",
+        )
     if len(kinds) == 1:
         return Symptom("slurm", Grade.OK, kinds[0])
     told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))

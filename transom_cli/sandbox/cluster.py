@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import transom_cli
 from transom_cli.errors import SlurmUnreachable, TransomError, UsageError
 from transom_cli.sandbox import accounting, belonging, procs, state
-from transom_cli.sandbox.daemons import daemon_env, log_tail, start_daemon
+from transom_cli.sandbox.daemons import daemon_env, late_view, log_tail, start_daemon
 from transom_cli.sandbox.folder import prepare
 from transom_cli.sandbox.mounts import unmount
 from transom_cli.sandbox.procs import Ident
@@ -168,6 +169,11 @@ class Sandbox:
         known = state.load(self.dir)
         return tuple(known.mounts) if known and known.of_this_boot else ()
 
+    def late(self) -> dict[str, str]:
+        """The folders that `faults.late_files` shows to the nodes late, and how: "3" seconds, or "nfs=30"."""
+        known = state.load(self.dir)
+        return dict(known.late) if known and known.of_this_boot else {}
+
     @property
     def is_up(self) -> bool:
         return any(row.state != "dead" for row in self.daemons())
@@ -266,7 +272,9 @@ class Sandbox:
         else:
             index = self.node_names.index(name)
             stepd = ["-d", f"{self.spec.home}/bin/slurmstepd"] if self.spec.home else []
-            argv, port = [str(tools["slurmd"]), "-N", name, *stepd], known.ports.nodes + index
+            view = late_view(known.late, self._log(f"view-{name}"))
+            env |= {"PYTHONPATH": str(Path(transom_cli.__file__).parents[1])} if view else {}
+            argv, port = [*view, str(tools["slurmd"]), "-N", name, *stepd], known.ports.nodes + index
             (self.dir / "spool" / name).mkdir(mode=0o755, exist_ok=True)
         pid_name = f"slurmd-{name}" if is_node else name
         return start_daemon(
@@ -287,7 +295,7 @@ class Sandbox:
         procs.freeze_then_kill(everything)
         for mounted in (*known.mounts, *known.disks):
             unmount(Path(mounted))
-        known.daemons, known.disks, known.mounts = {}, [], []
+        known.daemons, known.disks, known.mounts, known.late = {}, [], [], {}
         state.save(self.dir, known)
 
 

@@ -6,8 +6,9 @@ import os
 import secrets
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from transom_cli.errors import TransomError
@@ -20,6 +21,7 @@ from transom_cli.sandbox.tools import search_path
 # below the kernel's usual range for outgoing connections (32768-60999), so that none of those takes a port first
 _PORTS = range(20000, 32000)
 _START_TIMEOUT_S = 15.0
+NFS = "nfs="  # before the seconds of a view that is asked anew where one of NFS is
 
 
 def daemon_env(where: Path, cluster: str, node: str = "", first: str = "") -> dict[str, str]:
@@ -32,6 +34,12 @@ def daemon_env(where: Path, cluster: str, node: str = "", first: str = "") -> di
         MARK: cluster,
     }
     return {**env, MARK_NODE: node} if node else env
+
+
+def late_view(late: Mapping[str, str], log: Path) -> list[str]:
+    """What goes before a node's slurmd so that it and its jobs see these folders late, and how: see `stale_view`."""
+    view = [sys.executable, "-m", "transom_cli.sandbox.stale_view"]
+    return [word for folder, how in late.items() for word in (*view, how, folder, str(log))]
 
 
 def free_ports(nodes: int) -> Ports:

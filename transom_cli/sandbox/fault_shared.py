@@ -28,7 +28,7 @@ def share_disk(sb: Sandbox, where: Path) -> None:
     where = where.expanduser().absolute()
     if str(where) in served(sb):
         return
-    _check_fuse(where)
+    check_fuse(where)
     where.mkdir(parents=True, exist_ok=True)
     _flag(sb, where).unlink(missing_ok=True)
     log = sb.dir / "log" / f"disk-{_key(where)}.log"
@@ -94,7 +94,7 @@ def served(sb: Sandbox) -> dict[str, str]:
     return told
 
 
-def _check_fuse(where: Path) -> None:
+def check_fuse(where: Path) -> None:
     missing, hint = "", "sudo apt-get install --no-install-recommends fuse3"
     if not Path("/dev/fuse").exists():
         missing, hint = (

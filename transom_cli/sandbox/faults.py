@@ -19,6 +19,7 @@ from transom_cli.sandbox.fault_jobs import (
     stop_agent,
     stop_launcher,
 )
+from transom_cli.sandbox.fault_late import fresh_files, late_files
 from transom_cli.sandbox.fault_nodes import (
     cont_controller,
     cont_node,
@@ -52,6 +53,7 @@ __all__ = [
     "cont_rank",
     "fill_disk",
     "free_disk",
+    "fresh_files",
     "heal",
     "jump_clock",
     "kill_agent",
@@ -59,6 +61,7 @@ __all__ = [
     "kill_launcher",
     "kill_node",
     "kill_rank",
+    "late_files",
     "readonly_disk",
     "reset_clock",
     "restore_node",
@@ -108,6 +111,8 @@ def active(sb: Sandbox) -> list[Active]:
     found += [Active(f"{disk} is a small disk", f"free-disk --unmount {disk}") for disk in sb.disks()]
     alive = served(sb)
     found += [Active(*_disk_words(disk, alive.get(disk, "dead"))) for disk in sb.mounts()]
+    for folder, how in sb.late().items():
+        found.append(Active(f"the nodes see {folder} late ({how} s)", f"fresh-files {folder}"))
     for host, wrong in offsets(sb).items():
         if wrong:
             found.append(Active(f"the clock of {host} is wrong by {wrong:+g} s", f"reset-clock --host {host}"))
@@ -173,6 +178,8 @@ def heal(sb: Sandbox) -> None:
         restore_node(sb, node, undrain=True)
     if not wait_until(no_jobs, 60.0, every_s=0.3):
         raise TransomError("Jobs are left in the sandbox", sb.slurm("squeue"), "transom sandbox down, then up")
+    for folder in map(Path, sb.late()):
+        fresh_files(sb, folder)
     for disk in map(Path, sb.mounts()):
         unshare_disk(sb, disk)
     for disk in map(Path, sb.disks()):

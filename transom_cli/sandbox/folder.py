@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import transom_cli
+from transom_cli.errors import TransomError
 from transom_cli.sandbox import accounting, belonging, conf, procs, state
 from transom_cli.sandbox.daemons import free_ports
 from transom_cli.sandbox.release.known import ReleaseHome
@@ -20,8 +21,20 @@ from transom_cli.sandbox.tools import find_tools, slurm_release
 _JOB_IDS_PER_START = 10_000
 
 
+def _user_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError as error:
+        raise TransomError(
+            "Slurm runs as a user with a name, and this one has none",
+            f"user id {os.geteuid()} is in no user database that this machine asks",
+            "in a container: add the user to its /etc/passwd",
+        ) from error
+
+
 def prepare(spec: SandboxSpec, old: State | None) -> State:
     """Clear what an earlier start left, processes and files, and write the new one's configuration."""
+    user = _user_name()
     if old is not None:
         procs.freeze_then_kill(lambda: belonging.of_sandbox(old.cluster))
     for entry in spec.dir.iterdir():
@@ -33,7 +46,7 @@ def prepare(spec: SandboxSpec, old: State | None) -> State:
         spec=spec,
         ports=free_ports(spec.nodes),
         uid=os.geteuid(),
-        user=pwd.getpwuid(os.geteuid()).pw_name,
+        user=user,
         boot=procs.boot_id(),
     )
     state.save(spec.dir, known)

@@ -1,86 +1,145 @@
-"""`python -m transom_cli.sandbox.stale_view SECONDS FOLDER COMMAND...`: COMMAND sees FOLDER as it was SECONDS ago.
+"""`python -m transom_cli.sandbox.stale_view HOW FOLDER LOG COMMAND...`: COMMAND sees FOLDER as it was some time ago.
 
 As a client of a network file system that keeps attributes, names and contents for a while: what others change shows
 late, each file and folder by itself; what COMMAND changes it sees at once. It runs in a mount namespace of its own, so
-that all others see the folder as it is. Needs root and FUSE.
+that all others see the folder as it is. HOW is "3" for three seconds, "nfs=30" for thirty but where a client of NFS
+asks the server anew. The view ends with COMMAND where LOG is `-`; else it stays until it is killed,
+for a daemon that goes to the background, and its words go to the file LOG. Needs root and FUSE.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import mfusepy
 
+from transom_cli.sandbox.daemons import NFS
 from transom_cli.sandbox.disk_server import NAME, Covered
 
 T = TypeVar("T")
 PATIENCE = 15.0  # seconds for the mount
+WITH_COMMAND = "-"
 _INSIDE = "--inside"
 _PR_SET_PDEATHSIG = 1
 
 
-class Stale(Covered):
-    """Answers are kept for `seconds`, and so are refusals: a file that was not there is not there for a while."""
+@dataclass(frozen=True)
+class _Opened:
+    fd: int
+    size: int  # as told then, in bytes
 
-    def __init__(self, folder: str, seconds: float) -> None:
+
+class Stale(Covered):
+    """Answers are kept for `seconds`, and so are refusals: a file that was not there is not there for a while.
+
+    opens_anew: as Linux' NFS does it (close-to-open). A file that is known to be there, and a folder, is asked for anew
+    when it is opened; what was not there is looked for again in a folder that is opened, or changed by this client.
+    """
+
+    def __init__(self, folder: str, seconds: float, *, opens_anew: bool) -> None:
         super().__init__(folder, Path("/nonexistent"))
-        self._seconds = seconds
+        self._seconds, self._opens_anew = seconds, opens_anew
         self._kept: dict[tuple[str, str], tuple[float, object]] = {}
-        self._sizes: dict[int, int] = {}  # of files open for reading: of as many bytes others have told us
+        self._reading: dict[int, tuple[str, float, int]] = {}  # open files: path, and when it had how many bytes
 
     def _stale(self, what: str, path: str, ask: Callable[[], T]) -> T:
-        at, kept = self._kept.get((what, path), (float("-inf"), None))
-        if time.monotonic() - at >= self._seconds:
-            if what == "file" and isinstance(kept, int):
-                os.close(kept)
+        self._sweep()
+        if (what, path) not in self._kept:
+            answer: object
             try:
-                kept = ask()
+                answer = ask()
             except OSError as error:
-                kept = error
-            self._kept[what, path] = (time.monotonic(), kept)
+                answer = error
+            self._kept[what, path] = (time.monotonic(), answer)
+        _, kept = self._kept[what, path]
         if isinstance(kept, OSError):
             raise OSError(kept.errno, kept.strerror)
         return kept  # type: ignore[return-value]
 
+    def _sweep(self) -> None:
+        """Forget what is too old. They are in the order of their times."""
+        limit = time.monotonic() - self._seconds
+        while self._kept and next(iter(self._kept.values()))[0] <= limit:
+            self._forget(*next(iter(self._kept)))
+
+    def _forget(self, what: str, path: str) -> None:
+        _, kept = self._kept.pop((what, path), (0.0, None))
+        if isinstance(kept, _Opened):
+            os.close(kept.fd)
+
+    def _written(self, path: str) -> None:
+        """By this client itself, which then knows better of this file; not of the folder that it is in."""
+        self._forget("file", path)
+        self._forget("attributes", path)
+        for fh in [fh for fh, (name, _, _) in self._reading.items() if name == path]:
+            self._reading[fh] = (path, float("-inf"), 0)
+
     def _changed(self, *paths: str) -> None:
-        """By this client itself, which then knows better."""
+        """A name, by this client itself: as one of NFS it asks for the whole folder again then."""
         for path in paths:
-            for what, name in (("attributes", path), ("names", str(Path(path).parent)), ("file", path)):
-                _, kept = self._kept.pop((what, name), (0.0, None))
-                if what == "file" and isinstance(kept, int):
-                    os.close(kept)
+            self._written(path)
+            self._forget("names", path)
+            self._look_anew(str(Path(path).parent))
+
+    def _look_anew(self, folder: str) -> None:
+        self._forget("names", folder)
+        if self._opens_anew:
+            missing = [key for key, (_, kept) in self._kept.items() if isinstance(kept, OSError)]
+            for what, path in missing:
+                if str(Path(path).parent) == folder:
+                    self._forget(what, path)
+
+    def opendir(self, path: str) -> int:
+        if self._opens_anew:
+            self._look_anew(path)
+        return 0
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
-        if fh is not None and fh not in self._sizes:
+        if fh is not None and fh not in self._reading:
             return super().getattr(path, fh)
         return self._stale("attributes", path, lambda: super(Stale, self).getattr(path))
 
     def readdir(self, path: str, fh: int) -> list[tuple[str, dict[str, int], int]]:
         return self._stale("names", path, lambda: super(Stale, self).readdir(path, fh))
 
+    def _open_kept(self, path: str) -> _Opened:
+        """With its attributes anew: what a client reads is never older than what it was told of it."""
+        self._forget("attributes", path)
+        fd = os.open(self._below + path, os.O_RDONLY)
+        told = self._stale("attributes", path, lambda: super(Stale, self).getattr(path, fd))
+        return _Opened(fd, int(told["st_size"]))
+
     def open(self, path: str, flags: int) -> int:
         if flags & (os.O_WRONLY | os.O_RDWR):
-            self._changed(path)
+            self._written(path)
             return super().open(path, flags)
-        first = self._stale("file", path, lambda: os.open(self._below + path, os.O_RDONLY))
-        size = int(self.getattr(path)["st_size"])
-        here = os.open(f"/proc/self/fd/{first}", os.O_RDONLY)  # the file that had the name then, if it is gone too
-        self._sizes[here] = size
+        if self._opens_anew:
+            self._forget("file", path)
+        first = self._stale("file", path, lambda: self._open_kept(path))
+        here = os.open(f"/proc/self/fd/{first.fd}", os.O_RDONLY)  # the file that had the name then, if it is gone too
+        self._reading[here] = (path, time.monotonic(), first.size)
         return here
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
-        most = self._sizes.get(fh, offset + size)
+        if fh not in self._reading:
+            return super().read(path, size, offset, fh)
+        name, at, most = self._reading[fh]
+        if time.monotonic() - at >= self._seconds:
+            most = os.fstat(fh).st_size
+            self._reading[fh] = (name, time.monotonic(), most)
         return super().read(path, max(0, min(size, most - offset)), offset, fh)
 
     def release(self, path: str, fh: int) -> int:
-        self._sizes.pop(fh, None)
+        self._reading.pop(fh, None)
         return super().release(path, fh)
 
     def create(self, path: str, mode: int, fi: Any = None) -> int:
@@ -88,11 +147,11 @@ class Stale(Covered):
         return super().create(path, mode, fi)
 
     def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
-        self._changed(path)
+        self._written(path)
         return super().write(path, data, offset, fh)
 
     def truncate(self, path: str, length: int, fh: int | None = None) -> int:
-        self._changed(path)
+        self._written(path)
         return super().truncate(path, length, fh)
 
     def mkdir(self, path: str, mode: int) -> int:
@@ -120,29 +179,37 @@ class Stale(Covered):
         return super().symlink(target, source)
 
     def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
-        self._changed(path)
+        self._written(path)
         return super().utimens(path, times)
 
 
-def _serve(folder: str, seconds: float) -> None:
-    """Until whoever asked for it is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _serve(folder: str, how: str, log: str) -> None:
+    """Until whoever asked for it is gone, or for good."""
+    if log == WITH_COMMAND:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        nothing, words = os.open("/dev/null", os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for there, here in ((nothing, 0), (words, 1), (words, 2)):
+            os.dup2(there, here)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each file that was read is kept open for a while
     timeouts = {"attr_timeout": 0.0, "entry_timeout": 0.0, "negative_timeout": 0.0}  # the kernel's own cache: none
     options = {**timeouts, "allow_other": True, "default_permissions": True}
     if mfusepy.fuse_version_major < 3:
         options["nonempty"] = True
-    mfusepy.FUSE(Stale(folder, seconds), folder, foreground=True, nothreads=True, fsname=NAME, use_ino=True, **options)
+    view = Stale(folder, float(how.removeprefix(NFS)), opens_anew=how.startswith(NFS))
+    mfusepy.FUSE(view, folder, foreground=True, nothreads=True, fsname=NAME, use_ino=True, **options)
 
 
 def main(argv: list[str]) -> None:
     if argv[0] != _INSIDE:
         again = [sys.executable, "-m", "transom_cli.sandbox.stale_view", _INSIDE, *argv]
         os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", *again])
-    seconds, folder, command = float(argv[1]), argv[2], argv[3:]
+    how, folder, log, command = argv[1], argv[2], argv[3], argv[4:]
     before = os.stat(folder).st_dev  # noqa: PTH116
     if os.fork() == 0:
         try:
-            _serve(folder, seconds)
+            _serve(folder, how, log)
         finally:
             os._exit(1)
     end = time.monotonic() + PATIENCE

@@ -26,7 +26,8 @@ class State:
     """``cluster`` is unique among all sandboxes: it is how our processes are told from another's.
 
     ``generation`` counts the starts in this folder: job ids of one start are never those of an earlier one.
-    ``disks`` are the small file systems that a fault mounted, ``mounts`` the folders that a server of ours serves.
+    ``disks`` are the small file systems that a fault mounted, ``mounts`` the folders that a server of ours serves,
+    ``late`` those that every node sees late, and how (`stale_view`).
     """
 
     cluster: str
@@ -39,6 +40,7 @@ class State:
     daemons: dict[str, Ident] = field(default_factory=dict)
     disks: list[str] = field(default_factory=list)
     mounts: list[str] = field(default_factory=list)
+    late: dict[str, str] = field(default_factory=dict)
 
     @property
     def of_this_boot(self) -> bool:
@@ -64,6 +66,7 @@ def load(where: Path) -> State | None:
             daemons={name: Ident(**ident) for name, ident in raw["daemons"].items()},
             disks=raw["disks"],
             mounts=raw.get("mounts", []),  # an earlier version wrote none
+            late=raw.get("late", {}),
         )
     except FileNotFoundError:
         return None
@@ -77,7 +80,7 @@ def load(where: Path) -> State | None:
         raise TransomError(
             f"The sandbox's state file cannot be read: {path}",
             f"{type(error).__name__}: {error}",
-            f"When nothing of it runs any more: rm -r {where}",
+            f"When nothing of it runs any more: rm {path}",
         ) from error
 
 
@@ -94,6 +97,7 @@ def save(where: Path, state: State) -> None:
         "daemons": {name: asdict(ident) for name, ident in state.daemons.items()},
         "disks": state.disks,
         "mounts": state.mounts,
+        "late": state.late,
     }
     write_private(where / STATE_FILE, json.dumps(document, indent=1) + "\n")
 

@@ -36,6 +36,7 @@ _JOB = re.compile(
 )
 _COMMENT = re.compile(r".* Comment=(.*?) (?:StdErr|StdIn|StdOut|Power)=", re.DOTALL)
 _SACCT = re.compile(r"^(\d+)\|([^|\n]+)\|(\d+:\d+)\|([^|\n]*)\|([^|\n]*)\|([^|\n]*)\|", re.MULTILINE)
+_OUTPUT = re.compile(r".* StdOut=(.*?)(?: Power=.*)?$", re.DOTALL)  # Slurm puts no free text behind it
 _NODE_REASON = re.compile(r" Reason=(.*?)(?: \[(\S+)@[^\]\s]+\])?(?: Comment=.*)?$", re.DOTALL)
 _SHORT_STATES = {
     "PD": "PENDING", "R": "RUNNING", "S": "SUSPENDED", "CD": "COMPLETED", "CA": "CANCELLED", "F": "FAILED",
@@ -209,7 +210,7 @@ def parse_show_job(text: str) -> Job:
     if not found:
         raise nonsense(text, reading)
     body = dict(re.findall(r"(\S+?)=(\S*)", found["body"]))
-    comment = _COMMENT.match(found["tail"])
+    comment, output = _COMMENT.match(found["tail"]), _OUTPUT.match(found["tail"].strip())
     try:
         raw = {"Id": found["id"], "Name": found["name"], "User": found["user"], "State": body["JobState"],
                "Comment": comment[1] if comment else "", "Reason": body["Reason"], "Priority": body["Priority"],
@@ -221,7 +222,10 @@ def parse_show_job(text: str) -> Job:
         cpus = body.get("CPUs/Task", "")
         job = make_job(raw, _exit(body["ExitCode"]), excluded, reading)
         return replace(
-            job, cpus_per_task=int(cpus) if cpus.isdecimal() else 1, start=expected_start(job, body["StartTime"])
+            job,
+            cpus_per_task=int(cpus) if cpus.isdecimal() else 1,
+            output=_value(output[1].strip()) if output else "",
+            start=expected_start(job, body["StartTime"]),
         )
     except (ValueError, KeyError, AttributeError) as error:
         raise nonsense(text, reading) from error

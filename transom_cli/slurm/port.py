@@ -87,6 +87,7 @@ class Job:
     comment: str = ""  # carries our tag, see `tag`
     partition: str = ""
     user: str = ""
+    output: str = ""  # the file of its batch script's output, as Slurm tells it; from `job` only
     start: str = ""  # when Slurm expects a pending one to start, as it prints it; for people; from `job` only
 
 

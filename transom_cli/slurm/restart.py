@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from transom_cli.slurm.ending import accounted_end, user_name
+from transom_cli.slurm.known import still_there
 from transom_cli.slurm.port import (
     Job,
     JobCancelled,
@@ -26,7 +27,7 @@ from transom_cli.slurm.port import (
     Submission,
 )
 from transom_cli.slurm.successor import exclusions, find_successors, submit_successor
-from transom_cli.slurm.tags import says_held, tag_of
+from transom_cli.slurm.tags import is_anothers, says_held, tag_of
 
 POLL = 0.15  # seconds between two looks at a job that is completing
 SETTLE = 1.5  # seconds between the end of the old start and the new one: 1 s, and room for clocks that differ
@@ -122,12 +123,15 @@ class _Restart:
     def run(self) -> RestartResult:
         request = self.request
         successors = self._successors()
-        try:
+        job: Job | None = None
+        with contextlib.suppress(NoSuchJob):
             job = self.slurm.job(request.job_id)
-        except NoSuchJob:
+        if job is None or is_anothers(job.comment, request.tag):
             if not successors:
                 self._require_uncancelled()
             return self._succeed(None, successors)
+        if request.tag in job.comment.split():
+            raise self._counted_anew((job,))
         if successors and not self._goes_on(job, successors[0]):
             return self._succeed(job, successors)
         for extra in successors:
@@ -243,7 +247,7 @@ class _Restart:
                 self.slurm.set_comment(job.job_id, tag_of(job.comment))
 
     def _exclusions(self, job: Job | None) -> tuple[str, ...]:
-        return exclusions(job, self.request.exclude, self.request.drop)
+        return still_there(self.slurm, exclusions(job, self.request.exclude, self.request.drop))
 
     def _successors(self) -> tuple[Job, ...]:
         return find_successors(self.slurm, self.request.tag, self.request.job_id)
@@ -257,9 +261,12 @@ class _Restart:
             # A submission that we gave up waiting for may have been taken after all: it is held, and stays so.
             successors = self._successors() or (self.slurm.job(submitted),)
         successor = successors[0]
+        if successor.job_id <= self.request.job_id:
+            raise self._counted_anew(successors)
         for extra in successors[1:]:
             self.slurm.cancel(extra.job_id)
-        self.slurm.cancel(self.request.job_id)
+        if old is not None:  # a number that Slurm does not know, or has given to another job, is none of ours
+            self.slurm.cancel(self.request.job_id)
         if successor.held and not self._on_purpose(successor):
             self._wait_living_free()
             try:
@@ -267,6 +274,17 @@ class _Restart:
             except NoSuchJob as error:
                 raise _forgotten(f"job {successor.job_id}, which it had taken") from error
         return RestartResult(successor.job_id, successor.restarts, "successor")
+
+    def _counted_anew(self, successors: tuple[Job, ...]) -> SlurmRefused:
+        """Attempts are told apart, and put in order, by the numbers of their jobs: one that comes again would be taken
+        for the old one, and a lower one for an older one."""
+        for job in successors:
+            self.slurm.cancel(job.job_id)
+        after = f"job {successors[0].job_id} was to follow on job {self.request.job_id}"
+        return SlurmRefused(
+            "Slurm counts its jobs anew",
+            f"{after}: slurmctld has lost its state, it seems; a new run goes on from the checkpoints",
+        )
 
     def _wait_living_free(self) -> None:
         """Until the old job holds no living node, but for those that wait for a dead one.

@@ -29,6 +29,8 @@ _UNKNOWN = re.compile(
     re.IGNORECASE,
 )
 _DENIED = re.compile(r"invalid user id|access/permission denied|access denied|user not permitted", re.IGNORECASE)
+_NO_CONF = re.compile(r"could not establish a? ?configuration|unable to establish a? ?configuration", re.IGNORECASE)
+_NO_CLUSTER = re.compile(r"No cluster '|invalid entry for --cluster", re.IGNORECASE)
 _LOOKED_AT = 4096  # characters of an error's words, the last ones
 _NO_JOB = re.compile(r"invalid job id specified", re.IGNORECASE)
 # These would filter or reshape answers behind our back, or, started inside another job, hand that job's
@@ -146,5 +148,14 @@ def classify(argv: Sequence[str], code: int, out: str, err: str) -> TransomError
     if _NO_JOB.search(words):
         return NoSuchJob("Slurm does not know this job (any more)", f"Slurm said: {words}", "sacct -D -j JOBID")
     if _UNKNOWN.search(words[-_LOOKED_AT:]):
-        return SlurmUnknown(f"Slurm did not answer `{command}`", f"Slurm said: {words}", "scontrol ping")
-    return SlurmRefused(what, f"Slurm said: {words}")
+        return SlurmUnknown(f"Slurm did not answer `{command}`", f"Slurm said: {words}", _what_now(words))
+    return SlurmRefused(what, f"Slurm said: {words}", _what_now(words) if _NO_CLUSTER.search(words) else "")
+
+
+def _what_now(words: str) -> str:
+    if _NO_CLUSTER.search(words):
+        told = "`sacctmgr show clusters` lists those that Slurm's database knows; the name comes from --clusters (-M),"
+        return f"{told}\njob.cluster, the script, SBATCH_CLUSTERS or SLURM_CLUSTERS"
+    if _NO_CONF.search(words):
+        return "no slurm.conf is found from here: go to a login node, or `export SLURM_CONF=/path/to/slurm.conf`"
+    return "scontrol ping"

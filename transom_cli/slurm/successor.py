@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from transom_cli.slurm.known import still_there
 from transom_cli.slurm.port import Job, JobCancelled, JobState, Slurm, SlurmUnknown, Submission
 
 
@@ -46,7 +47,7 @@ def resubmit_own_job(slurm: Slurm, submission: Submission, tag: str, job_id: int
         if old.state is JobState.CANCELLED:
             raise JobCancelled(f"Job {job_id} was cancelled", "its state in Slurm is CANCELLED (scancel)")
         first = f"--dependency=afterany:{job_id}"
-        submit_successor(slurm, submission, tag, num_nodes, exclusions(old), first)
+        submit_successor(slurm, submission, tag, num_nodes, still_there(slurm, exclusions(old)), first)
         found = find_successors(slurm, tag, job_id)
     if not found:
         raise SlurmUnknown("Slurm does not show the job that it has just taken", "", "squeue --me")

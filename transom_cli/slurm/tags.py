@@ -7,13 +7,14 @@ transom:<run id>:after-<attempt>       the job that goes on in the place of that
 
 from __future__ import annotations
 
+_OURS = "transom:"
 _AFTER = ":after-"
 _HELD = "held:"
 _LONGEST = 200  # of a reason, in characters
 
 
 def run_tag(run_id: str) -> str:
-    return f"transom:{run_id}"
+    return f"{_OURS}{run_id}"
 
 
 def successor_tag(tag: str, attempt: str) -> str:
@@ -31,10 +32,10 @@ def of_run(comment: str, tag: str) -> bool:
 
 
 def is_anothers(comment: str, tag: str) -> bool:
-    """Whether a job is surely not of this run, though it has the number of one that was: a slurmctld that has lost its
-    state gives the numbers again. A site may take comments away, so a job without one may be anybody's.
+    """Whether a job is surely another run's, though it has the number of one of ours: a slurmctld that has lost its
+    state gives the numbers again. Any other comment says nothing: people change it, and sites take it away.
     """
-    return bool(comment) and not of_run(comment, tag.partition(_AFTER)[0])
+    return tag_of(comment).startswith(_OURS) and not of_run(comment, tag.partition(_AFTER)[0])
 
 
 def succeeds_job(comment: str, tag: str, job_id: int) -> bool:

@@ -14,7 +14,7 @@ MOST = 16  # elements, as each has an operator: a process of about 50 MB on the 
 _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 # They would tell of one element, where the script means all of them.
 _OF_THE_WHOLE = ("SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP")
-_INSTEAD = "leave the line out and start a run for each: for i in 0 1 2; do transom run --detach train.sbatch $i; done"
+_INSTEAD = "leave the line out and start a run for each: for i in 0 1 2; do transom run --detach SCRIPT $i; done"
 
 
 def elements(spec: str, where: str) -> tuple[int, ...]:

@@ -21,11 +21,12 @@ _SCRIPT = """\
 #!/bin/bash
 # The operator of this run. USR1 comes before the time limit: then it leaves, and another job takes its place. At TERM
 # (scancel, a preemption) it leaves without one; `transom attach` starts another.
-again= operator=
+again= left= operator=
 trap 'again=yes; [ -z "$operator" ] || kill -TERM $operator' USR1
-trap '[ -z "$operator" ] || kill -TERM $operator' TERM
+trap 'left=yes; [ -z "$operator" ] || kill -TERM $operator' TERM
 {python} -m transom_cli operate --run-dir {run} &
 operator=$!
+[ -z "$again$left" ] || kill -TERM $operator  # the signal came while there was none to pass it on to
 wait $operator
 code=$?
 while kill -0 $operator 2>/dev/null; do  # a trap ends the wait, not the operator

@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -36,6 +36,7 @@ EVIDENCE = 20.0  # seconds for the stacks of a node's ranks
 FLUSH = 3.0  # seconds for an agent to pass on an order
 LOGS = 5.0  # seconds for the ends of a node's logs to be read
 AT_ONCE = 256  # agents asked at the same time
+RESOLVING = 64  # names asked for at the same time
 
 Answer = dict[str, object]
 
@@ -45,12 +46,12 @@ def addresses(nodes: tuple[str, ...], leave: Callable[[], bool]) -> dict[str, st
 
     A Slurm that does not answer is asked again: no step could start without it, and no rank reach another.
     """
-    unknown = [node for node in nodes if not _ip(node)]
+    unknown = [node for node, ip in _ips(nodes).items() if not ip]
     known = {node: node for node in nodes}
     if unknown:
-        from transom_cli.wiring.slurm import slurm_client
+        from transom_cli.wiring.slurm import launcher_slurm
 
-        slurm, deadline = slurm_client(), time.monotonic() + SLURM_ANSWERS
+        slurm, deadline = launcher_slurm(), time.monotonic() + SLURM_ANSWERS
         clock = lambda: deadline if leave() else time.monotonic()  # noqa: E731
         with contextlib.suppress(TransomError):  # an agent that cannot be reached is told of when it is asked
             answer = ask(lambda: slurm.nodes(unknown), deadline, time.sleep, clock, cap=2.0)
@@ -72,7 +73,8 @@ class Agents:
         self._attempt = attempt
         self._step: subprocess.Popen[bytes] | None = None
         self.addresses = addresses(allocation.nodes, leave)
-        self._ips = {node: _ip(address) for node, address in self.addresses.items()}
+        found = _ips(tuple(set(self.addresses.values())))
+        self._ips = {node: found[address] for node, address in self.addresses.items()}
         self._revival = Revival(allocation, options, attempt, self._lives, journal)
 
     def start(self) -> None:
@@ -201,6 +203,12 @@ class Agents:
                 if time.monotonic() >= deadline or (self._step is not None and self._step.poll() is not None):
                     raise
             time.sleep(0.1)
+
+
+def _ips(names: Sequence[str]) -> dict[str, str]:
+    """Many at a time: a name server that takes 50 ms for a name would have thousands of nodes wait for minutes."""
+    with ThreadPoolExecutor(max(1, min(len(names), RESOLVING)), thread_name_prefix="names") as pool:
+        return dict(zip(names, pool.map(_ip, names), strict=True))
 
 
 def _ip(name: str) -> str:

@@ -19,6 +19,7 @@ from transom_cli.diagnose.logs.hit import Hit
 from transom_cli.diagnose.logs.rule import Level
 from transom_cli.diagnose.unknown.reading import stands_out
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
+from transom_cli.supervise.batchlog import error_in, of_attempt
 from transom_cli.supervise.pastlogs import of_past_runs
 
 SETTLE = 2.0  # seconds for a log on a network file system to show its end
@@ -45,11 +46,18 @@ def candidates(
 
 
 def examine(
-    key: str, run: RunDir, attempt: AttemptDir, rank: int | None, now: float, asked: Sequence[Mapping[str, object]] = ()
+    key: str,
+    run: RunDir,
+    attempt: AttemptDir,
+    rank: int | None,
+    now: float,
+    asked: Sequence[Mapping[str, object]] = (),
+    since: int = 0,
 ) -> Examined:
     """What the rules make of them (`diagnose.logs.cause`), or the last line of the rank that died first.
 
-    The batch script's output counts only when no rank has said anything: it may end with an earlier attempt's error.
+    The batch script's output counts only when no rank has said anything, and of it what is this attempt's
+    (`batchlog.of_attempt`). since: its length, in bytes, when an earlier attempt was over.
     asked: what the nodes' own agents have read (see `agent.logs.read_cause`); only the other logs are read here.
     """
     deadline = time.monotonic() + SETTLE
@@ -57,11 +65,18 @@ def examine(
     while True:
         hits, said = list(heard), dict(last)
         *ranks, batch = candidates(run, attempt, rank, read)
-        for path in (*ranks, batch):
-            data, start = tail_of(path) if path is not batch or not said else (b"", 0)
+        for path in ranks:
+            data, start = tail_of(path)
             if data.strip():
                 hits += hits_of_tail(path, data, start)
                 said[path.name] = last_line(data)
+        if not said:
+            data, start = tail_of(batch)
+            data, start = data[max(0, since - start) :], max(since, start)
+            data = of_attempt(data, attempt.name)
+            if data.strip():
+                hits += hits_of_tail(batch, data, start)
+                said[batch.name] = last_line(error_in(data) or data)
         if said:
             told = _told(now, key, hits, said, rank)
             return (

@@ -18,7 +18,7 @@ from transom_cli.core import quiet
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.diagnose import first_bad
 from transom_cli.core.state import Stage, State
-from transom_cli.files import json_lines
+from transom_cli.files import json_lines, look_anew
 from transom_cli.layout import AttemptDir, RunDir, attempt_name, parse_attempt
 from transom_cli.supervise.beatwatch import BeatWatch
 from transom_cli.supervise.exits import ExitRecords
@@ -64,6 +64,7 @@ class AttemptFollower:
         self._told = (-1, 0.0)  # the step last put in an event, and when
         self._launch: ev.LaunchSeen | None = None
         self._looked = float("-inf")  # at the ranks' own exit records
+        self._anew = float("-inf")  # when it was last asked for files that were not there
         self._ended_since: float | None = None  # when one of them was first seen to tell of a bad end
         self._sign = ""  # the launcher's sign of life, and when it was last seen to change
         self._signed = float("-inf")
@@ -79,6 +80,9 @@ class AttemptFollower:
         return self._watch.tables
 
     def poll(self, now: float, batch_host: str = "") -> Iterator[ev.Event]:
+        if now - self._anew >= LOOK_EVERY:
+            self._anew = now
+            look_anew(self._dir.path)
         for record in self._tail.records():
             told = _from_journal(now, self.name, record)
             if isinstance(told, ev.LaunchSeen):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from transom_cli.core.events import JobGone
 from transom_cli.layout import RunDir, parse_attempt
@@ -27,14 +28,15 @@ class Forgotten:
         if job_id not in self._told:
             self._told[job_id] = self._ask(job_id)
         told = self._told[job_id]
-        return JobGone(self._clock.now(), told.job_id, told.ended, told.exit_code, told.exit_signal, told.by)
+        return replace(told, at=self._clock.now())
 
     def _ask(self, job_id: int) -> JobGone:
         end = accounted_end(self._slurm, self._last(job_id), self._since, run_tag(self._run.run_id))
         if end is None:
             return JobGone(0.0, job_id)
         log.info("job %s is forgotten, and accounting tells: %s", job_id, end)
-        return JobGone(0.0, job_id, end.state.value, end.exit_code, end.exit_signal, user_name(end.by))
+        how = (end.state.value, end.exit_code, end.exit_signal, user_name(end.by))
+        return JobGone(0.0, job_id, False, *how)
 
     def _last(self, job_id: int) -> int:
         """Its launcher, alone, may have submitted another in its place, and cancelled it for that."""

@@ -6,6 +6,7 @@ ActionFailed.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from transom_cli.core import events as ev
 from transom_cli.errors import TransomError
 from transom_cli.health.finding import Finding
 from transom_cli.layout import AttemptDir, RunDir, attempt_name
+from transom_cli.slurm.breaker import NotAsked
+from transom_cli.slurm.known import still_there
 from transom_cli.slurm.port import (
     Job,
     JobState,
@@ -29,11 +32,12 @@ from transom_cli.slurm.port import (
 )
 from transom_cli.slurm.restart import SETTLE, RestartRequest, restart_job
 from transom_cli.slurm.retry import backoff
-from transom_cli.slurm.tags import of_run, run_tag, successor_tag, tag_of
+from transom_cli.slurm.tags import is_anothers, of_run, run_tag, successor_tag, tag_of
 from transom_cli.supervise.clock import Clock
 from transom_cli.supervise.draining import drain, reason
 from transom_cli.supervise.examine import examine
 from transom_cli.supervise.handed import attempt_numbers, newest_handed
+from transom_cli.supervise.outputs import Outputs
 
 _HELD_BY_SUBMISSION = "JobHeldUser"  # Slurm's reason after `sbatch --hold`
 _LAST = 150.0  # seconds in which Slurm starts by itself what it has requeued (its credential lifetime, and a look)
@@ -53,6 +57,7 @@ class Orders:
     resubmit: bool = False  # a restart is a new job
     drain_spool: Path | None = None
     since: float | None = None  # when the run began, in seconds since the epoch, where accounting may be asked of it
+    output_elsewhere: bool = False  # the user's own script says where its output goes
 
     @property
     def tag(self) -> str:
@@ -76,6 +81,7 @@ class Hands:
         self._end = threading.Event()
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="hand")
         self._busy: set[str] = set()
+        self._outputs = Outputs(orders.run)
 
     def do(self, action: act.Action) -> None:
         if action.key in self._busy:
@@ -101,6 +107,8 @@ class Hands:
                 break
             except _Stopped:
                 break  # the next operator finds the action unanswered and goes on where this one was
+            except NotAsked as early:  # it was not answered to another hand
+                self._end.wait(early.seconds)
             except SlurmUnknown as error:
                 tries += 1
                 self._out.put(ev.SlurmLost(self._clock.now(), error.why or error.what))
@@ -122,7 +130,9 @@ class Hands:
             return self._probe(action)
         if isinstance(action, act.Examine):
             attempt = AttemptDir(self._orders.run.attempts / action.attempt)
-            return replace(examine(action.key, self._orders.run, attempt, action.rank, 0.0), at=self._clock.now())
+            since = self._outputs.before(attempt)
+            found = examine(action.key, self._orders.run, attempt, action.rank, 0.0, since=since)
+            return replace(found, at=self._clock.now())
         if isinstance(action, act.Isolate):
             return self._isolate(action)
         if isinstance(action, act.Restart):
@@ -130,6 +140,7 @@ class Hands:
         if isinstance(action, act.Patch):
             return self._patch(action)
         if isinstance(action, act.Release):
+            self._job(action.job_id)
             self._slurm.release(action.job_id)
             return ev.Acted(self._clock.now(), action.key, "released")
         if isinstance(action, act.Cancel):
@@ -156,7 +167,14 @@ class Hands:
         ours = first.reason == _HELD_BY_SUBMISSION and not self._orders.stay_held
         if first.held and ours:
             self._slurm.release(first.job_id)
+        self._show_output(first.job_id)
         return ev.Submitted(self._clock.now(), action.key, first.job_id, released=ours or not first.held)
+
+    def _show_output(self, job_id: int) -> None:
+        """A script's own output is found in the run directory as well. Not worth a try more, nor a failed action."""
+        if self._orders.output_elsewhere:
+            with contextlib.suppress(TransomError, OSError):
+                self._outputs.link(self._slurm.job(job_id), self._orders.submission.options)
 
     def _submitted(self) -> list[Job]:
         """The jobs of the first submission: one that was released already before those still held."""
@@ -165,10 +183,19 @@ class Hands:
 
     def _cancel(self, job_id: int) -> None:
         """The run is to end, and with it a successor that its launcher submitted meanwhile."""
-        self._slurm.cancel(job_id)
+        with contextlib.suppress(NoSuchJob):
+            self._job(job_id)
+            self._slurm.cancel(job_id)
         for job in self._slurm.jobs():
             if of_run(job.comment, self._orders.tag) and job.job_id != job_id and not job.state.ended:
                 self._slurm.cancel(job.job_id)
+
+    def _job(self, job_id: int) -> Job:
+        """NoSuchJob also of one that is not of this run, though it has the number of one that was."""
+        job = self._slurm.job(job_id)
+        if is_anothers(job.comment, self._orders.tag):
+            raise NoSuchJob("Slurm does not know this job (any more)", "its number is another job's now")
+        return job
 
     def _probe(self, action: act.Probe) -> ev.Event:
         self._sleep(action.delay)
@@ -202,6 +229,7 @@ class Hands:
             since=None if went_on else self._orders.since,
         )
         result = restart_job(self._slurm, request, sleep=self._sleep, clock=self._clock.now)
+        self._show_output(result.job_id)
         return ev.Restarted(self._clock.now(), action.key, result.job_id, result.restarts, result.how)
 
     def _sleep(self, seconds: float) -> None:
@@ -212,9 +240,9 @@ class Hands:
     def _patch(self, action: act.Patch) -> ev.Event:
         """Only while the job is pending: once it runs, the exclusions are for the next time."""
         try:
-            job = self._slurm.job(action.job_id)
+            job = self._job(action.job_id)
             keep = [n for n in job.excluded if n not in action.drop]
-            exclude = tuple(dict.fromkeys((*keep, *action.exclude)))
+            exclude = still_there(self._slurm, tuple(dict.fromkeys((*keep, *action.exclude))))
             fewer = action.num_nodes if 0 < action.num_nodes < job.num_nodes else None
             if set(exclude) != set(job.excluded) or fewer:
                 tasks = fewer * self._orders.tasks_per_node if fewer else None
@@ -230,7 +258,7 @@ class Hands:
         """Spare a job that Slurm requeued the wait for its old start's credentials; never one that somebody holds."""
         deadline = self._clock.now() + _LAST
         while self._clock.now() < deadline:
-            job = self._slurm.job(job_id)
+            job = self._job(job_id)
             if job.state is not JobState.PENDING or job.held:
                 return False
             if not job.completing:

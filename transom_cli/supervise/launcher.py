@@ -282,15 +282,15 @@ class Launcher:
     def _start(self, order: ladder.Start) -> None:
         if not self._nodewatch.started:  # only now is it known which nodes stand by
             self._watch_nodes()
+        world = self._options.tasks_per_node * len(order.nodes)
+        where = f"{several(world, 'rank')} on {several(len(order.nodes), 'node')}"
+        logs = self._attempt.logs(order.launch)  # said before srun can say anything (`batchlog.of_attempt`)
+        say(f"transom: launch {order.launch} of attempt {self._attempt.name}: {where}, logs in {logs}")
         argv = self._hands.start(order)
         if argv is None:
             return
-        world = self._options.tasks_per_node * len(order.nodes)
         idle = tuple(n for n in self._allocation.nodes if n not in order.nodes)
         self._journal("launch", nodes=order.nodes, idle=idle, world_size=world, argv=argv, faults=order.faults)
-        where = f"{several(world, 'rank')} on {several(len(order.nodes), 'node')}"
-        logs = self._attempt.logs(order.launch)
-        say(f"transom: launch {order.launch} of attempt {self._attempt.name}: {where}, logs in {logs}")
 
     def _leave(self, order: ladder.Leave) -> None:
         """outcome.json is written last: whoever reads it may believe the rest of the attempt directory."""
@@ -323,9 +323,9 @@ def _budget(health: HealthOptions) -> float:
 
 
 def _slurm() -> Slurm:
-    from transom_cli.wiring.slurm import slurm_client
+    from transom_cli.wiring.slurm import launcher_slurm
 
-    return slurm_client()
+    return launcher_slurm()
 
 
 def main(options: LaunchOptions) -> int:

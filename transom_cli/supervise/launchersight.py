@@ -50,6 +50,8 @@ class Sight:
         """The tasks of the training step: whether they are there, and how they ended."""
         code = step.code  # before the exits: what was written until srun ended is read
         launch = self._state().launch
+        if step.waits:
+            yield ladder.SlurmAway(now, launch, step.waits)
         if not self._state().appeared and self._has_appeared(launch):
             yield ladder.Appeared(now, launch)
         try:

@@ -14,7 +14,8 @@ from transom_cli.health.history.files import write_lift
 from transom_cli.health.history.fold import NodeHistory
 from transom_cli.health.history.records import Lift
 from transom_cli.layout import RunDir
-from transom_cli.slurm.port import Node, Slurm, SlurmDenied, SlurmRefused
+from transom_cli.slurm.known import known_nodes
+from transom_cli.slurm.port import Node, Slurm, SlurmDenied
 from transom_cli.supervise.draining import is_ours
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.sitedrain import withdraw
@@ -82,16 +83,6 @@ def _withdraw(spool: Path, node: str) -> bool:
         return withdraw(spool, node)
     except OSError:
         return False  # it is held to what the user's jobs do then, and grows too old within an hour
-
-
-def known_nodes(slurm: Slurm, names: tuple[str, ...]) -> list[Node]:
-    """Those of the named nodes that Slurm knows: it refuses a whole list for one name that it does not."""
-    if not names:
-        return []
-    try:
-        return slurm.nodes(names)
-    except SlurmRefused:
-        return [node for node in slurm.nodes() if node.name in names]
 
 
 def _tell_runs(history: NodeHistory, nodes: tuple[str, ...], run: str, who: str) -> dict[str, tuple[str, ...]]:

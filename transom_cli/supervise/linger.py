@@ -47,21 +47,21 @@ def linger(run: RunDir, told_to_leave: Callable[[], bool]) -> bool:
 
 def give_up_nodes(allocation: Allocation, given_up: tuple[str, ...]) -> None:
     """Before the end: with a dead node in it the job would hang in COMPLETING until SlurmdTimeout. At best."""
-    from transom_cli.wiring.slurm import slurm_client
+    from transom_cli.wiring.slurm import launcher_slurm
 
     living = tuple(n for n in allocation.nodes if n not in given_up)
     try:
-        slurm_client().shrink(allocation.job_id, living)
+        launcher_slurm().shrink(allocation.job_id, living)
     except TransomError as error:
         say(f"transom: {', '.join(given_up)} stays in the job until Slurm misses it: {error.why or error.what}")
 
 
 def ended_by_slurm(job_id: int) -> bool:
     """Whether the job that is being ended reached its time limit, or was preempted; not when that is not known."""
-    from transom_cli.wiring.slurm import slurm_client
+    from transom_cli.wiring.slurm import launcher_slurm
 
     try:
-        return slurm_client(timeout=10.0).job(job_id).state in (JobState.TIMEOUT, JobState.PREEMPTED)
+        return launcher_slurm(timeout=10.0).job(job_id).state in (JobState.TIMEOUT, JobState.PREEMPTED)
     except TransomError:
         return False
 
@@ -93,9 +93,9 @@ def go_on(
 
     A Slurm that does not answer is asked again, unless an operator is back, which then does it.
     """
-    from transom_cli.wiring.slurm import slurm_client
+    from transom_cli.wiring.slurm import launcher_slurm
 
-    slurm = slurm_client()
+    slurm = launcher_slurm()
     handed = _patiently(lambda: _hand_on(slurm, run, allocation, wanted), run, told_to_leave)
     if isinstance(handed, str):
         journal(RECORD, words=handed)
@@ -132,13 +132,13 @@ def _patiently(hand_on: Callable[[], Handed], run: RunDir, told_to_leave: Callab
 
 def forget_hold(run: RunDir, allocation: Allocation) -> None:
     """A person has released the job that the launcher before this one held: its comment tells of it no longer."""
-    from transom_cli.wiring.slurm import slurm_client
+    from transom_cli.wiring.slurm import launcher_slurm
 
     handed = newest_handed(run, before=(allocation.job_id, allocation.restart))
     if handed is None or handed.how != "held":
         return
     try:
-        slurm = slurm_client()
+        slurm = launcher_slurm()
         job = slurm.job(allocation.job_id)
         if says_held(job.comment):
             slurm.set_comment(job.job_id, tag_of(job.comment))

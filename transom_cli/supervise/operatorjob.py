@@ -1,37 +1,129 @@
-"""Starts an operator as a Slurm job, unless one waits or runs already."""
+"""The operator as a Slurm job: started unless one waits or runs already, waited for, and cancelled when all is over."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from transom_cli.core import events as ev
+from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
 from transom_cli.layout import RunDir
-from transom_cli.slurm.port import Job, Slurm, Submission
+from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm, SlurmRefused, SlurmUnknown, Submission
 from transom_cli.slurm.tags import tag_of
 from transom_cli.submit.operatorjob import operator_options, operator_script, operator_tag
 from transom_cli.submit.render import interpreter
+from transom_cli.supervise.journal import Journal, fold
+from transom_cli.supervise.lease import RENEW, Lease, highest_epoch, operator_alive
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
 
+LOOK, LONGEST = 1.0, 15.0  # seconds between two looks at a job that waits, at first and at most
+LATE = 10.0  # seconds after the job's end in which a file system may still show that it had begun
 
-def submit_operator(run: RunDir, settings: Settings, slurm: Slurm, environ: Mapping[str, str] = os.environ) -> str:
-    """In words, which job it is. Two that are submitted at once do no harm: the lease is one operator's.
+
+@dataclass(frozen=True)
+class OperatorJob:
+    """state: of one that was there already; "" of one that was just submitted."""
+
+    job_id: int
+    state: str = ""
+
+    @property
+    def words(self) -> str:
+        return f"the operator is job {self.job_id}" + (f" ({self.state})" if self.state else "")
+
+
+def submit_operator(
+    run: RunDir, settings: Settings, slurm: Slurm, environ: Mapping[str, str] = os.environ
+) -> OperatorJob:
+    """Which job it is. Two that are submitted at once do no harm: the lease is one operator's.
 
     The job in which this is called does not count: it is an operator that is about to end. The port's errors; OSError
     when the run directory cannot be written.
     """
-    waiting = _living(run, slurm, environ)
+    waiting = [job for job in _living(run, slurm) if str(job.job_id) != environ.get("SLURM_JOB_ID", "")]
     if waiting:
-        return f"the operator is job {waiting[0].job_id} ({waiting[0].state.value})"
+        return OperatorJob(waiting[0].job_id, waiting[0].state.value)
     publish_text(run.operator_script, operator_script(run, interpreter(settings.launch.python)))
     submission = Submission(run.operator_script, operator_options(run, settings.operator), chdir=run.path)
-    return f"the operator is job {slurm.submit(submission)}"
+    job_id = slurm.submit(submission)
+    publish_text(run.operator_job, f"{job_id}\n")
+    return OperatorJob(job_id)
 
 
-def _living(run: RunDir, slurm: Slurm, environ: Mapping[str, str]) -> list[Job]:
-    own, tag = environ.get("SLURM_JOB_ID", ""), operator_tag(run.run_id)
-    jobs = (job for job in slurm.jobs() if tag_of(job.comment) == tag and str(job.job_id) != own)
-    return [job for job in jobs if not job.state.ended]
+def await_operator(
+    run: RunDir, job_id: int, slurm: Slurm, say: Callable[[Job], None], sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Return when the job has become the run's operator, or the run is over.
+
+    say: is given the job whenever its state or Slurm's reason for it has changed. TransomError, quoting the operator's
+    log, when the job has ended and the run has no operator.
+    """
+    before, told, pause, ended = highest_epoch(run), ("", ""), LOOK, 0.0
+    while not _operated(run, before):
+        try:
+            job = slurm.job(job_id)
+        except SlurmUnknown:
+            sleep(LONGEST)
+            continue
+        except NoSuchJob:
+            job = Job(job_id, JobState.UNKNOWN)
+        if job.state is JobState.RUNNING and operator_alive(run, sleep, patience=2 * RENEW) is not None:
+            return
+        if job.state.ended or job.state is JobState.UNKNOWN:
+            if ended >= LATE:
+                raise _not_begun(run, job)
+            ended, pause = ended + LOOK, LOOK
+        elif (job.state.value, job.reason) != told:
+            told = job.state.value, job.reason
+            say(job)
+        sleep(pause)
+        pause = LOOK if job.state is JobState.RUNNING else min(LONGEST, 1.5 * pause)
+
+
+def _operated(run: RunDir, before: int) -> bool:
+    return highest_epoch(run) > before or fold(run.journal).state.phase.over
+
+
+def _not_begun(run: RunDir, job: Job) -> TransomError:
+    try:
+        said = run.operator_log.read_text(errors="replace").strip().splitlines()[-5:]
+    except OSError:
+        said = []
+    how = job.state.value if job.state.ended else "forgotten by Slurm"
+    return TransomError(
+        f"The operator of run `{run.run_id}` did not start",
+        "\n".join([f"its job {job.job_id}: {how}", *said]),
+        f"`transom attach {run.run_id}` submits another one; `transom stop {run.run_id}` gives up.",
+    )
+
+
+def give_up_unsubmitted(run: RunDir, words: str) -> None:
+    """End a new run whose operator Slurm refused, as an operator ends one whose job was refused."""
+    lease = Lease.take(run)
+    journal = Journal(run.journal, lease.epoch)
+    try:
+        journal.append(ev.Started(time.time(), lease.epoch))
+        for ordered in fold(run.journal).state.pending:
+            journal.append(ev.ActionFailed(time.time(), ordered.key, SlurmRefused.kind, words))
+    finally:
+        journal.close()
+        lease.give_up()
+
+
+def cancel_waiting(run: RunDir, slurm: Slurm) -> tuple[int, ...]:
+    """Cancel those that have not begun, of a run that is over: they would only find that out."""
+    waiting = [job.job_id for job in _living(run, slurm) if job.state is JobState.PENDING]
+    for job_id in waiting:
+        slurm.cancel(job_id)
+    return tuple(waiting)
+
+
+def _living(run: RunDir, slurm: Slurm) -> list[Job]:
+    tag = operator_tag(run.run_id)
+    return [job for job in slurm.jobs() if tag_of(job.comment) == tag and not job.state.ended]

@@ -20,12 +20,14 @@ from transom_cli.errors import TransomError
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.health.reach import judge_reach, read_reach
 from transom_cli.layout import AttemptDir
+from transom_cli.slurm.port import SlurmDenied, SlurmRefused, SlurmUnknown
 from transom_cli.supervise import launchplan
 from transom_cli.supervise.launchplan import Allocation, LaunchOptions
 
 TRIES = 3  # for each node and attempt
 PAUSES = (15.0, 60.0)  # seconds from the first of them to the second, and from there to the next
 ALIVE = 10.0  # seconds until an agent that did answer is asked again, while its table is late
+AWAY = 15.0  # seconds until a node is looked at again where slurmctld does not tell of it
 ANSWER = 3.0  # seconds for an agent to show that it lives
 COME = 15.0  # seconds for a new agent to say where it listens
 PARALLEL = 8  # nodes at once: a file system that is late makes all tables late
@@ -115,7 +117,10 @@ class Revival:
     def _again(self, node: str) -> float:
         """Seconds until this node may be looked at again."""
         lives = self._lives(node)
-        found = None if lives else self._reach(node)
+        try:
+            found = None if lives else self._reach(node)
+        except SlurmUnknown:
+            return AWAY  # no step starts without slurmctld, and no try is spent on it
         if found is None or found.verdict is not Verdict.FAIL:
             self._dead.discard(node)
         if found is None:
@@ -153,11 +158,11 @@ class Revival:
         return PAUSES[min(number, len(PAUSES)) - 1]
 
     def _reach(self, node: str) -> Finding:
-        """UNKNOWN, with Slurm's words, when it does not even tell where the slurmd is: then srun is to find out."""
-        from transom_cli.wiring.slurm import slurm_client
+        """UNKNOWN when Slurm refuses to tell where the slurmd is: then srun is to find out. Raises SlurmUnknown."""
+        from transom_cli.wiring.slurm import launcher_slurm
 
-        with contextlib.suppress(TransomError):
-            for found in slurm_client(timeout=10.0).nodes([node]):
+        with contextlib.suppress(SlurmRefused, SlurmDenied):
+            for found in launcher_slurm(timeout=10.0).nodes([node]):
                 return judge_reach(read_reach(node, found.address, found.port, self._allocation.job_id))
         return Finding("reach", Verdict.UNKNOWN, node, "Slurm does not say where its slurmd is")
 

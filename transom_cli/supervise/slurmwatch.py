@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from transom_cli.core import events as ev
 from transom_cli.errors import TransomError
+from transom_cli.slurm.breaker import NotAsked
 from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm
 from transom_cli.slurm.retry import backoff
-from transom_cli.slurm.tags import succeeds_job
+from transom_cli.slurm.tags import is_anothers, succeeds_job
 from transom_cli.supervise.clock import Clock
 from transom_cli.supervise.handed import Handed
 
@@ -26,7 +27,8 @@ class SlurmWatch:
 
     `pace()` says how many seconds to the next look; while Slurm does not answer, the pace backs off by itself.
     A job that has ended may have a successor that its launcher submitted, known by the run's `tag`; `handed()` is what
-    the newest launcher says that it did. `forgotten(job_id)` tells of a job that Slurm does not know any more.
+    the newest launcher says that it did. Of a job that Slurm does not know any more `cancelled(job_id)` is whether
+    its own log tells that it was cancelled, and `forgotten(job_id)` what is known of its end else.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class SlurmWatch:
         pace: Callable[[], float],
         tag: str = "",
         handed: Callable[[], Handed | None] = lambda: None,
+        cancelled: Callable[[int], bool] = lambda _: False,
         forgotten: Callable[[int], ev.JobGone] | None = None,
     ) -> None:
         self._slurm = slurm
@@ -45,6 +48,7 @@ class SlurmWatch:
         self._pace = pace
         self._tag = tag
         self._handed = handed
+        self._cancelled = cancelled
         self._forgotten = forgotten or (lambda job_id: ev.JobGone(clock.now(), job_id))
         self._job_id = 0
         self._restarts = 0
@@ -88,7 +92,7 @@ class SlurmWatch:
                     told = (error.why or error.what) if isinstance(error, TransomError) else repr(error)
                     self._out.put(ev.SlurmLost(self._clock.now(), told))
                     lost += 1
-                    pace = max(pace, backoff(lost))
+                    pace = error.seconds if isinstance(error, NotAsked) else max(pace, backoff(lost))
                 else:
                     if event is not None:
                         self._out.put(event)
@@ -103,14 +107,19 @@ class SlurmWatch:
             job = self._slurm.job(job_id)
         except NoSuchJob:
             job = None
+        if job is not None and self._tag and is_anothers(job.comment, self._tag):
+            job = None
         if job is None or (job.state.ended and job.state is not JobState.COMPLETED):
             successor = self._successor(job_id)
             if successor is not None:
                 return self._seen(successor, succeeds=job_id), 0
         if job is not None:
             return self._seen(job), 0
-        gone = forgotten + 1 >= FORGOTTEN_AFTER
-        return (self._forgotten(job_id) if gone else None), forgotten + 1
+        if forgotten + 1 < FORGOTTEN_AFTER:
+            return None, forgotten + 1
+        if self._cancelled(job_id):
+            return ev.JobGone(self._clock.now(), job_id, cancelled=True), forgotten + 1
+        return self._forgotten(job_id), forgotten + 1
 
     def _successor(self, job_id: int) -> Job | None:
         """The job that goes on in this one's place. One that is held counts if its launcher has told of it: else its

@@ -17,12 +17,22 @@ KINDS = {
     "planned": "the job is given back before its time limit or for maintenance; and it goes on after that",
     "isolated": "a node was drained or excluded",
     "held": "the job is held, and waits for a person",
+    "unanswered": "the run directory does not answer, for a minute by now; and that it does again",
     "released": "the job is held no longer",
     "done": "the run has ended well",
     "failed": "the run has ended and is not restarted: failed, or given up",
     "stopped": "the run was stopped by a person",
 }
-USUAL = ("incident", "recovered", "held", "released", "done", "failed", "stopped")  # where a target names no kinds
+USUAL = (
+    "incident",
+    "recovered",
+    "held",
+    "unanswered",
+    "released",
+    "done",
+    "failed",
+    "stopped",
+)  # where a target names no kinds
 FINAL = ("done", "failed", "stopped")
 
 UNDIAGNOSED = 60.0  # seconds after which an incident is told though nothing is known of its cause
@@ -90,6 +100,22 @@ def _by_change(before: State, after: State, at: float) -> list[News]:
     if after.phase.over and not before.phase.over:
         told.append(_over(after, at))
     return told
+
+
+def unanswered(state: State, since: float, at: float) -> News:
+    """The run directory has owed an answer since then: what no event of the journal can tell."""
+    words = (
+        "the operator waits for its file system: nothing is restarted until then, and nothing is lost of what was told",
+        "the launcher goes on where its node reads the files",
+    )
+    head = f"the run directory has not answered for {_span(at - since)}"
+    return News(f"unanswered/{since:.0f}", "unanswered", at, head, (*words, *_lines(_job(state))), _facts(state))
+
+
+def answered(state: State, since: float, at: float) -> News:
+    """After `unanswered`."""
+    head = f"the run directory answers again, after {_span(at - since)}"
+    return News(f"answered/{since:.0f}", "unanswered", at, head, _lines(_job(state)), _facts(state))
 
 
 def _tellable(incident: Incident, at: float) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from transom_cli.core.events import Event
 from transom_cli.core.state import State
 from transom_cli.telling.courier import Courier
-from transom_cli.telling.news import tellings
+from transom_cli.telling.news import News, tellings
 
 log = logging.getLogger("transom.operator")
 
@@ -28,12 +28,16 @@ class Notifier:
         """As of a Witness (supervise.operator): returns at once, raises nothing."""
         try:
             for news in tellings(before, self._since, after, event.at):
-                for courier in self._couriers:
-                    courier.tell(news)
+                self.tell(news)
         except Exception:  # whatever is wrong with a message, the run must not end for it
             log.exception("cannot tell of %s", type(event).__name__)
         self._since = event.at
         self._over = after.phase.over
+
+    def tell(self, news: News) -> None:
+        """Returns at once."""
+        for courier in self._couriers:
+            courier.tell(news)
 
     def close(self) -> None:
         """Give the last messages some time, all targets the same."""

@@ -8,10 +8,19 @@ from transom_cli.ui.view import Ahead
 from transom_cli.ui.words import some
 
 
-def ahead(state: State, limit_at: float | None, *, warned: bool, hung_at: float | None = None) -> tuple[Ahead, ...]:
+def ahead(
+    state: State,
+    limit_at: float | None,
+    *,
+    warned: bool,
+    hung_at: float | None = None,
+    operator: bool = True,
+    launcher: bool = True,
+) -> tuple[Ahead, ...]:
     """By the wall clock, limit_at: when the job's time is over; hung_at: when a launch without a step counts as hung.
 
-    warned: the ranks save before the time limit, and the run goes on.
+    warned: the ranks save before the time limit, and the run goes on. operator: one is alive.
+    launcher: the script starts one; else nobody sees its ranks.
     """
     if state.phase.over or state.phase is Phase.HELD:
         return ()
@@ -21,10 +30,11 @@ def ahead(state: State, limit_at: float | None, *, warned: bool, hung_at: float 
         return (Ahead("the training is done; waiting for Slurm to end the job"),)
     found = [_of_incident(state, state.incident)] if state.incident is not None else []
     if state.phase is Phase.SUBMITTING:
-        found.append(Ahead("the job is being submitted"))
+        found.append(Ahead("the job is being submitted" if operator else "the job is submitted by its operator"))
     if state.phase is Phase.STARTING:
         first = Ahead("waiting for the first step; a launch without one counts as hung", hung_at)
-        found.append(first if state.launched else Ahead("waiting for the ranks to be started"))
+        ranks = "waiting for the ranks to be started" if launcher else "the script runs; of its steps nothing is seen"
+        found.append(first if state.launched else Ahead(ranks))
     if limit_at is not None:
         then = "all ranks save, and the run goes on in its next attempt" if warned else "Slurm ends the attempt"
         found.append(Ahead("time limit", limit_at, then))
@@ -48,6 +58,9 @@ def _of_incident(state: State, incident: Incident) -> Ahead:
     if stage is Stage.RESTARTING:
         without = f" without {some(state.excluded)}" if state.exclusions else ""
         return Ahead(f"{incident.id}: the job is being given back to Slurm{without}")
+    if incident.marks and incident.marks[-1].what == "waiting":  # the launcher's word: srun could not ask for the step
+        left = "slurmctld, without which no rank can be started" if state.slurm_lost else "Slurm to start the ranks"
+        return Ahead(f"{incident.id}: waiting for {left}")
     back = f", from checkpoint {state.durable:,} or what is in memory" if state.durable >= 0 else ""
     pending = state.slurm_state == "PENDING"
     return Ahead(f"{incident.id}: waiting for {'Slurm to start the job' if pending else f'the first new step{back}'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
+_LAUNCH = re.compile(r"\btransom(?:_cli)?\s+launch\b")
 SILENT, FIRST_STEP = 10.0, 1800.0  # seconds, as in `detect` where they are not set
 
 
@@ -28,6 +30,7 @@ class Asked:
     node_silent: float = SILENT
     first_step: float = FIRST_STEP
     cluster: str = ""  # of several, by its name
+    launcher: bool = True  # the batch script starts transom's
     wants: str = ""  # of its nodes, beyond their number, in words
 
 
@@ -47,8 +50,25 @@ def read_asked(run: RunDir) -> Asked:
         _number(detect.get("node_silent"), SILENT),
         _number(detect.get("first_step"), FIRST_STEP),
         str(job.get("cluster", "")),
+        _launches(run),
         ", ".join(f"{name} `{job[name]}`" for name in ("reservation", "constraint") if job.get(name)),
     )
+
+
+def _launches(run: RunDir) -> bool:
+    """Whether the script is one of ours, or calls `transom launch` itself."""
+    try:
+        return _LAUNCH.search(run.script.read_text(errors="replace")) is not None
+    except OSError:
+        return True
+
+
+def operator_job(run: RunDir) -> int:
+    """The Slurm job that was last submitted to be the run's operator; 0: none was."""
+    try:
+        return int(run.operator_job.read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def _section(told: dict[str, Any], name: str) -> dict[str, Any]:

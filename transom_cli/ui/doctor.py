@@ -7,7 +7,7 @@ import textwrap
 from transom_cli.doctor.symptom import Grade, Symptom
 from transom_cli.errors import printable
 
-ABOUT = 16  # characters
+ABOUT = 17  # characters
 
 
 def symptom_lines(one: Symptom, width: int = 100) -> list[str]:

@@ -17,7 +17,7 @@ from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
 from transom_cli.supervise.reported import read_reports
 from transom_cli.ui.ahead import ahead
-from transom_cli.ui.asked import Asked, read_asked
+from transom_cli.ui.asked import Asked, operator_job, read_asked
 from transom_cli.ui.nodestate import NodeSight, NodeViews
 from transom_cli.ui.readmemory import Memory, read_memory
 from transom_cli.ui.readnodes import NodeReader
@@ -114,7 +114,8 @@ def _with_operator(run: RunDir, view: RunView) -> RunView:
     """With the newest sign of life of an operator: its lease, or the last line of its journal."""
     holder = read_holder(run)
     signs = [at for at in (_written(run.lease), _written(run.journal) if holder else None) if at is not None]
-    return replace(view, operator_host=holder.host if holder else "", operator_at=max(signs, default=None))
+    host, job = holder.host if holder else "", operator_job(run)
+    return replace(view, operator_host=host, operator_at=max(signs, default=None), operator_job=job)
 
 
 def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight], asked: Asked) -> RunView:
@@ -129,7 +130,7 @@ def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight]
         submitted=past.submitted,
         step_time=step_time(past.steps, last),
         durable_age=max(0.0, view.now - past.durable) if past.durable is not None else None,
-        ahead=ahead(state, limit, warned=asked.warned, hung_at=hung),
+        ahead=ahead(state, limit, warned=asked.warned, hung_at=hung, operator=view.operator, launcher=asked.launcher),
     )
 
 

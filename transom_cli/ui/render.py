@@ -175,6 +175,9 @@ def _sources(view: RunView, width: int | None) -> list[Line]:
     if view.slurm_start is not None:
         when = f"{day_time(view.slurm_start, view.now)}, in {span(view.slurm_start - view.now)}"
         lines.append(row("", f"Slurm expects to start it at {when}"))
+    if view.operator_comes:
+        waits = f": {reason_words(view.operator_reason)}" if view.operator_reason else ""
+        lines += rows("operator", f"job {view.operator_job} {view.operator_state}{waits}, asked just now", width)
     by = []
     if view.operator_at is not None:
         who = f" on {view.operator_host}" if view.operator_host else ""
@@ -188,7 +191,9 @@ def _asked(view: RunView) -> str:
     if view.slurm_asked is not None and not view.slurm_error:
         return "asked just now"
     if view.slurm_error:
-        return f"as its operator last saw it; asked just now: {view.slurm_error}"
+        ago = view.now - view.slurm_asked if view.slurm_asked is not None else 0.0
+        when = f"{span(ago)} ago" if ago >= 1.0 else "just now"
+        return f"as its operator last saw it; asked {when}: {view.slurm_error}"
     return "as its operator sees it" if view.operator and not view.slurm_lost else "as its operator last saw it"
 
 
@@ -213,7 +218,8 @@ def _warnings(view: RunView, width: int | None) -> list[Line]:
     if view.slurm_lost:
         said.append(f"Slurm does not answer, the job's state is not known: {view.slurm_lost}")
     if not view.operator:
-        said.append("no operator is alive to restart the run or to keep bad nodes off")
+        job = f"; its job {view.operator_job} is to be one" if view.operator_comes else ""
+        said.append(f"no operator is alive to restart the run or to keep bad nodes off{job}")
     written = _last_written(view)
     if written is not None and view.now - written > STALE and (not view.known or view.phase == "training"):
         said.append(f"nothing was written for {span(view.now - written)}; all above is that old")

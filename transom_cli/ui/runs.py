@@ -42,7 +42,7 @@ def _note(view: RunView) -> str:
         return ""
     was = f"was {view.phase}; " if view.word != view.phase else ""
     if not view.operator:
-        return f"{was}no operator is alive"
+        return f"{was}no operator is alive" + (f" (its job: {view.operator_job})" if view.operator_job else "")
     return f"{was}Slurm does not answer" if view.slurm_lost else ""
 
 

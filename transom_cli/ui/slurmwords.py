@@ -31,6 +31,7 @@ _REASONS = {
     "PartitionNodeLimit": "it asks for more nodes than its partition allows: it will not start",
     "PartitionTimeLimit": "it asks for more time than its partition allows: it will not start",
     "ReqNodeNotAvail": "nodes that it needs are down, drained, or reserved for others",
+    "Nodes_required_for_job_are_DOWN": "nodes that it needs are down, drained, or reserved for others",
     "NodeDown": "a node that it needs is down",
     "Cleaning": "its last start is still being cleaned up",
     "InvalidAccount": "its account is not valid: it will not start",
@@ -62,8 +63,11 @@ def reason_words(reason: str, wants: str = "", kept: tuple[str, ...] = ()) -> st
 
 
 def worth_asking(view: RunView) -> bool:
-    """Whether Slurm knows more than what is written: when a job starts, or whether it lives where nobody writes."""
-    if view.over or not view.job_id:
+    """Whether Slurm knows more than what is written: when a job starts, or whether it lives where nobody writes.
+
+    Not while it does not answer the run's own operator, which goes on asking: however many look on, it gets no more.
+    """
+    if view.over or not view.job_id or (view.operator and view.slurm_lost):
         return False
     return view.phase in ("pending", "held") or view.slurm_state == "PENDING" or not view.known
 
@@ -83,6 +87,11 @@ def with_answer(view: RunView, job: Job) -> RunView:
     return replace(view, slurm_start=start if start > view.now else None)
 
 
-def with_error(view: RunView, error: str) -> RunView:
-    """Slurm was asked, and has not answered."""
-    return replace(view, slurm_asked=view.now, slurm_error=error)
+def with_operator_job(view: RunView, job: Job) -> RunView:
+    """With what Slurm has just said of the job that is to be the operator."""
+    return replace(view, operator_state=job.state.value, operator_reason=job.reason)
+
+
+def with_error(view: RunView, error: str, at: float | None = None) -> RunView:
+    """Slurm was asked, and has not answered. at: when, if that was for another look."""
+    return replace(view, slurm_asked=view.now if at is None else at, slurm_error=error)

@@ -16,6 +16,7 @@ from transom_cli.core.state import Incident
 from transom_cli.plural import several
 from transom_cli.supervise.book import Book
 from transom_cli.ui.goodput import spent
+from transom_cli.ui.todo import release_line
 from transom_cli.ui.words import clock_time, count, fit, span, utc
 from transom_cli.ui.wrapping import NEVER_CUT, wrapped
 
@@ -173,7 +174,7 @@ def ending(story: Story) -> Iterator[tuple[str, str]]:
         yield "cost", f"{span(story.cost.wall / NS)}: {told}{hours}"
     if story.lost >= 0 and story.step >= 0:
         again = f"{several(story.lost, 'step')} done again" if story.lost else "none was lost"
-        yield "steps", f"{count(story.step)} was the newest before it; {again}"
+        yield "steps", f"{count(story.step)} was the newest seen before it; {again}"
 
 
 def _gpu_time(hours: float) -> str:
@@ -187,7 +188,7 @@ def held_lines(book: Book, width: int = NEVER_CUT) -> list[str]:
     since = [s.begin for s in book.account.spans if s.kind is Kind.HOLD and s.end == book.account.until]
     found = wrapped(f"held {clock_time(since[-1] / NS)}  " if since else "held  ", book.held, width)
     if book.state.job_id:
-        found.append(f"{'go on':<{_LABEL}}scontrol release {book.state.job_id}")
+        found.append(f"{'go on':<{_LABEL}}{release_line(book.state.job_id, book.state.slurm_reason)}")
     return [fit(line, width) for line in (*found, f"{'give up':<{_LABEL}}transom stop {book.run_id}")]
 
 

@@ -16,14 +16,18 @@ def todo(view: RunView) -> list[tuple[str, str]]:
     there = f" -M {shlex.quote(view.cluster)}" if view.cluster else ""  # the same number may be another job here
     story, stop = ("the story", f"transom explain {run}"), ("give up", f"transom stop {run}")
     attach = [("take it up", f"transom attach {run}")] if not view.operator and not view.over else []
+    if view.operator_comes:  # another one would only be told of it
+        attach = [("look", f"squeue{there} --start -j {view.operator_job}")]
     if word == "held" and view.slurm_reason.startswith("BadConstraints") and view.excluded:
         return [story, ("go on", f"transom nodes --lift {','.join(node for node, *_ in view.excluded)}"), stop]
     if word == "held" and job:
-        return [story, ("go on", f"scontrol{there} release {job}"), stop]
+        return [story, ("go on", release_line(job, view.slurm_reason, there)), stop]
     if word == "unknown":
         return [*attach, ("ask Slurm", f"scontrol{there} show job {job}")] if job else attach
     if word == "pending":
         return [*attach, ("look", f"squeue{there} --start -j {job}"), stop] if job else [*attach, stop]
+    if word == "submitting" and view.operator_comes:
+        return [*attach, stop]
     if word == "submitting" and view.path:
         return [*attach, ("its log", f"tail {shlex.quote(str(RunDir(Path(view.path)).operator_log))}")]
     if word == "starting" and view.path:
@@ -40,6 +44,11 @@ def todo(view: RunView) -> list[tuple[str, str]]:
     if word == "done" and view.durable >= 0:
         return [("the result", f"transom ckpt ls {run}")]
     return attach
+
+
+def release_line(job: int, reason: str, there: str = "") -> str:
+    """The command that lets a held job go. An administrator's hold is theirs to end: it refuses to everybody else."""
+    return f"scontrol{there} release {job}" + ("   # by an administrator" if reason == "JobHeldAdmin" else "")
 
 
 def _job_log(view: RunView) -> str:

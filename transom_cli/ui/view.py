@@ -149,6 +149,9 @@ class RunView:
     goodput_words: str = ""  # that, and what the rest was lost to
     wants: str = ""  # of its nodes, beyond their number, in words: reservation and constraint
     cluster: str = ""  # of several, the one that has the job; "": the one that Slurm's commands speak to
+    operator_job: int = 0  # the Slurm job that was last submitted to be its operator; 0: it is none
+    operator_state: str = ""  # what Slurm says of that job, where it was asked: while no operator is alive
+    operator_reason: str = ""  # why that job waits, in Slurm's word
     next_save: SaveAhead | None = None
     next_durable: SaveAhead | None = None  # the next that goes to disk as well
     under_way: tuple[Underway, ...] = ()  # saves and restores that are, and have been for longer than a moment
@@ -159,7 +162,13 @@ class RunView:
         told = self.nodes_at is not None and self.now - self.nodes_at < FRESH
         waits = self.phase in ("pending", "submitting") and self.slurm_state == "PENDING"
         asked = self.slurm_asked is not None and not self.slurm_error and waits
-        return self.over or self.phase == "held" or (self.operator and not self.slurm_lost) or told or asked
+        comes = self.phase == "submitting" and self.operator_comes
+        return self.over or self.phase == "held" or (self.operator and not self.slurm_lost) or told or asked or comes
+
+    @property
+    def operator_comes(self) -> bool:
+        """Whether Slurm has just said of the operator's job that it waits, or has begun."""
+        return not self.operator and self.operator_state in ("PENDING", "RUNNING")
 
     @property
     def nodes_known(self) -> bool:

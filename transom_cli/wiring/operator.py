@@ -7,11 +7,11 @@ import queue
 import time
 from typing import TYPE_CHECKING
 
-from transom_cli.layout import RunDir
+from transom_cli.layout import JOB_LOG, RunDir
 from transom_cli.supervise.clock import Clock
 from transom_cli.wiring.plan import Plan
 from transom_cli.wiring.settings import checkpoints_of, quiet_limits, read_kept, read_settings
-from transom_cli.wiring.slurm import slurm_of
+from transom_cli.wiring.slurm import patient_slurm_of
 from transom_cli.wiring.telling import meter_for, notifier_for
 
 if TYPE_CHECKING:
@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 
 def operator_for(run: RunDir) -> Operator:
     """Take the run's lease and build its operator. OperatorAlive when another one lives."""
+    from transom_cli.agent.logs import tail_of
+    from transom_cli.core.stepdwords import was_cancelled
     from transom_cli.health.history.files import history_dir
     from transom_cli.health.reach import judge_reach, read_reach
+    from transom_cli.submit.quoting import output_pattern
     from transom_cli.submit.script import inspect_script
+    from transom_cli.supervise.filewatch import FileWatch
     from transom_cli.supervise.follow import Follower
     from transom_cli.supervise.forgotten import Forgotten
     from transom_cli.supervise.handed import newest_handed
@@ -40,7 +44,7 @@ def operator_for(run: RunDir) -> Operator:
     from transom_cli.telling.ledger import Ledger
 
     settings = read_settings(run)
-    slurm = slurm_of(run, settings.slurm.timeout, lasting=settings.slurm)
+    slurm = patient_slurm_of(run, settings.slurm)
     script = inspect_script(read_kept(run, run.script))
     plan = Plan.load(run)
     submission = plan.submission(run)
@@ -57,6 +61,7 @@ def operator_for(run: RunDir) -> Operator:
         resubmit=resubmit,
         drain_spool=settings.isolate.drain_spool,
         since=since,
+        output_elsewhere=script.output != output_pattern(str(run.path), JOB_LOG),
     )
     limits = quiet_limits(settings)
     lease = Lease.take(run)
@@ -65,16 +70,22 @@ def operator_for(run: RunDir) -> Operator:
         own = None if plan.asked_cluster else job_id  # no step is started in another cluster's job from here
         return judge_reach(read_reach(node, address, port, own))
 
+    def cancelled(job_id: int) -> bool:
+        end, _ = tail_of(run.job_log(job_id))
+        return was_cancelled(end.decode(errors="replace"), job_id)
+
     def parts(clock: Clock, inbox: queue.SimpleQueue[Event], pace: Pace) -> tuple[Follower, SlurmWatch, Hands]:
         follower = Follower(run, checkpoints_of(run, settings), limits)
         if meter is not None:
             meter.watch(lambda: tuple(follower.tables.values()))
         forgotten = Forgotten(run, slurm, clock, since)
-        watch = SlurmWatch(slurm, clock, inbox, pace, orders.tag, lambda: newest_handed(run), forgotten)
+        of_job = (orders.tag, lambda: newest_handed(run), cancelled, forgotten)
+        watch = SlurmWatch(slurm, clock, inbox, pace, *of_job)
         return follower, watch, Hands(orders, slurm, reach, clock, inbox)
 
     ledger = Ledger(run.told, lease.epoch)
     meter = meter_for(run, settings, ledger)
     book = NodeBook(run, history_dir(os.environ))
-    witnesses: list[Witness] = [book, notifier_for(run, settings, ledger), *([meter] if meter is not None else [])]
+    notifier = notifier_for(run, settings, ledger)
+    witnesses: list[Witness] = [book, notifier, FileWatch(run, notifier.tell), *([meter] if meter is not None else [])]
     return Operator(run, lease, Clock, parts, Pace(settings.slurm.poll, settings.slurm.poll_max), witnesses)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
+from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from transom_cli.errors import TransomError, UsageError
 from transom_cli.layout import RunDir
+from transom_cli.slurm.breaker import Breaker, patient
 from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.onecluster import WrongCluster, held_to, read_cluster_name, require_name
 from transom_cli.slurm.port import Slurm, SlurmRefused
@@ -41,6 +45,21 @@ def slurm_of(run: RunDir, timeout: float = 30.0, lasting: SlurmCalls | None = No
         return slurm
     runner = Runner(timeout=timeout, cluster=plan.asked_cluster)
     return held_to(slurm, plan.cluster, lambda: read_cluster_name(runner))
+
+
+def patient_slurm_of(run: RunDir, asked: SlurmCalls) -> Slurm:
+    """`slurm_of` for the operator: whatever its parts want, one that does not answer is asked a few times a minute."""
+    return patient(slurm_of(run, asked.timeout, lasting=asked), Breaker(time.monotonic))
+
+
+@cache
+def _launchers_breaker() -> Breaker:
+    return Breaker(time.monotonic)
+
+
+def launcher_slurm(timeout: float = 30.0) -> Slurm:
+    """For the launcher, from inside the job: likewise for all that this process asks."""
+    return patient(slurm_client(timeout), _launchers_breaker())
 
 
 def require_own_cluster(run: RunDir, timeout: float = 10.0) -> None:
@@ -96,20 +115,34 @@ def _pyslurm(asked: SlurmCalls) -> PySlurm | None:
 
 def require_backend(asked: SlurmCalls) -> None:
     """Refuse a wish that could only be passed over, before anything is submitted."""
-    if asked.backend == "pyslurm" and _pyslurm(asked) is None:
-        raise UsageError(
-            'slurm.backend = "pyslurm", and this Python has no pyslurm',
-            f"it is not in {sys.executable}",
-            "name a Python that has it (slurm.pyslurm_python), or leave it to slurm.backend = auto",
-        )
+    if asked.backend != "pyslurm":
+        return
+    client, why = _pyslurm(asked), f"it is not in {sys.executable}"
+    if client is not None:
+        with contextlib.closing(client):
+            try:
+                client.versions()
+                return
+            except TransomError as error:
+                why = f"asked was {asked.pyslurm_python or sys.executable}: {error.why or error.what}"
+    raise UsageError(
+        'slurm.backend = "pyslurm", and pyslurm does not work here',
+        why,
+        "name a Python that has it (slurm.pyslurm_python), or leave it to slurm.backend = auto",
+    )
 
 
 def try_pyslurm(asked: SlurmCalls) -> Trial:
     """What the doctor tells: whether the operator would speak through pyslurm here, and what not."""
     from transom_cli.slurm.pyslurm.trial import Trial, try_out
 
+    if asked.backend == "pyslurm":
+        wish = 'slurm.backend = "pyslurm"'
+    else:
+        wish = f"slurm.pyslurm_python = {asked.pyslurm_python}" if asked.pyslurm_python else ""
     client = _pyslurm(asked)
     if client is None:
-        return Trial(why_not="it is not wanted" if asked.backend == "cli" else "it is not in this Python")
+        not_here = "it is not in this Python"
+        return Trial(why_not='slurm.backend = "cli"') if asked.backend == "cli" else Trial(why_not=not_here, wish=wish)
     with contextlib.closing(client):
-        return try_out(client)
+        return replace(try_out(client), wish=wish)

@@ -31,6 +31,7 @@ from transom_cli.core.ladder.events import (
     Read,
     Reported,
     Silent,
+    SlurmAway,
     Spare,
     Stepped,
     Tick,
@@ -44,6 +45,7 @@ from transom_cli.core.ladder.state import LadderState, Leaving, Rung
 from transom_cli.core.state import Stage
 
 Step = tuple[LadderState, tuple[Order, ...]]
+_BACK = 3  # times as long for a step to start where slurmctld was away: of the last step's end it hears a minute late
 
 
 def decide(state: LadderState, heard: Heard) -> Step:
@@ -69,6 +71,16 @@ def _not_started(state: LadderState, e: NotStarted) -> Step:
     if e.launch != state.launch or state.rung is not Rung.TRAINING:
         return state, ()
     return leave(state, e.at, "failed", e.words)
+
+
+def _slurm_away(state: LadderState, e: SlurmAway) -> Step:
+    """What could not be asked for has not begun: it is neither a fault nor late."""
+    if e.launch != state.launch or state.rung is not Rung.TRAINING or state.appeared:
+        return state, ()
+    name = state.incident.id if state.incident is not None else ""
+    words = f"launch {e.launch} waits for slurmctld, which gives no answer ({e.words})"
+    told = () if state.away else (Tell(name, "waiting", words),)
+    return replace(state, since=e.at, away=True), told
 
 
 def _appeared(state: LadderState, e: Appeared) -> Step:
@@ -110,7 +122,7 @@ def _late(state: LadderState, e: Tick) -> Step:
         return checking.late(state, e.at)
     if state.rung is not Rung.TRAINING:
         return state, ()
-    come_up = max(state.policy.come_up, 3 * state.came_up)
+    come_up = max(state.policy.come_up, 3 * state.came_up) * (_BACK if state.away else 1)
     if state.launch > 0 and not state.appeared and not state.exits and for_so_long >= come_up:
         words = f"launch {state.launch} did not start a task within {for_so_long:.0f} s"
         return fault.fail(state, e.at, words, outcome=OutcomeSeen(e.at, state.attempt, "failed", words))
@@ -203,6 +215,7 @@ _HANDLERS: dict[type[Heard], Callable[[LadderState, Any], Step]] = {
     Spare: _spare,
     Appeared: _appeared,
     NotStarted: _not_started,
+    SlurmAway: _slurm_away,
     Tick: _tick,
     Exits: _exits,
     Quiet: _quiet,

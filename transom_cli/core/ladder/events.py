@@ -66,6 +66,14 @@ class NotStarted(Heard):
 
 
 @dataclass(frozen=True)
+class SlurmAway(Heard):
+    """A training step that cannot be asked for now, since slurmctld gives no answer; it is asked for again."""
+
+    launch: int
+    words: str
+
+
+@dataclass(frozen=True)
 class Exits(Heard):
     """How ranks of a launch ended so far. `over`: its srun has ended too, with `srun` as exit code."""
 

@@ -162,7 +162,8 @@ def after_diagnosis(state: LadderState, at: float, diagnosis: Diagnosis | None, 
     spent = _spent(state, diagnosis.cause)
     if spent < state.policy.relaunches:
         return relaunch(state, at, diagnosis.cause, state.nodes)
-    why = f"{words}; relaunched {times(spent)} without progress beyond step {state.progress}"
+    beyond = f" beyond step {state.progress}" if state.progress >= 0 else ""
+    why = f"{words}; relaunched {times(spent)} without progress{beyond}"
     suspects = tuple(n for n in diagnosis.nodes if n in state.nodes)
     return _swap(state, at, diagnosis, suspects, why) if suspects else leave(state, at, "failed", why)
 
@@ -224,6 +225,7 @@ def relaunch(state: LadderState, at: float, cause: str, nodes: tuple[str, ...]) 
         since=at,
         launch=state.launch + 1,
         appeared=False,
+        away=False,
         step=-1,
         exits=(),
         over_since=None,

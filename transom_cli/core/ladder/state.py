@@ -102,6 +102,7 @@ class LadderState:
     since: float = 0.0  # on this rung
     launch: int = -1
     appeared: bool = False  # tasks of this launch were seen
+    away: bool = False  # a Slurm that gives no answer has kept this launch from starting
     came_up: float = 0.0  # seconds that the first launch took to be seen
     step: int = -1  # of this launch
     max_step: int = -1  # of this attempt

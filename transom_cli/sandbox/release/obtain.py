@@ -74,6 +74,12 @@ def obtain(name: str, folder: Path, say: Callable[[str], None], url: str = "") -
         raise TransomError(f"Cannot build Debian {name} in {home.path}", str(error)) from error
 
 
+def find_built(name: str, folder: Path) -> ReleaseHome | None:
+    """The release in `folder`, with or without pyslurm, if it is there: nothing is built, nor tried again."""
+    home = ReleaseHome(folder / find_release(name).name)
+    return home if _read_marker(home) else None
+
+
 def _obtain_locked(building: Building, release: Release, home: ReleaseHome, url: str) -> Obtained:
     done = _read_marker(home)  # another may have built it while we waited
     began = time.monotonic()
@@ -120,11 +126,14 @@ def _build(building: Building, release: Release, home: ReleaseHome, url: str) ->
 
 
 def _read_marker(home: ReleaseHome) -> dict[str, str]:
-    """What was built there; empty where nothing was, or not to its end, or under another path."""
+    """What was built there and is still: a cache may have been cleared in part, its small files last.
+
+    Empty where nothing was built, or not to its end, or under another path.
+    """
     try:
         raw = json.loads((home.path / _MARKER).read_text())
-        if raw["schema"] == _SCHEMA and raw["path"] == str(home.path):
-            return {"slurm": raw["slurm"], "pyslurm": raw["pyslurm"]}
+        if raw["schema"] == _SCHEMA and raw["path"] == str(home.path) and (home.bin / "slurmctld").exists():
+            return {"slurm": raw["slurm"], "pyslurm": raw["pyslurm"] if home.python.exists() else ""}
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return {}

@@ -17,13 +17,14 @@ from transom_cli.slurm import cli, parse
 from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.port import Job, Node, NoSuchJob, SlurmUnknown, Start, Submission
 from transom_cli.slurm.pyslurm.match import why_unfit
-from transom_cli.slurm.pyslurm.process import Worker, WorkerLost
+from transom_cli.slurm.pyslurm.process import Worker, WorkerHung, WorkerLost
 from transom_cli.slurm.runner import Runner, classify
 
 T = TypeVar("T")
 log = logging.getLogger("transom.pyslurm")
 
 _WORKER = Path(__file__).with_name("worker.py")
+_START = 10.0  # seconds to start and import in, at most: it takes a fraction of one, and no controller is asked for it
 _LOST_AT_MOST = 3  # times in a row; then the command line is better company
 
 SUBMIT = (
@@ -50,6 +51,7 @@ class PySlurm:
         argv = [*self._runner.prefix, python, str(_WORKER)]
         self._worker = Worker(argv, self._runner.environment({"LC_ALL": "C.UTF-8"}))
         self._fits = any_release
+        self._begun = False  # it has answered once
         self._lost = 0
         self._crowd = 0  # jobs in the cluster, of all users
         self.given_up = ""  # why pyslurm is not asked any more
@@ -60,11 +62,20 @@ class PySlurm:
 
     def about(self) -> tuple[str, str, str]:
         """Versions of pyslurm, of its Python and of the cluster, asked now. SlurmUnknown where it does not work."""
+        pyslurm, python = self.versions()
         try:
-            hello, cluster = _value(self._ask("hello", {}), "hello"), _value(self._ask("cluster", {}), "cluster")
+            cluster = _value(self._ask("cluster", {}), "cluster")
         except WorkerLost as error:
             raise SlurmUnknown("pyslurm does not work here", str(error)) from error
-        return str(hello["pyslurm"]), str(hello["python"]), str(cluster["release"])
+        return pyslurm, python, str(cluster["release"])
+
+    def versions(self) -> tuple[str, str]:
+        """Of pyslurm and of its Python, without a word to the cluster. SlurmUnknown where it cannot be imported."""
+        try:
+            hello = _value(self._hello(), "hello")
+        except WorkerLost as error:
+            raise SlurmUnknown("pyslurm does not work here", str(error)) from error
+        return str(hello["pyslurm"]), str(hello["python"])
 
     def submit(self, submission: Submission) -> int:
         return self._cli.submit(submission)
@@ -163,12 +174,16 @@ class PySlurm:
         if self.given_up:
             return instead()
         try:
+            if not self._begun:
+                self._hello()
             if not self._fits:
                 self._check_release()
             answer = self._ask(call, given)
         except WorkerLost as error:
             self._lost += 1
-            if self._lost >= _LOST_AT_MOST:
+            if isinstance(error, WorkerHung) and not self._begun:
+                self._give_up(f"{error}, at its very start")
+            elif self._lost >= _LOST_AT_MOST:
                 self._give_up(f"{error} ({self._lost} times in a row)")
             return self._detour(call, str(error), instead)
         self._lost = 0
@@ -180,13 +195,18 @@ class PySlurm:
 
     def _check_release(self) -> None:
         """Before the first call: another release's structures are not to be trusted, not even to crash."""
-        here, there = self._ask("hello", {}), self._ask("cluster", {})
+        here, there = self._hello(), self._ask("cluster", {})
         if "lacks" in there:
             return self._give_up(parse.clean(str(there["lacks"])))
         why = why_unfit(str(_value(here, "hello")["pyslurm"]), str(_value(there, "cluster")["release"]))
         if why:
             self._give_up(why)
         self._fits = not why
+
+    def _hello(self) -> dict[str, Any]:
+        answer = self._worker.ask("hello", {}, min(_START, self._runner.timeout))
+        self._begun = True
+        return answer
 
     def _ask(self, call: str, given: Mapping[str, Any]) -> dict[str, Any]:
         return self._worker.ask(call, given, self._runner.timeout)
@@ -223,7 +243,8 @@ def _job(row: Mapping[str, Any], reading: str) -> Job:
 
 def _one_job(row: Any) -> Job:
     job = _job(row, "pyslurm Job.load")
-    return replace(job, cpus_per_task=int(row["CpusPerTask"]), start=parse.expected_start(job, str(row["Start"])))
+    start = parse.expected_start(job, str(row["Start"]))
+    return replace(job, cpus_per_task=int(row["CpusPerTask"]), output=str(row.get("Output", "")), start=start)
 
 
 def _nodes(rows: Any) -> list[Node]:

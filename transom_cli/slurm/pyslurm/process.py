@@ -28,6 +28,10 @@ class WorkerLost(Exception):
     """The worker gave no answer. Its one argument is why, in words for people."""
 
 
+class WorkerHung(WorkerLost):
+    """It was alive at the deadline, and was killed."""
+
+
 @dataclass
 class Worker:
     """``argv`` starts one that speaks as `worker` says, with ``env`` as its whole environment."""
@@ -54,7 +58,7 @@ class Worker:
             answer = json.loads(self._line(process, deadline))
         except TimeoutError:
             self.end()
-            raise WorkerLost(f"pyslurm did not answer within {patience:g} s") from None
+            raise WorkerHung(f"pyslurm did not answer within {patience:g} s") from None
         except (OSError, EOFError) as error:
             raise WorkerLost(self._post_mortem(error)) from error
         except ValueError as error:  # no JSON, or not UTF-8

@@ -11,11 +11,14 @@ from transom_cli.slurm.pyslurm.client import ALWAYS, PySlurm
 
 @dataclass(frozen=True)
 class Trial:
-    """``works``: in a few words; empty where it does not, with ``why_not``. ``detours``: by call, why not by it."""
+    """``works``: in a few words; empty where it does not, with ``why_not``. ``detours``: by call, why not by it.
+    ``wish``: the setting that asks for it in so many words.
+    """
 
     works: str = ""
     why_not: str = ""
     detours: Mapping[str, str] = field(default_factory=dict)
+    wish: str = ""
 
 
 def try_out(client: PySlurm) -> Trial:
@@ -23,7 +26,7 @@ def try_out(client: PySlurm) -> Trial:
         pyslurm, python, slurm = client.about()
         jobs = len(client.jobs())
     except TransomError as error:
-        return Trial(why_not="; ".join(filter(None, (error.what, *error.why.splitlines()))))
+        return Trial(why_not="; ".join(error.why.splitlines()) or error.what)
     if client.given_up:
         return Trial(why_not=client.given_up)
     words = f"{pyslurm} on Python {python}, with Slurm {slurm}: {jobs} jobs of yours"

@@ -42,7 +42,8 @@ def jobs(pyslurm):
 
 def job(pyslurm, job_id):
     found = pyslurm.Job.load(job_id)
-    return {**told(found), "Excluded": found.excluded_nodes or "", "CpusPerTask": found.cpus_per_task or 1}
+    more = {"Excluded": found.excluded_nodes or "", "CpusPerTask": found.cpus_per_task or 1}
+    return {**told(found), **more, "Output": getattr(found, "standard_output", "") or ""}
 
 
 WITHOUT_EXIT_CODE = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "COMPLETED"}

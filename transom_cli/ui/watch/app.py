@@ -106,7 +106,7 @@ class WatchApp(App[RunView | None]):
         try:
             view = self._follow.look()
         except TransomError as error:  # the run directory is gone, or cannot be read now
-            self.call_from_thread(self._say, error.what)
+            self.call_from_thread(self.say, error.what)
             return
         log = self._follow.log(view) if self._tab == content.LOG else None
         kind, _, name = (self._opened or "").partition(" ")
@@ -290,7 +290,8 @@ class WatchApp(App[RunView | None]):
     def _pause(self) -> None:
         self._paused = not self._paused
 
-    def _say(self, words: str) -> None:
+    def say(self, words: str) -> None:
+        """In the last line, until the next key."""
         self._said = words
         self._draw()
 

@@ -1,0 +1,89 @@
+"""A launch that cannot be asked for, since slurmctld gives no answer: it waits, and is no fault."""
+
+from __future__ import annotations
+
+import pytest
+from core_ladder import NODES, feed, fresh, killed, started, training
+
+from transom_cli.core import ladder as sh
+from transom_cli.core.ladder import Order
+from transom_cli.core.srunwords import slurm_is_away
+
+WHY = "Unable to confirm allocation for job 7: Socket timed out on send/recv operation"
+
+
+def away(launch: int, first: float, last: float) -> list[sh.Heard]:
+    """For as long as it is: the launcher tells it once a second, and time goes on."""
+    looks = range(int(first), int(last) + 1)
+    return [heard for at in looks for heard in (sh.SlurmAway(float(at), launch, WHY), sh.Tick(float(at)))]
+
+
+def test_a_relaunch_waits_ten_minutes_for_slurmctld_and_says_so_once() -> None:
+    state, orders = feed(killed(training(), 10.0), *away(1, 15, 615))
+    (told,) = orders
+    assert told == sh.Tell("l1", "waiting", f"launch 1 waits for slurmctld, which gives no answer ({WHY})")
+    state, orders = feed(state, sh.Appeared(620.0, 1), sh.Stepped(625.0, 1, 5))
+    assert orders == [sh.Tell("l1", "recovered", "step 5 done in launch 1")]
+    assert dict(state.spent) == {"rank_killed": 1}, "the wait costs nothing of the budget"
+
+
+def test_once_slurmctld_answers_the_launch_has_three_times_as_long_to_come_up_as_any() -> None:
+    """22.05 refuses it its nodes for up to two minutes: the slurmstepds of the last one tell of its end late."""
+    state, _ = feed(killed(training(), 10.0), *away(1, 15, 300))
+    assert feed(state, sh.Tick(659.0))[1] == []
+    (told, *_) = feed(state, sh.Tick(660.0))[1]
+    assert isinstance(told, sh.Tell) and "did not start a task within 360 s" in told.words
+
+
+def test_the_first_launch_waits_too() -> None:
+    state, orders = feed(fresh(), sh.Begun(0.0), *away(0, 1, 400))
+    assert started(orders) == [NODES]
+    assert [o.what for o in orders if isinstance(o, sh.Tell)] == ["waiting"]
+    assert feed(state, sh.Stepped(410.0, 0, 0))[0].step == 0
+
+
+@pytest.mark.parametrize("launch", [0, 2])
+def test_of_another_launch_it_says_nothing(launch: int) -> None:
+    state = killed(training(), 10.0)
+    assert feed(state, sh.SlurmAway(15.0, launch, WHY)) == (state, [])
+
+
+def test_whose_tasks_have_been_seen_does_not_wait() -> None:
+    state, _ = feed(training(), sh.Appeared(7.0, 0))
+    assert feed(state, sh.SlurmAway(8.0, 0, WHY)) == (state, [])
+
+
+def test_told_to_end_meanwhile_it_ends() -> None:
+    state, _ = feed(killed(training(), 10.0), *away(1, 15, 30))
+    orders: list[Order] = feed(
+        state, sh.Told(31.0, "SIGTERM"), sh.Exits(31.1, 1, (), over=True, srun=1), sh.Tick(40.0)
+    )[1]
+    (left,) = [o for o in orders if isinstance(o, sh.Leave)]
+    assert left.outcome.status == "stopped" and "SIGTERM" in left.outcome.why
+
+
+def test_the_wait_of_one_launch_is_told_again_of_the_next() -> None:
+    state, _ = feed(killed(training(), 10.0), *away(1, 15, 30), sh.Appeared(31.0, 1), sh.Stepped(32.0, 1, 9))
+    state, _ = feed(state, sh.Durable(33.0, 9))
+    state, orders = feed(killed(state, 40.0, (-9, None, None)), *away(2, 45, 50))
+    assert [o.incident for o in orders if isinstance(o, sh.Tell)] == ["l2"]
+
+
+@pytest.mark.parametrize(
+    ("line", "waits"),
+    [
+        (f"srun: error: {WHY}\n", True),
+        (
+            "srun: error: Unable to confirm allocation for job 8: Unable to contact slurm controller (connect failure)",
+            True,
+        ),
+        ("srun: error: Unable to create step for job 7: Unable to contact slurm controller (connect failure)", True),
+        ("srun: error: Unable to confirm allocation for job 7: Invalid job id specified", False),
+        ("srun: error: Unable to create step for job 7: Requested node configuration is not available", False),
+        ("srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 7", False),
+        ("rank 0: Unable to contact slurm controller (connect failure)", False),
+        ("srun: error: node2: task 1: Killed", False),
+    ],
+)
+def test_sruns_words_for_it(line: str, waits: bool) -> None:
+    assert bool(slurm_is_away(line)) is waits
