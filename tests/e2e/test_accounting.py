@@ -88,6 +88,7 @@ def left_alone(person: Person, accounted: Sandbox, *words: str) -> tuple[RunDir,
     kill_operator(run)
     accounted.slurm("scancel", str(job_id))
     forget(accounted, job_id)
+    run.job_log(job_id).unlink()  # its own words would do; a script's output may be anywhere
     return run, job_id
 
 

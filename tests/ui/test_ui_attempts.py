@@ -155,7 +155,7 @@ def test_of_a_script_of_the_users_own_the_operator_tells(tmp_path: Path) -> None
     assert (one.ended, one.runs, one.words) == (50.0, False, NO_OUTCOME)
     first, second = made.tell(ev.JobSeen(60.0, 7, 1, "RUNNING", nodes=("n3", "n4")))
     assert (first.ended, second.began, second.nodes) == (50.0, 60.0, ("n3", "n4"))
-    cancelled = ev.JobGone(90.0, 7, "CANCELLED", by="ann")
+    cancelled = ev.JobGone(90.0, 7, ended="CANCELLED", by="ann", source="accounting")
     assert (made.tell(cancelled)[1].ended, made.tell()[1].runs) == (90.0, False)
     assert made.tell()[1].words == "the job was cancelled in Slurm by ann (scancel), as accounting tells"
 

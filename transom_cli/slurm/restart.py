@@ -123,13 +123,12 @@ class _Restart:
     def run(self) -> RestartResult:
         request = self.request
         successors = self._successors()
-        try:
+        job: Job | None = None
+        with contextlib.suppress(NoSuchJob):
             job = self.slurm.job(request.job_id)
-        except NoSuchJob:
+        if job is None or is_anothers(job.comment, request.tag):
             if not successors:
                 self._require_uncancelled()
-            return self._succeed(None, successors)
-        if is_anothers(job.comment, request.tag):
             return self._succeed(None, successors)
         if request.tag in job.comment.split():
             raise self._counted_anew((job,))
