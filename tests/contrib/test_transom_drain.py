@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -152,22 +153,27 @@ def test_only_for_a_job_of_the_caller(stubbed: Stubbed, jobs: str) -> None:
     assert stubbed.done == []
 
 
-NOW = int(time.time())
+def rows_of(words: str) -> str:
+    """sacct's, where -5 stands for five seconds ago; of the moment at which they are asked for."""
+    now = int(time.time())
+    return re.sub(r"(?<=\|)-(\d+)", lambda found: str(now - int(found[1])), words) + "\n"
+
+
 NOTHING = "transom-drain: no job of user 1000 runs on n2, or has left it within 600 s (user 1000)"
 
 
 @pytest.mark.parametrize(
     ("rows", "status"),
     [
-        (f"1000|{NOW - 9000}|{NOW - 5}", 0),
-        (f"1000|{NOW - 9000}|{NOW - 500}", 0),
-        (f"1000|{NOW - 9000}|{NOW - 700}", 1),  # sacct tells of jobs that began before its window, too
-        (f"1001|{NOW - 9000}|{NOW - 5}", 1),  # another user's
-        (f"1000|Unknown|{NOW - 5}", 1),  # cancelled while it waited: it was never there
+        ("1000|-9000|-5", 0),
+        ("1000|-9000|-500", 0),
+        ("1000|-9000|-700", 1),  # sacct tells of jobs that began before its window, too
+        ("1001|-9000|-5", 1),  # another user's
+        ("1000|Unknown|-5", 1),  # cancelled while it waited: it was never there
         ("1000|Unknown|Unknown", 1),
-        (f"1000|{NOW - 9000}|Unknown", 3),  # slurmdbd hears of an end late: neither yes nor no
-        (f"1000|{NOW - 9000}|Unknown\n1000|{NOW - 60}|{NOW - 5}", 0),
-        (f"10000|{NOW - 9000}|{NOW - 5}\n|1000|\n1000\n\x1b|||\n{NOW}|{NOW}|1000", 1),
+        ("1000|-9000|Unknown", 3),  # slurmdbd hears of an end late: neither yes nor no
+        ("1000|-9000|Unknown\n1000|-60|-5", 0),
+        ("10000|-9000|-5\n|1000|\n1000\n\x1b|||\n|-0|-0|1000", 1),
         ("", 1),
     ],
 )
@@ -175,7 +181,7 @@ def test_a_job_that_has_just_left_the_node_counts_by_the_accounting_alone(
     stubbed: Stubbed, rows: str, status: int
 ) -> None:
     (stubbed.folder / "jobs").write_text("")
-    (stubbed.folder / "rows").write_text(rows + "\n")
+    (stubbed.folder / "rows").write_text(rows_of(rows))
     stubbed.stub("sacct", 'printf "%s\\n" "$SLURM_TIME_FORMAT" "$@" > "{0}/asked"; cat "{0}/rows"')
     code, words = stubbed.drain(1000, "n2", WHY)
     assert (code, bool(stubbed.done)) == (status, status == 0), words
@@ -306,11 +312,11 @@ class TestSpool:
 
     def test_a_job_that_has_left_the_node_counts_where_there_is_accounting(self, stubbed: Stubbed) -> None:
         (stubbed.folder / "jobs").write_text("")
-        (stubbed.folder / "rows").write_text(f"1000|{NOW - 900}|Unknown\n")
+        (stubbed.folder / "rows").write_text(rows_of("1000|-900|Unknown"))
         stubbed.stub("sacct", 'cat "{0}/rows"')
         path = stubbed.request("n2.json", good(), owner=1000)
         assert stubbed.read_spool() == 0 and path.exists() and stubbed.done == [], "slurmdbd has not heard of its end"
-        (stubbed.folder / "rows").write_text(f"1000|{NOW - 900}|{NOW}\n")
+        (stubbed.folder / "rows").write_text(rows_of("1000|-900|-0"))
         assert stubbed.read_spool() == 0 and not path.exists() and stubbed.done
 
     def test_no_such_spool(self, stubbed: Stubbed) -> None:
