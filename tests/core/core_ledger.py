@@ -1,5 +1,5 @@
 """Counts what the core orders and holds it to its promises. It trusts events and actions alone, not the core's state
-(but for the names of closed incidents, whose open questions are withdrawn)."""
+(but for the names of closed incidents, whose open questions are withdrawn, and for causes)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ _ANSWERS: dict[type[ev.Event], tuple[type[act.Action], ...]] = {
     ev.Acted: (act.Patch, act.Release, act.Cancel),
     ev.ActionFailed: (act.Action,),
 }
+
+
+OF_TIME = ("time_limit", "preempted", "maintenance")
 
 
 @dataclass
@@ -168,10 +171,15 @@ class Ledger:
         if first and word == "restart":
             further = self.best != self.best_at_restart
             self.best_at_restart = self.best
-            self.vain = 0 if further else self.vain + 1
+            self.vain = 0 if further or self._as_far_as_time_went() else self.vain + 1
             self.paid_in_a_row = 0 if further else self.paid_in_a_row + (incident in self.paid)
             spared = min(self.policy.cap_nodes, self.paid_in_a_row)
             assert self.vain <= self.policy.max_without_progress + spared, "a restart loop"
+
+    def _as_far_as_time_went(self) -> bool:
+        """What keeps its own checkpoints, or none, comes as far as Slurm's limits let it: nobody can tell how far."""
+        diagnosis = self.state.incident.diagnosis if self.state.incident is not None else None
+        return self.best[0] < 0 and diagnosis is not None and diagnosis.cause in OF_TIME
 
 
 def _about(key: str) -> str:

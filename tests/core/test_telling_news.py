@@ -101,7 +101,7 @@ def test_only_a_hold_that_lasts_is_told_and_so_is_its_end() -> None:
     assert (
         news[-2].headline == "held: an administrator holds the job in Slurm (JobHeldAdmin)" and news[-2].at == AT + 56
     )
-    assert "let it go on: scontrol release 7" in news[-2].words
+    assert "let it go on: scontrol release 7   # by an administrator" in news[-2].words
 
 
 def test_a_hold_that_lasts_since_nobody_was_there_is_news_for_the_next_operator() -> None:

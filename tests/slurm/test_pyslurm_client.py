@@ -216,7 +216,7 @@ def test_versions_that_fit() -> None:
 
 def test_the_doctor_hears_what_works_and_what_does_not(make: Make) -> None:
     well = try_out(make())
-    assert well.works == "25.11.2 on Python 3.14, with Slurm 26.05.5: 1 jobs of yours"
+    assert well.works == "25.11.2 on Python 3.14, with Slurm 26.05.5: 1 job of yours"
     assert well.detours.keys() == {"submit", "history"}
     assert "died of SIGSEGV" in try_out(make(SEGFAULTS)).why_not
     other = try_out(make(answers={"cluster": {"value": {"release": "24.11.5", "name": "alps"}}}))

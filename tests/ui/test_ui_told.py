@@ -82,9 +82,10 @@ def test_what_was_asked_for_is_read_as_the_model_has_it(tmp_path: Path) -> None:
     }
     settings = load(None, flags, site=None, user=tmp_path / "none")
     run = new_run(tmp_path, "r", datetime(2026, 3, 4, tzinfo=timezone.utc), settings, "#!/bin/sh\n")
-    assert read_asked(run) == Asked(Path("/c"), 900, 26 * 3600, True, 4.0, 60.0)
+    no_launcher = {"launcher": False}  # the script starts none
+    assert read_asked(run) == Asked(Path("/c"), 900, 26 * 3600, True, 4.0, 60.0, **no_launcher)
     run.settings.write_text("steps = 'many'\n[job]\ntime = 'soon'\nsignal_before = 0\n")
-    assert read_asked(run) == Asked(run.checkpoints, None, None, False, 10.0, 1800.0)
+    assert read_asked(run) == Asked(run.checkpoints, None, None, False, 10.0, 1800.0, **no_launcher)
     run.settings.write_text("not toml")
     assert read_asked(run) == Asked(run.checkpoints)
 
