@@ -17,14 +17,15 @@ from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.fake_cluster import FakeJob
 from transom_cli.slurm.port import JobState, Submission
-from transom_cli.supervise import launcher, launchplan
-from transom_cli.supervise.clock import Clock
 from transom_cli.supervise.follow import Follower
-from transom_cli.supervise.hands import Hands, Orders
-from transom_cli.supervise.launchplan import Allocation, LaunchOptions
+from transom_cli.supervise.launcher import loop as launcher
+from transom_cli.supervise.launcher import plan as launchplan
+from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.lease import Lease
-from transom_cli.supervise.operator import Operator, Pace
-from transom_cli.supervise.slurmwatch import SlurmWatch
+from transom_cli.supervise.operator.clock import Clock
+from transom_cli.supervise.operator.hands import Hands, Orders
+from transom_cli.supervise.operator.loop import Operator, Pace
+from transom_cli.supervise.operator.slurmwatch import SlurmWatch
 from transom_cli.wiring import slurm as wiring
 
 POLL, POLL_MOST = 2.0, 30.0  # the defaults of `slurm.poll` and `slurm.poll_max`

@@ -19,7 +19,7 @@ _ROOMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Scripts and commands", ("submit", "cli.submitting", "cli.run", "cli.app", "cli.ending")),
     ("Settings, policy, rules and logs", ("config", "diagnose", "cli.policy", "cli.diagnos")),
     ("Runs and their supervisors", ("supervise", "ui", "wiring", "cli.status", "cli.looking", "cli.launch", "cli")),
-    ("Nodes and checks", ("health", "cli.check", "cli.nodes", "supervise.lifting")),
+    ("Nodes and checks", ("health", "cli.check", "cli.nodes", "supervise.operator.lifting")),
     ("Slurm", ("slurm",)),
     ("Checkpoints", ("ckpt", "cli.ckpt")),
     ("Notifications and metrics", ("telling", "cli.notify", "config.notify")),

@@ -29,6 +29,7 @@ PURE = (
     "slurm.byhand",
     "slurm.parse",
     "slurm.port",
+    "slurm.sacct",
     "slurm.starts",
     "slurm.pyslurm.match",
     "slurm.tags",
@@ -36,15 +37,15 @@ PURE = (
     "beats.phases",
     "beats.spent",
     "beats.table",
-    "ckpt.cadence",
-    "ckpt.coming",
-    "ckpt.intervals",
+    "ckpt.pace.cadence",
+    "ckpt.pace.coming",
+    "ckpt.pace.intervals",
     "ckpt.manifest",
     "ckpt.memory.account",
     "ckpt.memory.galois",
     "ckpt.memory.protection",
     "ckpt.names",
-    "ckpt.stopwatch",
+    "ckpt.pace.stopwatch",
     "ckpt.failures",
     "ckpt.underway",
     "diagnose.clue",
@@ -131,7 +132,7 @@ PURE = (
     "report.timeline",
     "supervise.attempts",
     "supervise.book",
-    "supervise.containing",
+    "supervise.launcher.containing",
     "ui.concerning",
     "ui.goodput",
     "ui.story",
@@ -282,7 +283,7 @@ def test_checkpoints_bring_no_command_line_into_the_trainer(name: str) -> None:
 def test_torch_is_imported_only_by_checkpoints_the_probe_and_hooks() -> None:
     users = [n for n in GRAPH.paths if "torch" in GRAPH.outside(n, late=True)]
     assert [short(n) for n in users if n not in matching("ckpt.*", *PROBES, *HOOKS)] == []
-    assert "transom_cli.ckpt.engine" in users, "this test looks for the wrong name"
+    assert "transom_cli.ckpt.saving.engine" in users, "this test looks for the wrong name"
 
 
 @pytest.mark.parametrize("name", matching("health.probe", "health.probe.*"), ids=short)

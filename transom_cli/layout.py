@@ -74,7 +74,7 @@ class AttemptDir:
 
     @property
     def reports(self) -> Path:
-        """What the launcher finds odd about the training, as JSON (supervise.reporting)."""
+        """What the launcher finds odd about the training, as JSON (supervise.launcher.reporting)."""
         return self.path / "reports.json"
 
     @property

@@ -22,7 +22,7 @@ from transom_cli.agent.server import Server
 from transom_cli.layout import AttemptDir
 
 LISTENS = """
-from transom_cli.ckpt import keeper, orders
+from transom_cli.ckpt.saving import keeper, orders
 keeper.ORDER_WAIT = 600.0
 ear = orders.attend()
 ear.at(%d)

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from ckpt_made import Training
 
-from transom_cli.ckpt import Checkpointer, keeper
+from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.saving import keeper
 
 EVERY = 100
 

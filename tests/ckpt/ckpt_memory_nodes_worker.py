@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from transom_cli.ckpt import Checkpointer, files, progress
+from transom_cli.ckpt import Checkpointer, files
+from transom_cli.ckpt.restoring import progress
 
 WIDTH = 3 << 16
 

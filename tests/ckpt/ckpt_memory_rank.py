@@ -1,4 +1,4 @@
-"""A rank without torch: it lends memory to a holder and commits steps in it, as ckpt.snapshots does."""
+"""A rank without torch: it lends memory to a holder and commits steps in it, as ckpt.saving.snapshots does."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from transom_cli.ckpt import Checkpointer, NoCheckpointRestores
-from transom_cli.ckpt.engine import Writer
+from transom_cli.ckpt.saving.engine import Writer
 
 
 def sharded(model):

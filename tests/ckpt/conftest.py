@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from ckpt_memory_holders import end_holder
 
-from transom_cli.ckpt import snapshots
 from transom_cli.ckpt.memory.client import LINGER
 from transom_cli.ckpt.memory.meeting_place import Meeting
+from transom_cli.ckpt.saving import snapshots
 
 
 @pytest.fixture(autouse=True)

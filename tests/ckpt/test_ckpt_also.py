@@ -15,7 +15,7 @@ from transom_cli.ckpt.failures import NoCheckpointRestores, TakenOver
 from transom_cli.ckpt.inventory import candidates, verify
 from transom_cli.ckpt.memory import writing
 from transom_cli.ckpt.names import COPIES_OF
-from transom_cli.ckpt.turns import Turns
+from transom_cli.ckpt.pace.turns import Turns
 from transom_cli.errors import UsageError
 
 

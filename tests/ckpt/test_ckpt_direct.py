@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from transom_cli.ckpt import direct, files
+from transom_cli.ckpt import files
+from transom_cli.ckpt.saving import direct
 
 SIZE = 3 * direct._PIECE
 

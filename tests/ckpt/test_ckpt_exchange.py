@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from transom_cli.ckpt.exchange import SMALL, Part, divide, exchange
 from transom_cli.ckpt.names import data_name, rank_of_data
-from transom_cli.ckpt.placing import Object, Wanted, Whole
+from transom_cli.ckpt.restoring.exchange import SMALL, Part, divide, exchange
+from transom_cli.ckpt.restoring.placing import Object, Wanted, Whole
 
 
 class Ranks:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from transom_cli.ckpt import Checkpointer
-from transom_cli.ckpt.torch_file import write
+from transom_cli.ckpt.convert.torch_file import write
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.errors import TransomError
 
@@ -125,7 +125,7 @@ def test_what_is_there_is_not_replaced(saved: Path, tmp_path: Path):
 
 
 def test_a_file_that_came_to_be_meanwhile_stays(tmp_path: Path):
-    from transom_cli.ckpt.outfile import appearing
+    from transom_cli.ckpt.convert.outfile import appearing
 
     with pytest.raises(FileExistsError), appearing(tmp_path / "x", force=False) as file:
         file.write(b"ours")

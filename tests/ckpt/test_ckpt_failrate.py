@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.ckpt import failrate
-from transom_cli.ckpt.failrate import Attempt, Failures, count, known_failures
+from transom_cli.ckpt.pace import failrate
+from transom_cli.ckpt.pace.failrate import Attempt, Failures, count, known_failures
 
 DAY = 86400.0
 

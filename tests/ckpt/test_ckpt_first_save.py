@@ -10,9 +10,10 @@ import pytest
 import torch
 from ckpt_memory_holders import abandon
 
-from transom_cli.ckpt import Checkpointer, snapshots
-from transom_cli.ckpt.collector import uncollected
-from transom_cli.ckpt.snapshots import Snapshots
+from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.saving import snapshots
+from transom_cli.ckpt.saving.collector import uncollected
+from transom_cli.ckpt.saving.snapshots import Snapshots
 
 WIDTH = 2048  # 16 MiB of weights
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]

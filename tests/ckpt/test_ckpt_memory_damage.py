@@ -15,7 +15,7 @@ from transom_cli.ckpt import Checkpointer
 from transom_cli.ckpt.memory import holder
 from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.names import MEMORY
-from transom_cli.ckpt.recall import remembered
+from transom_cli.ckpt.restoring.recall import remembered
 
 
 def state(step: int) -> dict[str, Any]:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from ckpt_memory_holders import abandon, holder_pid, memory_of
 
-from transom_cli.ckpt import Checkpointer, arena
-from transom_cli.ckpt.staging import Stager
+from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.saving import arena
+from transom_cli.ckpt.saving.staging import Stager
 
 SAID = "snapshot(s) in memory at a time"
 

@@ -12,7 +12,7 @@ import torch
 from ckpt_made import Training
 
 from transom_cli.ckpt import Checkpointer
-from transom_cli.ckpt.streaming import Copier
+from transom_cli.ckpt.saving.streaming import Copier
 from transom_cli.errors import UsageError
 
 

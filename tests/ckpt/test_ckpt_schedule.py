@@ -11,13 +11,13 @@ import torch
 from ckpt_made import names_in
 
 from transom_cli.ckpt import Checkpointer, checkpointer
-from transom_cli.ckpt.cadence import START, Cadence, Measured
-from transom_cli.ckpt.failrate import Failures
-from transom_cli.ckpt.lasting import Rule
-from transom_cli.ckpt.meeting import LOOK, Meeting, Note
+from transom_cli.ckpt.pace.cadence import START, Cadence, Measured
+from transom_cli.ckpt.pace.failrate import Failures
+from transom_cli.ckpt.pace.lasting import Rule
+from transom_cli.ckpt.pace.meeting import LOOK, Meeting, Note
+from transom_cli.ckpt.pace.schedule import Auto, Every
+from transom_cli.ckpt.pace.stopwatch import Stopwatch
 from transom_cli.ckpt.ranks import Ranks
-from transom_cli.ckpt.schedule import Auto, Every
-from transom_cli.ckpt.stopwatch import Stopwatch
 from transom_cli.errors import UsageError
 
 

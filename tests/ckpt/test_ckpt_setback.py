@@ -9,9 +9,10 @@ from ckpt_made import Training, names_in
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.ckpt import Checkpointer, setback
+from transom_cli.ckpt import Checkpointer
 from transom_cli.ckpt.failures import BadSetbacks, NoCheckpointRestores
-from transom_cli.ckpt.setback import Batches, Setback, set_back
+from transom_cli.ckpt.restoring import setback
+from transom_cli.ckpt.restoring.setback import Batches, Setback, set_back
 
 
 def become(monkeypatch: pytest.MonkeyPatch, launch: str) -> None:

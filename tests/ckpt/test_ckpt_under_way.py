@@ -11,8 +11,8 @@ from pathlib import Path
 from ckpt_memory_attempt import JOB, AttemptNodes, run_in
 from ckpt_slow_holder import __file__ as SLOW
 
-from transom_cli.ckpt.coming import Coming
 from transom_cli.ckpt.memory.client import agents_path, reach
+from transom_cli.ckpt.pace.coming import Coming
 from transom_cli.ckpt.underway import CHECKING, LOADING, WRITING, Part
 from transom_cli.core.state import Phase, State
 from transom_cli.layout import AttemptDir, RunDir

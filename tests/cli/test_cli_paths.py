@@ -16,7 +16,7 @@ from cli_support import transom
 from transom_cli.cli import run as running
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.layout import RunDir
-from transom_cli.supervise.allocation import require_run_dir
+from transom_cli.supervise.launcher.allocation import require_run_dir
 from transom_cli.wiring.operator import operator_for
 from transom_cli.wiring.plan import Plan
 

@@ -19,7 +19,7 @@ from transom_cli.slurm.tags import of_run, run_tag
 from transom_cli.submit.operatorjob import GOES_ON, operator_options, operator_script, operator_tag
 from transom_cli.supervise.journal import fold, write_header
 from transom_cli.supervise.lease import Lease
-from transom_cli.supervise.operatorjob import (
+from transom_cli.supervise.operator.job import (
     await_next,
     await_operator,
     cancel_waiting,

@@ -16,10 +16,10 @@ from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import JobState, NoSuchJob, SlurmUnknown, Submission
-from transom_cli.supervise.clock import Clock
-from transom_cli.supervise.hands import Hands, Orders
 from transom_cli.supervise.journal import Journal, fold, step_and_remember, write_header
-from transom_cli.supervise.slurmwatch import job_seen
+from transom_cli.supervise.operator.clock import Clock
+from transom_cli.supervise.operator.hands import Hands, Orders
+from transom_cli.supervise.operator.slurmwatch import job_seen
 
 WIDTH = 3
 

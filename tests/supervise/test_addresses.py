@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from transom_cli.slurm.port import Node, SlurmUnknown
-from transom_cli.supervise import agents
+from transom_cli.supervise.launcher import agents
 from transom_cli.wiring import slurm as wiring
 
 

@@ -18,7 +18,7 @@ from transom_cli.core.state import State
 from transom_cli.layout import RunDir
 from transom_cli.supervise import answering
 from transom_cli.supervise.answering import Answering, interrupted
-from transom_cli.supervise.filewatch import FileWatch
+from transom_cli.supervise.operator.filewatch import FileWatch
 from transom_cli.telling.news import News
 
 SOON = 30.0  # seconds, on a busy machine

@@ -11,7 +11,7 @@ from transom_cli.slurm.port import Job, JobState
 from transom_cli.supervise import examine as examine_module
 from transom_cli.supervise.batchlog import error_in, of_attempt
 from transom_cli.supervise.examine import examine
-from transom_cli.supervise.outputs import Outputs
+from transom_cli.supervise.operator.outputs import Outputs
 
 FIRST = """\
 transom: checked: 1 node examined in 2.5 s, none is bad, 1 to monitor

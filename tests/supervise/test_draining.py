@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import Node
-from transom_cli.supervise.draining import LENGTH, drain, is_ours, reason
+from transom_cli.supervise.operator.draining import LENGTH, drain, is_ours, reason
 
 RUN = "llm-20260101-120000-ab12"
 OURS = reason("xid: Xid 79: GPU has fallen off the bus", RUN)

@@ -17,9 +17,9 @@ from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.options import HealthOptions
 from transom_cli.health.report import Report
 from transom_cli.layout import RunDir
-from transom_cli.supervise.examining import Examining
-from transom_cli.supervise.faultwatch import AT_ONCE, FaultWatch
-from transom_cli.supervise.launchplan import Allocation, LaunchOptions, agent_argv
+from transom_cli.supervise.launcher.examining import Examining
+from transom_cli.supervise.launcher.faultwatch import AT_ONCE, FaultWatch
+from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions, agent_argv
 
 NODES = ("n1", "n2")
 ALLOCATION = Allocation(7, 1, NODES, gpus=4, since=1000.0)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from transom_cli.core.ladder import Flushing
-from transom_cli.supervise.flushing import agree
+from transom_cli.supervise.launcher.flushing import agree
 
 
 class Nodes:

@@ -13,9 +13,9 @@ from transom_cli.layout import RunDir
 from transom_cli.slurm.ending import user_name
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmUnknown, Submission
-from transom_cli.supervise.clock import Clock
-from transom_cli.supervise.forgotten import Forgotten
-from transom_cli.supervise.slurmwatch import FORGOTTEN_AFTER, SlurmWatch
+from transom_cli.supervise.operator.clock import Clock
+from transom_cli.supervise.operator.forgotten import Forgotten
+from transom_cli.supervise.operator.slurmwatch import FORGOTTEN_AFTER, SlurmWatch
 
 
 class Scene:

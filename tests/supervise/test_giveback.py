@@ -13,9 +13,9 @@ import pytest
 from transom_cli.core.ladder import LadderState
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmRefused, SlurmUnknown, Submission
-from transom_cli.supervise import giveback
-from transom_cli.supervise.giveback import GiveBack
-from transom_cli.supervise.launchplan import Allocation
+from transom_cli.supervise.launcher import giveback
+from transom_cli.supervise.launcher.giveback import GiveBack
+from transom_cli.supervise.launcher.plan import Allocation
 
 
 class Cluster(FakeSlurm):

@@ -18,12 +18,12 @@ from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import JobState, Submission
 from transom_cli.slurm.tags import run_tag, successor_tag
-from transom_cli.supervise.clock import Clock
 from transom_cli.supervise.handed import RECORD, handed_on, newest_handed
-from transom_cli.supervise.hands import Hands, Orders
 from transom_cli.supervise.journal import Journal, write_header
 from transom_cli.supervise.lease import Lease
-from transom_cli.supervise.slurmwatch import SlurmWatch
+from transom_cli.supervise.operator.clock import Clock
+from transom_cli.supervise.operator.hands import Hands, Orders
+from transom_cli.supervise.operator.slurmwatch import SlurmWatch
 from transom_cli.ui.read import read_view
 from transom_cli.ui.render import status_lines
 

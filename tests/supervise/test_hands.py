@@ -17,9 +17,9 @@ from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import JobState, SlurmDenied, SlurmRefused, SlurmUnknown, Submission
-from transom_cli.supervise import hands as hands_module
-from transom_cli.supervise.clock import Clock
-from transom_cli.supervise.hands import Hands, Orders
+from transom_cli.supervise.operator import hands as hands_module
+from transom_cli.supervise.operator.clock import Clock
+from transom_cli.supervise.operator.hands import Hands, Orders
 
 LOST = SlurmUnknown("Slurm did not answer", "Socket timed out on send/recv operation")
 
@@ -173,7 +173,7 @@ def site_command(folder: Path, code: int) -> tuple[str, ...]:
 
 def test_the_sites_own_command_drains_where_slurm_denies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path, drain_command=site_command(tmp_path, 0))
-    monkeypatch.setattr("transom_cli.supervise.draining._drained", lambda slurm, node: node == "n2")
+    monkeypatch.setattr("transom_cli.supervise.operator.draining._drained", lambda slurm, node: node == "n2")
     told = bench.do(act.Isolate("i1/isolate/n2", "n2", "node_lost: $(rm x); 'q'", drain=True))
     assert isinstance(told, ev.Isolated) and told.how == "drained" and "site drain" in told.detail
     asked = (tmp_path / "asked").read_text().splitlines()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from transom_cli.diagnose.clue import Category, Clue, Culprit
-from transom_cli.supervise import hangwords
-from transom_cli.supervise.hangwords import HangTold, hang_told, told, words
+from transom_cli.supervise.launcher import hangwords
+from transom_cli.supervise.launcher.hangwords import HangTold, hang_told, told, words
 
 STACK = 'Thread 1 (idle): "MainThread"\n    {}\n    step (train.py:9)\n'
 

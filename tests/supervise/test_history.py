@@ -14,8 +14,8 @@ from transom_cli.core.codec import plain
 from transom_cli.core.decided import Decided, Taken
 from transom_cli.core.state import Exclusion, Policy, State
 from transom_cli.layout import AttemptDir, RunDir
-from transom_cli.supervise import history
 from transom_cli.supervise.journal import Journal, write_header
+from transom_cli.supervise.launcher import history
 from transom_cli.supervise.lease import Lease
 
 EXPIRY = 3600.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transom_cli.supervise.latewarning import missed_for
+from transom_cli.supervise.launcher.latewarning import missed_for
 
 
 @pytest.mark.parametrize(

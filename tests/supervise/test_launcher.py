@@ -19,11 +19,13 @@ from transom_cli.core.ladder import Ended
 from transom_cli.core.policy import Rule
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
-from transom_cli.supervise import launcher as module
-from transom_cli.supervise import launchhands, launchplan, linger
-from transom_cli.supervise.agents import Agents
-from transom_cli.supervise.launcher import Launcher
-from transom_cli.supervise.launchplan import Allocation, LaunchOptions
+from transom_cli.supervise.launcher import hands as launchhands
+from transom_cli.supervise.launcher import linger
+from transom_cli.supervise.launcher import loop as module
+from transom_cli.supervise.launcher import plan as launchplan
+from transom_cli.supervise.launcher.agents import Agents
+from transom_cli.supervise.launcher.loop import Launcher
+from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.lease import Lease
 from transom_cli.wiring import slurm as wiring
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.ckpt.setback import read as setbacks
+from transom_cli.ckpt.restoring.setback import read as setbacks
 from transom_cli.core.events import RankExit
 from transom_cli.core.ladder import THIS_LAUNCHER, End, Ended, GoBack, Heard, NotStarted, Start
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
-from transom_cli.supervise.agents import Agents
-from transom_cli.supervise.launchhands import LaunchHands
-from transom_cli.supervise.launchplan import Allocation, LaunchOptions
-from transom_cli.supervise.training import TrainingStep
+from transom_cli.supervise.launcher.agents import Agents
+from transom_cli.supervise.launcher.hands import LaunchHands
+from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
+from transom_cli.supervise.launcher.training import TrainingStep
 from transom_cli.wiring import slurm as wiring
 
 NODES = ("n1", "n2")

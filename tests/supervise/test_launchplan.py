@@ -9,9 +9,9 @@ import pytest
 
 from transom_cli.errors import UsageError
 from transom_cli.layout import RunDir
-from transom_cli.supervise.allocation import require_commands
-from transom_cli.supervise.containing import Image, container_words, find_program
-from transom_cli.supervise.launchplan import Allocation, LaunchOptions, keeps_rendezvous, training_argv, training_env
+from transom_cli.supervise.launcher.allocation import require_commands
+from transom_cli.supervise.launcher.containing import Image, container_words, find_program
+from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions, keeps_rendezvous, training_argv, training_env
 
 NODES = ("n1", "n2", "n3", "n4")
 

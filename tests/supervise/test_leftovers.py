@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from transom_cli.core.ladder import THIS_LAUNCHER, Ended
-from transom_cli.supervise import leftovers
-from transom_cli.supervise.leftovers import Leftovers
+from transom_cli.supervise.launcher import leftovers
+from transom_cli.supervise.launcher.leftovers import Leftovers
 
 NODES = ("n1", "n2", "n3")
 

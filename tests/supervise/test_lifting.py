@@ -19,11 +19,11 @@ from transom_cli.health.history.records import Isolation, Lift
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmDenied, SlurmUnknown
-from transom_cli.supervise.draining import reason
 from transom_cli.supervise.follow import Follower
 from transom_cli.supervise.journal import Journal, write_header
-from transom_cli.supervise.lifting import WITHDRAWN, Lifted, lift, to_lift
-from transom_cli.supervise.sitedrain import ask
+from transom_cli.supervise.operator.draining import reason
+from transom_cli.supervise.operator.lifting import WITHDRAWN, Lifted, lift, to_lift
+from transom_cli.supervise.operator.sitedrain import ask
 
 NOW = time.time()
 

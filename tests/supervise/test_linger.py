@@ -13,11 +13,11 @@ from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import JobState, SlurmDenied, SlurmRefused, SlurmUnknown, Submission
 from transom_cli.slurm.tags import run_tag
-from transom_cli.supervise import linger as module
 from transom_cli.supervise.handed import Handed, handed_on
 from transom_cli.supervise.journal import write_header
-from transom_cli.supervise.launcherlog import LauncherLog
-from transom_cli.supervise.launchplan import Allocation
+from transom_cli.supervise.launcher import linger as module
+from transom_cli.supervise.launcher.log import LauncherLog
+from transom_cli.supervise.launcher.plan import Allocation
 from transom_cli.supervise.lease import Lease
 from transom_cli.wiring import slurm as wiring
 from transom_cli.wiring.plan import Plan

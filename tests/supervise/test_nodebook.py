@@ -17,13 +17,13 @@ from transom_cli.health.history import files
 from transom_cli.health.history.files import HistoryFile, read_history
 from transom_cli.health.history.records import Attempt, Isolation, Record, RunOver
 from transom_cli.layout import RunDir
-from transom_cli.supervise import nodebook
-from transom_cli.supervise import operator as operator_module
-from transom_cli.supervise.clock import Clock
 from transom_cli.supervise.journal import write_header
 from transom_cli.supervise.lease import Lease
-from transom_cli.supervise.nodebook import NodeBook
-from transom_cli.supervise.operator import Operator, Pace
+from transom_cli.supervise.operator import loop as operator_module
+from transom_cli.supervise.operator import nodebook
+from transom_cli.supervise.operator.clock import Clock
+from transom_cli.supervise.operator.loop import Operator, Pace
+from transom_cli.supervise.operator.nodebook import NodeBook
 
 AT = time.time()
 FAULT = ev.NodeFault("n2", "xid", "FAIL", "Xid 79")

@@ -11,8 +11,8 @@ import pytest
 from transom_cli.core.ladder import Draining, Heard, Spare
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import Node, SlurmUnknown
-from transom_cli.supervise import nodewatch
-from transom_cli.supervise.nodewatch import NodeWatch
+from transom_cli.supervise.launcher import nodewatch
+from transom_cli.supervise.launcher.nodewatch import NodeWatch
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from transom_cli.core.state import Phase, Policy, State
 from transom_cli.files import publish_text
 from transom_cli.layout import RunDir
 from transom_cli.supervise import lease as lease_module
-from transom_cli.supervise import operator as operator_module
-from transom_cli.supervise.clock import Clock
 from transom_cli.supervise.journal import Journal, JournalError, fold, write_header
 from transom_cli.supervise.lease import Lease, read_holder
-from transom_cli.supervise.operator import Operator, Pace
+from transom_cli.supervise.operator import loop as operator_module
+from transom_cli.supervise.operator.clock import Clock
+from transom_cli.supervise.operator.loop import Operator, Pace
 
 Turn = Callable[[], list[ev.Event]]
 

@@ -18,8 +18,8 @@ from transom_cli.core.ladder import Exits, LadderState, Rung
 from transom_cli.core.quiet_shapes import QuietLimits
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.beatwatch import BeatWatch
-from transom_cli.supervise.launchersight import Sight
-from transom_cli.supervise.progress import Progress
+from transom_cli.supervise.launcher.progress import Progress
+from transom_cli.supervise.launcher.sight import Sight
 
 
 @pytest.fixture

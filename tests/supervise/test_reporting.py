@@ -22,8 +22,8 @@ from transom_cli.beats.table import RankBeat
 from transom_cli.core.ladder import Reported
 from transom_cli.diagnose.oddity import Slow
 from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.supervise.launcher.reporting import Reporter, hottest
 from transom_cli.supervise.reported import read_reports
-from transom_cli.supervise.reporting import Reporter, hottest
 
 
 class Told:

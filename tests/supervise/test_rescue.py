@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from transom_cli.supervise.rescue import rescue
+from transom_cli.supervise.launcher.rescue import rescue
 
 NODES = ("n1", "n2", "n3")
 

@@ -14,9 +14,10 @@ import pytest
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.slurm.port import SlurmUnknown
-from transom_cli.supervise import launchplan, revive
-from transom_cli.supervise.launchplan import Allocation, LaunchOptions
-from transom_cli.supervise.revive import TRIES, Revival
+from transom_cli.supervise.launcher import plan as launchplan
+from transom_cli.supervise.launcher import revive
+from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
+from transom_cli.supervise.launcher.revive import TRIES, Revival
 
 SAYS_WHERE = "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid()))"
 

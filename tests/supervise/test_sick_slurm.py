@@ -16,9 +16,9 @@ from transom_cli.layout import RunDir
 from transom_cli.slurm.breaker import Breaker, patient
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmUnknown, Submission
-from transom_cli.supervise.clock import Clock
-from transom_cli.supervise.hands import Hands, Orders
-from transom_cli.supervise.slurmwatch import SlurmWatch
+from transom_cli.supervise.operator.clock import Clock
+from transom_cli.supervise.operator.hands import Hands, Orders
+from transom_cli.supervise.operator.slurmwatch import SlurmWatch
 
 FASTER = 200.0
 TEN_MINUTES = 600.0

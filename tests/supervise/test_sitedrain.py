@@ -12,8 +12,8 @@ import pytest
 
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmDenied
-from transom_cli.supervise.draining import drain, reason
-from transom_cli.supervise.sitedrain import ask, request_path, run_command, withdraw
+from transom_cli.supervise.operator.draining import drain, reason
+from transom_cli.supervise.operator.sitedrain import ask, request_path, run_command, withdraw
 
 WHY = reason("xid: Xid 79", "r1")
 

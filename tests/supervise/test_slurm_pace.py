@@ -7,9 +7,9 @@ import queue
 from transom_cli.core.events import Event, JobSeen
 from transom_cli.core.state import Incident, Phase, State
 from transom_cli.slurm.port import Job, JobState
-from transom_cli.supervise.clock import Clock
-from transom_cli.supervise.operator import Pace
-from transom_cli.supervise.slurmwatch import SlurmWatch
+from transom_cli.supervise.operator.clock import Clock
+from transom_cli.supervise.operator.loop import Pace
+from transom_cli.supervise.operator.slurmwatch import SlurmWatch
 
 CALM = State(phase=Phase.TRAINING, job_id=7)
 FINISHING = State(phase=Phase.FINISHING, job_id=7)

@@ -11,9 +11,9 @@ import pytest
 from transom_cli.core import events as ev
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import Job, JobState, NoSuchJob, SlurmDenied, SlurmRefused, SlurmUnknown
-from transom_cli.supervise import slurmwatch
-from transom_cli.supervise.clock import Clock
-from transom_cli.supervise.slurmwatch import SlurmWatch, job_seen
+from transom_cli.supervise.operator import slurmwatch
+from transom_cli.supervise.operator.clock import Clock
+from transom_cli.supervise.operator.slurmwatch import SlurmWatch, job_seen
 
 RUNNING = Job(7, JobState.RUNNING, nodes=("n1", "n2"), batch_host="n1")
 GONE = NoSuchJob("Slurm does not know this job (any more)", "Invalid job id specified")

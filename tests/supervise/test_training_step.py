@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.supervise import training
-from transom_cli.supervise.training import TrainingStep
+from transom_cli.supervise.launcher import training
+from transom_cli.supervise.launcher.training import TrainingStep
 
 SRUN = """
 import pathlib, sys, time

@@ -17,7 +17,7 @@ from transom_cli.config.load import load
 from transom_cli.core.state import Policy
 from transom_cli.submit.rundir import new_run
 from transom_cli.supervise.journal import write_header
-from transom_cli.supervise.logjson import JsonLines
+from transom_cli.supervise.operator.logjson import JsonLines
 from transom_cli.wiring.plan import Plan
 
 

@@ -21,11 +21,11 @@ from transom_cli.core import events as ev
 from transom_cli.core.actions import Action
 from transom_cli.core.state import Phase, Policy, State
 from transom_cli.layout import RunDir
-from transom_cli.supervise import operator as operator_module
-from transom_cli.supervise.clock import Clock
 from transom_cli.supervise.journal import write_header
 from transom_cli.supervise.lease import Lease
-from transom_cli.supervise.operator import Operator, Pace
+from transom_cli.supervise.operator import loop as operator_module
+from transom_cli.supervise.operator.clock import Clock
+from transom_cli.supervise.operator.loop import Operator, Pace
 from transom_cli.telling import notifier as notifier_module
 from transom_cli.telling.ledger import Ledger
 from transom_cli.wiring.telling import notifier_for

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ui_scenes import restoring, saving
 
 from transom_cli.beats.table import RankBeat
-from transom_cli.ckpt.coming import Coming
+from transom_cli.ckpt.pace.coming import Coming
 from transom_cli.ckpt.underway import CHECKING, LOADING, WRITING, Counting, Part, joined
 from transom_cli.ui.changes import Changes
 from transom_cli.ui.saving import at_it, next_words, saves_ahead, under_way

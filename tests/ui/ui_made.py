@@ -10,8 +10,8 @@ from pathlib import Path
 from unittest import mock
 
 from transom_cli.beats.table import NodeTable, RankBeat, encode
-from transom_cli.ckpt.coming import Coming
 from transom_cli.ckpt.memory.account import Account, Held, Step
+from transom_cli.ckpt.pace.coming import Coming
 from transom_cli.ckpt.underway import Part
 from transom_cli.core import events as ev
 from transom_cli.core.codec import plain

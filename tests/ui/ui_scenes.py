@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ui_made import JOB, NOW, Made
 
-from transom_cli.ckpt.coming import Coming
+from transom_cli.ckpt.pace.coming import Coming
 from transom_cli.ckpt.underway import CHECKING, WRITING, Part
 from transom_cli.core import events as ev
 from transom_cli.health.gpu.events import GpuEvent

@@ -56,7 +56,7 @@ def end_launch(
     """Returns when nothing is left, or `grace` + KILL_WAIT seconds after the call with survivors. Safe to call again.
 
     node: as Slurm calls this node. grace: seconds between TERM and KILL; 0 kills without waiting. beats_dir: the
-    node's, where ranks that keep through TERM (ckpt.keeper) look for what to do.
+    node's, where ranks that keep through TERM (ckpt.saving.keeper) look for what to do.
     """
     if grace > 0 and beats_dir:
         with contextlib.suppress(OSError, ValueError):  # no such folder, no memory left: TERM and the grace will do

@@ -1,9 +1,9 @@
 """The agent's part of a flush: it writes the node's order, and tells how far the ranks are that will see it.
 
 The launcher asks every node first, picks a step beyond what any rank has reached, and orders it on all nodes. An answer
-to an order is taken after the order stands: a rank whose step is smaller there is certain to find it in time. Where
-one is not, the launcher orders a larger step. That is safe whatever the ranks have done by then: those that were in
-time for the first order have begun a checkpoint that never stands, and all come together at the next (ckpt.engine).
+to an order is taken after the order stands: a rank whose step is smaller there is certain to find it in time. Where one
+is not, the launcher orders a larger step. That is safe whatever the ranks have done by then: those that were in time
+for the first order have begun a checkpoint that never stands, and all come together at the next (ckpt.saving.engine).
 """
 
 from __future__ import annotations

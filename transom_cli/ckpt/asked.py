@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from transom_cli.ckpt import retention, schedule
+from transom_cli.ckpt import retention
 from transom_cli.ckpt.also import Also
 from transom_cli.ckpt.also import check as check_also
-from transom_cli.ckpt.lasting import Rule
 from transom_cli.ckpt.memory.protection import Protection, parse
 from transom_cli.ckpt.names import local_attempt, valid_attempt
+from transom_cli.ckpt.pace import schedule
+from transom_cli.ckpt.pace.lasting import Rule
 from transom_cli.ckpt.retention import Keep
 from transom_cli.errors import UsageError
 

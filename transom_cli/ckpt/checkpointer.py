@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transom_cli.beats.client import beat, phase, resumed
-from transom_cli.ckpt import ground, orders, schedule
+from transom_cli.ckpt import ground
 from transom_cli.ckpt.also import Also
 from transom_cli.ckpt.asked import asked
-from transom_cli.ckpt.collector import uncollected
 from transom_cli.ckpt.failures import SaveFailed
 from transom_cli.ckpt.names import Here
+from transom_cli.ckpt.pace import schedule
 from transom_cli.ckpt.ranks import Ranks
-from transom_cli.ckpt.resuming import Resuming
-from transom_cli.ckpt.saver import Saver
-from transom_cli.ckpt.snapshots import Snapshots
+from transom_cli.ckpt.restoring.resuming import Resuming
+from transom_cli.ckpt.saving import orders
+from transom_cli.ckpt.saving.collector import uncollected
+from transom_cli.ckpt.saving.saver import Saver
+from transom_cli.ckpt.saving.snapshots import Snapshots
 from transom_cli.ckpt.state import State
 
 COPIES = 3600.0  # seconds that close() waits for copies to be written
@@ -42,8 +44,8 @@ class Checkpointer:
     afresh.
 
     `every`: steps between saves, or "auto": as many as the measured cost of a save and the rate of failures make best,
-    while saves cost no more than `overhead` (a part of the time: 0.01 is 1 %; ckpt.cadence). A save is a snapshot in
-    the nodes' memory, which outlives the trainer. `persist`: which of them become durable as well: every n-th,
+    while saves cost no more than `overhead` (a part of the time: 0.01 is 1 %; ckpt.pace.cadence). A save is a snapshot
+    in the nodes' memory, which outlives the trainer. `persist`: which of them become durable as well: every n-th,
     the first after so much time ("10m", also "30s", "1h"), or "auto": by what a write costs and how often memory is
     lost (the default with every="auto"; else 1: all of them). Rank 0 tells what is chosen and why, whenever it changes.
 
@@ -56,12 +58,13 @@ class Checkpointer:
     (memory.protection). `protect_rate`: bytes a second that a node sends for that at most.
 
     `copy`: "blocking", save() returns when the state is copied; "overlapped", it returns at once, and the next step of
-    an optimizer waits for what is left of the copy (`ckpt.overlap`: the trainer must not write to parameters in another
-    way meanwhile; a copy in which it did is given up). `prove`: find such writes by checksums; slow, to try a trainer.
+    an optimizer waits for what is left of the copy (`ckpt.saving.overlap`: the trainer must not write to parameters in
+    another way meanwhile; a copy in which it did is given up). `prove`: find such writes by checksums; slow, to try a
+    trainer.
 
     Under transom a checkpoint can also be asked for from outside (a *flush*: before the time limit, on preemption);
-    save() then makes it at a step that all ranks agree on (ckpt.orders). So that there is time for it, TERM does not
-    end the process at once, unless the trainer handles TERM itself (ckpt.keeper).
+    save() then makes it at a step that all ranks agree on (ckpt.saving.orders). So that there is time for it, TERM
+    does not end the process at once, unless the trainer handles TERM itself (ckpt.saving.keeper).
 
     With several ranks every rank makes one, after `init_process_group`, and all make the same calls in the same order.
     After restore() the training continues bit for bit as if it had not been interrupted, provided that it is

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transom_cli.ckpt import files
+from transom_cli.ckpt.convert.imported import Origin
 from transom_cli.ckpt.failures import BadManifest
-from transom_cli.ckpt.imported import Origin
 from transom_cli.ckpt.manifest import FileEntry, Manifest, decode
 from transom_cli.ckpt.names import MANIFEST, parse_step
 from transom_cli.ckpt.underway import Told, nobody

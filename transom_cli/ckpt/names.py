@@ -2,11 +2,11 @@
 
     step-<n>                                a published checkpoint
     step-<n>.bad-<k>                        set aside: step-<n> was published again, and this one did not verify
-    step-<n>.undone-<k>                     set aside: the training was set back to before it (ckpt.setback)
+    step-<n>.undone-<k>                     set aside: the training was set back to before it (ckpt.restoring.setback)
     .tmp-step-<n>-<attempt>-<nonce>         being written by that attempt
     .trash-step-<n>-<attempt>-<nonce>       being deleted by that attempt
     .fence                                  the newest launch that was started over the directory (ckpt.fence)
-    .setbacks                               how often the training was set back, and to where (ckpt.setback)
+    .setbacks                               how often the training was set back, and to where (ckpt.restoring.setback)
     .copies-of                              whose copies it gets: the directory of that training (ckpt.also)
     .memory                                 what tells this directory from an earlier one of its name (ckpt.memory)
 

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from transom_cli.ckpt import optimizers, rng
+from transom_cli.ckpt import rng
+from transom_cli.ckpt.convert import optimizers
 from transom_cli.ckpt.tree import Flat, Paths, flatten, local_part, unflatten
 from transom_cli.errors import UsageError
 

@@ -87,7 +87,7 @@ def listing(*, as_json: bool) -> list[str]:
 def _wishes(asked: Asked) -> Wishes:
     from transom_cli.health.about import About, Tier
     from transom_cli.health.exam import Wishes
-    from transom_cli.supervise.allocation import gpus_on_node, start_time
+    from transom_cli.supervise.launcher.allocation import gpus_on_node, start_time
     from transom_cli.wiring.settings import health_options
 
     options = health_options(asked.settings)
@@ -184,7 +184,7 @@ def _answer(place: str, report: Report) -> int:
     """
     from transom_cli.health.node import slurm_codes
     from transom_cli.slurm.runner import Runner
-    from transom_cli.supervise.draining import owner_of
+    from transom_cli.supervise.operator.draining import owner_of
     from transom_cli.wiring.slurm import slurm_client
 
     node = report.nodes[0]

@@ -18,7 +18,7 @@ from transom_cli.plural import several
 from transom_cli.ui.words import size
 
 if TYPE_CHECKING:
-    from transom_cli.ckpt.exporting import Exported
+    from transom_cli.ckpt.convert.exporting import Exported
     from transom_cli.ckpt.inventory import Candidate
 
 _NAMES = 5  # keys that are named on a terminal before "and n more"
@@ -53,7 +53,7 @@ def export(
     Every byte of it is verified first; a damaged one is refused. Sharded tensors are put together, one at a time, so
     that no more than two of them are in memory.
     """
-    from transom_cli.ckpt.outfile import refuse_taken
+    from transom_cli.ckpt.convert.outfile import refuse_taken
     from transom_cli.ui.waiting import waiting
 
     form = _format(out, form)
@@ -67,7 +67,7 @@ def export(
     if candidate.path.resolve() in out.resolve().parents:
         raise UsageError(f"{out} is inside the checkpoint", hint="give another file")
     with _needs(form):
-        from transom_cli.ckpt.exporting import export as write
+        from transom_cli.ckpt.convert.exporting import export as write
     _verified(directory, candidate)
     with _told(out), waiting(f"writing {out.name}", of_bytes=True) as shown:
         done = write(
@@ -117,7 +117,7 @@ def import_(
         raise UsageError(f"{folder} is not a directory", hint=f"to import into a new one: mkdir -p {folder}")
     directory = checkpoints_of_words(run, root, make=True)
     with _needs(form):
-        from transom_cli.ckpt.importing import import_file
+        from transom_cli.ckpt.convert.importing import import_file
     with _told(directory), waiting(f"importing {file.name}", of_bytes=True) as shown:
         done = import_file(
             file, form.value, directory, step, under=under, only=only or (), afresh=tuple(afresh or ()),

@@ -27,10 +27,10 @@ def launch(
 
     import transom_cli
     from transom_cli.layout import RunDir
-    from transom_cli.supervise.allocation import gpus_on_node, require_commands, require_run_dir
-    from transom_cli.supervise.containing import Image, container_words, find_program
-    from transom_cli.supervise.launcher import main
-    from transom_cli.supervise.launchplan import LaunchOptions
+    from transom_cli.supervise.launcher.allocation import gpus_on_node, require_commands, require_run_dir
+    from transom_cli.supervise.launcher.containing import Image, container_words, find_program
+    from transom_cli.supervise.launcher.loop import main
+    from transom_cli.supervise.launcher.plan import LaunchOptions
     from transom_cli.wiring.settings import checkpoints_of, health_options, quiet_limits, read_settings, rules_of
 
     if kind not in ("srun", "torchrun"):
@@ -90,6 +90,6 @@ def agent(
 def operate(run_dir: Annotated[Path, typer.Option(help="The run directory.")]) -> None:
     """Operate a run in this process (used by `transom run` and `transom attach`)."""
     from transom_cli.layout import RunDir
-    from transom_cli.supervise.background import operate_here
+    from transom_cli.supervise.operator.background import operate_here
 
     raise typer.Exit(operate_here(RunDir(run_dir.absolute())))

@@ -14,7 +14,7 @@ from transom_cli.errors import NotPermitted, Unknown, UsageError
 if TYPE_CHECKING:
     from transom_cli.health.history.fold import NodeHistory
     from transom_cli.slurm.port import Node
-    from transom_cli.supervise.lifting import Lifted
+    from transom_cli.supervise.operator.lifting import Lifted
 
 
 def nodes(
@@ -134,7 +134,7 @@ def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, 
     from transom_cli.config.load import load
     from transom_cli.errors import TransomError, printable
     from transom_cli.submit.rundir import explain
-    from transom_cli.supervise.lifting import lift, to_lift
+    from transom_cli.supervise.operator.lifting import lift, to_lift
     from transom_cli.wiring.slurm import slurm_client
 
     to_lift(history, names, run)
@@ -160,7 +160,7 @@ def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, 
 
 def _require_resumed(lifted: list[Lifted], here: str) -> None:
     from transom_cli.slurm.byhand import by_hand
-    from transom_cli.supervise.lifting import DENIED, UNKNOWN
+    from transom_cli.supervise.operator.lifting import DENIED, UNKNOWN
 
     for word, error in ((DENIED, NotPermitted), (UNKNOWN, Unknown)):
         left = [one for one in lifted if one.slurm == word]

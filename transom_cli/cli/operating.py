@@ -20,7 +20,7 @@ def start(made: RunDir, *, new: bool, detach: bool) -> None:
 
     TransomError where there will be none; a new run is over then.
     """
-    from transom_cli.supervise.background import start_operator
+    from transom_cli.supervise.operator.background import start_operator
     from transom_cli.wiring.settings import read_settings
     from transom_cli.wiring.slurm import slurm_of
 
@@ -28,7 +28,7 @@ def start(made: RunDir, *, new: bool, detach: bool) -> None:
     if settings.operator.where == "login":
         start_operator(made)
         return
-    from transom_cli.supervise.operatorjob import await_operator
+    from transom_cli.supervise.operator.job import await_operator
 
     slurm = slurm_of(made, settings.slurm.timeout)
     job_id = _submit(made, settings, slurm, new=new)
@@ -38,7 +38,7 @@ def start(made: RunDir, *, new: bool, detach: bool) -> None:
 
 def comes_back(made: RunDir) -> bool:
     """Whether another job takes the place of an operator's that left; it is waited for. What fails is told."""
-    from transom_cli.supervise.operatorjob import await_next
+    from transom_cli.supervise.operator.job import await_next
     from transom_cli.wiring.settings import read_settings
     from transom_cli.wiring.slurm import slurm_of
 
@@ -54,7 +54,7 @@ def comes_back(made: RunDir) -> bool:
 
 def _submit(made: RunDir, settings: Settings, slurm: Slurm, *, new: bool) -> int:
     from transom_cli.slurm.port import SlurmDenied, SlurmRefused
-    from transom_cli.supervise.operatorjob import give_up_unsubmitted, submit_operator
+    from transom_cli.supervise.operator.job import give_up_unsubmitted, submit_operator
 
     try:
         job = submit_operator(made, settings, slurm)
@@ -76,7 +76,7 @@ def _tell(job: Job) -> None:
 
 def forget_operator(run: RunDir) -> None:
     """Cancel the job that was to be the operator of a run that is over, if it still waits. What fails is told."""
-    from transom_cli.supervise.operatorjob import cancel_waiting
+    from transom_cli.supervise.operator.job import cancel_waiting
     from transom_cli.ui.asked import operator_job
     from transom_cli.wiring.slurm import slurm_of
 

@@ -168,9 +168,9 @@ def operate_or_watch(made: Any, *, detach: bool, foreground: bool, new: bool = F
 
 def _operate_or_watch(made: Any, *, detach: bool, foreground: bool, new: bool) -> int:
     from transom_cli.cli.operating import comes_back, start
-    from transom_cli.supervise.background import operate_here
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import operator_alive
+    from transom_cli.supervise.operator.background import operate_here
     from transom_cli.ui.live import watch_run
     from transom_cli.ui.waiting import waiting
     from transom_cli.wiring.slurm import require_own_cluster

@@ -71,9 +71,9 @@ def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
     from transom_cli.cli.operating import forget_operator
     from transom_cli.cli.unanswered import bounded
     from transom_cli.submit.rundir import find_run
-    from transom_cli.supervise.background import start_operator
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import operator_alive
+    from transom_cli.supervise.operator.background import start_operator
     from transom_cli.ui.waiting import waiting
     from transom_cli.wiring.settings import runs_root
     from transom_cli.wiring.slurm import require_own_cluster

@@ -202,7 +202,7 @@ def nodes_to_avoid(cluster: str) -> tuple[str, ...]:
 def _on_this_cluster(found: tuple[Isolation, ...], cluster: str) -> tuple[Isolation, ...]:
     """All of them where Slurm does not answer."""
     from transom_cli.errors import TransomError
-    from transom_cli.supervise.lifting import known_nodes
+    from transom_cli.supervise.operator.lifting import known_nodes
     from transom_cli.wiring.slurm import cluster_name, slurm_client
 
     try:

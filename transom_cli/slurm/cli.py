@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 
-from transom_cli.slurm import parse
+from transom_cli.slurm import parse, sacct
 from transom_cli.slurm.port import Job, Node, NoSuchJob, SlurmRefused, Start, Submission
 from transom_cli.slurm.runner import Runner
 
@@ -94,8 +94,8 @@ class CliSlurm:
 
     def history(self, *job_ids: int) -> list[Start]:
         jobs = ",".join(map(str, job_ids))
-        argv = ["sacct", "-D", "-X", "-P", "-n", "-o", parse.SACCT_FORMAT, "-j", jobs]
-        return parse.parse_sacct(self._runner.run(argv, extra=parse.SACCT_TIMES), *job_ids)
+        argv = ["sacct", "-D", "-X", "-P", "-n", "-o", sacct.SACCT_FORMAT, "-j", jobs]
+        return sacct.parse_sacct(self._runner.run(argv, extra=sacct.SACCT_TIMES), *job_ids)
 
     def _node(self, name: str) -> Node:
         found = [node for node in self.nodes((name,)) if node.name == name]

@@ -14,8 +14,7 @@ from datetime import datetime
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
-from transom_cli.slurm.port import Job, JobState, Node, SlurmUnknown, Start
-from transom_cli.slurm.tags import run_tag
+from transom_cli.slurm.port import Job, JobState, Node, SlurmUnknown
 
 FIELD, RECORD = "\x1f", "\x1e"
 _COLUMN_WORDS = (
@@ -24,9 +23,6 @@ _COLUMN_WORDS = (
 )
 _COLUMNS = tuple(_COLUMN_WORDS.split())
 SQUEUE_FORMAT = ",".join(f"{column}:{FIELD}" for column in _COLUMNS[:-1]) + f",{_COLUMNS[-1]}:{RECORD}"
-SACCT_FORMAT = "JobIDRaw,State,ExitCode,Start,End,NodeList,SubmitLine"
-TAGGED = run_tag("")
-SACCT_TIMES = {"SLURM_TIME_FORMAT": "%s"}  # seconds since the epoch: a local time is told twice in a night of autumn
 
 _EMPTY = frozenset({"", "(null)", "N/A", "n/a", "None", "None assigned", "(none)"})
 _JOB = re.compile(
@@ -37,7 +33,6 @@ _JOB = re.compile(
 _COMMENT = re.compile(r".* Comment=(.*?) (?:StdErr|StdIn|StdOut|Power)=", re.DOTALL)
 _SWITCHES = re.compile(r".* Switches=(\d+@[\d:-]+)", re.DOTALL)
 _ASKS = (("reservation", "Reservation"), ("constraint", "Features"), ("nodelist", "ReqNodeList"))
-_SACCT = re.compile(r"^(\d+)\|([^|\n]+)\|(\d+:\d+)\|([^|\n]*)\|([^|\n]*)\|([^|\n]*)\|", re.MULTILINE)
 # Slurm puts no free text behind it.
 _OUTPUT = re.compile(r".* StdOut=(.*?)(?: Switches=\d+@\S+)?(?: Power=.*)?$", re.DOTALL)
 _NODE_REASON = re.compile(r" Reason=(.*?)(?: \[(\S+)@[^\]\s]+\])?(?: Comment=.*)?$", re.DOTALL)
@@ -139,7 +134,7 @@ def _seconds_used(text: str) -> int:
     return seconds + 86400 * int(days or 0)
 
 
-def _exit(text: str) -> tuple[int, int]:
+def exit_pair(text: str) -> tuple[int, int]:
     code, _, signal = text.partition(":")
     return int(code), int(signal or 0)
 
@@ -147,7 +142,7 @@ def _exit(text: str) -> tuple[int, int]:
 def _squeue_exit(text: str) -> tuple[int, int]:
     """22.05 prints the wait status, 24.11 and later code:signal, as scontrol always did."""
     if ":" in text:
-        return _exit(text)
+        return exit_pair(text)
     return int(text) >> 8, int(text) & 0x7F
 
 
@@ -223,7 +218,7 @@ def parse_show_job(text: str) -> Job:
                "Partition": body["Partition"]}  # fmt: skip
         excluded = parse_nodes(body.get("ExcNodeList", ""), reading)
         cpus = body.get("CPUs/Task", "")
-        job = make_job(raw, _exit(body["ExitCode"]), excluded, reading)
+        job = make_job(raw, exit_pair(body["ExitCode"]), excluded, reading)
         return replace(
             job,
             cpus_per_task=int(cpus) if cpus.isdecimal() else 1,
@@ -276,61 +271,6 @@ def make_node(body: Mapping[str, str], reason: str, reason_user: str) -> Node:
         address=body.get("NodeAddr", ""),
         port=int(body.get("Port", "6818")) if body.get("Port", "6818").isdigit() else 6818,
     )
-
-
-def parse_sacct(text: str, *job_ids: int) -> list[Start]:
-    """`sacct -D -X -P -n -o SACCT_FORMAT -j IDS` with SACCT_TIMES, as `Slurm.history` tells it.
-
-    Accounting opens a new record at each change of a job's size (RESIZING); the records of one start are told as
-    one, with all nodes that it had (`slurm.overwritten` tells what 22.05 makes of them). Silence is SlurmUnknown:
-    accounting hears of a job late, so an empty answer says nothing about it.
-    """
-    found: list[Start] = []
-    shrunk: dict[int, Start] = {}  # by job, a start that goes on in the next record
-    records = list(_SACCT.finditer(text))
-    if text.strip() and (not records or records[0].start() > 0):
-        raise nonsense(text, "sacct")
-    ends = (*(record.start() for record in records[1:]), len(text))
-    for record, end in zip(records, ends, strict=False):
-        start, resizing = _parse_start(record, text[record.end() : end])
-        before = shrunk.pop(start.job_id, None)
-        if before is not None and start.began is not None:
-            start = _one_start(before, start)
-        elif before is not None:  # 22.05, while the job waits: the record of its last start is the waiting one's
-            found.append(before)
-        if resizing:
-            shrunk[start.job_id] = replace(start, state=JobState.UNKNOWN)
-        else:
-            found.append(start)
-    found = [one for one in found if one.job_id in job_ids]  # an array's first id stands for all of its elements
-    if not found:
-        jobs = ",".join(map(str, job_ids))
-        raise SlurmUnknown(f"Accounting has no job {jobs} (yet)", "sacct printed nothing", f"sacct -D -j {jobs}")
-    return found
-
-
-def _parse_start(record: re.Match[str], submitted: str) -> tuple[Start, bool]:
-    """And whether the next record of this job tells more of it. submitted: sbatch's line, a user's own text in it."""
-    job, state, exit_text, begin, end, node_list = record.groups()
-    base, _ = parse_state(state)
-    code, signal = _exit(exit_text) if base.ended else (None, None)
-    began, ended = _moment(begin), _moment(end)
-    nodes = parse_nodes(node_list, "sacct") if began is not None else ()  # 22.05 shows a waiting job's former ones
-    by = re.fullmatch(r"CANCELLED by (\d+)", state)
-    told = Start(int(job), base, code, signal, nodes, began if nodes else None, ended, int(by[1]) if by else None)
-    comments = re.findall(r"--comment=(\S+)", submitted)  # the script's own arguments stand behind sbatch's
-    comment = next((one for one in comments if one.startswith(TAGGED)), comments[0] if comments else "")
-    return replace(told, comment=comment), state == "RESIZING"
-
-
-def _one_start(shrunk: Start, rest: Start) -> Start:
-    nodes = tuple(dict.fromkeys((*shrunk.nodes, *rest.nodes)))
-    at = shrunk.ended or rest.began or 0.0  # 24.11 has the new record begin where the old one did
-    return replace(rest, nodes=nodes, began=shrunk.began, resized=(*shrunk.resized, at))
-
-
-def _moment(text: str) -> float | None:
-    return float(text) if text.isdecimal() and text != "0" else None
 
 
 def parse_submitted(text: str) -> int:

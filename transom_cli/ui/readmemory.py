@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from transom_cli.ckpt.coming import Coming
 from transom_cli.ckpt.memory.account import newest_whole
 from transom_cli.ckpt.memory.shown import newest_attempt, read_all
+from transom_cli.ckpt.pace.coming import Coming
 from transom_cli.ckpt.underway import Part, joined
 from transom_cli.core.state import Phase, State
 from transom_cli.layout import RunDir, attempt_name

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from transom_cli.beats.table import RankBeat
-from transom_cli.ckpt.coming import Coming
+from transom_cli.ckpt.pace.coming import Coming
 from transom_cli.ckpt.underway import CHECKING, WRITING, Part
 from transom_cli.plural import several
 from transom_cli.ui.view import SaveAhead, Underway

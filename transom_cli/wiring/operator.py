@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from transom_cli.layout import JOB_LOG, RunDir
-from transom_cli.supervise.clock import Clock
+from transom_cli.supervise.operator.clock import Clock
 from transom_cli.wiring.plan import Plan
 from transom_cli.wiring.settings import checkpoints_of, quiet_limits, read_kept, read_settings
 from transom_cli.wiring.slurm import patient_slurm_of
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from transom_cli.core.events import Event
     from transom_cli.health.finding import Finding
     from transom_cli.supervise.follow import Follower
-    from transom_cli.supervise.hands import Hands
-    from transom_cli.supervise.operator import Operator, Pace
-    from transom_cli.supervise.slurmwatch import SlurmWatch
+    from transom_cli.supervise.operator.hands import Hands
+    from transom_cli.supervise.operator.loop import Operator, Pace
+    from transom_cli.supervise.operator.slurmwatch import SlurmWatch
 
 
 def operator_for(run: RunDir) -> Operator:
@@ -29,16 +29,16 @@ def operator_for(run: RunDir) -> Operator:
     from transom_cli.health.reach import judge_reach, read_reach
     from transom_cli.submit.quoting import output_pattern
     from transom_cli.submit.script import inspect_script
-    from transom_cli.supervise.filewatch import FileWatch
     from transom_cli.supervise.follow import Follower
-    from transom_cli.supervise.forgotten import Forgotten
     from transom_cli.supervise.handed import newest_handed
-    from transom_cli.supervise.hands import Hands, Orders
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import Lease
-    from transom_cli.supervise.nodebook import NodeBook
-    from transom_cli.supervise.operator import Operator, Pace, Witness
-    from transom_cli.supervise.slurmwatch import SlurmWatch
+    from transom_cli.supervise.operator.filewatch import FileWatch
+    from transom_cli.supervise.operator.forgotten import Forgotten
+    from transom_cli.supervise.operator.hands import Hands, Orders
+    from transom_cli.supervise.operator.loop import Operator, Pace, Witness
+    from transom_cli.supervise.operator.nodebook import NodeBook
+    from transom_cli.supervise.operator.slurmwatch import SlurmWatch
     from transom_cli.telling.ledger import Ledger
 
     settings = read_settings(run)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from transom_cli.ckpt.coming import Coming
 from transom_cli.ckpt.memory.protection import NONE
+from transom_cli.ckpt.pace.coming import Coming
 from transom_cli.ckpt.underway import Part
 from transom_cli.plural import several
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import xxhash
 
-from transom_cli.ckpt.direct import digest
 from transom_cli.ckpt.failures import BadManifest
 from transom_cli.ckpt.manifest import FileEntry, Manifest, decode
 from transom_cli.ckpt.memory.coder import NoCoder
@@ -23,6 +22,7 @@ from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.memory.shelf import Shelf
 from transom_cli.ckpt.names import DCP_METADATA, MANIFEST
 from transom_cli.ckpt.room import room
+from transom_cli.ckpt.saving.direct import digest
 from transom_cli.core.codec import build, plain
 
 GOOD, DAMAGED, LOST, GIVEN_UP, UNTRIED = "good", "damaged", "lost", "given up", "not tried"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from transom_cli.ckpt.coming import Coming
 from transom_cli.ckpt.manifest import FileEntry, decode
 from transom_cli.ckpt.memory import launches, messages
 from transom_cli.ckpt.memory.finding import Found, NotHad
@@ -20,6 +19,7 @@ from transom_cli.ckpt.memory.protection import NONE, parse
 from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.memory.slot import Share, Slot
 from transom_cli.ckpt.memory.writing import Order
+from transom_cli.ckpt.pace.coming import Coming
 from transom_cli.ckpt.retention import Keep
 from transom_cli.ckpt.underway import Part
 from transom_cli.core.codec import build, plain

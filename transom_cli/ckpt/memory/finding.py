@@ -12,12 +12,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from transom_cli.ckpt.direct import digest
 from transom_cli.ckpt.manifest import FileEntry
 from transom_cli.ckpt.memory.asking import LineFailed
 from transom_cli.ckpt.memory.neighbours import Neighbours
 from transom_cli.ckpt.memory.shelf import Shelf
 from transom_cli.ckpt.memory.slot import Segments
+from transom_cli.ckpt.saving.direct import digest
 
 PULL = 600.0  # seconds for a share to come over; a line without a byte is given up far sooner (lines.STALL)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from transom_cli.ckpt.coming import Coming
 from transom_cli.ckpt.memory.account import Account, Held, Step
 from transom_cli.ckpt.memory.checking import Checking
 from transom_cli.ckpt.memory.finding import Finder
@@ -22,6 +21,7 @@ from transom_cli.ckpt.memory.rebuilding import Rebuilding
 from transom_cli.ckpt.memory.shelf import Shelf
 from transom_cli.ckpt.memory.slot import part, views
 from transom_cli.ckpt.names import step_name
+from transom_cli.ckpt.pace.coming import Coming
 from transom_cli.ckpt.underway import Part, joined
 from transom_cli.core.codec import plain
 

@@ -20,9 +20,9 @@ from transom_cli.ckpt.memory.outcomes import COPYING, DONE, ENDED, FAILED, UNKNO
 from transom_cli.ckpt.memory.shelf import Shelf
 from transom_cli.ckpt.memory.writing import Order, Writing
 from transom_cli.ckpt.names import COPIES_OF, step_name
-from transom_cli.ckpt.publishing import words
+from transom_cli.ckpt.pace.turns import Turns
 from transom_cli.ckpt.retention import Keep
-from transom_cli.ckpt.turns import Turns
+from transom_cli.ckpt.saving.publishing import words
 from transom_cli.ckpt.underway import Part
 
 RESERVED = "being made durable"

@@ -24,7 +24,7 @@ from transom_cli.ckpt.memory.parity import Files, Group, Parity, Row
 from transom_cli.ckpt.memory.protection import NONE, Protection, Segment, cut, groups
 from transom_cli.ckpt.memory.shelf import Shelf
 from transom_cli.ckpt.memory.throttle import Throttle
-from transom_cli.ckpt.publishing import words
+from transom_cli.ckpt.saving.publishing import words
 
 RESERVED = "being protected"
 PIECE = 4 << 20  # bytes pulled by one question

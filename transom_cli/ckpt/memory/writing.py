@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transom_cli.ckpt import direct, files
+from transom_cli.ckpt import files
 from transom_cli.ckpt.inventory import check_shape
 from transom_cli.ckpt.manifest import FileEntry, Manifest
 from transom_cli.ckpt.memory.finding import Finder, NotHad
@@ -27,8 +27,9 @@ from transom_cli.ckpt.memory.neighbours import AT_ONCE, Neighbours
 from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.memory.shelf import Shelf
 from transom_cli.ckpt.names import DCP_METADATA, age, local_attempt, tmp_name
-from transom_cli.ckpt.publishing import publish, tidy, words
 from transom_cli.ckpt.retention import Keep, Retention
+from transom_cli.ckpt.saving import direct
+from transom_cli.ckpt.saving.publishing import publish, tidy, words
 from transom_cli.ckpt.underway import WRITING, Counting, Part
 from transom_cli.errors import TransomError
 

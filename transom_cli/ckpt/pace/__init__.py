@@ -1,0 +1,1 @@
+"""When to save, and which saves are to last."""

@@ -1,0 +1,1 @@
+"""From what is left after a fault to the trainer's tensors."""

@@ -1,0 +1,1 @@
+"""From the trainer's tensors to a checkpoint that counts."""

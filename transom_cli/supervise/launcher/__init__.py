@@ -1,0 +1,1 @@
+"""The launcher: owns one attempt, in the batch script."""

@@ -1,0 +1,229 @@
+"""The attempt's agents, as the launcher sees them: a Slurm step beside the training, asked over authenticated lines."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+
+from transom_cli.agent import secret
+from transom_cli.agent.client import Client, Unreachable
+from transom_cli.beats.places import ROLE
+from transom_cli.core.ladder import Ended
+from transom_cli.errors import TransomError
+from transom_cli.files import publish_text
+from transom_cli.layout import AttemptDir
+from transom_cli.slurm.retry import ask
+from transom_cli.supervise.launcher import plan as launchplan
+from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
+from transom_cli.supervise.launcher.revive import ANSWER, Journal, Revival
+
+END = 3.0  # seconds for the agents to see the outcome and leave
+CONNECT = 3.0
+SLURM_ANSWERS = 600.0  # seconds for a Slurm that does not tell where the nodes are
+COMING_UP = 10.0  # seconds for an agent to say where it listens
+GRACE = 2.0  # seconds from TERM to KILL for the ranks of a failed launch
+KILLING = 10.0  # more, for what dies slowly and for a busy node
+EVIDENCE = 20.0  # seconds for the stacks of a node's ranks
+FLUSH = 3.0  # seconds for an agent to pass on an order
+LOGS = 5.0  # seconds for the ends of a node's logs to be read
+AT_ONCE = 256  # agents asked at the same time
+RESOLVING = 64  # names asked for at the same time
+
+Answer = dict[str, object]
+
+
+def addresses(nodes: tuple[str, ...], leave: Callable[[], bool]) -> dict[str, str]:
+    """By node, a name that the others can connect to: the node's own if it resolves, else Slurm's NodeAddr.
+
+    A Slurm that does not answer is asked again: no step could start without it, and no rank reach another.
+    """
+    unknown = [node for node, ip in _ips(nodes).items() if not ip]
+    known = {node: node for node in nodes}
+    if unknown:
+        from transom_cli.wiring.slurm import launcher_slurm
+
+        slurm, deadline = launcher_slurm(), time.monotonic() + SLURM_ANSWERS
+        clock = lambda: deadline if leave() else time.monotonic()  # noqa: E731
+        with contextlib.suppress(TransomError):  # an agent that cannot be reached is told of when it is asked
+            answer = ask(lambda: slurm.nodes(unknown), deadline, time.sleep, clock, cap=2.0)
+            known.update((found.name, found.address or found.name) for found in answer)
+    return known
+
+
+class Agents:
+    def __init__(
+        self,
+        allocation: Allocation,
+        options: LaunchOptions,
+        attempt: AttemptDir,
+        journal: Journal,
+        leave: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._allocation = allocation
+        self._options = options
+        self._attempt = attempt
+        self._step: subprocess.Popen[bytes] | None = None
+        self.addresses = addresses(allocation.nodes, leave)
+        found = _ips(tuple(set(self.addresses.values())))
+        self._ips = {node: found[address] for node, address in self.addresses.items()}
+        self._revival = Revival(allocation, options, attempt, self._lives, journal)
+
+    def start(self) -> None:
+        """Their step, and beforehand what they check a caller by: the run's secret, and who may connect at all.
+
+        Without these they still tell of the ranks' beats; so their step is started before an OSError is raised.
+        """
+        try:
+            secret.make(self._options.run.secret)
+            publish_text(self._attempt.peers, json.dumps(sorted(self._peers())) + "\n")
+        finally:
+            argv = launchplan.agent_argv(self._allocation, self._options, self._attempt)
+            self._step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env={**os.environ, ROLE: "agent"})
+
+    def _peers(self) -> set[str]:
+        """Addresses of the job's nodes, and all of this one's: it may reach the others by any of its interfaces."""
+        own = {a.address.partition("%")[0] for known in psutil.net_if_addrs().values() for a in known}
+        return {a for a in (*own, *self._ips.values()) if _is_ip(a)}
+
+    def stop(self, *, at_once: bool) -> None:
+        """They end by themselves once the outcome stands; when Slurm ends the job there is no time to wait for that."""
+        if self._step is None:
+            return
+        try:
+            self._step.wait(0 if at_once else END)
+        except subprocess.TimeoutExpired:
+            self._step.kill()
+        self._revival.stop(at_once=at_once, patience=END)
+
+    def revive(self, late: tuple[str, ...]) -> None:
+        """Start agents again that have died: of these nodes, whose tables are late. Returns at once."""
+        self._revival.look(late)
+
+    def dead(self, node: str) -> bool:
+        """Whether the node's slurmd gives no answer either, as far as that is known."""
+        return self._revival.dead(node)
+
+    def evidence(self, launch: int, incident: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
+        """What every rank of the launch was doing, a line each; the files are in the attempt's evidence folder."""
+        folder = self._attempt.evidence(incident)
+        with contextlib.suppress(OSError):  # a full disk: the agents find out, and say so
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = {"launch": launch, "incident": incident, "seconds": EVIDENCE}
+        answers = self._ask_all(nodes, "evidence", EVIDENCE + 2.0, about)
+        lines: list[str] = []
+        for node, answer in answers.items():
+            found = answer.get("ranks")
+            if isinstance(answer.get("error"), str):
+                lines.append(f"{node}: no evidence: {answer['error']}")
+            lines += [str(line) for line in found] if isinstance(found, list) else []
+        return tuple(lines)
+
+    def end(self, launch: int, nodes: tuple[str, ...], grace: float = GRACE, incident: str = "") -> Ended:
+        """Nothing of the launch is left, node by node; or it is told where that could not be heard or done.
+
+        The flight recorder's dumps are kept with the incident, if there is one; evidence: a line for each of them.
+        """
+        unheard, survivors, dumps = [], [], []
+        about: Answer = {"launch": launch, "grace": grace, "incident": incident}
+        for node, answer in self._ask_all(nodes, "end", grace + KILLING, about).items():
+            if not answer.get("ok"):
+                unheard.append(node)
+            left, kept = answer.get("survivors"), answer.get("dumps")
+            survivors += [(node, str(what)) for what in left] if isinstance(left, list) else []
+            dumps += [str(line) for line in kept] if isinstance(kept, list) else []
+        return Ended(0.0, launch, unheard=tuple(unheard), survivors=tuple(survivors), evidence=tuple(dumps))
+
+    def flush(self, launch: int, nodes: tuple[str, ...], step: int) -> dict[str, Answer]:
+        """Ask the ranks of the launch to save at `step`; -1 only asks how far they are."""
+        return self._ask_all(nodes, "flush", FLUSH, {"launch": launch, "step": step})
+
+    def memory(self, nodes: tuple[str, ...], seconds: float, about: Answer) -> dict[str, Answer]:
+        """What the nodes hold; or, with a step in `about`, have it made durable. No agent is started for it."""
+        with ThreadPoolExecutor(min(len(nodes), AT_ONCE), thread_name_prefix="agents") as pool:
+            answers = pool.map(lambda node: self._ask_once(node, "memory", seconds, about, 0.0), nodes)
+            return dict(zip(nodes, answers, strict=True))
+
+    def logs(self, launch: int, nodes: tuple[str, ...]) -> list[Answer]:
+        """What the logs of the launch tell, by each node that answers (see `agent.logs.read_cause`)."""
+        with ThreadPoolExecutor(min(len(nodes), AT_ONCE), thread_name_prefix="agents") as pool:
+            about: Answer = {"launch": launch}
+            answers = list(pool.map(lambda node: self._ask_once(node, "logs", LOGS, about, 0.0), nodes))
+        return [answer for answer in answers if answer.get("ok")]
+
+    def ask(self, node: str, name: str, timeout: float, **arguments: object) -> Answer:
+        """One agent's answer, with "ok" in it; or the "error" by which there is none."""
+        return self._ask(node, name, timeout, arguments)
+
+    def _ask_all(self, nodes: tuple[str, ...], name: str, timeout: float, about: Answer) -> dict[str, Answer]:
+        with ThreadPoolExecutor(min(len(nodes), AT_ONCE), thread_name_prefix="agents") as pool:
+            answers = pool.map(lambda node: self._ask(node, name, timeout, about), nodes)
+            return dict(zip(nodes, answers, strict=True))
+
+    def _ask(self, node: str, name: str, timeout: float, arguments: Answer) -> Answer:
+        """Where nothing listens any more, the agent has died: it is started again, and the new one is asked."""
+        answer = self._ask_once(node, name, timeout, arguments, COMING_UP)
+        if answer.get("gone"):
+            self._revival.at_once(node)
+            answer = self._ask_once(node, name, timeout, arguments, 0.0)
+        return answer
+
+    def _lives(self, node: str) -> bool:
+        return bool(self._ask_once(node, "probe", ANSWER, {}, 0.0).get("ok"))
+
+    def _ask_once(self, node: str, name: str, timeout: float, arguments: Answer, patience: float) -> Answer:
+        """`patience`: seconds for an agent that has not said yet where it listens. "gone": nothing listens there."""
+        try:
+            port = self._port(node, patience)
+            key = secret.read(self._options.run.secret)
+            identity = f"{self._attempt.name}/{node}"
+            with Client.connect(self._ips[node], port, key, identity, CONNECT) as line:
+                return {"ok": True, **line.ask(name, timeout, **arguments)}
+        except TransomError as error:
+            gone = isinstance(error, Unreachable) and isinstance(error.__cause__, ConnectionRefusedError)
+            return {"error": f"{error.what}: {error.why}" if error.why else error.what, "gone": gone}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return {"error": f"its endpoint cannot be read: {error}"}
+
+    def _port(self, node: str, patience: float) -> int:
+        """Where the node's agent listens. It may only be coming up: ranks can fail before it is there."""
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                return int(json.loads(self._attempt.endpoint(node).read_text())["port"])
+            except FileNotFoundError:
+                if time.monotonic() >= deadline or (self._step is not None and self._step.poll() is not None):
+                    raise
+            time.sleep(0.1)
+
+
+def _ips(names: Sequence[str]) -> dict[str, str]:
+    """Many at a time: a name server that takes 50 ms for a name would have thousands of nodes wait for minutes."""
+    with ThreadPoolExecutor(max(1, min(len(names), RESOLVING)), thread_name_prefix="names") as pool:
+        return dict(zip(names, pool.map(_ip, names), strict=True))
+
+
+def _ip(name: str) -> str:
+    """Empty when it cannot be found out: then this node's agent cannot be asked, and nothing is relaunched there."""
+    for family in (socket.AF_INET, socket.AF_UNSPEC):  # the agents listen on IPv4
+        try:
+            return str(socket.getaddrinfo(name, None, family)[0][4][0])
+        except OSError:
+            continue
+    return ""
+
+
+def _is_ip(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False  # a hardware address
+    return True

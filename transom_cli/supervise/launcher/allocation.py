@@ -1,0 +1,83 @@
+"""Where a launcher finds itself: the allocation that Slurm gave, and the run directory as this node sees it."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Callable, Mapping
+
+from transom_cli.errors import BadNodes, UsageError
+from transom_cli.layout import RunDir
+from transom_cli.supervise.launcher.plan import Allocation
+
+
+def allocation_from(environ: Mapping[str, str]) -> Allocation:
+    from ClusterShell.NodeSet import NodeSet
+
+    try:
+        job_id = int(environ["SLURM_JOB_ID"])
+        nodes = tuple(NodeSet(environ["SLURM_JOB_NODELIST"]))
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            "`transom launch` runs inside a Slurm job's batch script",
+            f"missing or unreadable: {error}",
+            "Submit with `transom run -- COMMAND`, which writes such a script.",
+        ) from error
+    restart = int(environ.get("SLURM_RESTART_COUNT") or 0)  # unset on a job's first start
+    return Allocation(
+        job_id,
+        restart,
+        nodes,
+        environ.get("SLURM_CPUS_PER_TASK", ""),
+        environ.get("SLURMD_NODENAME", ""),
+        gpus=gpus_on_node(environ),
+        since=start_time(environ),
+    )
+
+
+def start_time(environ: Mapping[str, str]) -> float:
+    """When this start of the job began, by the wall clock; 0: Slurm does not say (it does since 22.05)."""
+    return _number(environ.get("SLURM_JOB_START_TIME", ""))
+
+
+def gpus_on_node(environ: Mapping[str, str]) -> int:
+    """How many GPUs Slurm granted on each node, as on this one."""
+    listed = [name for name in environ.get("SLURM_JOB_GPUS", "").split(",") if name]
+    return int(_number(environ.get("SLURM_GPUS_ON_NODE", ""))) or len(listed)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def require_commands(which: Callable[[str], str | None] = shutil.which) -> str:
+    """UsageError where the training cannot be started; else what will be missing, in words, or "".
+
+    All that is done to the job is the operator's, on a login node: a launcher without scontrol still watches and
+    relaunches.
+    """
+    if which("srun") is None:
+        raise UsageError(
+            "`transom launch` needs Slurm's srun, and it is not here",
+            "it is not on the PATH of the batch script: does the whole script run inside a container?",
+            "put the training alone into the container: `--container-image`, or `--apptainer`",
+        )
+    if which("scontrol") is None:
+        return "scontrol is not here: without an operator this job is not requeued, and no node is given back"
+    return ""
+
+
+def require_run_dir(run: RunDir) -> None:
+    try:
+        run.settings.stat()
+    except OSError as error:
+        missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+        why = "its run.toml is not there" if missing else f"its run.toml cannot be seen ({error.strerror})"
+        raise BadNodes(
+            f"The run directory `{run.path}` is not visible on node {socket.gethostname()}",
+            f"{why}; the run directory must be on a file system that every node mounts",
+            "Set `root` to a folder on a shared file system, and submit again.",
+        ) from error

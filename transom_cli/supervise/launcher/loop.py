@@ -1,0 +1,333 @@
+"""The launcher: owns one attempt, in the batch script. All judgement is in `core.ladder`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from transom_cli.core import ladder
+from transom_cli.core.codec import plain
+from transom_cli.core.ladder import Heard, LadderPolicy, LadderState, Order, Rung
+from transom_cli.errors import BadNodes, TransomError
+from transom_cli.files import publish_text, replace_text
+from transom_cli.health.options import HealthOptions
+from transom_cli.plural import several
+from transom_cli.slurm.port import Slurm
+from transom_cli.supervise.beatwatch import BeatWatch
+from transom_cli.supervise.launcher import history, latewarning
+from transom_cli.supervise.launcher.agents import Agents
+from transom_cli.supervise.launcher.allocation import allocation_from
+from transom_cli.supervise.launcher.examining import Examining
+from transom_cli.supervise.launcher.faultwatch import FaultWatch
+from transom_cli.supervise.launcher.giveback import GiveBack
+from transom_cli.supervise.launcher.hands import LaunchHands
+from transom_cli.supervise.launcher.linger import Wanted, ended_by_slurm, forget_hold, give_up_nodes, go_on, linger
+from transom_cli.supervise.launcher.log import LauncherLog, say
+from transom_cli.supervise.launcher.nodewatch import NodeWatch
+from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
+from transom_cli.supervise.launcher.reporting import Reporter
+from transom_cli.supervise.launcher.sight import Sight
+from transom_cli.supervise.launcher.training import TrainingStep
+from transom_cli.supervise.launcher.warming import Warming
+
+TURN = 0.05
+EXITS = 0.2  # seconds between two looks at the ranks' exit records
+LOOK = 0.25  # seconds between two looks at the beats
+TABLES = 256  # from as many nodes on, a look a second
+SIGN = 1.0  # seconds between two signs of life
+PATIENCE = 30.0  # seconds more than its budget for an examination
+PROBE = 5.0  # seconds for a spare's agent to answer
+KILL_AFTER = 25.0  # seconds from TERM to KILL, within Slurm's own KillWait of 30
+SRUN_KILLED = 2.0  # more, to say how the attempt ended
+_LEAVE = (signal.SIGTERM, signal.SIGINT)
+
+
+class Launcher:
+    """The loop around `core.ladder`: hears the ranks, the beats, Slurm's signals; does what is ordered."""
+
+    def __init__(self, allocation: Allocation, options: LaunchOptions) -> None:
+        self._allocation = allocation
+        self._options = options
+        self._attempt = options.run.attempt(allocation.job_id, allocation.restart)
+        self._log = LauncherLog(self._attempt.launcher_journal)
+        self._signals: list[int] = []
+        self._unheard: list[int] = []  # signals that came while no launch could hear them
+        self._inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+        self._nodewatch = NodeWatch(self._inbox)
+        self._stop_by: float | None = None
+        self._looked = self._looked_exits = self._signed = float("-inf")
+        self._signs = 0
+        self._code, self._failed, self._again, self._why = 1, False, "", ""
+        self._look_every = max(LOOK, min(1.0, len(allocation.nodes) / TABLES))
+
+    def run(self) -> int:
+        """The batch script's exit code: 0 done, else that of the rank that died first (128 + n for a signal)."""
+        self._make_attempt_dir()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+            signal.signal(number, lambda n, _frame: self._signals.append(n))  # no work inside a handler
+        options, nodes = self._options, self._allocation.nodes
+        missed_for = latewarning.missed_for(os.environ, options.warn_before, time.time())
+        self._warn_at = float("inf") if missed_for is None else time.monotonic() + missed_for
+        policy = LadderPolicy(
+            relaunches=options.relaunches,
+            max_without_progress=options.max_without_progress,
+            preflight=options.health.preflight != "off",
+            deep=options.health.deep,
+            checking=_budget(options.health) + PATIENCE,
+            checking_deep=options.health.deep_budget + PATIENCE,
+            rules=options.rules,
+        )
+        wanted = min(options.nodes or len(nodes), len(nodes))
+        where = (self._allocation.job_id, self._allocation.restart, nodes)
+        self._state = LadderState(*where, wanted, options.tasks_on_node, policy, batch_host=self._allocation.host)
+        self._journal("attempt", nodes=nodes, host=socket.gethostname(), pid=os.getpid())
+        self._watch = BeatWatch(self._attempt.nodes, options.limits)
+        self._agents = Agents(self._allocation, options, self._attempt, self._journal, self._asked_to_leave)
+        self._hands = LaunchHands(self._allocation, options, self._attempt, self._agents, self._inbox, self._journal)
+        self._examining = Examining(self._allocation, options, self._attempt, self._inbox, self._agents.addresses)
+        self._faultwatch = FaultWatch(self._inbox, lambda node: self._agents.ask(node, "faults", PROBE))
+        self._giveback = GiveBack(self._allocation, _slurm, self._journal)
+        self._sight = Sight(options, self._attempt, self._watch, lambda: self._state, self._agents.dead)
+        self._reporter = Reporter(self._attempt, options.checkpoints, self._journal, self._inbox.put)
+        with_agents = self._start_agents()
+        self._reporter.start()
+        threading.Thread(target=forget_hold, args=(options.run, self._allocation), daemon=True).start()
+        try:
+            begun = history.begun(options.run, self._attempt, options.checkpoints, options.expiry)
+            self._hear(replace(begun, at=time.monotonic(), memory=with_agents))
+            while self._state.rung is not Rung.LEFT:
+                self._observe(time.monotonic())
+                time.sleep(TURN)
+            if self._state.told:  # Slurm waits for this process
+                self._go_on_uncancelled()
+            elif self._failed or self._again:
+                self._hand_over()
+            else:
+                self._give_up_idle_nodes()
+        finally:
+            self._nodewatch.stop()
+            self._reporter.stop()
+            self._hands.leftovers.stop()
+            self._giveback.stop()
+            self._agents.stop(at_once=bool(self._state.told) or self._asked_to_leave())
+        return self._code
+
+    def _hand_over(self) -> None:
+        """To the operator, or else to Slurm; then Slurm removes what is left of the training step."""
+        run, leave = self._options.run, self._asked_to_leave
+        if linger(run, leave) and self._again:
+            self._journal("requeue", how=self._again)
+            wanted = Wanted(self._again, self._why, self._options.resubmit)
+            go_on(run, self._allocation, wanted, leave, self._journal)
+        if self._step is not None:
+            self._step.kill()
+
+    def _go_on_uncancelled(self) -> None:
+        """Slurm does not start a job again that it has ended for its time limit: that is for whoever supervises it."""
+        run = self._options.run
+        if not self._again or history.operator_lives(run, self._attempt):
+            return
+        if ended_by_slurm(self._allocation.job_id):
+            self._journal("requeue", how="requeue")
+            wanted = Wanted("requeue", self._why, self._options.resubmit)
+            go_on(run, self._allocation, wanted, lambda: True, self._journal)
+
+    def _give_up_idle_nodes(self) -> None:
+        state, overdue = self._state, self._watch.overdue(time.monotonic())
+        kept = self._giveback.kept()
+        idle = (n for n in kept if n not in state.nodes)
+        gone = tuple(n for n in idle if n not in state.ready or n in overdue)
+        if gone and state.nodes:
+            give_up_nodes(replace(self._allocation, nodes=kept), gone)
+
+    def _asked_to_leave(self) -> bool:
+        return any(n in _LEAVE for n in self._signals)
+
+    @property
+    def _step(self) -> TrainingStep | None:
+        return self._hands.step
+
+    def _make_attempt_dir(self) -> None:
+        try:
+            for path in (self._attempt.path, self._attempt.nodes):
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with contextlib.suppress(OSError):  # whoever saves there says why it cannot be made
+                self._options.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadNodes(f"Cannot write in the run directory `{self._options.run.path}`", str(error)) from error
+
+    def _start_agents(self) -> bool:
+        """Without them the training runs all the same: its faults are then handed up, not handled here."""
+        try:
+            self._agents.start()
+        except (OSError, TransomError) as error:
+            self._journal("agents", error=str(error))
+            say(f"transom: no agents: {error}")
+            return False
+        return True
+
+    def _watch_nodes(self) -> None:
+        nodes = self._allocation.nodes if self._options.leave_drained else ()
+
+        def probe(node: str) -> dict[str, object]:
+            given_back = node in self._giveback.returned
+            return {"error": "given back"} if given_back else self._agents.ask(node, "probe", PROBE)
+
+        warming = Warming(self._agents, self._journal, lambda: self._state)
+        self._nodewatch.start(nodes, self._state.spares, probe, _slurm, warming)
+
+    # --- hearing ---
+
+    def _observe(self, now: float) -> None:
+        self._sign(now)
+        self._forward(now)
+        while True:
+            try:
+                self._hear(replace(self._inbox.get_nowait(), at=now))
+            except queue.Empty:
+                break
+        if self._step is not None and self._state.rung is Rung.TRAINING and now - self._looked_exits >= EXITS:
+            self._looked_exits = now
+            for heard in self._sight.of_step(now, self._step):
+                self._hear(heard)
+        if now - self._looked >= self._look_every:
+            self._looked = now
+            self._look_at_beats(now)
+        self._hear(ladder.Tick(now))
+
+    def _hear(self, heard: Heard) -> None:
+        if isinstance(heard, ladder.Spare):
+            self._journal("spare", node=heard.node, good=heard.good, words=heard.words)
+        self._state, orders = ladder.decide(self._state, heard)
+        for order in orders:
+            self._do(order)
+            self._sign(time.monotonic())  # a story of many lines takes its time on a slow file system
+
+    def _sign(self, now: float) -> None:
+        """A full disk is no reason to leave the ranks alone: then the operator sees this launcher as silent."""
+        if now - self._signed < SIGN:
+            return
+        self._signed, self._signs = now, self._signs + 1
+        with contextlib.suppress(OSError):
+            replace_text(self._attempt.launcher_alive, f"{self._signs}\n")
+
+    def _forward(self, now: float) -> None:
+        if now >= self._warn_at:
+            self._warn_at = float("inf")
+            self._signals += [] if self._state.warned else [signal.SIGUSR2]
+        while self._signals:
+            number = self._signals.pop(0)
+            self._journal("signal", name=signal.Signals(number).name)
+            if number == signal.SIGUSR2:
+                self._hear(ladder.Warned(now))
+            if self._state.rung is not Rung.TRAINING and number not in _LEAVE:
+                self._unheard.append(number)  # for the launch to come
+            elif self._step is not None:
+                self._step.signal(number)
+            if number in _LEAVE:
+                self._stop_by = self._stop_by or now + KILL_AFTER
+                self._hear(ladder.Told(now, signal.Signals(number).name))
+        if self._stop_by is not None and now > self._stop_by:
+            if self._step is not None:
+                self._step.kill()
+            if now > self._stop_by + SRUN_KILLED:
+                self._hear(ladder.Overtime(now))
+
+    def _look_at_beats(self, now: float) -> None:
+        self._watch.look(now)
+        self._faultwatch.look(self._watch.tables, now)
+        late = tuple(n for n in self._watch.overdue(now) if n not in self._giveback.returned)
+        if late and not self._state.told:
+            self._agents.revive(late)
+        if self._sight.stepping and self._step is not None:
+            while self._unheard:
+                self._step.signal(self._unheard.pop(0))
+        for heard in self._sight.of_beats(now):
+            self._hear(heard)
+        if self._sight.stepping:
+            self._giveback.look(self._state, self._hands.leftovers.on)
+
+    # --- doing ---
+
+    def _do(self, order: Order) -> None:
+        if isinstance(order, ladder.Start):
+            self._start(order)
+        elif isinstance(order, ladder.GoBack):
+            self._hands.go_back(order)
+        elif isinstance(order, ladder.CheckNodes):
+            self._examining.check(order)
+        elif isinstance(order, ladder.Flush):
+            self._hands.flush(order, self._watch.overdue(time.monotonic()), self._watch.step_time)
+        elif isinstance(order, ladder.Keep):
+            self._hands.keep(order)
+        elif isinstance(order, ladder.End):
+            self._hands.end(order)
+        elif isinstance(order, ladder.ReadLogs):
+            self._hands.read(order)
+        elif isinstance(order, ladder.Tell):
+            self._journal("heal", **vars(order))
+            say(f"transom: {f'{order.incident} {order.what}'.strip()}: {order.words}")
+        else:
+            self._leave(order)
+
+    def _start(self, order: ladder.Start) -> None:
+        if not self._nodewatch.started:  # only now is it known which nodes stand by
+            self._watch_nodes()
+        world = self._options.tasks_per_node * len(order.nodes)
+        where = f"{several(world, 'rank')} on {several(len(order.nodes), 'node')}"
+        logs = self._attempt.logs(order.launch)  # said before srun can say anything (`batchlog.of_attempt`)
+        say(f"transom: launch {order.launch} of attempt {self._attempt.name}: {where}, logs in {logs}")
+        argv = self._hands.start(order)
+        if argv is None:
+            return
+        idle = tuple(n for n in self._allocation.nodes if n not in order.nodes)
+        self._journal("launch", nodes=order.nodes, idle=idle, world_size=world, argv=argv, faults=order.faults)
+
+    def _leave(self, order: ladder.Leave) -> None:
+        """outcome.json is written last: whoever reads it may believe the rest of the attempt directory."""
+        told = order.outcome
+        self._code, self._failed, self._again = order.exit_code, told.status == "failed", order.again
+        self._why = told.why
+        self._journal("outcome", status=told.status, why=told.why, exit_code=order.exit_code)
+        text = json.dumps(plain(told)) + "\n"
+        try:
+            publish_text(self._attempt.outcome, text)
+        except OSError as error:
+            say(f"transom: cannot write {self._attempt.outcome}: {error}")
+            threading.Thread(target=self._publish_again, args=(text,), name="outcome", daemon=True).start()
+        say(f"transom: {told.status}: {told.why}")
+
+    def _publish_again(self, text: str) -> None:
+        """A disk that was full, or read-only, may not stay so; if it does, Slurm's own account of the job must do."""
+        while True:
+            time.sleep(SIGN)
+            with contextlib.suppress(OSError):
+                publish_text(self._attempt.outcome, text)
+                return
+
+    def _journal(self, kind: str, **fields: Any) -> None:
+        self._log.write(kind, self._state.launch, **fields)
+
+
+def _budget(health: HealthOptions) -> float:
+    return health.deep_budget if health.preflight == "deep" else health.budget
+
+
+def _slurm() -> Slurm:
+    from transom_cli.wiring.slurm import launcher_slurm
+
+    return launcher_slurm()
+
+
+def main(options: LaunchOptions) -> int:
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    return Launcher(allocation_from(os.environ), options).run()

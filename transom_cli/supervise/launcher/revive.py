@@ -1,0 +1,173 @@
+"""Starts a node's agent again when it alone has died: a step of its own on that node, beside what runs there.
+
+An agent counts as dead when its table is late and it does not answer either, or when nothing listens any more where it
+did. Is the node itself dead, nothing is started: a slurmd that does not answer would only keep srun waiting. However it
+goes, the training is not touched, and a node's agent is started `TRIES` times at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from transom_cli.beats.places import ROLE
+from transom_cli.errors import TransomError
+from transom_cli.health.finding import Finding, Verdict
+from transom_cli.health.reach import judge_reach, read_reach
+from transom_cli.layout import AttemptDir
+from transom_cli.slurm.port import SlurmDenied, SlurmRefused, SlurmUnknown
+from transom_cli.supervise.launcher import plan as launchplan
+from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
+
+TRIES = 3  # for each node and attempt
+PAUSES = (15.0, 60.0)  # seconds from the first of them to the second, and from there to the next
+ALIVE = 10.0  # seconds until an agent that did answer is asked again, while its table is late
+AWAY = 15.0  # seconds until a node is looked at again where slurmctld does not tell of it
+ANSWER = 3.0  # seconds for an agent to show that it lives
+COME = 15.0  # seconds for a new agent to say where it listens
+PARALLEL = 8  # nodes at once: a file system that is late makes all tables late
+
+
+class Journal(Protocol):
+    def __call__(self, kind: str, **fields: Any) -> None: ...
+
+
+class Revival:
+    """`lives(node)` asks the agent itself. `journal` is the launcher's. Safe to call from any thread."""
+
+    def __init__(
+        self,
+        allocation: Allocation,
+        options: LaunchOptions,
+        attempt: AttemptDir,
+        lives: Callable[[str], bool],
+        journal: Journal,
+    ) -> None:
+        self._allocation, self._options, self._attempt = allocation, options, attempt
+        self._lives, self._journal = lives, journal
+        self._lock = threading.Lock()
+        self._under_way: dict[str, threading.Event] = {}
+        self._tries: dict[str, int] = {}
+        self._due: dict[str, float] = {}  # when a node may be looked at again, by the monotonic clock
+        self._steps: list[subprocess.Popen[bytes]] = []
+        self._over = False
+        self._dead: set[str] = set()  # nodes whose slurmd gave no answer when it was last asked
+
+    def dead(self, node: str) -> bool:
+        """Whether neither the node's agent nor its slurmd answers, as far as that is known."""
+        return node in self._dead
+
+    def look(self, nodes: tuple[str, ...]) -> None:
+        """Nodes whose tables are late. Returns at once; the work is done by threads."""
+        for node in nodes:
+            if len(self._under_way) >= PARALLEL:
+                return
+            done = self._take(node)
+            if done is not None:
+                threading.Thread(target=self._revive, args=(node, done), name="revive", daemon=True).start()
+
+    def at_once(self, node: str) -> None:
+        """Nothing listens where its agent did: start it again, or wait for whoever is at it. At most `COME` seconds
+        and what the look at the slurmd takes.
+        """
+        done = self._take(node)
+        if done is not None:
+            self._revive(node, done)
+            return
+        with self._lock:
+            done = self._under_way.get(node)
+        if done is not None:
+            done.wait(COME)
+
+    def stop(self, *, at_once: bool, patience: float) -> None:
+        """No more of them; the steps end by themselves once the outcome stands."""
+        with self._lock:
+            self._over = True
+        until = time.monotonic() + (0.0 if at_once else patience)
+        for step in self._steps:
+            try:
+                step.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                step.kill()
+
+    def _take(self, node: str) -> threading.Event | None:
+        """The right to see to this node now; None while another thread does, or when it is not due or not any more."""
+        with self._lock:
+            spent = self._tries.get(node, 0) >= TRIES
+            if self._over or spent or node in self._under_way or time.monotonic() < self._due.get(node, 0.0):
+                return None
+            return self._under_way.setdefault(node, threading.Event())
+
+    def _revive(self, node: str, done: threading.Event) -> None:
+        try:
+            pause = self._again(node)
+        except (OSError, TransomError) as error:
+            pause = self._failed(node, str(error))
+        finally:
+            with self._lock:
+                self._due[node] = time.monotonic() + pause
+                del self._under_way[node]
+            done.set()
+
+    def _again(self, node: str) -> float:
+        """Seconds until this node may be looked at again."""
+        lives = self._lives(node)
+        try:
+            found = None if lives else self._reach(node)
+        except SlurmUnknown:
+            return AWAY  # no step starts without slurmctld, and no try is spent on it
+        if found is None or found.verdict is not Verdict.FAIL:
+            self._dead.discard(node)
+        if found is None:
+            return ALIVE
+        if found.verdict is Verdict.FAIL:
+            self._dead.add(node)
+            return self._failed(node, found.evidence)
+        before = self._endpoint(node)
+        argv = launchplan.agent_argv(self._allocation, self._options, self._attempt, node)
+        step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env={**os.environ, ROLE: "agent"})
+        self._steps.append(step)
+        until = time.monotonic() + COME
+        while self._endpoint(node) == before:
+            code = step.poll()
+            if code is not None:
+                return self._failed(node, f"srun ended with exit code {code}")
+            if time.monotonic() >= until or self._over:
+                step.terminate()
+                return self._failed(node, f"its step did not come up within {COME:.0f} s")
+            time.sleep(0.1)
+        number = self._count(node)
+        self._journal("agent", node=node, what="started again", words=f"start {number} of {TRIES}")
+        return self._pause(number)
+
+    def _failed(self, node: str, words: str) -> float:
+        number = self._count(node)
+        self._journal("agent", node=node, what="not started again", words=f"try {number} of {TRIES}: {words}")
+        return self._pause(number)
+
+    def _count(self, node: str) -> int:
+        self._tries[node] = self._tries.get(node, 0) + 1
+        return self._tries[node]
+
+    def _pause(self, number: int) -> float:
+        return PAUSES[min(number, len(PAUSES)) - 1]
+
+    def _reach(self, node: str) -> Finding:
+        """UNKNOWN when Slurm refuses to tell where the slurmd is: then srun is to find out. Raises SlurmUnknown."""
+        from transom_cli.wiring.slurm import launcher_slurm
+
+        with contextlib.suppress(SlurmRefused, SlurmDenied):
+            for found in launcher_slurm(timeout=10.0).nodes([node]):
+                return judge_reach(read_reach(node, found.address, found.port, self._allocation.job_id))
+        return Finding("reach", Verdict.UNKNOWN, node, "Slurm does not say where its slurmd is")
+
+    def _endpoint(self, node: str) -> bytes:
+        try:
+            return self._attempt.endpoint(node).read_bytes()
+        except OSError:
+            return b""

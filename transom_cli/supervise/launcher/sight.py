@@ -1,0 +1,111 @@
+"""What the launcher sees of a launch: how its ranks end, how they step, which nodes fall silent, what is durable.
+
+Each look gives events for the launcher's core, one after the other: the core has heard the one before when the next is
+made, so a look must be run through to its end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from transom_cli.core import ladder, quiet
+from transom_cli.core.ladder import Heard, LadderState, Leaving, Rung
+from transom_cli.layout import AttemptDir
+from transom_cli.supervise.beatwatch import BeatWatch
+from transom_cli.supervise.follow import newest_checkpoint
+from transom_cli.supervise.launcher.plan import LaunchOptions
+from transom_cli.supervise.launcher.progress import Progress
+from transom_cli.supervise.launcher.training import TrainingStep
+
+DURABLE = 1.0  # seconds between two looks for a newer checkpoint
+
+
+class Sight:
+    """`state`: the core's, as it is now. `dead`: whether a node's slurmd gives no answer either."""
+
+    def __init__(
+        self,
+        options: LaunchOptions,
+        attempt: AttemptDir,
+        watch: BeatWatch,
+        state: Callable[[], LadderState],
+        dead: Callable[[str], bool],
+    ) -> None:
+        self._options, self._attempt, self._watch = options, attempt, watch
+        self._state, self._dead = state, dead
+        self._told = ladder.Exits(0.0, 0, ())
+        self._found: quiet.RanksQuiet | None = None
+        self._looked_durable = float("-inf")
+        self._progress = Progress(attempt, lambda: watch.nodes_of((0,)))
+        self._rung = Rung.CHECKING
+
+    @property
+    def stepping(self) -> bool:
+        """Whether ranks of the present launch have made a step, as far as the beats tell."""
+        state, launch = self._state(), self._watch.launch
+        return launch == state.launch and state.rung is Rung.TRAINING and self._watch.step(launch) >= 0
+
+    def of_step(self, now: float, step: TrainingStep) -> Iterator[Heard]:
+        """The tasks of the training step: whether they are there, and how they ended."""
+        code = step.code  # before the exits: what was written until srun ended is read
+        launch = self._state().launch
+        if step.waits:
+            yield ladder.SlurmAway(now, launch, step.waits)
+        if not self._state().appeared and self._has_appeared(launch):
+            yield ladder.Appeared(now, launch)
+        try:
+            told = ladder.Exits(0.0, launch, step.exits(), code is not None, code)
+        except OSError:
+            return  # the run directory does not answer: seen at the next look
+        if told != self._told:
+            self._told = told
+            if told.over or any(x.bad for x in told.exits):
+                self._progress.settle()
+            yield ladder.Exits(now, told.launch, told.exits, told.over, told.srun)
+
+    def of_beats(self, now: float) -> Iterator[Heard]:
+        """The beat tables, which have just been read."""
+        watch = self._watch
+        launch = watch.launch  # after a relaunch the tables are about the launch before it for a moment
+        self._write_progress(launch)
+        yield ladder.Stepped(now, launch, watch.step(launch))
+        for node, silent_for in watch.alone(now):
+            if self._dead(node):
+                yield ladder.Silent(now, node, silent_for, watch.unusual)
+        found = watch.found
+        if found is not None and self._state().rung is Rung.TRAINING and not watch.blind(now):
+            yield from self._durable(now, at_once=found is not self._found)
+            self._found = found
+            self._progress.settle()
+            nodes = watch.nodes_of(found.culprits)
+            about = (found.step, found.quiet_for, found.limit, tuple(found.culprits), nodes, found.stopped)
+            yield ladder.Quiet(now, launch, *about)
+        yield from self._durable(now, at_once=self._state().leaving is not Leaving.NOT)
+
+    def _write_progress(self, launch: int) -> None:
+        """Also of a launch that is ended though its ranks stepped: what is found against a node is a fault too."""
+        self._progress.look(launch, self._watch.step(launch), time.time())
+        rung = self._state().rung
+        if rung is not self._rung and rung is not Rung.TRAINING:
+            self._progress.settle()
+        self._rung = rung
+
+    def _durable(self, now: float, *, at_once: bool) -> Iterator[Heard]:
+        if not at_once and now - self._looked_durable < DURABLE:
+            return
+        self._looked_durable = now
+        try:
+            newest = newest_checkpoint(self._options.checkpoints)
+        except OSError:
+            return
+        yield ladder.Durable(now, newest)
+
+    def _has_appeared(self, launch: int) -> bool:
+        """slurmstepd makes a task's log when it starts the task."""
+        if self._watch.launch == launch:
+            return True
+        try:
+            return any(True for _ in self._attempt.logs(launch).iterdir())
+        except OSError:
+            return False

@@ -1,0 +1,1 @@
+"""The operator: owns the run, on a login node or as a job of its own."""

@@ -1,0 +1,83 @@
+"""The operator as a process: here, or in the background where it outlives the terminal that started it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+
+from transom_cli.core.state import Phase, State
+from transom_cli.errors import TransomError
+from transom_cli.layout import RunDir
+from transom_cli.supervise.lease import operator_alive, read_holder
+from transom_cli.supervise.operator.logjson import JsonLines
+from transom_cli.supervise.pastlogs import remember
+
+UNKNOWN = 22
+
+
+def operate_here(run: RunDir, stream: object = None) -> int:
+    """Operate until the run is over; the run's exit code. TERM and INT make it leave without touching the job."""
+    from transom_cli.wiring.operator import operator_for
+    from transom_cli.wiring.settings import read_settings
+    from transom_cli.wiring.slurm import ask_as_submitted
+
+    handler = logging.StreamHandler(sys.stderr)
+    as_json = read_settings(run).log_json
+    handler.setFormatter(JsonLines(run.run_id) if as_json else logging.Formatter("%(asctime)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    ask_as_submitted(run)
+    operator = operator_for(run)
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        operator.leave()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
+    state = operator.run()
+    if state.phase is Phase.DONE:
+        remember(run)
+    return exit_code(state)
+
+
+def exit_code(state: State) -> int:
+    """Of a run that is over; UNKNOWN for one that goes on without this operator."""
+    return state.exit_code if state.phase.over and state.exit_code is not None else UNKNOWN
+
+
+def start_operator(run: RunDir, patience: float = 15.0) -> None:
+    """Start an operator in a session of its own and wait until it holds the lease.
+
+    Its words go to operator.log in the run directory. TransomError, quoting that log, when it does not come up.
+    """
+    before = read_holder(run)
+    with run.operator_log.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "transom_cli", "operate", "--run-dir", str(run.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            close_fds=True,
+            env=dict(os.environ),
+        )
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        holder = read_holder(run)
+        if holder is not None and holder != before and holder.pid == process.pid:
+            return
+        if process.poll() is not None:
+            break
+        time.sleep(0.05)
+    if process.poll() == 0 or operator_alive(run, patience=0.5) is not None:
+        return
+    words = run.operator_log.read_text(errors="replace").strip().splitlines()[-5:]
+    raise TransomError(
+        f"The operator of run `{run.run_id}` did not start",
+        "\n".join(words) or "it said nothing",
+        f"Start it in the foreground to see more: `transom attach --foreground {run.run_id}`.",
+    )

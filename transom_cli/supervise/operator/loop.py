@@ -1,0 +1,194 @@
+"""The operator's loop: observe, remember, decide, act. All judgement is in `core`; all acting is in `hands`.
+
+It survives `kill -9` at any moment: the journal is played through the core again, and whatever was ordered and not
+answered is ordered once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from transom_cli.core import events as ev
+from transom_cli.core.actions import Action
+from transom_cli.core.codec import event_to_json, plain
+from transom_cli.core.state import Phase, Stage, State
+from transom_cli.layout import RunDir
+from transom_cli.supervise.follow import Follower
+from transom_cli.supervise.journal import Journal, JournalError, fold, step_and_remember
+from transom_cli.supervise.lease import Lease
+from transom_cli.supervise.operator.clock import Clock
+from transom_cli.supervise.operator.hands import Hands
+from transom_cli.supervise.operator.slurmwatch import SlurmWatch
+
+log = logging.getLogger("transom.operator")
+
+TURN = 0.1  # seconds between two turns of the loop
+TICK = 1.0
+FINISH = 30.0  # seconds that a requeue under way may hold up an operator that was told to leave
+FULL = 2.0  # seconds between two tries to write the journal on a disk that is full
+
+
+class Pace:
+    """How often to ask Slurm: often while something moves, seldom while beats tell that all is well."""
+
+    def __init__(self, base: float, most: float) -> None:
+        self._base = base
+        self._most = most
+        self._calm = 0
+        self._moving = True
+
+    def notice(self, state: State) -> bool:
+        """Whether something has just begun to move: then the next look should not wait for its turn of calm days."""
+        incident, was_moving = state.incident, self._moving
+        self._moving = state.phase is not Phase.TRAINING or (
+            incident is not None and incident.stage is not Stage.CLOSED
+        )
+        return self._moving and not was_moving
+
+    def __call__(self) -> float:
+        if self._moving:
+            self._calm = 0
+            return min(1.0, self._base)
+        self._calm += 1
+        return float(min(self._base * 1.5 ** min(self._calm, 20), self._most))
+
+
+class Witness(Protocol):
+    """Follows the run beside the loop: it must return at once, and fail at nothing."""
+
+    def seen(self, before: State, event: ev.Event, after: State) -> None:
+        """Called for each event of the run in its order, those of the journal first."""
+
+    def close(self) -> None:
+        """The operator leaves, or the run is over."""
+
+
+class Operator:
+    def __init__(
+        self,
+        run: RunDir,
+        lease: Lease,
+        clock_from: Callable[[float], Clock],
+        parts: Callable[[Clock, queue.SimpleQueue[ev.Event], Pace], tuple[Follower, SlurmWatch, Hands]],
+        pace: Pace,
+        witnesses: Sequence[Witness] = (),
+    ) -> None:
+        folded = fold(run.journal)
+        self.state = folded.state
+        self._run = run
+        self._lease = lease
+        self._journal = Journal(run.journal, lease.epoch)
+        self._clock = clock_from(folded.last_at)
+        self._inbox: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
+        self._pace = pace
+        self._witnesses = tuple(witnesses)
+        self._follower, self._watch, self._hands = parts(self._clock, self._inbox, pace)
+        self._asked_to_leave = False
+        self._leave_by = 0.0
+
+    def leave(self) -> None:
+        """Stop operating without touching the job; another operator carries on where the journal ends."""
+        self._asked_to_leave = True
+
+    def _may_leave(self) -> bool:
+        """When asked to, but not in the middle of a requeue: that is finished first, within FINISH seconds."""
+        if not self._asked_to_leave:
+            return False
+        self._leave_by = self._leave_by or time.monotonic() + FINISH
+        return not self._hands.in_restart or time.monotonic() >= self._leave_by
+
+    def run(self) -> State:
+        """Work until the run is over, a newer operator has taken it, or `leave` was called."""
+        self._begin()
+        self._watch.start()
+        ticked = self._clock.now()
+        try:
+            while not self.state.phase.over and not self._may_leave():
+                if self._lease.fenced():
+                    log.warning("a newer operator has taken this run; leaving")
+                    return self.state
+                self._renew()
+                self._watch.follow(self.state.job_id, self.state.restarts, self.state.nodes)
+                self._observe()
+                if self._clock.now() - ticked >= TICK:
+                    ticked = self._clock.now()
+                    self._apply(ev.Tick(ticked))
+                if self._pace.notice(self.state):
+                    self._watch.look()
+                time.sleep(TURN)
+        finally:
+            self._watch.stop()
+            self._hands.stop()
+            self._journal.close()
+            for witness in self._witnesses:
+                witness.close()
+            with contextlib.suppress(OSError):
+                self._lease.give_up()
+        return self.state
+
+    def _begin(self) -> None:
+        """Make the journal ours first, and read it then: what a replaced operator still adds counts no more.
+
+        Whatever was ordered and not answered is ordered once more.
+        """
+        self._journal.append(ev.Started(self._clock.now(), self._lease.epoch))
+        self.state = fold(self._run.journal, self._show).state
+        for action in self.state.pending:
+            self._order(action)
+
+    def _renew(self) -> None:
+        """A full disk must not end the operator: on this host it is known to live by its process."""
+        try:
+            self._lease.renew()
+        except OSError as error:
+            log.error("cannot renew the lease: %s", error)
+
+    def _observe(self) -> None:
+        for event in self._follower.poll(self.state, self._clock.now()):
+            self._apply(event)
+        while True:
+            try:
+                self._apply(self._inbox.get_nowait())
+            except queue.Empty:
+                return
+
+    def _apply(self, event: ev.Event) -> None:
+        before = self.state
+        remembered = self._remember(event)
+        if remembered is None:
+            return
+        self.state, actions = remembered
+        self._show(before, event, self.state)
+        if actions or self.state != before:
+            name = type(event).__name__
+            told = {k: v for k, v in event_to_json(event).items() if k not in ("at", "type")}
+            log.info("%s %s", name, told, extra={"event": name, "facts": told})
+        if actions and self._lease.fenced():
+            return  # the next turn leaves; the newer operator orders these
+        for action in actions:
+            self._order(action)
+
+    def _show(self, before: State, event: ev.Event, after: State) -> None:
+        for witness in self._witnesses:
+            witness.seen(before, event, after)
+
+    def _order(self, action: Action) -> None:
+        facts = {"action": type(action).__name__, **plain(action)}
+        log.info("order %s", action, extra={"event": "order", "facts": facts})
+        self._hands.do(action)
+
+    def _remember(self, event: ev.Event) -> tuple[State, tuple[Action, ...]] | None:
+        """The step, once the journal holds it; while the disk is full, wait, and do nothing. None: left meanwhile."""
+        while True:
+            try:
+                return step_and_remember(self.state, event, self._journal)
+            except JournalError as error:
+                log.error("nothing is done that cannot be remembered; waiting: %s (%s)", error.what, error.why)
+            if self._asked_to_leave or self._lease.fenced():
+                return None
+            time.sleep(FULL)
