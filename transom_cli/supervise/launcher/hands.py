@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import transom_cli
 from transom_cli.ckpt import fence
 from transom_cli.ckpt.restoring.setback import Setback, set_back
 from transom_cli.core.ladder import (
@@ -48,7 +49,7 @@ from transom_cli.supervise.launcher.revive import Journal
 from transom_cli.supervise.launcher.training import TrainingStep
 
 SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
-WRAPPER = Path(__file__).resolve().parents[1] / "agent" / "rank.py"
+WRAPPER = Path(transom_cli.__file__).resolve().parent / "agent" / "rank.py"
 
 
 class LaunchHands:
