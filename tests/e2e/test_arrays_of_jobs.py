@@ -44,7 +44,9 @@ def test_an_element_is_restarted_alone(sandbox: Sandbox, slurm_env: dict[str, st
     script.write_text(SCRIPT.format(told=told, seconds=120))
     options = [("--requeue", f"--array={i}", f"--comment=transom:array:{i}") for i in (1, 2)]
     other, job = (running(slurm, slurm.submit(Submission(script, o))) for o in options)
-    request = RestartRequest(job.job_id, 0, job.nodes, (), 1, "transom:array:2+", Submission(script, options[1]))
+    request = RestartRequest(
+        job.job_id, 0, job.nodes, (), 1, f"transom:array:2:after-{job.job_id}.0", Submission(script, options[1])
+    )
     result = restart_job(slurm, request, sleep=time.sleep, clock=time.monotonic)
     assert (result.job_id, result.restarts, result.how) == (job.job_id, 1, "requeued")
     again = running(slurm, job.job_id)
