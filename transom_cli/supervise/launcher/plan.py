@@ -16,7 +16,7 @@ from transom_cli.core.quiet import QuietLimits
 from transom_cli.health.options import HealthOptions
 from transom_cli.layout import AttemptDir, RunDir
 
-PORTS = range(20000, 60000)
+PORTS = range(12000, 20000)  # below those that the kernel gives to connections (ip_local_port_range)
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
 
 
