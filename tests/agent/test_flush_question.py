@@ -136,6 +136,6 @@ def test_a_folder_that_has_gone_costs_the_grace_only(ranks: Ranks) -> None:
 
 def test_a_second_process_of_a_rank_does_not_take_its_place(line: Client, ranks: Ranks) -> None:
     asks = "import subprocess\nsubprocess.run([sys.executable, '-c', sys.argv[1]], check=True)\n"
-    other = "from transom_cli.ckpt import orders; assert orders.attend() is None"
+    other = "from transom_cli.ckpt.saving import orders; assert orders.attend() is None"
     ranks.command([sys.executable, "-c", UP + LISTENS % 40 + asks + "up()\ntime.sleep(600)", other])
     assert ask(line) == told([3], 40, [3])

@@ -109,7 +109,7 @@ def _as_torch(
 def _as_safetensors(
     file: BinaryIO, whole: Whole, tensors: dict[str, torch.Tensor], others: list[str], step: int, counted: Told
 ) -> None:
-    from transom_cli.ckpt import safetensors_file  # an extra of its own
+    from transom_cli.ckpt.convert import safetensors_file  # an extra of its own
 
     if not tensors:
         raise UsageError("There is no tensor in what is to be exported", hint="--format torch keeps other values too")

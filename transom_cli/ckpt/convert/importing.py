@@ -139,7 +139,7 @@ def _flattened(source: Path, tree: Any, under: str | None) -> tuple[Flat, Paths]
 
 
 def _from_safetensors(source: Path, under: str | None) -> tuple[Flat, Paths, tuple[str, ...]]:
-    from transom_cli.ckpt import safetensors_file  # an extra of its own
+    from transom_cli.ckpt.convert import safetensors_file  # an extra of its own
 
     tensors, told = safetensors_file.read(source)
     if told is None and under is None:
