@@ -91,7 +91,7 @@ def test_a_write_and_a_restore_are_seen_while_they_are_under_way(tmp_path: Path)
         assert "KiB checked, 7.0 s so far" in status(run, checking, 7.0)
         loading = seen(run, lambda found: [part for part in found.parts if part.what == LOADING])
         assert only(loading).of > 0
-        assert abs(only(loading).began - only(checking).began) < 5.0, "of one rank or the other; not when loading began"
+        assert abs(only(loading).began - only(checking).began) < 5.0, "of one rank or the other"
         nodes.until("restored 3")
         seen(run, lambda found: found.parts == ())
         nodes.until("settled")
