@@ -15,7 +15,7 @@ from transom_cli.sandbox.cluster import Sandbox, wait_until
 pytestmark = pytest.mark.sandbox
 
 LOOK = """
-import json, os, resource, signal, sys
+import json, os, resource, signal, sys, time
 rank = os.environ["SLURM_PROCID"]
 seen = {
     "env": dict(os.environ), "cwd": os.getcwd(), "argv": sys.argv[2:], "umask": os.umask(0),
@@ -29,6 +29,9 @@ seen = {
 print("out of rank", rank)
 print("err of rank", rank, file=sys.stderr)
 open(f"{sys.argv[1]}/{rank}.json", "w").write(json.dumps(seen))
+end = time.monotonic() + 30
+while rank == "1" and not os.path.exists(f"{sys.argv[1]}/0.json") and time.monotonic() < end:
+    time.sleep(0.05)  # with its end srun kills the other one
 sys.exit(7 if rank == "1" else 0)
 """
 ADDED = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH"}

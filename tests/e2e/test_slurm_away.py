@@ -82,6 +82,7 @@ def test_while_slurmctld_hangs_the_run_goes_on_and_a_cancel_of_that_time_is_a_st
     assert view["verdict"] == "the job was cancelled in Slurm (scancel)"
 
 
+@pytest.mark.long  # slurmctld may refuse a step on these nodes for two minutes after its return
 def test_a_rank_that_dies_meanwhile_is_relaunched_in_the_same_attempt_once_slurmctld_is_back(
     person: Person, sandbox: Sandbox
 ) -> None:
