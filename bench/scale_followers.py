@@ -35,7 +35,7 @@ LIMITS = QuietLimits()
 def _slurm(run: RunDir, names: list[str]) -> FakeSlurm:
     """In memory: a call costs nothing there, but how many there are is counted."""
     slurm = FakeSlurm(names)
-    job = FakeJob(JOB, Submission(run.script), len(names), 0, 0, slurm.user, "llama-70b", "", "main", True, ())
+    job = FakeJob(JOB, Submission(run.script), len(names), 0, 0, slurm.user, "llama-70b", "", "main", True, (), ())
     job.state, job.nodes, job.batch_host = JobState.RUNNING, tuple(names), names[0]
     slurm.cluster.jobs[JOB] = job
     return slurm
