@@ -89,7 +89,7 @@ bench-report: setup ## how long does `transom report` take on a month of 1,000 i
 images: setup ## docs/images/*.png: the live screen and the report of a real run, healthy, after a fault, held (6 minutes)
 	$(PY) scripts/images.py
 
-bench-scale: setup ## what does following a run of 8 to 2,048 nodes cost the operator, and how soon is silence told? (4 minutes)
+bench-scale: setup ## what does following 8 to 2,048 nodes cost operator and launcher, and how soon is silence told? (8 minutes)
 	$(PY) bench/scale.py
 
 bench-many: setup ## a real job on 128 slurmd on this machine, and a node's death in it (5 minutes, 12 GB)
