@@ -75,7 +75,7 @@ def measure() -> dict[str, float]:
 
 
 def _checkpointer() -> Any:
-    from transom_cli.ckpt import Checkpointer
+    from transom_cli.ckpt.checkpointer import Checkpointer
 
     return Checkpointer({"step": 0}, os.environ["BENCH_CHECKPOINTS"], every=1 << 40)
 

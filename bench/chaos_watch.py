@@ -13,7 +13,7 @@ from harness import Bench, LiveRun
 
 from transom_cli.ckpt.inventory import candidates, survey, verify
 from transom_cli.errors import TransomError
-from transom_cli.sandbox import belonging, procs
+from transom_cli.sandbox import processes
 
 GONE = 45.0  # seconds for the last processes of an ended job: KillWait is 30
 _FROM = re.compile(r"^training from step (\d+) to ", re.MULTILINE)
@@ -103,7 +103,7 @@ class Watch:
 
     def _job_processes(self, taken: Collection[str]) -> list[str]:
         cluster = self._bench.sandbox.cluster
-        mine = [p for p in belonging.of_sandbox(cluster) if belonging.is_job_process(p, cluster)]
+        mine = [p for p in processes.of_sandbox(cluster) if processes.is_job_process(p, cluster)]
         return [_words(p) for p in mine if p.environ["SLURMD_NODENAME"] not in taken]
 
     def operators(self) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ class Watch:
 
     def _operators(self) -> list[str]:
         found = []
-        for pid in procs.snapshot():
+        for pid in processes.snapshot():
             line = _command(pid)
             if "operate" in line and any(word.endswith(f"/{self._run.name}") for word in line):
                 found.append(f"pid {pid}: {' '.join(line)}")
@@ -133,6 +133,6 @@ def _command(pid: int) -> list[str]:
         return []
 
 
-def _words(proc: procs.Proc) -> str:
+def _words(proc: processes.Proc) -> str:
     where = f"job {proc.environ['SLURM_JOB_ID']} on {proc.environ['SLURMD_NODENAME']}"
     return f"pid {proc.pid} ({proc.state}) of {where}: {' '.join(_command(proc.pid))[:200]}"

@@ -12,7 +12,7 @@ from ckpt_state import State
 from harness import BenchError
 from torch.optim import SGD
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.inventory import candidates
 from transom_cli.ckpt.names import MANIFEST, MEMORY
 

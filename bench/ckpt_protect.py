@@ -30,7 +30,7 @@ def rank(directory: Path, mib: int, protect: str, rate: float, saves: int) -> No
     import torch
     import torch.distributed as dist
 
-    from transom_cli.ckpt import Checkpointer
+    from transom_cli.ckpt.checkpointer import Checkpointer
     from transom_cli.ckpt.memory.client import agents_path, connect
     from transom_cli.ckpt.names import MEMORY
 

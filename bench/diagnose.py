@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli.diagnose.logs.diagnosis import diagnose_logs
-from transom_cli.diagnose.logs.hits import hits_of
-from transom_cli.diagnose.logs.rule import Level
-from transom_cli.diagnose.logs.rulebook import Rulebook
-from transom_cli.diagnose.logs.rulefiles import load
+from transom_cli.diagnose.logs.reader import hits_in_file
+from transom_cli.diagnose.logs.rule_files import load
+from transom_cli.diagnose.logs.rulebook import Level, Rulebook
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU {} has a total capacity of 79.11 GiB"
 LATE = (
@@ -75,7 +74,7 @@ def bulk(folder: Path, megabytes: float) -> dict[str, Any]:
     path.read_bytes()  # into the page cache
     found: dict[str, Any] = {"MB": round(size)}
     began = time.process_time()
-    hits = hits_of(path, book)
+    hits = hits_in_file(path, book)
     found["ours"] = round(size / (time.process_time() - began))
     found["hits"] = len(hits)
     texts = sorted({text for rule in book.rules if rule.level is not Level.BENIGN for text in rule.any})

@@ -31,8 +31,8 @@ from diagnosis_trainer import FAULTS
 from harness import Bench, progress, run_bench, surroundings, wait_for
 
 from transom_cli.diagnose.logs.diagnosis import diagnose_logs
+from transom_cli.diagnose.logs.rule_files import load
 from transom_cli.diagnose.logs.rulebook import Rulebook
-from transom_cli.diagnose.logs.rulefiles import load
 from transom_cli.errors import UsageError
 from transom_cli.slurm.port import JobState, Submission
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from diagnosis_score import ASKED, Label, Told, accuracy, confusion, labels, misses, only_from
 
 from transom_cli.diagnose.logs.diagnosis import diagnose_logs
+from transom_cli.diagnose.logs.rule_files import load
 from transom_cli.diagnose.logs.rulebook import Rulebook
-from transom_cli.diagnose.logs.rulefiles import load
 from transom_cli.errors import printable
 
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "logs" / "dev"

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import hang_made
 
-from transom_cli.diagnose.hangs.reading import Evidence, clues, gather
+from transom_cli.diagnose.hangs.reader import Evidence, clues, gather
 
 KINDS = ("both", "stacks", "collectives")
 RIGHT, WRONG, NOBODY = "right", "wrong", "-"

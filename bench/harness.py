@@ -32,8 +32,8 @@ from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.runner import Runner
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.lease import read_holder
-from transom_cli.ui.read import read_view
-from transom_cli.ui.view import RunView
+from transom_cli.view.model import RunView
+from transom_cli.view.read import read_view
 
 GPT = Path(__file__).resolve().parents[1] / "examples" / "gpt"
 NODES = 3  # of a run; the sandbox has one more, to take a lost one's place
@@ -240,7 +240,7 @@ def reference(bench: Bench, training: Training) -> Result:
     run = bench.train("reference", training)
     result = run.wait_done()
     if run.view.incidents:
-        raise BenchError("The uninterrupted run had an incident", run.view.incidents[0].words)
+        raise BenchError("The uninterrupted run had an incident", run.view.incidents[0].message)
     bench.heal()
     return result
 

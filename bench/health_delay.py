@@ -1,4 +1,4 @@
-"""A node behind a wire that takes its time: what it sends and what is sent to it comes some milliseconds later.
+"""A node behind a slow wire: everything it sends and receives arrives some milliseconds later.
 
 The kernel here has no netem. So the node's interface is made a tap device, and two threads carry each frame between it
 and the wire, `seconds` late. Frames must come whole, with their checksums: offloads of the wire are switched off.
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from transom_cli.sandbox.netns import Network
+from transom_cli.sandbox.network import Network
 
 _TUNSETIFF, _TAP = 0x400454CA, 0x0002 | 0x1000  # IFF_TAP, IFF_NO_PI
 _SIOCETHTOOL = 0x8946

@@ -1,4 +1,4 @@
-"""The faults of `health_matrix`: what is done to a node, and what must come of it. Pure."""
+"""The faults of `health_matrix`: what is done to a node, and which verdict must follow. Pure."""
 
 from __future__ import annotations
 
@@ -186,8 +186,8 @@ def _host() -> list[Fault]:
         Fault("site check: critical", ("site",), FAIL, site="echo no fan; exit 2"),
         Fault("site check: unknown", ("site",), UNKNOWN, site="echo no sensor; exit 3"),
         Fault("site check hangs", ("site",), UNKNOWN, site="sleep 600", waits=True),
-        Fault("examiner never comes", ("answer",), SUSPECT, never=True, waits=True),
-        Fault("examiner killed at work", ("answer",), SUSPECT, when="here", do="kill", whom="examiner"),
+        Fault("node worker never starts", ("answer",), SUSPECT, never=True, waits=True),
+        Fault("node worker killed while reading", ("answer",), SUSPECT, when="here", do="kill", whom="worker"),
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Preflights of nodes that are well, on a real Slurm: no finding above MONITOR may come of them.
+"""Preflights of healthy nodes on a real Slurm: none may have a finding above MONITOR.
 
 One job holds the sandbox's four nodes, and each preflight is one step in it, as an attempt makes it. The interpreter's
 own start, and torch's, are told apart: what is left of the seconds is ours.
@@ -18,12 +18,11 @@ from typing import Any
 
 from harness import Bench, progress, wait_for
 
-from transom_cli.health.about import About
-from transom_cli.health.exam import Wishes
-from transom_cli.health.examining import examine_job
+from transom_cli.health.check import About
+from transom_cli.health.checks.run_dir import token
 from transom_cli.health.finding import Verdict
-from transom_cli.health.node.run_dir import token
 from transom_cli.health.report import Report
+from transom_cli.health.run import HealthRequest, check_job
 from transom_cli.slurm.port import JobState, Submission
 
 NODES = ("node1", "node2", "node3", "node4")
@@ -33,9 +32,8 @@ BUDGET = 60.0  # seconds: none is to be cut short for being measured on a busy m
 
 @dataclass(frozen=True)
 class Healthy:
-    """Seconds, of each report. came: until all examiners were there: Slurm's step, and the interpreters' start. torch:
-    for how long its import was waited for, after the readings, which are taken meanwhile. rest: of the whole, what
-    neither of the two took."""
+    """Seconds, per report. came: until all node workers had started (Slurm's step and the interpreters). torch: waiting
+    for its import after the readings, which run meanwhile. rest: everything else."""
 
     reports: tuple[Report, ...]
 
@@ -77,7 +75,7 @@ class Healthy:
     def lines(self) -> list[str]:
         rows = (
             ("whole preflight", self.whole),
-            ("until the examiners were there", self.came),
+            ("until the workers were there", self.came),
             ("waiting for torch's import", self.torch),
             ("the rest, ours", self.rest),
         )
@@ -148,4 +146,4 @@ def _preflight(bench: Bench, job: int) -> Report:
     words, path = secrets.token_hex(16), run / "preflight.token"
     path.write_text(words)
     about = About(folders=(str(run),), token=token(str(path), words))
-    return examine_job(job, NODES, Wishes(about, budget=BUDGET))
+    return check_job(job, NODES, HealthRequest(about, budget=BUDGET))

@@ -2,12 +2,12 @@
 
     python bench/health_matrix.py [--only FAULT,...] [--places 3] [--healthy 100] [--json]
 
-Four nodes on this machine, each with namespaces of its own (`health_nodes`), each examined by a real examiner. A fault
-is made on one of them, for real where that is possible: processes are killed, stopped or starved, packets dropped,
-disks filled, servers stopped; GPUs, kernel logs and /sys are those of a stub (`health_faults` has the table).
+Four nodes on this machine in namespaces of their own (`health_nodes`), each checked by a real node worker. One of them
+gets a fault, a real one where possible: processes are killed, stopped or starved, packets dropped, disks filled,
+servers stopped; GPUs, kernel logs and /sys are those of a stub (`health_faults` has the table).
 
 found: the expected check speaks against the node, with the verdict that is expected. named: nobody else is bad. action:
-what the launcher's core makes of it, with three nodes wanted of four. seconds: of the whole examination of all four.
+what the launcher's core makes of it, with three nodes wanted of four. seconds: of the whole health run of all four.
 
 Needs root, and some rows a program more: what cannot be made here is listed as not tried. --healthy N: N preflights of
 healthy nodes on a real Slurm, too (`health_healthy`). Exit code 1 when a fault was missed or an innocent node named, or
@@ -71,7 +71,7 @@ def untried(fault: Fault) -> str:
 
 
 def tried(faults: Sequence[Fault], places: Sequence[str], why: str) -> tuple[list[Row], list[str], dict[str, float]]:
-    """The rows; what is above MONITOR of nodes that are well; and how long their examination takes."""
+    """The rows; what is above MONITOR of nodes that are well; and how long their health run takes."""
     if why:
         return [Row(f.name, place, PLACES[place], untried=why) for f in faults for place in places], [], {}
     rows: list[Row] = []

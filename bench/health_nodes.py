@@ -1,7 +1,7 @@
-"""Four nodes on one machine, each examined by a real examiner: namespaces of network, mounts, processes and name of its
-own, GPUs, a kernel log, a /sys and a clock of its own. Needs root.
+"""Four nodes on one machine, each checked by a real node worker. Each has its own namespaces (network, mounts,
+processes, host name), GPUs, kernel log, /sys and clock. Needs root.
 
-A node lives for one examination. All that a fault mounts or starts on it ends with it, since its first process is
+A node lives for one health run. All that a fault mounts or starts on it ends with it, since its first process is
 the init of its process namespace.
 """
 
@@ -27,19 +27,17 @@ from health_delay import Delay
 from health_rows import NODES, Fault, neighbour
 
 from transom_cli.core.codec import build
-from transom_cli.health.about import About
-from transom_cli.health.checks import limits_of
-from transom_cli.health.crew import Message
-from transom_cli.health.crew_local import LocalCrew
-from transom_cli.health.exam import Wishes
-from transom_cli.health.examining import examine
+from transom_cli.health.check import About, limits_of
+from transom_cli.health.checks.run_dir import token
 from transom_cli.health.finding import Finding
-from transom_cli.health.judging import Readings
-from transom_cli.health.node.run_dir import token
+from transom_cli.health.judge import Readings
+from transom_cli.health.protocol import Message
 from transom_cli.health.registry import CHECKS
 from transom_cli.health.report import Report
-from transom_cli.sandbox import fault_clock, netns, nvml_stub, procs
-from transom_cli.sandbox.netns import Network
+from transom_cli.health.run import HealthRequest, check_nodes
+from transom_cli.health.transport import LocalTransport
+from transom_cli.sandbox import fault_clock, network, nvml_stub, processes
+from transom_cli.sandbox.network import Network
 
 ROOT = Path(__file__).resolve().parents[1]
 GPUS = 2
@@ -53,7 +51,7 @@ _PORT = {
     "counters/port_rcv_data": "1000000000000", "counters/link_downed": "0", "counters/symbol_error": "0",
 }  # fmt: skip
 _SITE = '#!/bin/sh\nhere={}/$TRANSOM_NODE\n[ ! -e "$here" ] || . "$here"\necho "all fans turn"\n'
-# $0 of the shell is the node; what follows are the words that start its examiner
+# $0 of the shell is the node; what follows are the words that start its worker
 _NODE = """\
 export NODE="$0" SCRATCH={scratch} UP={up} RUN={run} PYTHON={python}
 hostname "$NODE"
@@ -71,7 +69,7 @@ def why_not() -> str:
     missing = [program for program in ("unshare", "mount", "cc") if shutil.which(program) is None]
     if missing:
         return f"no {', no '.join(missing)}"
-    why = netns.why_not()
+    why = network.why_not()
     if why:
         return why
     words = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "true"]
@@ -88,7 +86,7 @@ class _Hosts:
 
 
 class Nodes:
-    """A context manager. `examine` may be called again and again; each call begins with nodes that are well."""
+    """A context manager. `check_nodes` may be called again and again; each call begins with nodes that are well."""
 
     def __init__(self) -> None:
         self.dir = Path(tempfile.mkdtemp(prefix="tmatrix-", dir="/tmp"))
@@ -120,7 +118,7 @@ class Nodes:
                 group.rmdir()
         shutil.rmtree(self.dir, ignore_errors=True)
 
-    def examine(self, fault: Fault | None = None, node: str = "", *, probe: bool = False) -> tuple[Report, float]:
+    def check_nodes(self, fault: Fault | None = None, node: str = "", *, probe: bool = False) -> tuple[Report, float]:
         """The report, with what has changed since the nodes were well where the fault is watched; and the seconds."""
         self._heal()
         probe = probe or (fault is not None and fault.probe)
@@ -135,8 +133,8 @@ class Nodes:
         delay = self._delayed(fault, node)
         try:
             began = time.monotonic()
-            crew = Watched(LocalCrew(NODES, reach, env), self._trigger(fault, node))
-            report = examine(crew, wishes)
+            transport = Watched(LocalTransport(NODES, reach, env), self._trigger(fault, node))
+            report = check_nodes(transport, wishes)
             took = time.monotonic() - began
         finally:
             if delay is not None:
@@ -148,7 +146,7 @@ class Nodes:
             return _with_changes(report, self._well, about), took
         return report, took
 
-    def _wishes(self, probe: bool, limits: tuple[tuple[str, float], ...]) -> tuple[About, Wishes]:
+    def _wishes(self, probe: bool, limits: tuple[tuple[str, float], ...]) -> tuple[About, HealthRequest]:
         words = secrets.token_hex(16)
         path = self.dir / "run" / "token"
         path.write_text(words)
@@ -160,7 +158,7 @@ class Nodes:
             site_checks=str(self.dir / "checks.d"),
         )
         where = tuple(self._network.addresses.items())
-        return about, Wishes(about, limits=limits, probe=probe, addresses=where)
+        return about, HealthRequest(about, limits=limits, probe=probe, addresses=where)
 
     def _heal(self) -> None:
         self._network.heal()
@@ -234,7 +232,7 @@ class Nodes:
         apart = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         return [*self._network.prefixes[node], *apart, "sh", "-c", script, node, *words]
 
-    # --- what is done to a node while it is examined ---
+    # --- what is done to a node while it is checked ---
 
     def _trigger(self, fault: Fault | None, node: str) -> Callable[[str, str], None]:
         """Called with what has just come from a node ("here", "hello"), or with a phase that is about to be asked."""
@@ -250,7 +248,7 @@ class Nodes:
         return act
 
     def _do(self, fault: Fault, node: str) -> None:
-        pids = self._pids(node, "transom_cli.health.examiner" if fault.whom == "examiner" else "health.probe.rank")
+        pids = self._pids(node, "transom_cli.health.node_worker" if fault.whom == "worker" else "health.probe.rank")
         if fault.do == "slow":
             group = CGROUP / f"{self.tag}-{node}"
             if not group.exists():
@@ -260,7 +258,7 @@ class Nodes:
             for pid in pids:
                 (group / "cgroup.procs").write_text(str(pid))
         elif fault.do == "throttle":
-            these = [str(proc.ident.pid) + ":" + str(proc.ident.start) for p in pids if (proc := procs.read(p))]
+            these = [str(proc.ident.pid) + ":" + str(proc.ident.start) for p in pids if (proc := processes.read(p))]
             words = [sys.executable, "-m", "transom_cli.sandbox.throttle", str(SHARE), *these]
             subprocess.Popen(words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
         else:
@@ -289,36 +287,36 @@ class Nodes:
 
 
 class Watched:
-    """A crew that is told on: whoever injects faults hears what comes, and what is about to be asked."""
+    """A transport that reports every message to the fault injector, received ones and those about to be sent."""
 
-    def __init__(self, crew: LocalCrew, act: Callable[[str, str], None]) -> None:
-        self._crew, self._act = crew, act
+    def __init__(self, transport: LocalTransport, act: Callable[[str, str], None]) -> None:
+        self._transport, self._act = transport, act
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return self._crew.nodes
+        return self._transport.nodes
 
     @property
     def over(self) -> bool:
-        return self._crew.over
+        return self._transport.over
 
     def gone(self) -> tuple[str, ...]:
-        return self._crew.gone()
+        return self._transport.gone()
 
     def send(self, message: Message, to: Sequence[str] = ()) -> None:
-        if message.get("do") == "probe" and (phase := message["ask"].get("phase")):
+        if message.get("do") == "probe" and (phase := message["request"].get("phase")):
             self._act(str(phase), "")
-        self._crew.send(message, to)
+        self._transport.send(message, to)
 
     def receive(self, timeout: float) -> Message | None:
-        message = self._crew.receive(timeout)
+        message = self._transport.receive(timeout)
         if message is not None:
             what = message["answer"].get("says") if message.get("re") == "probe" else message.get("re")
             self._act(str(what), str(message.get("node")))
         return message
 
     def close(self) -> None:
-        self._crew.close()
+        self._transport.close()
 
 
 def _sysfs() -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The matrix of faults: what a fault is, what must come of it, and what came of it. Pure.
+"""The matrix of faults: each fault, the expected verdict, and the observed one. Pure.
 
 found: the check that is expected speaks against the faulty node, with the verdict that is expected: less would keep a
 bad node in, more would drain a good one. named: no other node is bad, and none is told of by that check.
@@ -18,7 +18,7 @@ from transom_cli.core.ladder.orders import Start
 from transom_cli.core.ladder.state import LadderPolicy, LadderState
 from transom_cli.core.state import Diagnosis
 from transom_cli.health.finding import Finding, Verdict
-from transom_cli.health.summary import faults
+from transom_cli.health.report import faults
 from transom_cli.sandbox.nvml_stub import State as Gpus
 
 NODES = ("node1", "node2", "node3", "node4")
@@ -41,10 +41,10 @@ class Fault:
     compute and send. watch: it shows only in what has changed since a former look. needs: programs.
 
     gpus: the node's GPUs. log: lines of its kernel. files: of its /sys, None takes a folder away. shell: done on the
-    node before it is examined, with $SCRATCH, $RUN, $NODE and $PYTHON. env: of its processes. clock: seconds off.
+    node before it is checked, with $SCRATCH, $RUN, $NODE and $PYTHON. env: of its processes. clock: seconds off.
     site: what the site's own check does there. net: "cut", "lose P", "throttle RATE", "delay MS" of the link or the
-    node. when: what of the examination it waits for, do: "kill" or "stop" or "slow", whom: "probe" or "examiner".
-    never: no examiner comes up. limits: thresholds of settings. waits: its seconds are a deadline's, so that it may be
+    node. when: which phase of the health run it waits for, do: "kill" or "stop" or "slow", whom: "probe" or "worker".
+    never: no node worker starts. limits: thresholds of settings. waits: its seconds are a deadline's, so that it may be
     tried beside others.
     """
 
@@ -202,7 +202,7 @@ def last_line(rows: Sequence[Row]) -> str:
 
 
 def hangs(rows: Sequence[Row], usual: float) -> list[str]:
-    """What costs a deadline, beside an examination of nodes that are well."""
+    """What costs a deadline, compared with a health run of healthy nodes."""
     lines = []
     for name in dict.fromkeys(row.fault for row in rows if "hang" in row.fault and not row.untried):
         took = [row.seconds for row in rows if row.fault == name and not row.untried]

@@ -21,7 +21,8 @@ import psutil
 from harness import Bench, BenchError, LiveRun, progress, surroundings, wait_for
 from injury import PHASES, Fault, recovery
 
-from transom_cli.sandbox import belonging, faults
+from transom_cli.sandbox import faults
+from transom_cli.sandbox import processes as belonging
 
 TRAINER = Path(__file__).with_name("idle_trainer.py")
 IDLE = 2  # nodes beside the job's

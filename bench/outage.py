@@ -140,7 +140,7 @@ def one_outage(how: str, seconds: float, keep: bool) -> Outage:
         told.calls = len(during)
         told.gaps = {who: gaps(during, who) for who in ("operator", "launcher")}
         told.done = what_was_done(run, bench.controller_log())
-        told.incidents = [f"{i.id} {i.words}: {i.result}" for i in reversed(run.view.incidents)]
+        told.incidents = [f"{i.id} {i.message}: {i.result}" for i in reversed(run.view.incidents)]
         bench.keep = keep or bool(told.error)
     return told
 

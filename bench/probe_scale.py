@@ -1,4 +1,4 @@
-"""How long a probe of N nodes takes, beyond the import of torch: planned up to 1,024 nodes, measured on 2 to 64 ranks.
+"""How long a probe of N nodes takes without importing torch: simulated up to 1,024 nodes, measured on 2 to 64 ranks.
 
     python bench/probe_scale.py [--most 64] [--bad] [--json]
 
@@ -19,14 +19,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from local_ranks import LocalRanks
 from probe_sim import IMPORT, SimCrew, World
 from rich.console import Console
 from rich.table import Table
 
-from transom_cli.health.about import About
+from transom_cli.health.check import About
 from transom_cli.health.probe.drive import ProbeResult, drive
-from transom_cli.health.probe.limits import ProbeLimits
-from transom_cli.health.probe.local import LocalRanks
+from transom_cli.health.probe.plan import ProbeLimits
 
 PLANNED = (2, 3, 4, 8, 16, 32, 33, 64, 128, 256, 512, 1024)
 MEASURED = (2, 4, 8, 16, 32, 64)

@@ -1,7 +1,7 @@
-"""Nodes that answer a probe as real ones would, in a time of their own: for the plan's scaling and for its tests.
+"""Simulated nodes that answer a probe in simulated time, to measure and test how its plan scales.
 
-`SimCrew` is a `Crew` whose clock only moves when it is waited on. What a healthy rank takes and measures is modelled
-on gloo over one machine's loopback; `World` says what is wrong, of which nodes and links.
+`SimCrew` is a `Transport` whose clock moves only while somebody waits. A healthy rank is modelled on gloo over one
+machine's loopback; `World` says which nodes and links are faulty.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from transom_cli.health.crew import Message
-from transom_cli.health.probe import exact
-from transom_cli.health.probe.shapes import (
+from transom_cli.health.probe import bits as exact
+from transom_cli.health.probe.messages import (
     DONE,
     Answer,
-    Ask,
     Compute,
     Computed,
     Group,
     Hello,
     Link,
     Linked,
+    Request,
     Sent,
     answer_to_json,
-    ask_from_json,
+    request_from_json,
 )
+from transom_cli.health.protocol import Message
 
 KERNELS = {"gemm float32": 9e10, "attention float32": 6e10, "reduce float32": 1.3e10, "copy": 3.6e10}
 DIGESTS = {"gemm float32": "a1", "attention float32": "b2", "reduce float32": "c3"}
@@ -86,7 +86,7 @@ class SimCrew:
     def send(self, message: Message, to: Sequence[str] = ()) -> None:
         self.messages += 1  # told once, whoever it is for: srun hands its input to all
         self.time += MESSAGE
-        ask = ask_from_json(message["ask"])
+        ask = request_from_json(message["request"])
         group_of = {node: group for group in ask.groups for node in group.nodes} if isinstance(ask, Link) else {}
         for node in to or self.nodes:
             for index in range(self.world.devices):
@@ -105,7 +105,7 @@ class SimCrew:
     def close(self) -> None:
         self._due.clear()
 
-    def _ask(self, node: str, index: int, ask: Ask | None, group: Group | None) -> None:
+    def _ask(self, node: str, index: int, ask: Request | None, group: Group | None) -> None:
         phase = "hello" if ask is None else "compute" if isinstance(ask, Compute) else ask.phase
         if self.world.silent.get(node) == phase.split()[0]:
             self._quiet.add(node)
@@ -148,7 +148,7 @@ class SimCrew:
         if any(other in self._quiet or not self.world.reached(node, other) for other in others):
             absent = tuple((other, index) for other in others if other in self._quiet)
             peer = others[0] if group.rails else ""
-            error = "did not come" if absent else "not done"
+            error = "did not arrive" if absent else "not finished"
             return Linked(node, index, ask.id, ask.phase, peer, "meeting", absent=absent, error=error), ask.deadline / 2
         connecting = CONNECT * len(group.nodes) * self._noise()
         if not group.rails:

@@ -11,6 +11,7 @@ from typing import Any
 
 from status import JOB
 
+from transom_cli.bootstrap import slurm as wiring
 from transom_cli.core.ladder import Ended
 from transom_cli.core.quiet_shapes import QuietLimits
 from transom_cli.layout import RunDir
@@ -26,7 +27,6 @@ from transom_cli.supervise.operator.clock import Clock
 from transom_cli.supervise.operator.hands import Hands, Orders
 from transom_cli.supervise.operator.loop import Operator, Pace
 from transom_cli.supervise.operator.slurmwatch import SlurmWatch
-from transom_cli.wiring import slurm as wiring
 
 POLL, POLL_MOST = 2.0, 30.0  # the defaults of `slurm.poll` and `slurm.poll_max`
 LIMITS = QuietLimits()

@@ -22,8 +22,8 @@ from slow_series import HARD, LOSSES, STEPS, Series, norms
 from slow_training import Fault, Training
 
 from transom_cli.diagnose import numerics
-from transom_cli.diagnose.oddity import Slow
-from transom_cli.diagnose.slow import changepoint, watch
+from transom_cli.diagnose.clue import Slow
+from transom_cli.diagnose.slowness import changepoint, watch
 
 PIECE = 20_000  # samples of one series
 CHANGE = 1500  # the sample at which a change begins
@@ -88,13 +88,13 @@ def faults(seed: int) -> list[Fault]:
     ]
 
 
-def told(training: Training, steps: int) -> tuple[int, watch.Told] | None:
+def told(training: Training, steps: int) -> tuple[int, watch.Began] | None:
     """The first slowness that is told, and at which step."""
     state = watch.SlowState()
     for step, readings in training.readings(steps):
         state, news = watch.watch(state, readings)
         for one in news:
-            if isinstance(one, watch.Told):
+            if isinstance(one, watch.Began):
                 return step, one
     return None
 

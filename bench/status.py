@@ -23,8 +23,8 @@ from transom_cli.ckpt.memory.account import Account, Held, Step
 from transom_cli.core import events as ev
 from transom_cli.core.codec import plain
 from transom_cli.core.state import Policy
-from transom_cli.health.gpu.shown import GpuShown, NodeGpus, with_gpus
-from transom_cli.health.gpu.shown import encode as encode_gpus
+from transom_cli.health.gpu.status import GpuStatus, NodeGpus, with_gpus
+from transom_cli.health.gpu.status import encode as encode_gpus
 from transom_cli.layout import RunDir
 from transom_cli.supervise.journal import Journal, write_header
 from transom_cli.supervise.lease import Lease
@@ -77,7 +77,7 @@ def make(folder: Path, nodes: int, ranks: int) -> RunDir:
 def _gpus(node: str, attempt: str, now: float, count: int) -> NodeGpus:
     told = NodeGpus(node, attempt, now, 30.0, count, count, xids_since=now - HOURS * 3600)
     gpus = (
-        GpuShown(
+        GpuStatus(
             i, f"GPU-{node}-0f0e0d0c-0b0a-0908-{i}", "NVIDIA H100 80GB HBM3", "", 99, 61, 87, "light",
             61 << 30, 80 << 30, 641.5, 700.0, (), 0, 3, rows_pending=False, rows_failed=False,
         )

@@ -47,7 +47,7 @@ def main() -> None:
 
         from transom_cli import beat
         from transom_cli.beats.client import phase
-        from transom_cli.ckpt import Checkpointer
+        from transom_cli.ckpt.checkpointer import Checkpointer
 
     place = Place.of(os.environ)
     rng = random.Random(f"{args.seed}/{place.rank}")

@@ -84,7 +84,7 @@ def tell(bench: Bench, camera: Camera, broken: Path) -> None:
 
     run.wait_step(FAULT, 120)
     progress(f"{kill_one(bench, run)} dies")
-    wait_for(lambda: run.view.word == "recovering", 60, "an incident")
+    wait_for(lambda: run.view.status == "recovering", 60, "an incident")
     run.wait_step(FAULT + GOES_ON, 240)
     camera.screen("watch-incident", "status --watch", ("2", "Enter", *["PageDown"] * 6), "drained", rows=38)
     camera.report("report-incident")
@@ -95,7 +95,7 @@ def tell(bench: Bench, camera: Camera, broken: Path) -> None:
         if node not in run.state.nodes:
             (broken / node).touch()
     progress(f"{kill_one(bench, run)} dies, and prologs fail on the idle nodes")
-    wait_for(lambda: run.view.word == "held", 120, "a hold")
+    wait_for(lambda: run.view.status == "held", 120, "a hold")
     camera.screen("watch-held", "status --watch", (), "HELD")
     camera.report("report-held")
     bench.transom("stop", "--root", "runs")

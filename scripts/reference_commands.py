@@ -12,8 +12,8 @@ from transom_cli.cli.app import app
 
 _INTRO = """# Commands
 
-What `--help` tells of each command. RUN is a run's id, its name (then its newest run), the unique start of its id, or
-its path; where it is left out, the newest run is meant. Data goes to stdout, all else to stderr; `--json` prints one
+The `--help` of each command. RUN is a run's ID or the unique start of it, its name (for the newest run of that name),
+or its path. Without RUN, a command uses the newest run. Data goes to stdout, all else to stderr; `--json` prints one
 document, errors too, with a `schema` number. [Exit codes](troubleshooting.md#exit-codes) are the same for all commands.
 
 `transom --install-completion` installs completion for your shell (bash, zsh, fish): commands, options, and the ids of

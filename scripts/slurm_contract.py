@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / ".test-results"
 TESTS = (
     "tests/slurm/test_contract.py",
-    "tests/slurm/test_slurm_history.py",
+    "tests/slurm/test_accounting_history.py",
     "tests/e2e/test_spine.py::test_a_dead_node_is_isolated_and_the_job_requeued_without_it",
 )
 WORKERS = 4  # each with a Slurm of its own, also on two cores: a case mostly waits for Slurm

@@ -17,8 +17,8 @@ from pathlib import Path
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
 from transom_cli.sandbox.release.known import NATIVE
 from transom_cli.sandbox.release.obtain import default_folder, obtain
+from transom_cli.slurm.accounting import SACCT_FORMAT, SACCT_TIMES
 from transom_cli.slurm.parse import SQUEUE_FORMAT
-from transom_cli.slurm.sacct import SACCT_FORMAT, SACCT_TIMES
 
 SMALL = ("--mem=100", "--output=/dev/null")
 FREE_TEXT = ("--job-name=na me=x Reason=foo", "--comment=transom:r1:i1 a=b Reason=c")

@@ -5,6 +5,7 @@
 `healed_sandbox`  the same, with every fault undone and no job left, before and after the test.
 `slurm_env`       this process's environment points at that Slurm during the test.
 `ordinary_user`   a user without rights, made for the session (needs root).
+`other_user`      a second one, for what one user may not do to another.
 `short_dir`       a folder for the session with a short path that other users can enter.
 
 Without Slurm on the machine these tests are skipped; with TRANSOM_REQUIRE_SLURM=1 they fail instead.
@@ -13,6 +14,7 @@ TRANSOM_SANDBOX_TEST_RELEASE=trixie|forky: the Slurm of `sandbox` is that of ano
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -81,10 +83,20 @@ def slurm_env(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
 
 @pytest.fixture(scope="session")
 def ordinary_user(short_dir: Path) -> Iterator[OrdinaryUser]:
+    with _new_user(short_dir / "home", f"transom{os.getpid()}") as user:
+        yield user
+
+
+@pytest.fixture(scope="session")
+def other_user(short_dir: Path) -> Iterator[OrdinaryUser]:
+    with _new_user(short_dir / "other", f"transom{os.getpid()}b") as user:
+        yield user
+
+
+@contextlib.contextmanager
+def _new_user(home: Path, name: str) -> Iterator[OrdinaryUser]:
     if os.geteuid() != 0:
         pytest.skip("needs root to make another user")
-    name = f"transom{os.getpid()}"
-    home = short_dir / "home"
     home.mkdir()
     subprocess.run(["useradd", "--no-create-home", "--home-dir", str(home), "--shell", "/bin/sh", name], check=True)
     entry = pwd.getpwnam(name)

@@ -15,7 +15,7 @@ from typing import NoReturn
 import pytest
 
 from transom_cli.errors import SlurmUnreachable, TransomError
-from transom_cli.sandbox import belonging
+from transom_cli.sandbox import processes
 from transom_cli.sandbox.cluster import Sandbox
 from transom_cli.sandbox.release.known import NATIVE
 from transom_cli.sandbox.release.obtain import default_folder, find_built, obtain
@@ -117,7 +117,7 @@ def submit(sb: Sandbox, body: str, *options: str) -> int:
 
 
 def sleepers(sb: Sandbox, job: int) -> list[int]:
-    return [proc.pid for proc in belonging.of_job(sb.cluster, job) if proc.comm == "sleep"]
+    return [proc.pid for proc in processes.of_job(sb.cluster, job) if proc.comm == "sleep"]
 
 
 def wait_sleepers(sb: Sandbox, job: int, count: int) -> None:

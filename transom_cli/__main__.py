@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     try:
         _main()
-    except KeyboardInterrupt:  # while a command is still being loaded: it catches its own
+    except KeyboardInterrupt:  # while a command is still being imported
         sys.exit(130)
 
 

@@ -1,21 +1,21 @@
-"""Every error a person may see: what happened, why, what now, and the exit code.
+"""The errors that users see: what happened, why, what to do, and the exit code. Pure.
 
-One class a kind, the exit code on the class. `EXIT_CODES` is the table that
-`transom --help` and the README print. Nothing here does I/O.
+There is one class per kind of error, with its exit code. `transom --help` and docs/troubleshooting.md show the table
+`EXIT_CODES`.
 """
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """``text`` as a terminal may get it: escape sequences, and bytes that are not UTF-8, as Python writes them."""
+    """Return `text` in a form that is safe for a terminal: control characters are escaped as in Python."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class TransomError(Exception):
-    """A failure told in three parts. ``what`` is one line; ``why`` quotes the tool; ``hint`` is a command."""
+    """A failure in three parts: `what` (one line), `why` (quotes the tool), `hint` (what to do)."""
 
     exit_code = 1
     kind = "failed"
@@ -34,7 +34,7 @@ class TransomError(Exception):
                 "",
                 *(f"hint: {line}" if i == 0 else f"      {line}" for i, line in enumerate(self.hint.splitlines())),
             ]
-        return "\n".join(printable(line) for line in lines)  # others' words stand in there, and a person's own
+        return "\n".join(printable(line) for line in lines)  # it quotes text of others
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -75,14 +75,14 @@ class BadNodes(TransomError):
 
 
 class Unknown(TransomError):
-    """What was asked for may have happened or not."""
+    """The requested action may have happened or not."""
 
     exit_code = 22
     kind = "unknown"
 
 
 class NoCheckpoint(TransomError):
-    """Checkpoints exist but none of them restores. Never answered by silently starting from step 0."""
+    """Checkpoints exist but none of them restores. The training never starts silently from step 0 then."""
 
     exit_code = 15
     kind = "no_checkpoint_restores"
@@ -101,8 +101,8 @@ EXIT_CODES: dict[int | str, str] = {
     20: "degraded",
     21: "held, or given up (no progress, cap reached)",
     22: "unknown",
-    75: "of the batch script alone: left on purpose, to go on in the next attempt",
-    93: "a trainer's own `do not restart`",
-    "128+n": "of the batch script alone: ended by signal n",
+    75: "batch script only: left on purpose, continues in the next attempt",
+    93: "the trainer's own `do not restart`",
+    "128+n": "batch script only: ended by signal n",
     130: "interrupted, or stopped by `transom stop`",
 }

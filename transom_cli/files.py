@@ -1,8 +1,8 @@
-"""Published files: there whole, or not at all. Standard library only, shared by all rooms.
+"""Publish files atomically. Standard library only.
 
-A reader on any node sees the old text or the new one, also after a crash: write to a temporary name in the same
-folder, fsync, check the length, rename, fsync the folder. On any failure the temporary file is removed and the OSError
-goes to the caller, who knows what it means to a person.
+A reader on any node sees the old content or the new one, even after a crash: write to a temporary name in the same
+folder, fsync, check the length, rename, fsync the folder. On a failure the temporary file is removed, and the OSError
+goes to the caller, who can explain it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 
 def fsync_dir(path: Path) -> None:
-    """Make the names in a folder durable. File systems that cannot sync a folder order names themselves."""
+    """Make the names in a folder durable. File systems that cannot sync a folder keep names in order themselves."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -31,15 +31,17 @@ def fsync_dir(path: Path) -> None:
         os.close(descriptor)
 
 
-def look_anew(folder: Path) -> None:
-    """What was not in a folder may be there by now: a client of NFS believes for up to a minute (`acdirmax`) that it is
-    not, and asks its server again when the folder is opened."""
+def refresh_directory(folder: Path) -> None:
+    """Make an NFS client look for new names in a folder.
+
+    It caches for up to a minute (`acdirmax`) that a name does not exist, and revalidates when the folder is opened.
+    """
     with contextlib.suppress(OSError):
         os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
 
 
 def publish_bytes(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Put ``data`` at ``path`` at once, replacing what is there. OSError when it cannot; then nothing has changed."""
+    """Replace `path` with `data` atomically and durably. On OSError nothing has changed."""
     temporary = path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -48,7 +50,7 @@ def publish_bytes(path: Path, data: bytes, *, mode: int = 0o600) -> None:
             file.flush()
             os.fsync(file.fileno())
             if os.fstat(file.fileno()).st_size != len(data):
-                raise OSError(errno.EIO, "the file is shorter than what was written", str(temporary))
+                raise OSError(errno.EIO, "the file is shorter than the data written", str(temporary))
         temporary.rename(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -58,14 +60,14 @@ def publish_bytes(path: Path, data: bytes, *, mode: int = 0o600) -> None:
 
 
 def publish_text(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """`publish_bytes` of the UTF-8 text; file names that are not UTF-8 go through unharmed."""
+    """Publish UTF-8 text. File names in it that are not UTF-8 are preserved."""
     publish_bytes(path, text.encode("utf-8", "surrogateescape"), mode=mode)
 
 
 def replace_text(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """Old text or new one for every reader, like `publish_text`, but for what need not outlive a crash: no fsync.
+    """Replace `path` atomically, without fsync, for content that need not survive a crash.
 
-    For one writer a file: the temporary name is always the same.
+    For files with one writer: the temporary name is always the same.
     """
     temporary = path.parent / f".{path.name}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -75,7 +77,7 @@ def replace_text(path: Path, text: str, *, mode: int = 0o600) -> None:
 
 
 def json_lines(data: bytes) -> Iterator[dict[str, Any]]:
-    """The objects of a journal, one a line. A line that is none, as a writer leaves it that died in it, is left out."""
+    """Yield the objects of a journal, one per line. Skip lines that are not objects, such as one cut off by a crash."""
     for line in data.splitlines():
         try:
             record = json.loads(line)

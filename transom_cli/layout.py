@@ -1,21 +1,23 @@
-"""Where everything in a run directory lives. Pure path arithmetic; see docs/architecture.md, "The run directory".
+"""Paths of everything in a run directory, and the version of its format. Pure; see docs/architecture.md.
 
-Every file has exactly one writer. What is keyed by a job id is keyed by
-attempt, since a requeued job keeps its job id.
+Every file has exactly one writer. State is keyed by attempt, never by job ID alone: a requeued job keeps its ID.
 """
 
 from __future__ import annotations
 
 import re
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-JOB_LOG = "slurm-%j.log"  # as sbatch takes it
-RUN_ID = re.compile(r"(?P<name>[A-Za-z0-9._-]+)-(?P<stamp>\d{8}-\d{6})-[0-9a-f]{4}")  # the stamp in UTC
+RUN_FORMAT = 2  # increase it when this transom can no longer read the files of runs that older versions created
+JOB_LOG = "slurm-%j.log"  # sbatch replaces %j with the job ID
+RUN_ID = re.compile(r"(?P<name>[A-Za-z0-9._-]+)-(?P<stamp>\d{8}-\d{6})-[0-9a-f]{4}")  # the stamp is in UTC
 
 
 def attempt_name(job_id: int, restart: int) -> str:
-    """`<job id>.<restart count>`: one Slurm start of the job. The count is 0 where Slurm leaves it unset."""
+    """Return `<job ID>.<restart count>`, the name of one Slurm start of the job. An unset count is 0."""
     return f"{job_id}.{restart}"
 
 
@@ -38,53 +40,57 @@ class AttemptDir:
 
     @property
     def launcher_alive(self) -> Path:
-        """The launcher's sign of life: a count, rewritten once a second by one that handles faults itself."""
+        """The launcher's sign of life: a counter that it rewrites once a second while it handles faults."""
         return self.path / "launcher.alive"
 
     @property
     def nodes(self) -> Path:
-        """`<node>.beats` (the node's beat table), `<node>.endpoint` (where its agent listens), `<node>.jsonl`,
-        `<node>.memory`, `<node>.spent`, `<node>.gpus`."""
+        """`<node>.beats` (the heartbeat table), and `<node>` with .endpoint, .jsonl, .memory, .spent, .gpus."""
         return self.path / "nodes"
 
     @property
     def peers(self) -> Path:
-        """Addresses that may connect to the attempt's agents, written by the launcher before they start."""
+        """Addresses that may connect to the attempt's agents. The launcher writes it before they start."""
         return self.path / "peers.json"
 
     def endpoint(self, node: str) -> Path:
-        """Where the node's agent listens, as JSON."""
+        """The address of the node's agent, as JSON."""
         return self.nodes / f"{node}.endpoint"
 
     def findings(self, node: str) -> Path:
-        """What the node's agent found in the rank logs and about the host: one JSON object a line."""
+        """Findings of the node's agent about rank logs and host: one JSON object per line."""
         return self.nodes / f"{node}.jsonl"
 
     def memory(self, node: str) -> Path:
-        """What the node's memory holder holds, as JSON (ckpt.memory.shown)."""
+        """The content of the node's snapshot daemon, as JSON (ckpt.memory.shown)."""
         return self.nodes / f"{node}.memory"
 
     def spent(self, node: str) -> Path:
-        """What the node's ranks spend their steps on, by its agent, as JSON (beats.spent)."""
+        """What the node's ranks spend their steps on, as JSON, from the agent (beats.spent)."""
         return self.nodes / f"{node}.spent"
 
     def gpus(self, node: str) -> Path:
-        """What the node's GPUs tell, by its agent, as JSON (health.gpu.shown)."""
+        """The readings of the node's GPUs, as JSON, from the agent (health.gpu.shown)."""
         return self.nodes / f"{node}.gpus"
 
     @property
     def reports(self) -> Path:
-        """What the launcher finds odd about the training, as JSON (supervise.launcher.reporting)."""
+        """Anomalies of the training, as JSON, from the launcher (supervise.launcher.reporting)."""
         return self.path / "reports.json"
 
     @property
+    def saves(self) -> Path:
+        """Whether the training's saves fail, as JSON, from rank 0 (ckpt.failing)."""
+        return self.path / "saves.json"
+
+    @property
     def progress(self) -> Path:
-        """Steps and when they were done, one JSON object a line, by the launcher (supervise.progress)."""
+        """Steps and their times, one JSON object per line, from the launcher (supervise.progress)."""
         return self.path / "progress.jsonl"
 
     @property
     def agents_log(self) -> Path:
-        """What the step of the node agents printed, by srun."""
+        """The output of the agents' step, from srun."""
         return self.path / "agents.log"
 
     @property
@@ -96,12 +102,16 @@ class AttemptDir:
         return self.path / "logs" / str(launch)
 
     def exits(self, launch: int) -> Path:
-        """How each rank of one launch ended: `rank-<n>.json`, written by the rank's own wrapper."""
+        """How each rank of one launch ended: `rank-<n>.json`, from the rank's own wrapper."""
         return self.path / "exits" / str(launch)
+
+    def hosts(self, launch: int) -> Path:
+        """The node of each task of one launch, for srun, if the ranks are not in Slurm's order of nodes."""
+        return self.path / "hosts" / str(launch)
 
     @property
     def health(self) -> Path:
-        """What examinations of the attempt's nodes found, as JSON, by the launcher: preflight, or an incident's."""
+        """Results of health checks of the attempt's nodes (preflight, incidents), as JSON, from the launcher."""
         return self.path / "health"
 
     def evidence(self, incident: str) -> Path:
@@ -118,7 +128,7 @@ class RunDir:
 
     @property
     def settings(self) -> Path:
-        """run.toml: what was asked for, frozen at submission."""
+        """run.toml: the settings, frozen at submission."""
         return self.path / "run.toml"
 
     @property
@@ -128,7 +138,7 @@ class RunDir:
 
     @property
     def submission(self) -> Path:
-        """How the script was submitted (options, arguments, folder), so that a successor is submitted alike."""
+        """How the script was submitted (options, arguments, folder), so that a successor gets the same."""
         return self.path / "submission.json"
 
     @property
@@ -137,26 +147,26 @@ class RunDir:
 
     @property
     def lease(self) -> Path:
-        """The live operator's sign of life: host, pid, epoch; rewritten while it lives."""
+        """The operator's sign of life: host, PID, epoch. It rewrites the file while it is alive."""
         return self.path / "operator.lease"
 
     @property
     def epochs(self) -> Path:
-        """One empty file an epoch, made with O_EXCL: who makes it is the operator of that epoch."""
+        """One empty file per epoch, created with O_EXCL: its creator is the operator of that epoch."""
         return self.path / "epochs"
 
     @property
     def secret(self) -> Path:
-        """By which launcher and agents of this run know each other; 0600."""
+        """The secret by which launcher and agents of this run authenticate each other; mode 0600."""
         return self.path / "agent.secret"
 
     def job_log(self, job_id: int) -> Path:
-        """The batch script's output, which Slurm writes: of all attempts of that job, one after the other."""
+        """The batch script's output, written by Slurm: all attempts of that job, one after the other."""
         return self.path / JOB_LOG.replace("%j", str(job_id))
 
     @property
     def told(self) -> Path:
-        """What was told to whom (telling.ledger): one file an epoch, written by that operator."""
+        """Which messages were sent to which target (telling.ledger): one file per epoch, from that operator."""
         return self.path / "told"
 
     @property
@@ -165,23 +175,28 @@ class RunDir:
 
     @property
     def operator_script(self) -> Path:
-        """Where the operator is a job of its own."""
+        """The batch script of an operator that runs as a Slurm job."""
         return self.path / "operator.sbatch"
 
     @property
     def operator_job(self) -> Path:
-        """The number of the Slurm job that was last submitted to be the operator, by who submitted it."""
+        """The ID of the Slurm job that was last submitted as the operator, from its submitter."""
         return self.path / "operator.job"
 
     @property
     def templates(self) -> Path:
-        """What the run printed while all was well, by the operator at its end (supervise.pastlogs)."""
+        """Log lines of the healthy run, from the operator at its end (supervise.pastlogs)."""
         return self.path / "templates.json"
 
     @property
     def requests(self) -> Path:
-        """What people ask of the operator (stop), one file a request."""
+        """Users' requests to the operator (stop), one file per request."""
         return self.path / "requests"
+
+    def saved(self, checkpoints: Path) -> Path:
+        """Record that the training with this checkpoint directory has saved, as JSON, from rank 0 (ckpt.recorded)."""
+        name = str(checkpoints).encode("utf-8", "surrogateescape")
+        return self.path / "saved" / f"{zlib.crc32(name):08x}.json"
 
     @property
     def attempts(self) -> Path:
@@ -193,3 +208,21 @@ class RunDir:
 
     def attempt(self, job_id: int, restart: int) -> AttemptDir:
         return AttemptDir(self.attempts / attempt_name(job_id, restart))
+
+
+def other_format(run: RunDir, header: Mapping[str, object], version: str) -> tuple[str, str, str]:
+    """Explain that this transom cannot read the run: what happened, why, and what to do.
+
+    Args:
+        header: the first record of the operator's journal.
+        version: the version of this transom.
+    """
+    found = header.get("format", header.get("schema"))
+    newer = isinstance(found, int) and found > RUN_FORMAT
+    creator = f"transom {header['transom']}" if header.get("transom") else "the transom that created it"
+    return (
+        f"The run `{run.run_id}` was created by {'a newer' if newer else 'an older, incompatible'} version of transom",
+        f"its files have format {found}, and transom {version} reads format {RUN_FORMAT}",
+        f"use {creator} for this run, or cancel its job and start a new run:\n"
+        f"with checkpoint.directory set to this run's checkpoints ({run.checkpoints} by default) it resumes from them",
+    )

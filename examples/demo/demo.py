@@ -35,10 +35,11 @@ from transom_cli.layout import RunDir  # noqa: E402
 from transom_cli.sandbox import faults  # noqa: E402
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec  # noqa: E402
 from transom_cli.sandbox.tools import find_tools  # noqa: E402
+from transom_cli.start import own  # noqa: E402
 from transom_cli.submit.rundir import find_run  # noqa: E402
 from transom_cli.supervise.journal import fold  # noqa: E402
 from transom_cli.supervise.lease import read_holder  # noqa: E402
-from transom_cli.ui.read import read_view  # noqa: E402
+from transom_cli.view.read import read_view  # noqa: E402
 
 OUT = REPOSITORY / ".demo"
 GPT = REPOSITORY / "examples" / "gpt"
@@ -119,7 +120,7 @@ def train_and_kill(sandbox: Sandbox) -> tuple[Path, str, float]:
     say("\n3. The same training under transom, and with trouble:")
     say(f"   transom run {' '.join(ask)} -- python examples/gpt/train.py {' '.join(TRAINING)}")
     say(f"   After step {FAULT_STEP} one of its nodes dies, with everything on it. Nobody tells transom.\n")
-    words = [sys.executable, "-m", "transom_cli", "run", "--root", str(OUT / "runs"), *ask, "--", *train]
+    words = own("transom_cli", "run", "--root", str(OUT / "runs"), *ask, "--", *train)
     watching = subprocess.Popen(words, env=environment(sandbox), cwd=OUT)
     killer = Killer(sandbox)
     killer.start()
@@ -179,7 +180,7 @@ def newest_run() -> RunDir | None:
 
 
 def tell(sandbox: Sandbox, reference: Path, supervised: Path, victim: str, killed_at: float) -> int:
-    words = [sys.executable, "-m", "transom_cli", "explain", "--json", "--root", str(OUT / "runs")]
+    words = own("transom_cli", "explain", "--json", "--root", str(OUT / "runs"))
     done = subprocess.run(words, env=environment(sandbox), capture_output=True, text=True, timeout=60, check=False)
     (OUT / "incidents.json").write_text(done.stdout)
     if done.returncode:

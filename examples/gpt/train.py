@@ -51,7 +51,7 @@ def main() -> None:
         from ranks import Place, die, join, leave, spread
 
         from transom_cli import beat  # transom
-        from transom_cli.ckpt import Checkpointer  # transom
+        from transom_cli.ckpt.checkpointer import Checkpointer
     imported = time.monotonic()
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic algorithms need it on GPUs

@@ -56,7 +56,7 @@ class Node:
         words = [sys.executable, "-I", "-S", str(WRAPPER), "--attempt-dir", str(self.attempt.path)]
         words += ["--node-beats-dir", str(self.beats), *flags, "--", sys.executable, "-c", code]
         log = self.attempt.logs(0) / (name or f"rank-{number}.log")
-        return self.spawn(words, log, **({"SLURM_NODEID": str(number)} if flags else {"RANK": str(number)}))
+        return self.spawn(words, log, SLURM_PROCID=str(number))
 
     def endpoint(self) -> dict[str, Any]:
         with contextlib.suppress(OSError):
@@ -168,3 +168,14 @@ def test_of_a_launch_that_was_over_before_a_look_what_somebody_asked_for_is_told
     (found,) = node.found("log:")
     assert (found["kind"], found["words"]) == ("log:user_code", "ValueError: mine")
     assert (found["rank"], found["launch"]) == (3, 0)
+
+
+def test_what_a_trainer_prints_of_hardware_is_not_told_against_its_node(node: Node) -> None:
+    """The log is the user's to write: it may be examined, but proves nothing."""
+    node.agent()
+    xid = "NVRM: Xid (PCI:0000:65:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+    code = f'import sys; print("[ 8123.110022] {xid}"); print("kernel: {xid}"); sys.exit("{xid}")'
+    node.rank(5, code).wait()
+    wait_for(lambda: node.found("log:gpu_hardware"))
+    assert {record["verdict"] for record in node.found("log:")} <= {"monitor", "suspect"}
+    assert node.ask("faults")["faults"] == []

@@ -10,8 +10,7 @@ import pytest
 
 from transom_cli.agent import findings as module
 from transom_cli.agent.findings import A_MINUTE, AGAIN, Findings
-from transom_cli.health.edges import Told
-from transom_cli.health.finding import Verdict
+from transom_cli.health.finding import Reported, Verdict
 
 M = Verdict.MONITOR
 
@@ -94,7 +93,7 @@ def test_the_next_agent_goes_on_where_the_last_one_ended(path: Path) -> None:
     with path.open("a") as f:
         f.write('{"schema": 1, "wall": 17')  # killed in the middle of a line
     again = Findings(path)
-    assert again.told == {"memory": Told(M)}
+    assert again.told == {"memory": Reported(M)}
     again.tell("log:user", M, "ValueError: mine", 2, 0)
     assert path.read_text().count("ValueError") == 1
     again.tell("log:user", M, "KeyError: 'x'", 2, 0)

@@ -15,9 +15,9 @@ from transom_cli.agent import gpufile, gpus
 from transom_cli.agent.gpufile import GpuFile
 from transom_cli.agent.gpus import Gpus
 from transom_cli.agent.watching import Watched
-from transom_cli.health.about import About, Tier
+from transom_cli.health.check import About, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict
-from transom_cli.health.gpu.shown import GpuShown, NodeGpus, decode, encode, gpus_of, with_gpus
+from transom_cli.health.gpu.status import GpuStatus, NodeGpus, decode, encode, gpus_of, with_gpus
 from transom_cli.layout import AttemptDir
 from transom_cli.sandbox import nvml_stub
 
@@ -123,7 +123,7 @@ def test_an_agent_after_it_knows_the_xids_and_writes_no_oftener_than_it_may(node
     nvml_stub.write(node.states, "node1", nvml_stub.with_event(node.healthy, 1, 8, 79))
     node.until(lambda: any(f.check == "gpu_xid" for f in node.news))
     assert path.stat().st_mtime_ns == written
-    gpu = GpuShown(1, "GPU-node1-0001", xid=94, xid_at=1000.0)
+    gpu = GpuStatus(1, "GPU-node1-0001", xid=94, xid_at=1000.0)
     path.write_text(encode(with_gpus(NodeGpus("node1", "48213.0", 1000.0, 30.0, 2, 2), [gpu])))
     assert GpuFile(node.attempt, "node1").former() == {"GPU-node1-0001": (94, 1000.0)}
     path.write_text("{")

@@ -8,7 +8,7 @@ from pathlib import Path
 from transom_cli.agent.logs import LOOK, Follower, names, read_cause, rulebook
 from transom_cli.beats import places
 from transom_cli.beats.table import RankBeat
-from transom_cli.diagnose.logs import exchange
+from transom_cli.diagnose.logs import matches
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 31, in <module>\n'
 PEER = TRACE + "RuntimeError: Connection closed by peer\n"
@@ -85,7 +85,7 @@ def test_what_logs_answer_can_be_put_together_elsewhere(tmp_path: Path) -> None:
         logs,
         {"rank-9.log": PEER.split("\n")[-2], "rank-10.log": "ValueError: mine"},
     )
-    hits = exchange.heard(told["hits"], rulebook().by_name)
+    hits = matches.decode(told["hits"], rulebook().by_name)
     assert [(h.rule.name, h.record.rank, h.file) for h in hits] == [
         ("python-exception", 10, "rank-10.log"), ("connection-lost", 9, "rank-9.log"),
     ]  # fmt: skip

@@ -21,7 +21,7 @@ from transom_cli.agent.memory import Memory
 from transom_cli.agent.server import Server
 from transom_cli.agent.warm import mapped, warm
 from transom_cli.agent.wire import AGENT, LIMITS
-from transom_cli.health.node.memory import Memory as HostMemory
+from transom_cli.health.checks.host import Memory as HostMemory
 from transom_cli.layout import AttemptDir
 
 MIB = 1 << 20

@@ -11,10 +11,8 @@ import pytest
 
 from transom_cli.agent.alarms import Alarms
 from transom_cli.agent.watching import Watch, Watched, watched
-from transom_cli.health.about import About, Tier
-from transom_cli.health.checks import NodeCheck
-from transom_cli.health.edges import Told
-from transom_cli.health.finding import Finding, Remedy, Verdict
+from transom_cli.health.check import About, Check, Tier
+from transom_cli.health.finding import Finding, Remedy, Reported, Verdict
 
 NOW = {"value": 0}  # what the reader below reads
 GATE = threading.Event()
@@ -47,7 +45,7 @@ class Nothing:
     pass
 
 
-CHECK = NodeCheck(
+CHECK = Check(
     "made", f"{__name__}:read", judge, int, Nothing, 0.0, Tier.WATCH, ("level", "errors"), overdue, changes=None
 )
 
@@ -79,7 +77,7 @@ def seen() -> Seen:
     return Seen()
 
 
-def watch(seen: Seen, check: NodeCheck = CHECK, told: dict[str, Told] | None = None, **changed: object) -> Watch:
+def watch(seen: Seen, check: Check = CHECK, told: dict[str, Reported] | None = None, **changed: object) -> Watch:
     made = Watch("n1", replace(Watched(every=0.02), **changed), seen, told or {}, [check])  # type: ignore[arg-type]
     made.start()
     return made

@@ -51,7 +51,7 @@ class Node:
     def rank(self, number: int, code: str = RANK) -> subprocess.Popen[str]:
         wrapper = str(ROOT / "transom_cli" / "agent" / "rank.py")
         where = ("--attempt-dir", str(self.attempt.path), "--node-beats-dir", str(self.beats))
-        return self.spawn("-I", "-S", wrapper, *where, "--", sys.executable, "-c", code, RANK=str(number))
+        return self.spawn("-I", "-S", wrapper, *where, "--", sys.executable, "-c", code, SLURM_PROCID=str(number))
 
     def agent(self) -> subprocess.Popen[str]:
         where = ("--attempt-dir", str(self.attempt.path), "--beats-dir", str(self.beats), "--node", "nodeX")
@@ -160,6 +160,20 @@ def test_told_to_end_it_does_not_stay_for_a_launcher_that_is_silent(node: Node) 
     wait_for(lambda: node.path.exists())
     agent.terminate()
     assert agent.wait() == 0
+
+
+def test_an_agent_that_was_stopped_and_continued_stays(node: Node) -> None:
+    agent = node.agent()
+    wait_for(node.path.exists)
+    for _ in range(3):
+        os.kill(agent.pid, signal.SIGSTOP)
+        time.sleep(0.7)  # longer than it waits for a signal
+        os.kill(agent.pid, signal.SIGCONT)
+        time.sleep(0.5)
+    time.sleep(3.0)
+    assert agent.poll() is None
+    before = node.table().seq
+    wait_for(lambda: node.table().seq > before)
 
 
 def test_a_second_agent_goes_on_counting(node: Node) -> None:

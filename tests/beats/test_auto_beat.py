@@ -47,6 +47,7 @@ train(first, model, 4); train(second, other, 3); train(first, model, 1)
 """
     trainer(TRAIN + code, tmp_path)
     assert (last(tmp_path).step, last(tmp_path).count, rec.PHASES[last(tmp_path).phase]) == (5, 4, "done")
+    assert last(tmp_path).since_start, "they are no steps of the training"
 
 
 def test_a_compiled_step_beats_too_and_nothing_is_said_of_it(tmp_path: Path) -> None:
@@ -68,6 +69,7 @@ def test_a_call_of_beat_ends_automatic_ones(tmp_path: Path) -> None:
     code = "train(first, model, 3)\nfrom transom_cli import beat\nbeat(100)\ntrain(first, model, 5)"
     trainer(TRAIN + code, tmp_path)
     assert (last(tmp_path).step, last(tmp_path).count) == (100, 3)
+    assert not last(tmp_path).since_start
 
 
 def test_a_trainer_that_beats_from_its_first_step_on_is_never_mixed_with_ours(tmp_path: Path) -> None:
@@ -113,4 +115,4 @@ resumed(40)
 train(first, model, 3)
 """
     trainer(TRAIN + code, tmp_path)
-    assert last(tmp_path).step == 43
+    assert (last(tmp_path).step, last(tmp_path).since_start) == (43, False)

@@ -251,6 +251,51 @@ def test_a_dead_agent_is_a_silent_node_but_no_silence_of_a_training_that_goes_on
     assert [f.culprits for f in found if isinstance(f, RanksQuiet)] == [(2, 3)], "now the others wait, too"
 
 
+def test_steps_are_those_of_the_ranks_that_can_be_seen_when_an_agent_is_dead() -> None:
+    job = Job()
+    job.settle()
+    job.dead = {"n1"}
+    job.steps([1.0] * 60)
+    assert job.state.step >= job.beats[0].step - 2, "the table of n1 is late: where its ranks are is unknown"
+    job.dead = set()
+    job.pass_time(3.0)
+    assert job.state.step == job.beats[0].step
+
+
+def test_a_pause_that_is_nothing_unusual_is_none_either_while_an_agent_is_dead() -> None:
+    """An evaluation, or a checkpoint that the trainer writes by itself."""
+    job = Job()
+    job.steps([0.1] * 1300)
+    job.dead = {"n1"}
+    for _ in range(3):
+        found = alarms(job.steps([0.1] * 100) + job.step(4.0))
+        assert not any(isinstance(f, RanksQuiet) for f in found)
+
+
+def test_one_table_that_still_comes_tells_for_all() -> None:
+    job = Job(ranks=8)
+    job.settle()
+    job.dead = {"n0", "n1", "n2"}
+    found = alarms(job.steps([1.0] * 60))
+    assert {f.node for f in found if isinstance(f, NodeSilent)} == job.dead and len(found) == 3
+    assert job.state.step >= job.beats[0].step - 2
+    assert any(isinstance(f, RanksQuiet) for f in job.pass_time(60.0)), "it does not step either"
+
+
+@settings(max_examples=25, deadline=None)
+@given(dead=st.sets(st.sampled_from(["n0", "n1", "n2"]), max_size=2), paces=st.lists(st.floats(0.2, 3.0), min_size=3))
+def test_a_training_that_steps_is_never_found_quiet_whichever_agents_are_dead(
+    dead: set[str], paces: list[float]
+) -> None:
+    job = Job(ranks=6)
+    job.settle()
+    job.dead = dead
+    found = job.steps(paces * 3)
+    assert not any(isinstance(f, RanksQuiet) for f in found)
+    job.pass_time(10.0)
+    assert job.state.step == job.beats[0].step
+
+
 def test_one_rank_behind_the_others_is_the_culprit() -> None:
     job = Job()
     job.settle()
@@ -301,6 +346,20 @@ def test_time_in_which_the_observer_slept_is_not_silence() -> None:
     job.look_due = job.now + 3600.0  # suspended: agents write, nobody looks
     assert job.pass_time(3600.0 + 1.0) == []
     assert len(alarms(job.pass_time(60.0))) == 1, "from now on it listens again"
+
+
+def test_time_in_which_everything_was_stopped_is_neither_silence_nor_a_lesson() -> None:
+    job = Job()
+    job.settle()
+    times = job.state.times
+    assert job.pass_time(4.0) == []
+    job.now = job.write_due = job.look_due = job.now + 3600.0
+    job.state = quiet.resumed(job.state, job.now)
+    assert job.steps([1.0] * 3) == []
+    assert job.state.times.patient(3.0, 1.0, 1.0, 1e9) <= times.patient(3.0, 1.0, 1.0, 1e9)
+    job.dead = {"n1"}
+    found = job.pass_time(LIMITS.node_silent + 3.0)
+    assert [f.node for f in found if isinstance(f, NodeSilent)] == ["n1"]
 
 
 def test_a_node_that_never_sent_a_table_is_found_when_it_was_expected() -> None:
@@ -398,3 +457,15 @@ def test_a_table_of_an_older_launch_changes_nothing() -> None:
     late = NodeTable("b", "7.0", 1, (beat._replace(launch=0, step=3),))
     after, found = quiet.watch(state, {"a": NodeTable("a", "7.0", 1, (beat,)), "b": late}, 1.0, LIMITS)
     assert found == () and after.step == 7 and set(after.pulses) == {0}
+
+
+def test_ranks_that_tell_the_trainings_step_are_believed_before_those_that_count_from_their_start() -> None:
+    """Rank 0 alone calls beat(), once in several optimizer steps; the hook counts on the others."""
+    job = Job()
+    job.set(since_start=True)
+    job.steps([1.0] * 5)
+    job.pass_time(2.0)
+    assert (job.state.step, job.state.since_start) == (4, True)
+    job.set([0], since_start=False, step=2, count=9)
+    job.pass_time(2.0)
+    assert (job.state.step, job.state.since_start) == (2, False)

@@ -30,10 +30,20 @@ def test_the_environment_of_a_rank(place: Place) -> None:
     assert env[places.MEMORY] == places.AGENTS
 
 
-def test_what_the_user_has_set_is_kept(place: Place) -> None:
-    code = "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])"
-    out, _ = place.python(code, RANK="0", WORLD_SIZE="1").communicate()
-    assert out == "0 1\n"
+def test_inherited_rank_variables_never_reach_a_trainer(place: Place) -> None:
+    code = "import json, os; print(json.dumps(dict(os.environ)))"
+    inherited = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"), "0")
+    inherited |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "1"}
+    out, _ = place.python(code, **inherited).communicate()
+    env = json.loads(out)
+    assert [env[k] for k in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")] == ["3", "5", "1", "2"]
+    assert not [name for name in env if name.startswith(("TORCHELASTIC_", "GROUP_", "ROLE_"))]
+
+
+def test_inherited_node_rank_never_reaches_torchrun(place: Place) -> None:
+    code = "import os; print(os.environ['PET_NODE_RANK'], 'RANK' in os.environ)"
+    out, _ = place.python(code, flags=("--torchrun",), PET_NODE_RANK="0", RANK="0", SLURM_PROCID="1").communicate()
+    assert out == "1 False\n"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +155,7 @@ for rank, step in (("4", 10), ("5", 12)):
     subprocess.run([sys.executable, "-c", beats], env=os.environ | {"RANK": rank}, check=True)
 sys.exit(9)
 """
-    rank = place.python(code, flags=("--torchrun",))
+    rank = place.python(code, flags=("--torchrun",), SLURM_PROCID="1")  # one task per node
     _, err = rank.communicate()
     assert (rank.returncode, err) == (9, "")
     told = place.exit("node-1")

@@ -14,10 +14,10 @@ from health_matrix import chosen
 from health_rows import NODES, PLACES, Fault, Row, action, as_json, counts, hangs, judged, neighbour, table
 
 from transom_cli.errors import UsageError
+from transom_cli.health.checks.fabric import EVENTS
+from transom_cli.health.checks.host import EDAC_NEW
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.gpu import xid
-from transom_cli.health.node.edac import NEW
-from transom_cli.health.node.fabric_rules import EVENTS
 from transom_cli.health.registry import CHECKS, finding_names, limit_names
 from transom_cli.sandbox import nvml_stub
 
@@ -44,7 +44,7 @@ def test_every_fault_does_something() -> None:
 
 
 def test_every_expected_check_and_every_threshold_exists() -> None:
-    events = {*EVENTS, NEW}
+    events = {*EVENTS, EDAC_NEW}
     known = {name.rstrip(":") for name in finding_names()} | events
     assert {check for fault in FAULTS for check in fault.checks} - known == set()
     assert {name for fault in FAULTS for name, _ in fault.limits} <= set(limit_names())

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.pace import failrate, intervals
 from transom_cli.ckpt.saving.staging import Stager
 from transom_cli.errors import UsageError

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ckpt_made import Training
 from torch.distributed.fsdp import fully_shard
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 
 
 def sharded(model):

@@ -1,6 +1,7 @@
 """One of several gloo ranks that trains until it is told otherwise. Usage: ckpt_flush_worker.py DIRECTORY.
 
-Each rank makes its own pace, so that ranks are at different steps unless they wait for each other. Lines on standard
+Each rank makes its own pace, so that ranks are at different steps unless they wait for each other, and trains a model
+of its own. Lines on standard
 input: `go N` trains N steps and answers with the last one and whether a save was started; `close` ends in good order.
 """
 
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from ckpt_made import Training
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.saving import keeper
 
 EVERY = 100
@@ -26,7 +27,8 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
     training = Training(1, rank)
-    checkpointer = Checkpointer(training.state, Path(sys.argv[1]), every=EVERY)
+    own = ["model", "optim", "mean"]
+    checkpointer = Checkpointer(training.state, Path(sys.argv[1]), every=EVERY, per_rank=own)
     step = checkpointer.restore() or 0
     print("up", step, flush=True)
     for line in sys.stdin:

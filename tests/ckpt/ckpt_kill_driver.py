@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 
 torch.set_num_threads(1)  # threads do not survive a fork
 WIDTH = 1 << 17  # three tensors of 512 KiB

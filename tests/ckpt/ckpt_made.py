@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transom_cli.ckpt import files
 from transom_cli.ckpt.manifest import Manifest, encode
-from transom_cli.ckpt.names import MEMORY
+from transom_cli.ckpt.names import MEMORY, SAVED
 
 
 def bare_checkpoint(directory: Path, step: int, *, data: bytes = b"weights") -> Path:
@@ -24,7 +24,7 @@ def bare_checkpoint(directory: Path, step: int, *, data: bytes = b"weights") -> 
 
 def names_in(directory: Path) -> list[str]:
     """But for the mark by which memory holders know the directory."""
-    return sorted(path.name for path in directory.iterdir() if path.name != MEMORY)
+    return sorted(path.name for path in directory.iterdir() if path.name not in (MEMORY, SAVED))
 
 
 def flip(path: Path, position: int) -> None:

@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 from typing import NoReturn
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.memory.client import connect, own_path
 from transom_cli.ckpt.memory.messages import FAILURES
 

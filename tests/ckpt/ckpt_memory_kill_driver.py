@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from ckpt_memory_holders import die, end_holder, holder_pid
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.memory.client import Client
 from transom_cli.ckpt.names import parse_step
 from transom_cli.ckpt.saving.staging import Stager

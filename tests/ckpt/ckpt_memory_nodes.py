@@ -17,8 +17,8 @@ WORKER = Path(__file__).with_name("ckpt_memory_nodes_worker.py")
 
 
 class Nodes:
-    """`names`: of the nodes, in rank order, one rank each. `beside`: for a second Checkpointer of every rank. Use as
-    a context: what is left is killed at its end."""
+    """`names`: of each rank's node, in rank order; `move` changes them for the next launch. `beside`: for a second
+    Checkpointer of every rank. Use as a context: what is left is killed at its end."""
 
     def __init__(
         self, directory: Path, protect: str, names: list[str], domains: dict[str, str] | None = None, also: str = "",
@@ -27,6 +27,7 @@ class Nodes:
         self.also = [also] if also else []
         self.directories = [directory, *([beside] if beside else [])]
         self.directory, self.protect, self.names, self.domains = directory, protect, names, domains or {}
+        self._seen = dict.fromkeys(names)
         self._folder = tempfile.TemporaryDirectory(prefix="nodes-", dir="/dev/shm")
         self.ranks: list[subprocess.Popen[str]] = []
 
@@ -35,9 +36,18 @@ class Nodes:
 
     def __exit__(self, *_: object) -> None:
         self.kill_ranks()
-        for name in self.names:
-            self.kill_holder(name)
+        self.kill_holders()
         self._folder.cleanup()
+
+    def move(self, names: list[str]) -> None:
+        """The next launch has these nodes, in rank order."""
+        self.names = names
+        self._seen |= dict.fromkeys(names)
+
+    def kill_holders(self) -> None:
+        """All of them, with what they hold."""
+        for name in self._seen:
+            self.kill_holder(name)
 
     def beats(self, name: str) -> str:
         path = Path(self._folder.name) / name
@@ -104,6 +114,10 @@ class Nodes:
             return line.ask("state")[0]
         finally:
             line.close()
+
+    def held(self, name: str) -> dict[int, list[dict[str, object]]]:
+        """By committed step what the node holds of it."""
+        return {int(step["step"]): step["here"] for step in self.state(name)["steps"]}  # type: ignore[attr-defined]
 
     def resume(self, step: int) -> None:
         """Another launch goes on from there on all nodes, makes one more step, and ends in order."""

@@ -4,11 +4,17 @@ Usage: ckpt_memory_nodes_worker.py DIRECTORY[,DIRECTORY..] PROTECT STEPS [COPIES
 and a shard has its own numbers. In each of the directories it is saved by a Checkpointer of its own. Lines on
 standard output: `restored N`, `step N` for each finished one, `settled` when the last one counts. On standard input:
 `go N` for N more steps; an empty line ends it in order.
+
+Environment: TOTAL elements of the sharded tensor (default: as many for each rank), which allows other numbers of
+ranks; HOLD: wait for a line after the restore; ROOM: bytes that snapshots may take on this node.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import struct
 import sys
 import time
 from pathlib import Path
@@ -18,8 +24,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from transom_cli.ckpt import Checkpointer, files
+from transom_cli.ckpt import files
+from transom_cli.ckpt.checkpointer import Checkpointer
+from transom_cli.ckpt.memory.client import agents_path
 from transom_cli.ckpt.restoring import progress
+from transom_cli.ckpt.saving import arena
 
 WIDTH = 3 << 16
 
@@ -35,29 +44,62 @@ def read_slowly(pause: float) -> None:
     files._PIECE, progress.Progress.add = 64 << 10, slowly
 
 
+def limit_memory(most: int) -> None:
+    """Let the snapshots of this node take `most` bytes: what its holder keeps counts."""
+
+    def taken() -> int:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+            line.connect(agents_path(os.environ["TRANSOM_BEAT_DIR"]))
+            size = struct.calcsize("3i")
+            pid = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0]
+        found = {}
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if str(link.readlink()).startswith("/memfd:transom-snapshot"):
+                    found[link.stat().st_ino] = link.stat().st_size
+        return sum(found.values())
+
+    arena.room = lambda: most - taken() + arena.SPARE
+
+
 def main() -> None:
     directories, protect, steps = [Path(one) for one in sys.argv[1].split(",")], sys.argv[2], int(sys.argv[3])
     also = dict.fromkeys(sys.argv[4:], 1)
     if "SLOW" in os.environ:
         read_slowly(float(os.environ["SLOW"]))
+    if "ROOM" in os.environ:
+        limit_memory(int(os.environ["ROOM"]))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     size, rank = dist.get_world_size(), dist.get_rank()
     mesh = init_device_mesh("cpu", (size,))
-    whole = torch.arange(WIDTH * size, dtype=torch.float32)
+    total = int(os.environ.get("TOTAL", WIDTH * size))
+    whole = torch.arange(total, dtype=torch.float32)
     state = {"sharded": distribute_tensor(whole, mesh, [Shard(0)]), "alike": torch.zeros(1001), "n": 0}
     rate = float(os.environ["RATE"]) if "RATE" in os.environ else None
     checkpointers = [
-        Checkpointer(state, directory, every=1, persist=1000, protect=protect, protect_rate=rate, also=also)
+        Checkpointer(
+            state,
+            directory,
+            every=1,
+            persist=1000,
+            protect=protect,
+            protect_rate=rate,
+            also=also,
+            reshard="TOTAL" in os.environ,
+        )
         for directory in directories
     ]
     start = checkpointers[0].restore() or 0
     assert all((checkpointer.restore() or 0) == start for checkpointer in checkpointers[1:])
     local = state["sharded"].to_local()
-    expected = torch.arange(WIDTH * rank, WIDTH * (rank + 1), dtype=torch.float32) + start
+    width = total // size
+    expected = torch.arange(width * rank, width * (rank + 1), dtype=torch.float32) + start
     assert torch.equal(local, expected), f"rank {rank}: its shard is not that of step {start}"
     assert state["n"] == start and bool((state["alike"] == start).all())
     print("restored", start, flush=True)
+    if "HOLD" in os.environ:
+        sys.stdin.readline()
     step = start
     while steps:
         for _ in range(steps):

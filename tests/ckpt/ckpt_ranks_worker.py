@@ -13,7 +13,8 @@ from ckpt_made import Training, flip, names_in
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from transom_cli.ckpt import Checkpointer, NoCheckpointRestores
+from transom_cli.ckpt import NoCheckpointRestores
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.saving.engine import Writer
 
 

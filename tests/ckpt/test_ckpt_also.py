@@ -10,7 +10,8 @@ from ckpt_made import bare_checkpoint, flip, names_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom_cli.ckpt import Checkpointer, fence, files
+from transom_cli.ckpt import fence, files
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.failures import NoCheckpointRestores, TakenOver
 from transom_cli.ckpt.inventory import candidates, verify
 from transom_cli.ckpt.memory import writing

@@ -12,7 +12,8 @@ from ckpt_two import two_ranks
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from typer.testing import CliRunner
 
-from transom_cli.ckpt import Checkpointer, WorldSizeChanged
+from transom_cli.ckpt import WorldSizeChanged
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.cli.ckpt import ckpt_app
 
 

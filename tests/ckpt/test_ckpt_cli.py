@@ -79,7 +79,7 @@ def test_runs_are_found_under_a_root_by_id_by_name_and_as_the_newest(tmp_path: P
 def test_export_takes_the_newest_one_or_that_of_the_step(tmp_path: Path):
     import torch
 
-    from transom_cli.ckpt import Checkpointer
+    from transom_cli.ckpt.checkpointer import Checkpointer
 
     training = Training(1)
     checkpointer = Checkpointer(training.state, tmp_path / "c", every=1)

@@ -14,7 +14,8 @@ import pytest
 import torch
 from ckpt_made import flip, names_in
 
-from transom_cli.ckpt import Checkpointer, NoCheckpointRestores, SaveFailed
+from transom_cli.ckpt import NoCheckpointRestores, SaveFailed
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.errors import NoCheckpoint
 
 FILES = [".metadata", "__0_0.distcp", "manifest.json"]

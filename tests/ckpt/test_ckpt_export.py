@@ -14,7 +14,7 @@ from ckpt_made import Data, bare_checkpoint, bits, flip, names_in, odd_tensors
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.convert.torch_file import write
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.errors import TransomError

@@ -9,7 +9,8 @@ import pytest
 import torch
 from ckpt_made import bare_checkpoint, flip, names_in
 
-from transom_cli.ckpt import Checkpointer, fence, files
+from transom_cli.ckpt import fence, files
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.failures import TakenOver
 from transom_cli.ckpt.inventory import candidates
 

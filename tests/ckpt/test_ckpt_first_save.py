@@ -10,7 +10,7 @@ import pytest
 import torch
 from ckpt_memory_holders import abandon
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.saving import snapshots
 from transom_cli.ckpt.saving.collector import uncollected
 from transom_cli.ckpt.saving.snapshots import Snapshots

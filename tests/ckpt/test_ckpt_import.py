@@ -16,7 +16,8 @@ from ckpt_made import Training, bits, names_in, odd_tensors
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from transom_cli.ckpt import Checkpointer, NoCheckpointRestores
+from transom_cli.ckpt import NoCheckpointRestores
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.inventory import candidates, verify
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.config.load import load

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.restoring.placing import plan
 from transom_cli.ckpt.restoring.reading import MappedReader, OnDisk
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from ckpt_memory_holders import abandon, holder_pid, memory_of
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.memory import holder
 from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.names import MEMORY

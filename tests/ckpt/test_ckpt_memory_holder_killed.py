@@ -11,7 +11,7 @@ import pytest
 import torch
 from ckpt_memory_holders import holder_pid
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.memory.client import Client
 
 WIDTH = 1000

@@ -10,7 +10,7 @@ import torch
 from ckpt_memory_holders import abandon, end_holder
 from ckpt_memory_made import by_hand, launch
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.failures import TakenOver
 from transom_cli.ckpt.memory import launches
 from transom_cli.ckpt.memory.shelf import Shelf

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ckpt_memory_holders import abandon, holder_pid, memory_of
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.saving import arena
 from transom_cli.ckpt.saving.staging import Stager
 

@@ -42,6 +42,8 @@ class ShelfMachine(RuleBasedStateMachine):
         self.reserved: set[int] = set()
         self.early: set[int] = set()  # released before they were committed here
         self.readers: list[tuple[int, ExitStack]] = []
+        self.restored: int | None = None  # the step that the launch was restored from, until a newer one is safe
+        self.promised: set[tuple[int, int]] = set()  # rank and slot of its shares
 
     def teardown(self) -> None:
         for _, reader in self.readers:
@@ -58,6 +60,21 @@ class ShelfMachine(RuleBasedStateMachine):
 
     def in_use(self) -> set[int]:
         return self.reserved | {step for step, _ in self.readers}
+
+    def pinned(self) -> set[int]:
+        return set() if self.restored is None else {self.restored}
+
+    def former_go(self, kept: set[int]) -> None:
+        """What ranks of older launches have left is given back, but for these steps."""
+        for rank in [rank for rank in self.ranks if not self.here(rank)]:
+            mine = self.ranks[rank]
+            mine.slots = {n: step for n, step in mine.slots.items() if step in kept}
+            if not mine.slots:
+                del self.ranks[rank]
+
+    def let_restored_go(self) -> None:
+        self.restored, self.promised = None, set()
+        self.former_go(self.in_use())
 
     # A rank comes and goes
 
@@ -79,6 +96,7 @@ class ShelfMachine(RuleBasedStateMachine):
         self.launches += 1
         self.reserved.clear()
         self.early.clear()
+        self.restored, self.promised = None, set()
         self.come(rank)
 
     @rule(rank=A_RANK, index=st.integers(0, 2))
@@ -102,6 +120,10 @@ class ShelfMachine(RuleBasedStateMachine):
         if self.here(rank):
             last = self.shelf.leave(self.now, rank)
             del self.ranks[rank]
+            self.promised = {place for place in self.promised if place[0] != rank}
+            if not any(self.here(other) for other in RANKS):
+                self.ranks.clear()
+                self.promised.clear()
             assert last == (not self.ranks)
 
     # A save
@@ -111,7 +133,8 @@ class ShelfMachine(RuleBasedStateMachine):
         if not self.here(rank):
             return
         mine = self.ranks[rank]
-        kept = self.in_use() | ({max(self.committed)} if self.committed and len(mine.slots) > 1 else set())
+        kept = self.in_use() | self.pinned()
+        kept |= {max(self.committed)} if self.committed and len(mine.slots) > 1 else set()
         may = {n for n, step in mine.slots.items() if step not in kept}
         index, why = self.shelf.take(self.now, rank, 0.0)
         if mine.writing is not None:
@@ -149,12 +172,15 @@ class ShelfMachine(RuleBasedStateMachine):
 
     @rule(durable=st.booleans())
     def commit(self, durable: bool) -> None:
-        """When both ranks hold it."""
-        if not all(self.here(rank) and self.step in self.ranks[rank].slots.values() for rank in RANKS):
+        """When all ranks of the launch hold it."""
+        ours = [rank for rank in RANKS if self.here(rank)]
+        if not ours or not all(self.step in self.ranks[rank].slots.values() for rank in ours):
             return
         again = self.step in self.committed
         self.shelf.commit(self.now, self.step, record(self.step, len(RANKS)), ["disk"] if durable else [])
         self.committed.add(self.step)
+        if self.restored is None:
+            self.former_go(self.in_use())
         if durable and not again and self.step not in self.early:
             self.reserved.add(self.step)
 
@@ -203,6 +229,34 @@ class ShelfMachine(RuleBasedStateMachine):
 
     # A restore
 
+    @rule(back=st.integers(0, 1))
+    def restore(self, back: int) -> None:
+        """From memory: this node's ranks, and those that have gone, keep what they hold of it."""
+        held = {step for mine in self.ranks.values() for step in mine.slots.values()} & self.committed
+        if not any(self.here(rank) for rank in RANKS) or len(held) <= back:
+            return
+        step = sorted(held)[-1 - back]
+        self.shelf.commit(self.now, step, record(step, len(RANKS)), restored=True)
+        self.shelf.rewind(self.now, step)
+        self.restored = step
+        self.forget_newer(step)
+        self.former_go(self.in_use() | {step})
+        self.promised = {(rank, n) for rank, mine in self.ranks.items() for n, s in mine.slots.items() if s == step}
+
+    @rule()
+    @precondition(lambda self: self.restored is not None)
+    def a_newer_step_counts_everywhere(self) -> None:
+        if any(self.here(rank) for rank in RANKS) and max(self.committed) > self.restored:
+            self.shelf.superseded(self.now, max(self.committed))
+            self.let_restored_go()
+
+    @rule()
+    @precondition(lambda self: self.restored is not None)
+    def the_restored_step_is_on_disk(self) -> None:
+        if any(self.here(rank) for rank in RANKS):
+            self.shelf.durable(self.now, self.restored)
+            self.let_restored_go()
+
     @rule(rank=A_RANK)
     @precondition(lambda self: self.committed)
     def read(self, rank: int) -> None:
@@ -227,6 +281,14 @@ class ShelfMachine(RuleBasedStateMachine):
         held = {step for mine in self.ranks.values() for step in mine.slots.values()} & self.committed
         step = sorted(held)[-1 - back] if len(held) > back else None
         self.shelf.rewind(self.now, step)
+        self.forget_newer(step)
+        if step is None or step != self.restored:
+            self.restored, self.promised = None, set()
+            self.former_go(self.in_use())
+        else:
+            self.former_go(self.in_use() | {step})
+
+    def forget_newer(self, step: int | None) -> None:
         past = {known for known in self.committed if step is not None and known <= step}
         self.committed = past
         self.reserved &= past
@@ -260,7 +322,6 @@ class ShelfMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_held_is_what_was_held(self) -> None:
-        self.forget_moved_ranks()
         told = {(rank, n): (one and one.step) for rank, n, size, one in self.shelf.slots() if size == SIZE}
         assert told == {(rank, n): step for rank, mine in self.ranks.items() for n, step in mine.slots.items()}
         for step in {step for step in told.values() if step is not None}:
@@ -275,12 +336,10 @@ class ShelfMachine(RuleBasedStateMachine):
     def the_newest_counts(self) -> None:
         assert self.shelf.newest == max(self.committed, default=None)
 
-    def forget_moved_ranks(self) -> None:
-        """Ranks of an older launch go with the first commit of a newer: they are on other nodes by now."""
-        there = {rank for rank, *_ in self.shelf.slots()}
-        for rank in [rank for rank, mine in self.ranks.items() if mine.slots and rank not in there]:
-            assert not self.here(rank), f"rank {rank} was forgotten"
-            del self.ranks[rank]
+    @invariant()
+    def the_restored_step_stays_until_a_newer_one_is_safe(self) -> None:
+        told = {(rank, n): (one and one.step) for rank, n, _, one in self.shelf.slots()}
+        assert {told.get(place) for place in self.promised} <= self.pinned()
 
 
 TestShelf = ShelfMachine.TestCase

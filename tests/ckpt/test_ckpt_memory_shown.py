@@ -14,16 +14,16 @@ from ckpt_made import Training, bare_checkpoint
 from ckpt_memory_attempt import JOB, AttemptNodes, run_in
 from typer.testing import CliRunner
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.memory.account import Account, Held, Step, together
 from transom_cli.ckpt.memory.shown import LOOK, SIGN, SILENT, Showing
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.core.codec import plain
 from transom_cli.core.state import State
 from transom_cli.layout import RunDir
-from transom_cli.ui.readmemory import read_memory
-from transom_cli.ui.render import status_lines
-from transom_cli.ui.view import view_of
+from transom_cli.view.model import build_view
+from transom_cli.view.read import read_memory
+from transom_cli.view.status import status_lines
 
 NAMES = ["n0", "n1", "n2"]
 
@@ -41,8 +41,8 @@ def _memory(*words: object) -> dict[str, Any]:
 
 def _status(run: RunDir) -> str:
     state = State(job_id=JOB)
-    view = view_of(run.run_id, state, {}, time.time(), operator=True)
-    view = read_memory(run, state, view.now).shown_in(view)
+    view = build_view(run.run_id, state, {}, time.time(), operator=True)
+    view = read_memory(run, state, view.now).added_to(view)
     return "\n".join(status_lines(view))
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from ckpt_made import Training
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.saving.streaming import Copier
 from transom_cli.errors import UsageError
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from ckpt_made import Training
-from ckpt_two import two_ranks
+from ckpt_two import several_ranks, two_ranks
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from transom_cli.ckpt import Checkpointer, WorldSizeChanged
+from transom_cli.ckpt import WorldSizeChanged
+from transom_cli.ckpt.checkpointer import Checkpointer
 
 
 def _two_ranks(kind: str, directory: Path) -> list[dict]:
@@ -34,6 +35,12 @@ def test_two_ranks(kind: str, tmp_path: Path):
         assert found["then"] == ["step-2", "step-3", "step-6"]
         assert found["exit"] == 15
     _read_by_one_rank(tmp_path / "stepped")
+
+
+def test_no_thread_of_the_checkpointers_group_is_left_when_the_interpreter_shuts_down(tmp_path: Path):
+    for out, _ in several_ranks(2, "ckpt_exit_worker.py", str(tmp_path), codes=(15,)):
+        used, at_exit = map(int, out.splitlines()[-1].split())
+        assert at_exit <= used // 2, "only those of the trainer's own group are left"
 
 
 def _read_by_one_rank(directory: Path) -> None:

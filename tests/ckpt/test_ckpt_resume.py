@@ -11,7 +11,9 @@ from torch import nn
 from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
+from transom_cli.ckpt.inventory import Candidate
+from transom_cli.ckpt.restoring import resuming
 from transom_cli.errors import UsageError
 
 
@@ -187,3 +189,17 @@ def test_the_launcher_names_directory_and_attempt(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("TRANSOM_ATTEMPT", "../31")
     with pytest.raises(UsageError, match="file name"):
         Checkpointer({"n": 1}, every=1)
+
+
+def test_checkpoint_published_while_the_directory_is_read_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The snapshot daemon of the last launch may publish step 2 and remove step 1 between the listing and the read."""
+    ck = Checkpointer({"n": 2}, tmp_path, every=1)
+    assert ck.save(2)
+    ck.close(strict=True)
+    listed = iter([[Candidate(1, tmp_path / "step-1")]])
+    real = resuming.candidates
+    monkeypatch.setattr(resuming, "candidates", lambda directory: next(listed, None) or real(directory))
+    again = Checkpointer({"n": 0}, tmp_path, every=1)
+    monkeypatch.setattr(resuming, "remembered", lambda *_: [])
+    assert again.restore() == 2
+    again.close()

@@ -9,7 +9,8 @@ from ckpt_made import bare_checkpoint, flip, names_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom_cli.ckpt import Checkpointer, retention
+from transom_cli.ckpt import retention
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.retention import Keep, Retention
 from transom_cli.errors import UsageError
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from ckpt_made import names_in
 
-from transom_cli.ckpt import Checkpointer, checkpointer
+from transom_cli.ckpt import checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.pace.cadence import START, Cadence, Measured
 from transom_cli.ckpt.pace.failrate import Failures
 from transom_cli.ckpt.pace.lasting import Rule

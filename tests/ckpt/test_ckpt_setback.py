@@ -9,7 +9,7 @@ from ckpt_made import Training, names_in
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.failures import BadSetbacks, NoCheckpointRestores
 from transom_cli.ckpt.restoring import setback
 from transom_cli.ckpt.restoring.setback import Batches, Setback, set_back

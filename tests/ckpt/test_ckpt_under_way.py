@@ -16,9 +16,9 @@ from transom_cli.ckpt.pace.coming import Coming
 from transom_cli.ckpt.underway import CHECKING, LOADING, WRITING, Part
 from transom_cli.core.state import Phase, State
 from transom_cli.layout import AttemptDir, RunDir
-from transom_cli.ui.readmemory import Memory, read_memory
-from transom_cli.ui.render import status_lines
-from transom_cli.ui.view import view_of
+from transom_cli.view.model import build_view
+from transom_cli.view.read import Memory, read_memory
+from transom_cli.view.status import status_lines
 
 NAMES = ["n0", "n1"]
 STATE = State(job_id=JOB, phase=Phase.TRAINING, step=3)
@@ -49,7 +49,7 @@ def seen(run: RunDir, claim: Callable[[Memory], object]) -> Memory:
         time.sleep(0.1)
 
 
-def at_it(what: str) -> Callable[[Memory], object]:
+def rank_operation(what: str) -> Callable[[Memory], object]:
     return lambda found: [part for part in found.parts if part.what == what and 0 < part.done < part.of]
 
 
@@ -60,8 +60,8 @@ def only(found: Memory) -> Part:
 
 def status(run: RunDir, found: Memory, later: float) -> str:
     """As it is told so many seconds after it began."""
-    view = view_of(run.run_id, STATE, {}, only(found).began + later, operator=True)
-    return "\n".join(status_lines(found.shown_in(view)))
+    view = build_view(run.run_id, STATE, {}, only(found).began + later, operator=True)
+    return "\n".join(status_lines(found.added_to(view)))
 
 
 def test_a_write_and_a_restore_are_seen_while_they_are_under_way(tmp_path: Path) -> None:
@@ -71,11 +71,11 @@ def test_a_write_and_a_restore_are_seen_while_they_are_under_way(tmp_path: Path)
         nodes.until("settled")
         planned = seen(run, lambda found: found.coming is not None and found.coming.step == 4)
         assert planned.coming == Coming(4, every=1, persist=1000, durable=1000)
-        assert planned.rhythm == "every step; one of 1000 is made durable" and planned.parts == ()
+        assert planned.schedule == "every step; one of 1000 is made durable" and planned.parts == ()
 
         nodes.agents["n0"].ask("look", directory=str(run.checkpoints), token=(run.checkpoints / ".memory").read_text())
         nodes.agents["n0"].ask("persist", step=3, attempt="7.0.0", keep=2, keep_every=None)
-        writing = seen(run, at_it(WRITING))
+        writing = seen(run, rank_operation(WRITING))
         assert (only(writing).step, only(writing).place) == (3, str(run.checkpoints)) and only(writing).of > 1 << 20
         assert "now         saving step 3 to disk: " in status(run, writing, 7.0)
         assert "KiB, 7.0 s so far" in status(run, writing, 7.0) and "saving" not in status(run, writing, 1.0)
@@ -85,7 +85,7 @@ def test_a_write_and_a_restore_are_seen_while_they_are_under_way(tmp_path: Path)
 
     with SlowNodes(run, attempt) as nodes:  # nothing is in memory any more
         nodes.start(steps=1, launch=1, SLOW="0.4")
-        checking = seen(run, at_it(CHECKING))
+        checking = seen(run, rank_operation(CHECKING))
         checked_by = time.time()
         assert (only(checking).step, only(checking).place) == (3, str(run.checkpoints))
         assert "now         restoring step 3 from disk: " in status(run, checking, 7.0)

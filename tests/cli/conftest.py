@@ -11,8 +11,8 @@ from transom_cli.config.load import load
 from transom_cli.core.state import Policy
 from transom_cli.layout import RunDir
 from transom_cli.submit.rundir import new_run
+from transom_cli.submit.submission import SubmissionRecord
 from transom_cli.supervise.journal import write_header
-from transom_cli.wiring.plan import Plan
 
 SCRIPT = "#!/bin/bash\n#SBATCH -N1\n# \xe9\ntrue\n".encode("latin-1").decode("utf-8", "surrogateescape")
 
@@ -21,6 +21,6 @@ SCRIPT = "#!/bin/bash\n#SBATCH -N1\n# \xe9\ntrue\n".encode("latin-1").decode("ut
 def run(tmp_path: Path) -> RunDir:
     settings = load(site=None, user=Path("/nonexistent"))
     made = new_run(tmp_path / "runs", "r", datetime(2026, 3, 4, tzinfo=timezone.utc), settings, SCRIPT)
-    Plan(chdir="/").save(made)
+    SubmissionRecord(chdir="/").save(made)
     write_header(made.journal, Policy(), 1)
     return made

@@ -15,16 +15,16 @@ from typer.testing import CliRunner
 
 from transom_cli.cli import status
 from transom_cli.cli.app import app
-from transom_cli.cli.looking import code_of
+from transom_cli.cli.show import code_of
 from transom_cli.core import events as ev
 from transom_cli.core.state import State
 from transom_cli.errors import EXIT_CODES, Unknown
 from transom_cli.layout import RunDir
 from transom_cli.supervise.journal import Journal
 from transom_cli.supervise.lease import read_holder
-from transom_cli.ui.view import view_of
+from transom_cli.view.model import build_view
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+EXIT_CODE_PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
 
 
 def remember(run: RunDir, *events: ev.Event) -> None:
@@ -49,8 +49,8 @@ def given_up(run: RunDir, code: int = 15, durable: int = -1) -> None:
     )
 
 
-def test_the_readme_has_the_table_of_exit_codes() -> None:
-    rows = re.findall(r"^\| ([0-9+n]+) \| (.*) \|$", README, re.MULTILINE)
+def test_documentation_lists_every_exit_code() -> None:
+    rows = re.findall(r"^\| ([0-9+n]+) \| (.*) \|$", EXIT_CODE_PAGE, re.MULTILINE)
     assert rows == [(str(code), words) for code, words in EXIT_CODES.items()]
 
 
@@ -62,7 +62,7 @@ def test_a_run_that_is_over_gives_its_own_code(run: RunDir) -> None:
 
 def test_a_run_without_an_operator_is_unknown(run: RunDir) -> None:
     assert transom("status", run.path, "--exit-code").returncode == 22
-    assert code_of(view_of("r", State(), {}, 0.0, operator=True)) == 0
+    assert code_of(build_view("r", State(), {}, 0.0, operator=True)) == 0
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_stop_says_with_22_that_nothing_has_stopped(stopping: Callable[[], BaseE
 
 def test_stop_says_with_22_that_the_job_could_not_be_cancelled(stopping: Callable[[], BaseException]) -> None:
     error = stopping()
-    assert isinstance(error, Unknown) and error.what == "Job 7 may live on"
+    assert isinstance(error, Unknown) and error.what == "Job 7 may still be running"
     assert "cancelling failed" in error.why and error.hint == "scancel 7"
 
 
@@ -111,5 +111,5 @@ def test_a_run_that_is_over_says_how_to_go_on(run: RunDir, code: int, durable: i
     given_up(run, code, durable)
     done = transom("attach", run.path)
     assert done.returncode == {93: 1}.get(code, code)
-    hint = f"To go on from step 40: `transom run --set checkpoint.directory={run.checkpoints} ...`"
+    hint = f"To continue from step 40: `transom run --set checkpoint.directory={run.checkpoints} ...`"
     assert (hint in done.stderr) is told and (told or "checkpoint.directory" not in done.stderr)

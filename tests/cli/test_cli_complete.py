@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli_support import transom
 
-from transom_cli.cli.complete import MOST, newest
+from transom_cli.cli.options import MAX_COMPLETIONS, newest
 from transom_cli.submit.rundir import list_runs
 
 OLD, NEW = "llama-20260101-000000-0a0b", "gpt-2-20260102-000000-0a0c"
@@ -39,9 +39,10 @@ def test_the_newest_run_comes_first_and_they_are_those_of_list(root: Path) -> No
 
 
 def test_no_more_are_offered_than_a_screen_holds(tmp_path: Path) -> None:
-    for n in range(MOST + 5):
+    for n in range(MAX_COMPLETIONS + 5):
         (tmp_path / f"r-20260101-{n:06}-0000").mkdir()
-    assert len(newest(tmp_path)) == MOST and newest(tmp_path)[0] == f"r-20260101-{MOST + 4:06}-0000"
+    assert len(newest(tmp_path)) == MAX_COMPLETIONS
+    assert newest(tmp_path)[0] == f"r-20260101-{MAX_COMPLETIONS + 4:06}-0000"
 
 
 @pytest.mark.parametrize(

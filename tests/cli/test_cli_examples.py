@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cli_support import transom
 
-from transom_cli.cli.examples import EXAMPLES
+from transom_cli.cli.options import EXAMPLES
 
 
 @pytest.mark.parametrize("command", EXAMPLES)

@@ -11,7 +11,7 @@ from cli_support import transom
 
 from transom_cli.layout import RunDir
 
-RECORDED = Path(__file__).parents[1] / "ui" / "recorded" / "node_killed"
+RECORDED = Path(__file__).parents[1] / "view" / "recorded" / "node_killed"
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_one_word_is_a_run_an_incident_a_node_or_a_step(died: RunDir) -> None:
         (("r", "i9"), 2, "has no incident `i9`", "it has: i1"),
         (("r", "gpu7"), 2, "has nothing named `gpu7`", "its nodes: node1, node2, node3, node4"),
         (("r", "1,000"), 2, "has not done step 1,000", "the newest step on record is 60"),
-        (("elsewhere",), 10, "`elsewhere` is no run, and no node of the newest run", "the newest are"),
+        (("elsewhere",), 10, "`elsewhere` is neither a run nor a node of the newest run", "the newest are"),
         (("elsewhere", "i1"), 10, "no run `elsewhere`", "the newest are"),
     ],
 )
@@ -51,12 +51,12 @@ def test_what_there_is_not(died: RunDir, words: tuple[str, ...], code: int, what
 
 def test_documents(died: RunDir) -> None:
     told = json.loads(transom("explain", died.path, "--json").stdout)
-    assert (told["schema"], told["phase"], [i["id"] for i in told["incidents"]]) == (1, "done", ["i1"])
+    assert (told["schema"], told["phase"], [i["id"] for i in told["incidents"]]) == (2, "done", ["i1"])
     node = json.loads(transom("explain", died.path, "node2", "--json").stdout)
-    assert (node["schema"], node["about"], node["incidents"]) == (1, "node2", ["i1"]) and node["facts"][0]["at"]
+    assert (node["schema"], node["about"], node["incidents"]) == (2, "node2", ["i1"]) and node["facts"][0]["at"]
     spent = json.loads(transom("goodput", died.path, "--json").stdout)
     assert spent["schema"] == 1 and sum(spent["seconds"].values()) == pytest.approx(spent["wall_seconds"])
-    assert transom("goodput", died.path).stdout.startswith(f"{died.run_id}  goodput 25.2 %  of 26 s from submission")
+    assert transom("goodput", died.path).stdout.startswith(f"{died.run_id}  goodput 25.2%  of 26 s from submission")
 
 
 def test_a_run_without_an_incident(run: RunDir) -> None:

@@ -60,7 +60,7 @@ def desk(tmp_path: Path, run: RunDir) -> Desk:
 
 def test_nothing_isolated(desk: Desk) -> None:
     done = desk.transom("nodes")
-    assert (done.returncode, done.stdout) == (0, "no node is kept away by your runs\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "your runs have isolated no nodes\n"), done.stderr
     assert not desk.state.exists()
 
 
@@ -71,7 +71,7 @@ def test_the_screen_says_what_why_and_until_when(desk: Desk) -> None:
     done = desk.transom("nodes")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert re.match(r"n2          drained 2h \d\dm ago, until it is lifted", lines[0])
+    assert re.match(r"n2          drained 2h \d\dm ago, until lifted", lines[0])
     assert lines[1:6] == [
         r"  xid       GPU has \x1b[31mfallen off the bus (proven)",
         "  device    GPU-5f2a, serial 1321021",
@@ -79,7 +79,7 @@ def test_the_screen_says_what_why_and_until_when(desk: Desk) -> None:
         f"  run       {desk.run.run_id}",
         f"  slurm     idle, drained by ann: {desk.ours}",
     ]
-    assert re.match(r"n3          excluded 2h \d\dm ago, for ", lines[7]) and lines[7].endswith(" more")
+    assert re.match(r"n3          excluded 2h \d\dm ago, ", lines[7]) and lines[7].endswith(" left")
     assert lines[8] == r"  gemm      GPU has \x1b[31mfallen off the bus (suspected)"
     assert lines[-1] == "  slurm     not a node of this cluster"
 
@@ -88,7 +88,7 @@ def test_json(desk: Desk) -> None:
     desk.record(desk.isolation)
     told = json.loads(desk.transom("nodes", "--json").stdout)
     (row,) = told["nodes"]
-    assert (told["schema"], told["slurm"], told["lemons"]) == (1, "", [])
+    assert (told["schema"], told["slurm"], told["repeat_offenders"]) == (1, "", [])
     assert (row["node"], row["how"], row["found"], row["serial"], row["ended"]) == (
         "n2",
         "drained",
@@ -113,7 +113,7 @@ def test_what_has_ended_is_listed_on_request(desk: Desk) -> None:
     assert re.search(r"n2          drained 2h \d\dm ago, resumed", desk.transom("nodes", "--all").stdout)
 
 
-def test_lemons_are_told(desk: Desk) -> None:
+def test_repeat_offenders_are_listed(desk: Desk) -> None:
     for i in range(20):
         blamed = ("n7",) if i < 4 else ()
         wall = NOW - 100 - i
@@ -121,14 +121,15 @@ def test_lemons_are_told(desk: Desk) -> None:
             *(Attempt(wall, "r", f"{i}.{n}", wall - 3600, (f"n{n}",), blamed if n == 7 else ()) for n in range(9))
         )
     done = desk.transom("nodes")
-    assert "lemons\n  n7        to blame in 4 attempts of 1 run within 20 h on it; 0.44 expected" in done.stdout
+    told = "repeat offenders\n  n7        at fault in 4 attempts of 1 run in 20 h of use; 0.44 expected"
+    assert told in done.stdout
 
 
 def test_a_lift_resumes_what_we_drained_and_asks_the_run(desk: Desk) -> None:
     desk.record(desk.isolation)
     done = desk.transom("nodes", "--lift", "n[2]")
     assert done.returncode == 0, done.stderr
-    assert f"n2: no run keeps off it any more; told: {desk.run.run_id}; Slurm: resumed" in done.stderr
+    assert f"n2: your runs may use it again (notified: {desk.run.run_id}); Slurm: resumed" in done.stderr
     assert desk.log.read_text() == "update nodename=n2 state=undrain\n"
     (request,) = desk.run.requests.iterdir()
     assert json.loads(request.read_text())["nodes"] == ["n2"]
@@ -143,7 +144,8 @@ def test_a_lift_that_slurm_denies(desk: Desk) -> None:
     desk.record(desk.isolation)
     done = desk.transom("nodes", "--lift", "n2")
     assert done.returncode == 13
-    assert "n2: your runs no longer keep off, but Slurm may" in done.stderr and "Invalid user id" in done.stderr
+    assert "n2: your runs may use it again, but Slurm may still drain it" in done.stderr
+    assert "Invalid user id" in done.stderr
     assert "scontrol update nodename=n2 state=resume" in done.stderr
     told = json.loads(desk.transom("nodes", "--lift", "n2", "--json").stdout)
     assert told["error"]["kind"] == "not_permitted"
@@ -193,8 +195,8 @@ def test_a_new_run_keeps_off_a_proven_fault_that_could_not_be_drained(
     done = desk.transom(*words)
     assert done.returncode == 0, done.stderr
     assert "--exclude=n[8-9],n2" in (done.stderr if own_script else done.stdout)
-    assert r"note: n2 is excluded: xid: GPU has \x1b[31mfallen off the bus (run " in done.stderr
-    assert "`transom nodes --lift n2` ends that" in done.stderr
+    assert r"note: n2 is excluded: xid: GPU has \x1b[31mfallen off the bus (found " in done.stderr
+    assert "lift with `transom nodes --lift n2`" in done.stderr
     desk.scontrol("NodeName=n2 State=IDLE NodeAddr=n2 Port=6818")
     assert desk.transom("nodes", "--lift", "n2").returncode == 0
     assert "n2" not in desk.transom(*words).stderr
@@ -204,7 +206,7 @@ def test_a_history_that_cannot_be_read_stops_no_run(desk: Desk) -> None:
     desk.state.mkdir()
     (desk.state / "nodes").write_text("")
     done = desk.transom("run", "--dry-run", "--", "true")
-    assert done.returncode == 0 and "warning: the history of nodes cannot be read" in done.stderr
+    assert done.returncode == 0 and "warning: cannot read the history of nodes" in done.stderr
     refused = desk.transom("nodes")
     assert refused.returncode == 2 and "TRANSOM_STATE_DIR" in refused.stderr
 
@@ -231,4 +233,4 @@ esac
     assert "--exclude=n3\n" in done.stdout, "n2 is another cluster's, and n4 is gone"
     lifted = desk.transom("nodes", "--lift", "n2")
     assert lifted.returncode == 13
-    assert "hint: an administrator resumes with: scontrol -M alps update nodename=n2 state=resume" in lifted.stderr
+    assert "hint: An administrator can resume it: scontrol -M alps update nodename=n2 state=resume" in lifted.stderr

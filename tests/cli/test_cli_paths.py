@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from cli_support import transom
 
+from transom_cli.bootstrap.operator import operator_for
 from transom_cli.cli import run as running
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.layout import RunDir
+from transom_cli.submit.submission import SubmissionRecord
 from transom_cli.supervise.launcher.allocation import require_run_dir
-from transom_cli.wiring.operator import operator_for
-from transom_cli.wiring.plan import Plan
 
 LONG = "x" * 300
 
@@ -54,7 +54,7 @@ def test_a_forbidden_path(words: tuple[str, ...], run: RunDir) -> None:
     program = [*without, sys.executable, "-m", "transom_cli", *words, str(run.path)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=60)
     assert done.returncode == 13, done.stderr
-    assert "Permission denied" in done.stderr and "hint: look at" in done.stderr
+    assert "Permission denied" in done.stderr and "hint: check the permissions" in done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, and setpriv to do without it")
@@ -84,7 +84,7 @@ def test_an_interrupt_before_the_view_says_that_the_run_may_go_on(
 
     monkeypatch.setattr(running, "_operate_or_watch", interrupted)
     assert running.operate_or_watch(run, detach=False, foreground=False) == 130
-    assert f"`transom stop {run.run_id}` ends it" in capsys.readouterr().err
+    assert f"end it with `transom stop {run.run_id}`" in capsys.readouterr().err
 
 
 def test_the_current_directory_is_gone(run: RunDir, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_the_current_directory_is_gone(run: RunDir, tmp_path: Path) -> None:
     asked = from_nowhere("status")
     assert asked.returncode == 0 and run.run_id in asked.stdout, asked.stderr
     refused = from_nowhere("run", "--dry-run", "--", "true")
-    assert refused.returncode == 2 and "current directory is gone" in refused.stderr, refused.stderr
+    assert refused.returncode == 2 and "current directory no longer exists" in refused.stderr, refused.stderr
     assert list(run.path.parent.iterdir()) == [run.path]
 
 
@@ -116,7 +116,7 @@ def test_a_run_whose_files_are_gone_cannot_be_operated(run: RunDir, gone: str) -
 def test_a_damaged_submission_is_told(run: RunDir) -> None:
     run.submission.write_text('{"options": 3}')
     with pytest.raises(TransomError, match="is damaged"):
-        Plan.load(run)
+        SubmissionRecord.load(run)
 
 
 def test_a_script_in_another_encoding_is_operated(run: RunDir) -> None:
@@ -128,7 +128,7 @@ def test_a_request_that_cannot_be_written(run: RunDir) -> None:
     run.requests.write_text("")
     done = transom("stop", run.path)
     assert done.returncode == 2, done.stderr
-    assert f"cannot put a request into {run.requests}" in done.stderr and "hint:" in done.stderr
+    assert f"cannot write a request to {run.requests}" in done.stderr and "hint:" in done.stderr
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT, errno.ELOOP])

@@ -41,7 +41,7 @@ def test_a_dry_run_shows_it_beside_the_script(tmp_path: Path) -> None:
     mine.write_text(RULES)
     done = transom("run", "-f", mine, "--root", tmp_path, "--dry-run", "--", "true")
     assert done.returncode == 0 and "oom" not in done.stdout and done.stdout.startswith("#!/bin/bash")
-    assert "first rule that fits decides" in done.stderr and "relaunch 2 times within 6h" in done.stderr
+    assert "first rule that matches decides" in done.stderr and "relaunch 2 times within 6h" in done.stderr
 
 
 def test_a_run_shows_what_it_was_started_with(run: RunDir) -> None:

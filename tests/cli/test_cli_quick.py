@@ -10,12 +10,12 @@ import pytest
 import typer
 from cli_support import transom
 
-from transom_cli.cli import looking, status
+from transom_cli.cli import show, status
 from transom_cli.cli.quick import SHAPES, arguments
 from transom_cli.layout import RunDir
 
 BY_TYPER = {"status": status.status, "list": status.list_}
-BODIES = {"status": looking.show_status, "list": looking.show_list}
+BODIES = {"status": show.show_status, "list": show.show_list}
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -58,7 +58,7 @@ def test_what_leaves_a_doubt_is_left_to_typer(words: str, asked: dict[str, objec
 
 
 def test_mistakes_and_help_are_typers(run: RunDir) -> None:
-    assert "How is my run?" in transom("status", "--help").stdout
+    assert "Show the state of a run" in transom("status", "--help").stdout
     wrong = transom("status", "--jsn")
     assert wrong.returncode == 2 and "--jsn" in wrong.stderr
     assert transom("status", "--json", "none", "--root", run.path.parent).returncode == 10

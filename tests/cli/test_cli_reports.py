@@ -17,7 +17,7 @@ SAID: Mapping[str, object] = {
     "schema": 1,
     "standing": [{"what": "nan_loss", "words": "the loss is not a number since step 20\x1b[2J"}],
     "phases": {"ranks": 2},
-    "lines": ["steps 1 to 20, in ms a step", "rank  data\x1b]0;x"],
+    "lines": ["steps 1 to 20, in ms per step", "rank  data\x1b]0;x"],
 }
 
 
@@ -39,14 +39,14 @@ def test_reports_and_phases_are_shown_and_safe(run: RunDir) -> None:
     lines = asked.stdout.splitlines()
     assert r"noticed     the loss is not a number since step 20\x1b[2J" in lines, asked.stderr
     assert "step        22  loss nan" in lines
-    assert lines[-2:] == ["steps 1 to 20, in ms a step", r"rank  data\x1b]0;x"]
+    assert lines[-2:] == ["steps 1 to 20, in ms per step", r"rank  data\x1b]0;x"]
     assert "steps 1 to 20" not in transom("status", run.path).stdout
 
 
 def test_json_has_them_and_stays_json(run: RunDir) -> None:
     training(run).reports.write_text(json.dumps(SAID))
     told = json.loads(transom("status", run.path, "--json").stdout, parse_constant=lambda word: 1 / 0)
-    assert told["loss"] is None and told["phases"] == {"ranks": 2}
+    assert told["loss"] is None and told["step_breakdown"] == {"ranks": 2}
     assert told["reports"] == ["the loss is not a number since step 20\x1b[2J"]
 
 

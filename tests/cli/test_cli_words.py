@@ -11,7 +11,7 @@ import pytest
 
 from transom_cli import __version__
 from transom_cli.errors import TransomError, printable
-from transom_cli.ui.words import fit
+from transom_cli.view.text import fit
 
 
 def transom(*words: str | bytes, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:

@@ -22,7 +22,7 @@ def test_the_verdict_stands_first(tmp_path: Path) -> None:
     )
     told = transom("diagnose", "job.out", cwd=tmp_path)
     assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.startswith("cuda_oom: do not start it again")
+    assert told.stdout.startswith("cuda_oom: do not restart it")
     assert "job.out:2" in told.stdout and "rank 3, n1" in told.stdout and "\x1b" not in told.stdout
     assert transom("diagnose", "job.out", "--exit-code", cwd=tmp_path).returncode == 1
 
@@ -50,19 +50,19 @@ def test_json_has_what_is_promised(tmp_path: Path) -> None:
     assert incident["culprits"] == [{"node": None, "rank": 3, "device": None}]
     well = transom("diagnose", "well", "--json", "--exit-code", cwd=tmp_path)
     assert well.returncode == 0 and json.loads(well.stdout)["incidents"] == []
-    assert "No failure is known in 1 file." in transom("diagnose", "well", cwd=tmp_path).stdout
+    assert "No known failure in 1 file." in transom("diagnose", "well", cwd=tmp_path).stdout
 
 
 def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:
     told = transom("diagnose", "nowhere.log", cwd=tmp_path)
-    assert told.returncode == 2 and "There is no nowhere.log" in told.stderr
+    assert told.returncode == 2 and "No such file: nowhere.log" in told.stderr
     (tmp_path / "empty").mkdir()
     told = transom("diagnose", "empty", cwd=tmp_path)
     assert told.returncode == 2 and "No log could be read" in told.stderr
     (tmp_path / "bad.toml").write_text('[[rule]]\nname = "x"\n')
     (tmp_path / "a.log").write_text("x\n")
     told = transom("diagnose", "a.log", "--rules", "bad.toml", cwd=tmp_path)
-    assert told.returncode == 2 and "bad.toml: rule x: `any` is needed" in told.stderr
+    assert told.returncode == 2 and "bad.toml: rule x: `any` is missing" in told.stderr
 
 
 def test_a_sites_rules_are_tried_and_used(tmp_path: Path) -> None:
@@ -72,13 +72,13 @@ def test_a_sites_rules_are_tried_and_used(tmp_path: Path) -> None:
     )
     (tmp_path / "site.toml").write_text(rule)
     (tmp_path / "job.out").write_text("bmc: fan failure\n")
-    assert "No failure" in transom("diagnose", "job.out", cwd=tmp_path).stdout
+    assert "No known failure" in transom("diagnose", "job.out", cwd=tmp_path).stdout
     assert transom("diagnose", "job.out", "--rules", "site.toml", cwd=tmp_path).stdout.startswith("gpu_hardware")
     told = transom("rules", "check", "site.toml", cwd=tmp_path)
     assert told.returncode == 0 and "none wrong" in told.stdout
     (tmp_path / "site.toml").write_text(rule.replace("bmc: FAN failure", "CUDA out of memory"))
     told = transom("rules", "check", "site.toml", cwd=tmp_path)
-    assert told.returncode == 1 and "fan: cuda-oom knows it better" in told.stdout
+    assert told.returncode == 1 and "fan: the rule cuda-oom matches it better" in told.stdout
     assert "cuda-oom" in transom("rules", "list", cwd=tmp_path).stdout
 
 
@@ -93,7 +93,9 @@ def test_what_no_rule_knows_is_shown_and_can_be_learnt(tmp_path: Path) -> None:
     told = transom("diagnose", "job.out", "--rules", "site.toml", cwd=tmp_path)
     assert told.stdout.startswith("gpu_hardware") and "job.out:901" in told.stdout, told.stderr
     (tmp_path / "well.out").write_text(steps + "flux capacitor 9 lost its phase\n")
-    assert "flux" not in transom("diagnose", "job.out", "--healthy", "well.out", cwd=tmp_path).stdout.split("blame")[1]
+    assert (
+        "flux" not in transom("diagnose", "job.out", "--healthy", "well.out", cwd=tmp_path).stdout.split("culprit")[1]
+    )
 
 
 def test_stacks_tell_who_the_others_wait_for(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from transom_cli.config.load import freeze, load, thaw
 from transom_cli.errors import UsageError
-from transom_cli.telling.news import KINDS, USUAL
+from transom_cli.notify.events import DEFAULT_KINDS, KINDS
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "notifications.md"
 
@@ -33,7 +33,7 @@ def test_targets_of_all_layers_count_and_one_of_the_same_name_is_replaced(tmp_pa
     settings = load(run, site=site, user=tmp_path / "none")
     told = {t.name: t.target() for t in settings.notify.targets}
     assert (told["ops"].kind, told["ops"].events, told["ops"].posts) == ("slack", ("held",), True)
-    assert told["all"].argv == ("/bin/true", "x") and told["all"].events == USUAL
+    assert told["all"].argv == ("/bin/true", "x") and told["all"].events == DEFAULT_KINDS
     assert settings.notify.per_hour == 3
     assert thaw(freeze(settings), "run.toml") == settings
 
@@ -48,26 +48,29 @@ def test_a_site_s_target_can_be_silenced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (target('name = "a"\nkind = "slack"\nurl = "https://h/SECRET"'), "targets[0].url: is secret and has no place"),
-        (target('name = "a"\nkind = "webhook"\ntoken = "SECRET"'), "targets[0].token: is secret and has no place"),
-        (target('name = "a"\nkind = "webhook"\ncolour = "SECRET"'), "no such key; there are name, kind, events, argv"),
-        ('[notify]\nsecrets = "https://h/SECRET"', "secrets: is the path of a file that holds URLs, and no URL itself"),
+        (
+            target('name = "a"\nkind = "slack"\nurl = "https://h/SECRET"'),
+            "targets[0].url: is a secret and does not belong",
+        ),
+        (target('name = "a"\nkind = "webhook"\ntoken = "SECRET"'), "targets[0].token: is a secret and does not belong"),
+        (target('name = "a"\nkind = "webhook"\ncolour = "SECRET"'), "no such key; valid are name, kind, events, argv"),
+        ('[notify]\nsecrets = "https://h/SECRET"', "secrets: must be the path of a file with URLs, not a URL"),
         (target('name = "a"\nkind = "pager"'), "should be 'slack', 'webhook', 'command' or 'mail', not 'pager'"),
-        (target('name = "a"\nkind = "slack"\nevents = ["lunch"]'), "'lunch' is no kind of news; there are started, "),
+        (target('name = "a"\nkind = "slack"\nevents = ["lunch"]'), "'lunch' is not an event; valid are started, "),
         (target('name = "a"\nkind = "command"'), "target 'a' of kind command needs `argv`"),
         (target('name = "a"\nkind = "command"\nargv = "bin/x"'), "neither an absolute path nor a name"),
-        (target('name = "a"\nkind = "command"\nargv = ["", "x"]'), "the first word is empty"),
+        (target('name = "a"\nkind = "command"\nargv = ["", "x"]'), "the first word, the name of the program, is empty"),
         (target('name = "a"\nkind = "mail"'), "target 'a' of kind mail needs `to`"),
-        (target('name = "a"\nkind = "mail"\nto = "-oQ/tmp"'), "'-oQ/tmp' is no mail address"),
-        (target('name = "a"\nkind = "mail"\nto = "|sh"'), "'|sh' is no mail address"),
-        (target('name = "a"\nkind = "mail"\nto = "a@b, c@d"'), "'a@b, c@d' is no mail address"),
-        (target('name = "a"\nkind = "mail"\nto = "a@b"\nsender = "x y"'), "'x y' is no mail address"),
+        (target('name = "a"\nkind = "mail"\nto = "-oQ/tmp"'), "'-oQ/tmp' is not a mail address"),
+        (target('name = "a"\nkind = "mail"\nto = "|sh"'), "'|sh' is not a mail address"),
+        (target('name = "a"\nkind = "mail"\nto = "a@b, c@d"'), "'a@b, c@d' is not a mail address"),
+        (target('name = "a"\nkind = "mail"\nto = "a@b"\nsender = "x y"'), "'x y' is not a mail address"),
         (target('name = "a"\nkind = "mail"\nto = "a@b"\nprogram = []'), "has an empty `program`"),
-        (target('name = "a"\nkind = "slack"\nargv = "x"'), "target 'a' of kind slack has no use for argv"),
-        (target('name = "a"\nkind = "slack"\ntext = "{words} {foo}"'), "no message has {foo}; there are run, name"),
-        (target('name = "a"\nkind = "slack"\nsubject = "a\\nb"'), "holds the control character"),
+        (target('name = "a"\nkind = "slack"\nargv = "x"'), "target 'a' of kind slack does not use argv"),
+        (target('name = "a"\nkind = "slack"\ntext = "{words} {foo}"'), "unknown field {foo}; valid are run, name"),
+        (target('name = "a"\nkind = "slack"\nsubject = "a\\nb"'), "contains the control character"),
         (target('name = "a b"\nkind = "slack"'), "should match pattern"),
-        (target('name = "a"\nkind = "slack"') * 2, "two targets are called 'a'"),
+        (target('name = "a"\nkind = "slack"') * 2, "two targets have the name 'a'"),
         ("[notify]\nper_hour = 0", "notify.per_hour: should be greater than or equal to 1"),
         ("[notify]\ntimeout = 600", "notify.timeout: should be less than or equal to 60"),
         ("[metrics]\nport = 70000", "metrics.port: should be less than or equal to 65535"),

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from transom_cli.config.load import freeze, load, thaw
 from transom_cli.config.model import PolicySection, Settings
 from transom_cli.config.policy import RuleTable
+from transom_cli.config.run_settings import policy_of, rules_of
 from transom_cli.core.policy import Rule
 from transom_cli.diagnose.clue import Category
 from transom_cli.errors import UsageError
-from transom_cli.wiring.settings import policy_of, rules_of
 
 OOM = """
 [[policy.rules]]
@@ -134,7 +134,7 @@ then = "stop"
     )
     assert set(told) >= {f"policy.rules{key}" for key in keys.split()} | {"policy.rules[2]", "policy.rules[3]"}
     assert all(c.value in told["policy.rules[0].category[0]"] for c in Category), "with the valid ones"
-    assert "no such key; there are name, category" in told["policy.rules[0].patern"]
+    assert "no such key; valid are name, category" in told["policy.rules[0].patern"]
     assert "no look-around" in told["policy.rules[1].pattern"]
     assert "a stop needs evidence" in told["policy.rules[2]"]
     assert "no `budget`" in told["policy.rules[3]"]
@@ -142,9 +142,9 @@ then = "stop"
 
 def test_two_rules_of_a_file_have_two_names(tmp_path: Path) -> None:
     run = write(tmp_path / "run.toml", OOM + OOM)
-    with pytest.raises(UsageError, match="1 setting is wrong") as refused:
+    with pytest.raises(UsageError, match="1 setting is invalid") as refused:
         load(run, site=None, user=tmp_path / "none")
-    assert "two rules are called 'oom'" in refused.value.why
+    assert "two rules have the name 'oom'" in refused.value.why
 
 
 @pytest.mark.parametrize(("text", "seconds"), [('"90s"', 90.0), ('"1.5h"', 5400.0), ('"2d"', 172800.0), ("60", 60.0)])

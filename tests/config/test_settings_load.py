@@ -10,9 +10,9 @@ import pytest
 
 from transom_cli.config.load import freeze, load, thaw, user_file
 from transom_cli.config.model import Settings
-from transom_cli.config.slurmtime import slurm_seconds
-from transom_cli.config.variables import RUN_VARIABLES, is_setting, outer_run_variables
+from transom_cli.config.sources import RUN_VARIABLES, is_setting, outer_run_variables
 from transom_cli.errors import UsageError
+from transom_cli.slurm.port import slurm_seconds
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -99,7 +99,7 @@ def test_all_that_is_wrong_in_all_layers_is_told_at_once(tmp_path: Path) -> None
     run = write(tmp_path / "run.toml", "[job\n")
     environ = {"TRANSOM_JOB__CPUS": "2", "TRANSOM_JOB__TIME": "9x9", "TRANSOM_PARTITION": "a", "TRANSOM_ATTEMPT": "1.0"}
     error = refusal(run, {"slurm": 3, "job.nodes": "four"}, environ, site=site, user=user)
-    assert error.what == "12 settings are wrong"
+    assert error.what == "12 settings are invalid"
     lines = error.why.splitlines()
     assert f"{site}: naem: no such setting; did you mean `name`?" in lines
     assert f"{site}: job.nodes: should be a valid integer, not '4'" in lines
@@ -112,7 +112,7 @@ def test_all_that_is_wrong_in_all_layers_is_told_at_once(tmp_path: Path) -> None
     assert any(line.startswith("TRANSOM_JOB__TIME: job.time: '9x9' is not a Slurm time") for line in lines)
     both = "`TRANSOM_JOB__PARTITION` or `TRANSOM_OPERATOR__PARTITION`?"
     assert "TRANSOM_PARTITION: partition: no such setting; did you mean " + both in lines
-    assert "flags: slurm: is a section, a table of keys, not 3" in lines
+    assert "flags: slurm: is a section with keys, not 3" in lines
     assert any(line.startswith("flags: job.nodes: should be a valid integer") for line in lines)
     assert any(line.startswith("valid in [job]: partition, account, ") for line in lines)
     assert sum(line.startswith("valid ") for line in lines) == 3
@@ -133,9 +133,9 @@ def test_what_concerns_two_keys_is_judged_over_all_layers(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"job.partition": "a\nb"}, r"job.partition: holds the control character '\\n'"),
+        ({"job.partition": "a\nb"}, r"job.partition: contains the control character '\\n'"),
         ({"job.mem": "lots"}, "job.mem: 'lots' is not a Slurm size"),
-        ({"job.env": "1A=x"}, "job.env: '1A' cannot be the name of an environment variable"),
+        ({"job.env": "1A=x"}, "job.env: '1A' is not a valid name of an environment variable"),
         ({"job.env": "A"}, "job.env: 'A' is not of the form NAME=VALUE"),
         ({"job.setup": "[1"}, "job.setup: is not a TOML value"),
         ({"job.exclude": "'a"}, "job.exclude: cannot be split into words"),
@@ -209,7 +209,7 @@ def test_every_variable_named_in_the_code_is_a_setting_or_known() -> None:
                 named |= dict.fromkeys(re.findall(r"\bTRANSOM_[A-Z_]*[A-Z]\b", path.read_text()), path)
     assert "TRANSOM_RUN_DIR" in named
     unknown = {name: str(path) for name, path in named.items() if is_setting(name) and name not in settings}
-    assert unknown == {}, "add it to config/variables.py, or transom refuses to start where it is set"
+    assert unknown == {}, "add it to config/sources.py, or transom refuses to start where it is set"
 
 
 @pytest.mark.parametrize(
@@ -226,8 +226,8 @@ def test_slurms_times_in_seconds(value: str | None, seconds: int | None) -> None
 def test_a_warning_at_the_very_start_is_refused_and_the_default_gives_way(tmp_path: Path) -> None:
     site = write(tmp_path / "s.toml", "[job]\nsignal_before=300\n")
     error = refusal(None, {"job.time": "5"}, site=site)
-    assert "all layers together: job: signal_before (300 s) is not below the time limit of 300 s (time 5)" in error.why
-    assert "raise time, or leave signal_before out" in error.why
+    assert "all layers combined: job: signal_before (300 s) is not below the time limit of 300 s (time 5)" in error.why
+    assert "raise time, or remove signal_before" in error.why
     assert load(None, {"job.time": "6"}, site=site).job.warn_before == 300
     short = load(None, {"job.time": "2"}, site=None)
     assert short.job.warn_before == 30 and thaw(freeze(short), "run.toml").job.warn_before == 30

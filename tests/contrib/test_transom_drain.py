@@ -38,7 +38,8 @@ class Installed:
         self.spool.chmod(0o1777)
         text = (CONTRIB / "transom-drain").read_text()
         lines = [f"ENVIRONMENT = {environment}" if x.startswith("ENVIRONMENT = ") else x for x in text.split("\n")]
-        (folder / "transom-drain").write_text("\n".join(lines).replace("PATIENCE = 7", "PATIENCE = 3"))
+        text = "\n".join(lines).replace("PATIENCE = 5", "PATIENCE = 3")
+        (folder / "transom-drain").write_text(text.replace('"/var/lib/transom-drain"', repr(str(folder / "state"))))
         shutil.copy(CONTRIB / "transom-drain-spool", folder)
         for name in ("transom-drain", "transom-drain-spool"):
             (folder / name).chmod(0o755)
@@ -49,6 +50,16 @@ class Installed:
         argv = [str(self.folder / "transom-drain"), *words]
         done = subprocess.run(argv, env=full, capture_output=True, text=True, timeout=60, check=False)
         return done.returncode, (done.stdout + done.stderr).strip()
+
+    def set(self, old: str, new: str) -> None:
+        """Change a constant of the wrapper, as an administrator does."""
+        program = self.folder / "transom-drain"
+        assert old in program.read_text()
+        program.write_text(program.read_text().replace(old, new))
+
+    def waiting(self) -> list[str]:
+        """The requests that have not been answered."""
+        return sorted(path.name for path in self.spool.iterdir() if not path.name.startswith("."))
 
     def read_spool(self, *node: str) -> int:
         argv = [str(self.folder / "transom-drain-spool"), str(self.spool), *node]
@@ -61,11 +72,21 @@ class Installed:
         return path
 
 
+def with_uid(uid: int, why: str = "") -> str:
+    """The reason as Slurm gets it."""
+    return (why or WHY).replace("transom:", f"transom: uid {uid}:", 1)
+
+
 # --- with Slurm's commands as stubs ---
 
 NODE_UP = "NodeName=n2 Arch=x86_64 State=MIXED ThreadsPerCore=1"
 STUBS = {
-    "scontrol": 'if [ "$1" = show ]; then cat "{0}/node"; else printf "%s\\n" "$@" >> "{0}/done"; fi',
+    "scontrol": """
+if [ "$1" != show ]; then printf "%s\\n" "$@" >> "{0}/done"
+elif [ $# = 3 ] && [ -e "{0}/now" ]; then cat "{0}/now"  # all nodes, a moment later
+elif [ -e "{0}/nodes" ]; then grep "NodeName=${4:-.*} " "{0}/nodes"
+else cat "{0}/node"
+fi""",
     "squeue": 'env > "{0}/env"; cat "{0}/jobs"',
     "sacct": 'echo "Slurm accounting storage is disabled" >&2; exit 1',
 }
@@ -77,7 +98,7 @@ class Stubbed(Installed):
         self.bin.mkdir(parents=True)
         super().__init__(folder, {"PATH": f"{self.bin}:/usr/bin:/bin"})
         (folder / "node").write_text(NODE_UP + "\n")
-        (folder / "jobs").write_text("1000 RUNNING\n1001 RUNNING\n")
+        (folder / "jobs").write_text("1000 RUNNING\n")
         for name, body in STUBS.items():
             self.stub(name, body)
 
@@ -101,10 +122,10 @@ def test_the_programs_run_on_the_python_of_old_distributions() -> None:
         ast.parse((CONTRIB / name).read_text(), feature_version=(3, 6))
 
 
-def test_it_drains_with_the_very_reason(stubbed: Stubbed) -> None:
+def test_it_drains_with_the_reason_and_the_users_number(stubbed: Stubbed) -> None:
     status, told = stubbed.drain(1000, "n2", WHY)
     assert status == 0 and told.startswith("n2 is drained for user 1000")
-    assert stubbed.done == ["update", "nodename=n2", "state=drain", f"reason={WHY}"]
+    assert stubbed.done == ["update", "nodename=n2", "state=drain", f"reason={with_uid(1000)}"]
 
 
 def test_nothing_of_the_callers_environment_reaches_slurm(stubbed: Stubbed) -> None:
@@ -244,6 +265,94 @@ def test_a_slurm_that_says_no_or_nothing(stubbed: Stubbed, name: str, body: str,
     assert stubbed.done == []
 
 
+@pytest.mark.parametrize("state", ["RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING"])
+def test_a_node_with_another_users_job_is_not_drained(stubbed: Stubbed, state: str) -> None:
+    (stubbed.folder / "jobs").write_text(f"1000 RUNNING\n1001 {state}\n")
+    words = "transom-drain: n2 is not drained: a job of another user is on it (user 1000)"
+    assert stubbed.drain(1000, "n2", WHY) == (1, words)
+    assert stubbed.done == []
+
+
+def drained(site: Stubbed) -> list[str]:
+    return [line.partition("=")[2] for line in site.done if line.startswith("nodename=")]
+
+
+def up(site: Stubbed, *names: str) -> None:
+    rows = [f"NodeName={name} Arch=x86_64 State=MIXED ThreadsPerCore=1\n" for name in names]
+    (site.folder / "nodes").write_text("".join(rows))
+
+
+def test_a_user_has_two_nodes_drained_within_an_hour_and_no_third(stubbed: Stubbed) -> None:
+    up(stubbed, "n1", "n2", "n3", "n4")
+    assert [stubbed.drain(1000, name, WHY)[0] for name in ("n1", "n2", "n3")] == [0, 0, 1]
+    words = "user 1000 had 2 nodes drained within 3600 s, and may have 2"
+    assert stubbed.drain(1000, "n4", WHY) == (1, f"transom-drain: {words} (user 1000)")
+    (stubbed.folder / "jobs").write_text("1001 RUNNING\n")
+    assert stubbed.drain(1001, "n3", WHY)[0] == 0, "another user's count is another's"
+    assert drained(stubbed) == ["n1", "n2", "n3"]
+    kept = stubbed.folder / "state" / "drains"
+    kept.write_text(re.sub(r"^\d+", str(int(time.time()) - 3601), kept.read_text(), flags=re.MULTILINE))
+    (stubbed.folder / "jobs").write_text("1000 RUNNING\n")
+    assert stubbed.drain(1000, "n4", WHY)[0] == 0, "an hour later"
+
+
+def test_the_administrator_sets_how_many(stubbed: Stubbed) -> None:
+    up(stubbed, "n1", "n2")
+    stubbed.set("MOST = 2", "MOST = 1")
+    assert [stubbed.drain(1000, name, WHY)[0] for name in ("n1", "n2")] == [0, 1]
+
+
+def test_a_drain_that_slurm_refused_does_not_count(stubbed: Stubbed) -> None:
+    up(stubbed, "n1", "n2")
+    body = STUBS["scontrol"]
+    stubbed.stub("scontrol", f'[ "$1" = show ] || {{ echo "Invalid user id" >&2; exit 1; }}\n{body}')
+    assert [stubbed.drain(1000, "n1", WHY)[0] for _ in range(4)] == [1] * 4
+    stubbed.stub("scontrol", body)
+    assert [stubbed.drain(1000, name, WHY)[0] for name in ("n1", "n2")] == [0, 0]
+
+
+def test_what_other_hosts_drained_for_the_user_counts(stubbed: Stubbed) -> None:
+    """It is in Slurm's reasons; what stands later in a reason is the user's own text."""
+    at = int(time.time()) - 60
+    rows = [f"NodeName={n} State=IDLE+DRAIN Reason=transom: uid 1000: x ({n}) [root@{at}]\n" for n in ("n7", "n8")]
+    others = [f"NodeName=n9 State=IDLE+DRAIN Reason=transom: uid 1001: transom: uid 1002: x [root@{at}]\n"]
+    (stubbed.folder / "now").write_text("".join([*rows, *others, "NodeName=n2 State=MIXED X=1\n"]))
+    assert stubbed.drain(1000, "n2", WHY)[0] == 1 and stubbed.done == []
+    stubbed.set("MOST = 2", "MOST = 1")
+    (stubbed.folder / "jobs").write_text("1002 RUNNING\n")
+    assert stubbed.drain(1002, "n2", WHY)[0] == 0
+
+
+def test_requests_at_the_same_time_do_not_exceed_the_limit(stubbed: Stubbed) -> None:
+    names = [f"n{number}" for number in range(1, 9)]
+    up(stubbed, *names)
+    stubbed.stub("squeue", 'sleep 0.2; cat "{0}/jobs"')
+    program = str(stubbed.folder / "transom-drain")
+    env = {"PATH": os.environ["PATH"], "SUDO_UID": "1000"}
+    started = [subprocess.Popen([program, name, WHY], env=env, stderr=subprocess.DEVNULL) for name in names]
+    codes = sorted(process.wait(60) for process in started)
+    assert 1 <= codes.count(0) <= 2 and len(drained(stubbed)) == codes.count(0), codes
+
+
+def test_a_reason_that_an_administrator_gives_meanwhile_is_not_overwritten(stubbed: Stubbed) -> None:
+    (stubbed.folder / "now").write_text("NodeName=n2 State=MIXED+DRAIN X=1 Reason=fans, ticket 12 [ann@1767225600]\n")
+    assert stubbed.drain(1000, "n2", WHY) == (0, "n2 is drained already: fans, ticket 12")
+    assert stubbed.done == []
+
+
+@pytest.mark.parametrize("what", ["mode", "damaged", "link"])
+def test_without_a_trustworthy_count_nothing_is_drained(stubbed: Stubbed, what: str) -> None:
+    state = stubbed.folder / "state"
+    if what == "link":
+        state.symlink_to(stubbed.folder / "bin")
+    else:
+        state.mkdir(mode=0o700)
+        state.chmod(0o770 if what == "mode" else 0o700)
+        (state / "drains").write_text("nonsense\n")
+    code, words = stubbed.drain(1000, "n2", WHY)
+    assert (code, stubbed.done) == (3, []) and str(state) in words
+
+
 def good(node: str = "n2", **other: object) -> str:
     return json.dumps({"version": 1, "node": node, "reason": WHY, **other})
 
@@ -260,15 +369,16 @@ class TestSpool:
     def test_a_request_is_its_owners_word(self, stubbed: Stubbed) -> None:
         stubbed.request("n2.1000.json", good(), owner=2000)
         assert stubbed.read_spool() == 0
-        assert stubbed.done == [] and not list(stubbed.spool.iterdir()), "whatever its name says"
+        assert stubbed.done == [] and stubbed.waiting() == [], "whatever its name says"
         stubbed.request("n2.2000.json", good(), owner=1000)
         assert stubbed.read_spool() == 0
-        assert stubbed.done[1] == "nodename=n2" and not list(stubbed.spool.iterdir())
+        assert stubbed.done[1] == "nodename=n2" and stubbed.waiting() == []
 
     def test_what_transom_writes_is_read(self, stubbed: Stubbed) -> None:
+        (stubbed.folder / "jobs").write_text("1001 RUNNING\n")
         os.chown(ask_spool(stubbed.spool, "n2", WHY), 1001, -1)
         stubbed.read_spool()
-        assert stubbed.done == ["update", "nodename=n2", "state=drain", f"reason={WHY}"]
+        assert stubbed.done == ["update", "nodename=n2", "state=drain", f"reason={with_uid(1001)}"]
 
     @pytest.mark.parametrize(
         "text",
@@ -280,7 +390,7 @@ class TestSpool:
     def test_what_is_no_request_is_removed(self, stubbed: Stubbed, text: str) -> None:
         stubbed.request("n2.1000.json", text, owner=1000)
         assert stubbed.read_spool() == 0
-        assert stubbed.done == [] and not list(stubbed.spool.iterdir())
+        assert stubbed.done == [] and stubbed.waiting() == []
 
     def test_links_pipes_and_folders_lead_nowhere(self, stubbed: Stubbed, tmp_path: Path) -> None:
         target = tmp_path / "theirs"
@@ -293,15 +403,15 @@ class TestSpool:
         (stubbed.spool / ".n2.tmp").write_text("half")
         assert stubbed.read_spool() == 0
         assert stubbed.done == [] and target.read_text() == good()
-        assert {path.name for path in stubbed.spool.iterdir()} == {"folder.json", ".n2.tmp"}
+        assert stubbed.waiting() == [] and (stubbed.spool / ".n2.tmp").exists()
 
     def test_a_node_reads_its_own_requests_alone(self, stubbed: Stubbed) -> None:
         stubbed.request("n2.1000.json", good(), owner=1000)
         stubbed.request("bad.json", "{")
         assert stubbed.read_spool("n1") == 0
-        assert stubbed.done == [] and len(list(stubbed.spool.iterdir())) == 2
+        assert stubbed.done == [] and len(stubbed.waiting()) == 2
         assert stubbed.read_spool("n2") == 0
-        assert stubbed.done and [path.name for path in stubbed.spool.iterdir()] == ["bad.json"]
+        assert stubbed.done and stubbed.waiting() == ["bad.json"]
 
     def test_it_waits_for_a_slurm_that_does_not_answer(self, stubbed: Stubbed) -> None:
         stubbed.stub("squeue", "echo 'Socket timed out on send/recv operation' >&2; exit 1")
@@ -318,6 +428,80 @@ class TestSpool:
         assert stubbed.read_spool() == 0 and path.exists() and stubbed.done == [], "slurmdbd has not heard of its end"
         (stubbed.folder / "rows").write_text(rows_of("1000|-900|-0"))
         assert stubbed.read_spool() == 0 and not path.exists() and stubbed.done
+
+    @pytest.mark.parametrize("kind", ["folder", "link", "pipe", "hard link", "large", "anothers"])
+    def test_what_another_user_plants_under_a_users_name_blocks_no_request(
+        self, short_dir: Path, ordinary_user: OrdinaryUser, kind: str
+    ) -> None:
+        stubbed = Stubbed(short_dir / f"planted-{kind}")
+        uid, path = ordinary_user.uid, stubbed.spool / f"n2.{ordinary_user.uid}.json"
+        secret = stubbed.folder / "secret"
+        secret.write_text(good())
+        secret.chmod(0o600)
+        if kind == "folder":
+            (path / "full").mkdir(parents=True)
+        elif kind == "link":
+            path.symlink_to(secret)
+        elif kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "hard link":
+            path.hardlink_to(secret)
+        else:
+            path.write_text("x" * (1 << 20) if kind == "large" else good(reason="mine"))
+        os.chown(path, 4242, -1, follow_symlinks=False)
+        (stubbed.folder / "jobs").write_text(f"{uid} RUNNING\n")
+        ordinary_user.call(lambda: ask_spool(stubbed.spool, "n2", WHY) and None)
+        assert stubbed.read_spool() == 0
+        assert stubbed.done == ["update", "nodename=n2", "state=drain", f"reason={with_uid(uid)}"]
+        assert stubbed.waiting() == [] and secret.read_text() == good()
+        assert secret.stat().st_mode & 0o777 == 0o600
+
+    def test_a_user_with_many_requests_does_not_keep_others_waiting(self, stubbed: Stubbed) -> None:
+        for number in range(100):
+            stubbed.request(f"n{number}.json", good(f"n{number}"), owner=1000)
+        up(stubbed, *(f"n{number}" for number in range(100)))
+        stubbed.request("z.json", good(), owner=1001)
+        stubbed.stub("squeue", 'echo >> "{0}/asked"; echo 1001 RUNNING')
+        assert stubbed.read_spool() == 0
+        assert drained(stubbed) == ["n2"] and stubbed.waiting() == []
+        assert len((stubbed.folder / "asked").read_text().splitlines()) <= 9, "the rest is removed unread"
+
+    def test_the_limit_holds_for_requests_too(self, stubbed: Stubbed) -> None:
+        up(stubbed, "n1", "n2", "n3", "n4")
+        for name in ("n1", "n2", "n3", "n4"):
+            stubbed.request(f"{name}.1000.json", good(name), owner=1000)
+        for name in ("n1", "n2", "n3", "n4"):
+            assert stubbed.read_spool(name) == 0
+        assert len(drained(stubbed)) == 2 and stubbed.waiting() == []
+
+    @pytest.mark.parametrize("kind", ["folder", "file", "link"])
+    def test_a_planted_state_folder_is_not_used(self, stubbed: Stubbed, tmp_path: Path, kind: str) -> None:
+        planted = stubbed.spool / ".transom-drain"
+        if kind == "folder":
+            (planted / "drains").mkdir(parents=True)
+        elif kind == "file":
+            planted.write_text("")
+        else:
+            planted.symlink_to(tmp_path)
+        os.chown(planted, 4242, -1, follow_symlinks=False)
+        stubbed.request("n2.1000.json", good(), owner=1000)
+        assert stubbed.read_spool() == 0 and drained(stubbed) == ["n2"]
+        assert planted.lstat().st_uid == 0 and planted.is_dir()
+
+    def test_a_second_reader_leaves_the_spool_to_the_first(self, stubbed: Stubbed) -> None:
+        stubbed.request("n2.1000.json", good(), owner=1000)
+        stubbed.stub("squeue", 'sleep 1; cat "{0}/jobs"')
+        argv = [str(stubbed.folder / "transom-drain-spool"), str(stubbed.spool)]
+        started = [subprocess.Popen(argv, env={}) for _ in range(3)]
+        assert [process.wait(60) for process in started] == [0, 0, 0]
+        assert drained(stubbed) == ["n2"]
+
+    @pytest.mark.parametrize(("mode", "owner"), [(0o777, 0), (0o1777, 4242)])
+    def test_a_spool_that_is_not_roots_alone_is_not_served(self, stubbed: Stubbed, mode: int, owner: int) -> None:
+        stubbed.request("n2.1000.json", good(), owner=1000)
+        stubbed.spool.chmod(mode)
+        os.chown(stubbed.spool, owner, -1)
+        assert stubbed.read_spool() == 1 and stubbed.done == []
 
     def test_no_such_spool(self, stubbed: Stubbed) -> None:
         stubbed.spool.rmdir()
@@ -363,7 +547,7 @@ def test_a_user_has_the_nodes_of_his_own_job_drained(
     status, told = real.drain(uid, "node2", WHY)
     assert status == 0, told
     row = next(row for row in sandbox.nodes() if row.name == "node2")
-    assert (row.state, row.reason) == ("draining", WHY)
+    assert (row.state, row.reason) == ("draining", with_uid(uid))
     sandbox.slurm("scontrol", "update", "nodename=node2", "state=resume")
     sandbox.slurm("scontrol", "update", "nodename=node2", "state=drain", "reason=fans, ticket 12")
     status, told = real.drain(uid, "node2", WHY)
@@ -372,13 +556,40 @@ def test_a_user_has_the_nodes_of_his_own_job_drained(
 
 @pytest.mark.sandbox
 @pytest.mark.root
+def test_a_user_with_a_core_on_each_of_four_nodes_drains_no_other_users_and_few_own(
+    healed_sandbox: Sandbox, ordinary_user: OrdinaryUser, real: Installed
+) -> None:
+    sandbox, uid = healed_sandbox, ordinary_user.uid
+    for node in ("node1", "node2"):
+        sandbox.slurm("sbatch", "--output=/dev/null", "-n1", f"--nodelist={node}", "--wrap=sleep 300")
+    for node in ("node1", "node2", "node3", "node4"):
+        start(sandbox, ordinary_user, node)
+    deadline = time.monotonic() + 30
+    while len(sandbox.slurm("squeue", "-h", "-t", "RUNNING").splitlines()) < 6:
+        assert time.monotonic() < deadline, sandbox.slurm("squeue")
+        time.sleep(0.2)
+    for node in ("node1", "node2"):
+        code, words = real.drain(uid, node, WHY)
+        assert code == 1 and "a job of another user is on it" in words
+    real.set("MOST = 2", "MOST = 1")
+    assert [real.drain(uid, node, WHY)[0] for node in ("node3", "node4")] == [0, 1]
+    (real.folder / "state" / "drains").unlink()
+    code, words = real.drain(uid, "node4", WHY)
+    assert code == 1 and "had 1 nodes drained" in words, "another host knows it from Slurm"
+    assert {row.name: row.state for row in sandbox.nodes()} == {
+        "node1": "mixed", "node2": "mixed", "node3": "draining", "node4": "mixed",
+    }  # fmt: skip
+
+
+@pytest.mark.sandbox
+@pytest.mark.root
 def test_a_request_of_a_user_is_answered(healed_sandbox: Sandbox, ordinary_user: OrdinaryUser, real: Installed) -> None:
     start(healed_sandbox, ordinary_user, "node3")
     for node in ("node3", "node4"):
         os.chown(ask_spool(real.spool, node, WHY), ordinary_user.uid, -1)
-    assert real.read_spool() == 0 and not list(real.spool.iterdir())
+    assert real.read_spool() == 0 and real.waiting() == []
     rows = {row.name: row for row in healed_sandbox.nodes()}
-    assert (rows["node3"].state, rows["node3"].reason) == ("draining", WHY)
+    assert (rows["node3"].state, rows["node3"].reason) == ("draining", with_uid(ordinary_user.uid))
     assert rows["node4"].state == "idle", "none of his jobs runs there"
 
 
@@ -401,7 +612,7 @@ def test_the_node_that_a_users_job_was_requeued_away_from(ordinary_user: Ordinar
         assert real.drain(ordinary_user.uid + 1, "node2", WHY)[0] == 1, "it was another's"
         for node in ("node1", "node2"):
             os.chown(ask_spool(real.spool, node, WHY), ordinary_user.uid, -1)
-        assert real.read_spool() == 0 and not list(real.spool.iterdir())
+        assert real.read_spool() == 0 and real.waiting() == []
         assert {row.name: row.state for row in sandbox.nodes()} == {"node1": "idle", "node2": "drained"}
     finally:
         sandbox.down()

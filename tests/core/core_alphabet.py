@@ -131,8 +131,11 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         stopped=st.booleans(),
     ),
     ev.RanksBack: st.builds(ev.RanksBack, at, attempts),
-    ev.StepSeen: st.builds(ev.StepSeen, at, attempts, st.integers(0, 20)),
+    ev.StepSeen: st.builds(ev.StepSeen, at, attempts, st.integers(0, 20), st.booleans()),
     ev.CheckpointSeen: st.builds(ev.CheckpointSeen, at, st.integers(0, 20)),
+    ev.SavesSeen: st.builds(
+        ev.SavesSeen, at, attempts, st.integers(0, 3), st.integers(0, 20), st.just("no space"), st.integers(-1, 20)
+    ),
     ev.Examined: st.builds(
         ev.Examined,
         at,
@@ -147,6 +150,9 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
     ev.Acted: st.builds(ev.Acted, at, keys),
     ev.ActionFailed: st.builds(
         ev.ActionFailed, at, keys, st.sampled_from(("slurm_refused",) * 5 + ("job_cancelled",)), st.just("no")
+    ),
+    ev.SubmissionAnswered: st.builds(
+        ev.SubmissionAnswered, at, st.just("submit"), st.sampled_from((0, 7)), st.integers(1, 3)
     ),
     ev.StopAsked: st.builds(ev.StopAsked, at, st.just("ann")),
     ev.LiftAsked: st.builds(

@@ -76,7 +76,7 @@ class Ledger:
         key = getattr(event, "key", None)
         asked = self.asked.get(key) if isinstance(key, str) else None
         same = asked is None or getattr(asked, "node", None) == getattr(event, "node", getattr(asked, "node", None))
-        if asked is not None and isinstance(asked, _ANSWERS[type(event)]) and same:
+        if asked is not None and isinstance(asked, _ANSWERS.get(type(event), ())) and same:
             action = self.asked.pop(asked.key)
             if isinstance(event, ev.Probed) and isinstance(action, act.Probe):
                 self.verdicts[_about(action.key), action.node].append(event.verdict)

@@ -8,7 +8,7 @@ from typing import Any
 from transom_cli.core import events as ev
 from transom_cli.core.decide import decide
 from transom_cli.core.goodput import NS, Account, account, attempt_of, history
-from transom_cli.core.goodput.shapes import Attempt
+from transom_cli.core.goodput.model import Attempt
 from transom_cli.core.state import Policy, State
 
 NODES = ("n1", "n2")
@@ -33,9 +33,9 @@ def submitted(at: float = 0.0) -> tuple[ev.Event, ...]:
 class Launched:
     """What one attempt's launcher writes. Each method adds records of the time it is given (seconds)."""
 
-    def __init__(self, name: str, begun: float) -> None:
+    def __init__(self, name: str, began: float) -> None:
         self.name = name
-        self.journal: list[dict[str, Any]] = [{"type": "attempt", "wall": begun}]
+        self.journal: list[dict[str, Any]] = [{"type": "attempt", "wall": began}]
         self.progress: list[dict[str, Any]] = []
         self.outcome: dict[str, Any] = {}
         self._launch = -1
@@ -64,7 +64,7 @@ class Launched:
         self.outcome = {"status": status, "cause": cause, "step": step}
         return self._add("outcome", at, status=status)
 
-    def handed(self, at: float, how: str) -> Launched:
+    def handoff(self, at: float, how: str) -> Launched:
         return self._add("requeued", at, how=how)
 
     def _add(self, kind: str, at: float, **fields: Any) -> Launched:

@@ -251,3 +251,23 @@ def test_a_lifted_node_that_turns_out_dead_is_isolated_by_an_action_of_its_own()
         player.feed(ev.Probed(at, probe.key, "n2", "FAIL", "no slurmd listens on it"))
     first, second = (a for a in player.done if isinstance(a, act.Isolate) and a.node == "n2")
     assert first.key != second.key and second.reason.startswith("node_lost")
+
+
+def test_what_a_trainer_prints_of_hardware_drains_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank's log is its user's to write. Again and again on one node it excludes, for a while."""
+    xid = "NVRM: Xid (PCI:0000:65:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+    player = Player(Policy(max_without_progress=9, backoff=1.0))
+    answer = player._answer
+
+    def printed(action: act.Action) -> None:
+        if isinstance(action, act.Examine):
+            player.feed(ev.Examined(player.now, action.key, "gpu_hardware", xid, "rank-1.log"))
+        else:
+            answer(action)
+
+    monkeypatch.setattr(player, "_answer", printed)
+    for _ in range(3):
+        player.feed(ev.LaunchSeen(player.now, player.state.attempt, 0, NODES, 3))
+        player.end(status="failed", cause="", exits=(ev.RankExit(1, "n2", 1, None),))
+        player.start(NODES)
+    assert player.isolated and not any(drain for _, drain in player.isolated), player.isolated

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from transom_cli.core import events as ev
 from transom_cli.core.goodput import NS, Kind, account, attempt_of, history
+from transom_cli.core.goodput.model import Attempt, History, Launch, Observation, Sample, Sign
 from transom_cli.core.goodput.partition import partition
-from transom_cli.core.goodput.shapes import Attempt, History, Launch, Point, Sample, Sign
 from transom_cli.core.state import State
 
 QUICK = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,11 +34,13 @@ attempts = st.builds(
     maybe,
     st.sampled_from(("", "done", "failed", "left", "stopped")),
     step=st.integers(-1, 60),
-    handed=maybe,
+    handoff=maybe,
     held=st.booleans(),
     launcher=st.booleans(),
 )
-points = st.builds(Point, times, st.sampled_from(list(Kind)), st.sampled_from(("", "7.0", "7.1", "8.0")), st.booleans())
+observations = st.builds(
+    Observation, times, st.sampled_from(list(Kind)), st.sampled_from(("", "7.0", "7.1", "8.0")), st.booleans()
+)
 histories = st.builds(
     History,
     st.just(0),
@@ -46,7 +48,7 @@ histories = st.builds(
     st.booleans(),
     st.booleans(),
     st.booleans(),
-    st.lists(points, max_size=6).map(tuple),
+    st.lists(observations, max_size=6).map(tuple),
     st.lists(attempts, max_size=3).map(tuple),
     st.lists(st.tuples(st.sampled_from(("7.0", "7.1")), signs), max_size=3).map(tuple),
 )

@@ -103,15 +103,15 @@ def test_a_dead_node_is_restarted_without_whatever_the_launcher_does() -> None:
 
 
 def test_the_wait_for_slurmctld_is_part_of_the_story_and_of_what_comes_next() -> None:
-    from transom_cli.ui.ahead import ahead
+    from transom_cli.view.outlook import next_steps
 
     waits = seen(34.0, "l1", "waiting", "launch 1 waits for slurmctld, which gives no answer")
     state = play((*BEGUN, *TWICE[:3], waits, ev.SlurmLost(35.0, "Socket timed out")))
     assert state.incident is not None and state.incident.stage is Stage.STARTING
     assert [m.what for m in state.incident.marks] == ["seen", "diagnosed", "launched", "waiting"]
-    (told,) = ahead(state, None, warned=True)
-    assert told.words == "i1: waiting for slurmctld, without which no rank can be started"
-    (told,) = ahead(play((ev.SlurmBack(36.0),), state), None, warned=True)
-    assert told.words == "i1: waiting for Slurm to start the ranks"
+    (told,) = next_steps(state, None, warned=True)
+    assert told.message == "i1: waiting for slurmctld, which is needed to start ranks"
+    (told,) = next_steps(play((ev.SlurmBack(36.0),), state), None, warned=True)
+    assert told.message == "i1: waiting for Slurm to start the ranks"
     state = play((ev.StepSeen(38.0, "7.0", 41),), state)
     assert (state.phase, state.incidents[-1].result) == (Phase.TRAINING, "recovered")

@@ -93,7 +93,7 @@ def test_a_run_directory_that_was_never_seen_is_handed_up_and_one_that_was_is_tr
     state, _ = feed(training(), sh.Exits(9.0, 0, exits(14, 14, 14)), sh.Ended(11.0, 0))
     assert started(feed(state, sh.Read(12.0, 0, "unknown", ""))[1]) == [NODES], "a disk in need"
     state, _ = feed(with_spare(), sh.Exits(9.0, 0, exits(-15, 14, -15)), sh.Ended(11.0, 0))
-    assert started(feed(state, sh.Read(12.0, 0, "unknown", ""))[1]) == [("n1", "n3", "n4")], "a node's own trouble"
+    assert started(feed(state, sh.Read(12.0, 0, "unknown", ""))[1]) == [("n1", "n4", "n3")], "a node's own trouble"
 
 
 def test_a_rank_that_is_stopped_before_the_runs_first_step_is_a_hang_all_the_same() -> None:
@@ -115,7 +115,7 @@ def test_a_node_of_which_nothing_is_heard_while_no_rank_steps_is_given_up_for_a_
     words = "nothing is heard of n2 for 15 s, its slurmd gives no answer, and no rank has stepped since step 4"
     assert orders[0] == sh.Tell("l1", "seen", words, "hang", ("n2",))
     state, _ = feed(state, sh.Ended(40.0, 0, unheard=("n2",)))
-    assert started(feed(state, sh.Read(41.0, 0, "unknown", ""))[1]) == [("n1", "n3", "n4")]
+    assert started(feed(state, sh.Read(41.0, 0, "unknown", ""))[1]) == [("n1", "n4", "n3")]
     state, orders = feed(training(), sh.Silent(40.0, "n2", 35.0))
     assert orders == [], "there is no spare: the operator probes the node"
     assert isinstance(feed(state, sh.Silent(50.0, "n2", 45.0))[1][-1], sh.End)
@@ -123,7 +123,7 @@ def test_a_node_of_which_nothing_is_heard_while_no_rank_steps_is_given_up_for_a_
 
 def test_steps_that_take_long_are_waited_for_as_long_as_they_usually_take() -> None:
     assert feed(with_spare(), sh.Silent(60.0, "n2", 55.0, limit=160.0))[1] == []
-    assert started(lost(with_spare(), 166.0, "n2")[1]) == [("n1", "n3", "n4")]
+    assert started(lost(with_spare(), 166.0, "n2")[1]) == [("n1", "n4", "n3")]
 
 
 def test_a_node_that_dies_before_the_first_step_of_a_launch_is_swapped_too() -> None:
@@ -133,7 +133,7 @@ def test_a_node_that_dies_before_the_first_step_of_a_launch_is_swapped_too() -> 
     _, orders = feed(
         state, sh.Silent(28.0, "n2", 15.0), sh.Ended(30.0, 1, unheard=("n2",)), sh.Read(31.0, 1, "unknown", "")
     )
-    assert "no rank has made a step" in orders[0].words and started(orders) == [("n1", "n3", "n4")]
+    assert "no rank has made a step" in orders[0].words and started(orders) == [("n1", "n4", "n3")]
 
 
 def test_a_users_error_before_the_first_step_is_handed_up() -> None:

@@ -109,7 +109,7 @@ def test_what_is_proven_against_a_node_ends_the_launch_and_the_spare_goes_on() -
     state, orders = feed(state, sh.Faulty(9.0, (bad,)))
     assert [o for o in orders if isinstance(o, sh.End)] == [sh.End(0, "l1", evidence=False)]
     state, orders = feed(state, sh.Ended(11.0, 0), sh.Read(12.0, 0, "unknown", ""))
-    assert started(orders) == [("n1", "n3", SPARE)]
+    assert started(orders) == [("n1", SPARE, "n3")]
     (swap,) = told(orders, "swapped")
     assert (swap.cause, swap.nodes, swap.faults) == ("node_fault", ("n2",), (bad,))
 
@@ -130,7 +130,7 @@ def test_a_suspicion_ends_nothing_but_is_remembered_when_the_launch_fails() -> N
     assert feed(state, sh.Faulty(10.0, (doubt,)))[1] == [], "told once"
     state, _ = feed(state, sh.Exits(20.0, 0, exits(None, None, -9)), sh.Tick(22.0), sh.Ended(23.0, 0))
     _, orders = feed(state, sh.Read(24.0, 0, "unknown", ""))
-    assert started(orders) == [("n2", "n3", SPARE)]
+    assert started(orders) == [(SPARE, "n2", "n3")]
 
 
 def failed_after(state: LadderState, at: float) -> list[Order]:
@@ -142,11 +142,11 @@ def failed_after(state: LadderState, at: float) -> list[Order]:
 def test_a_suspicion_of_long_ago_explains_no_failure() -> None:
     doubt = fault("n1", "SUSPECT", "ib_link")
     state, _ = feed(training_with_spare(), sh.Faulty(9.0, (doubt,)))
-    assert started(failed_after(state, 500.0)) == [("n2", "n3", SPARE)]
+    assert started(failed_after(state, 500.0)) == [(SPARE, "n2", "n3")]
     assert started(failed_after(state, 5000.0)) == [NODES], "the same nodes: nothing speaks against n1 now"
     again, orders = feed(state, sh.Faulty(4900.0, (doubt,)))
     assert [type(o) for o in orders] == [sh.Tell] or orders == []
-    assert started(failed_after(again, 5000.0)) == [("n2", "n3", SPARE)], "it was heard again"
+    assert started(failed_after(again, 5000.0)) == [(SPARE, "n2", "n3")], "it was heard again"
 
 
 def test_a_suspicion_that_most_nodes_share_counts_against_none() -> None:
@@ -156,7 +156,7 @@ def test_a_suspicion_that_most_nodes_share_counts_against_none() -> None:
     assert started(failed_after(state, 20.0)) == [NODES], "a switch, not three nodes"
     state, _ = feed(state, sh.Faulty(16.0, (fault("n2", "FAIL", "gpu_xid"),)))
     state, orders = feed(state, sh.Ended(18.0, 0), sh.Read(19.0, 0, "unknown", ""))
-    assert started(orders) == [("n1", "n3", SPARE)], "what is proven counts"
+    assert started(orders) == [("n1", SPARE, "n3")], "what is proven counts"
 
 
 def test_a_spare_that_is_found_bad_stands_by_no_more() -> None:
@@ -170,7 +170,7 @@ def test_a_traceback_on_a_node_that_is_proven_bad_is_not_the_users_error() -> No
     state, _ = feed(fresh(ALL), sh.Begun(0.0), sh.Spare(1.0, SPARE, good=True), sh.Faulty(2.0, (fault("n2"),)))
     state, _ = feed(state, sh.Ended(3.0, 0, exits(1, 1, 1)))
     _, orders = feed(state, sh.Read(4.0, 0, "user", "RuntimeError: CUDA error: uncorrectable ECC error encountered"))
-    assert started(orders) == [("n1", "n3", SPARE)]
+    assert started(orders) == [("n1", SPARE, "n3")]
     state, _ = feed(fresh(ALL), sh.Begun(0.0), sh.Spare(1.0, SPARE, good=True), sh.Exits(2.0, 0, exits(93, 93, 93)))
     state, _ = feed(state, sh.Faulty(2.1, (fault("n2"),)), sh.Tick(4.0), sh.Ended(5.0, 0))
     assert not started(feed(state, sh.Read(6.0, 0, "unknown", ""))[1]), "the trainer's own word to stop stands"
@@ -190,7 +190,7 @@ def test_a_failure_of_a_device_has_the_suspect_and_its_neighbours_examined() -> 
     _, orders = feed(state, sh.Checked(40.0, "l1", words="all well"))
     assert started(orders) == [NODES], "nothing was found: it is tried again there"
     _, orders = feed(state, sh.Checked(40.0, "l1", (fault("n2", check="compute"),)))
-    assert started(orders) == [("n1", "n3", SPARE)]
+    assert started(orders) == [("n1", SPARE, "n3")]
     assert feed(state, sh.Checked(40.0, "preflight", (fault("n2"),)))[1] == [], "an answer to another question"
     assert feed(state, sh.Tick(14.0 + 330.0))[0].rung is Rung.TRAINING, "not waited for any longer"
 

@@ -125,7 +125,7 @@ def test_a_node_that_somebody_drains_is_left_with_a_checkpoint() -> None:
 def test_a_spare_takes_the_place_of_a_node_that_somebody_drains() -> None:
     state, _ = feed(with_spare(), sh.Draining(9.0, ("n2",), "fan"), sh.Flushing(9.5, 0, 12), sh.Durable(10.0, 12))
     state, orders = feed(state, sh.Ended(12.0, 0))
-    assert orders == [sh.Tell("", "swapped", "n4 for n2", "maintenance", ("n2",)), sh.Start(1, ("n1", "n3", "n4"))]
+    assert orders == [sh.Tell("", "swapped", "n4 for n2", "maintenance", ("n2",)), sh.Start(1, ("n1", "n4", "n3"))]
     state, orders = feed(state, sh.Stepped(20.0, 1, 13), sh.Durable(21.0, 13))
     assert orders == [], "nothing is left to be left"
     state, _ = feed(with_spare(), sh.Draining(9.0, (SPARE,), "fan"))
@@ -142,7 +142,7 @@ def test_the_node_of_the_batch_script_cannot_be_given_back_so_the_attempt_leaves
 def test_a_fault_while_a_drained_node_is_to_be_left_takes_the_spare_at_once() -> None:
     state, _ = feed(with_spare(), sh.Draining(9.0, ("n2",), "fan"), sh.Exits(9.5, 0, exits(-9, None, None)))
     state, _ = feed(state, sh.Tick(11.0), sh.Ended(12.0, 0))
-    assert started(feed(state, sh.Read(13.0, 0, "unknown", ""))[1]) == [("n1", "n3", "n4")]
+    assert started(feed(state, sh.Read(13.0, 0, "unknown", ""))[1]) == [("n1", "n4", "n3")]
 
 
 def test_a_fault_near_the_time_limit_is_handed_up() -> None:

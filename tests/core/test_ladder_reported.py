@@ -54,7 +54,7 @@ def test_a_slow_node_is_left_with_nothing_lost_once_it_has_lasted() -> None:
     assert orders[-1] == sh.End(0, "", evidence=False)
     state, orders = feed(state, sh.Ended(82.0, 0))
     assert told(orders) == [("l1", "seen"), ("l1", "diagnosed"), ("l1", "decided"), ("l1", "swapped")]
-    assert started(orders) == [("n1", "n3", "n4")]
+    assert started(orders) == [("n1", "n4", "n3")]
     (swapped,) = [o for o in orders if isinstance(o, sh.Tell) and o.what == "swapped"]
     assert [(f.node, f.check, f.verdict) for f in swapped.faults] == [("n2", "slow_node", "SUSPECT")]
     state, orders = feed(state, sh.Stepped(90.0, 1, 31), sh.Durable(91.0, 31))

@@ -11,7 +11,7 @@ def test_a_spare_takes_the_place_of_a_node_that_does_not_answer() -> None:
     state, orders = lost(with_spare(), 9.0, "n2")
     assert orders[-2:] == [
         sh.Tell("l1", "swapped", "n4 for n2", "node_silent", ("n2",)),
-        sh.Start(1, ("n1", "n3", "n4")),
+        sh.Start(1, ("n1", "n4", "n3")),
     ]
     assert (state.spares, state.ready, state.given_up) == ((), (), ("n2",))
     state, _ = feed(state, sh.Stepped(20.0, 1, 6))
@@ -42,14 +42,14 @@ def test_a_node_whose_relaunches_are_spent_is_given_up_for_a_spare() -> None:
     state = killed(with_spare(relaunches=1), 9.0)
     assert (state.launch, state.nodes) == (1, NODES)
     state = killed(state, 19.0)
-    assert (state.launch, state.nodes, state.given_up) == (2, ("n1", "n3", "n4"), ("n2",))
+    assert (state.launch, state.nodes, state.given_up) == (2, ("n1", "n4", "n3"), ("n2",))
     assert killed(state, 29.0).launch == 3, "fresh nodes, fresh relaunches"
 
 
 def test_survivors_on_a_node_are_left_behind_with_it_but_never_this_launcher() -> None:
     state, _ = feed(with_spare(), sh.Exits(9.0, 0, exits(1, -9, 1)), sh.Tick(11.0))
     away, _ = feed(state, sh.Ended(12.0, 0, survivors=(("n2", "process 5 (python, D)"),)))
-    assert started(feed(away, sh.Read(13.0, 0, "unknown", ""))[1]) == [("n1", "n3", "n4")]
+    assert started(feed(away, sh.Read(13.0, 0, "unknown", ""))[1]) == [("n1", "n4", "n3")]
     stuck, _ = feed(state, sh.Ended(12.0, 0, survivors=((sh.THIS_LAUNCHER, "srun of launch 0"),)))
     assert started(feed(stuck, sh.Read(13.0, 0, "unknown", ""))[1]) == []
 

@@ -68,7 +68,7 @@ def test_a_swap_that_is_asked_for_comes_before_any_relaunch() -> None:
     launch = state.launch
     state, _ = feed(state, sh.Exits(10, launch, exits(None, -9, None)), sh.Tick(12), sh.Ended(13, launch))
     state, orders = feed(state, sh.Read(14, launch, "unknown", ""))
-    assert started(orders) == [("n1", "n3", "n4")] and state.given_up == ("n2",)
+    assert started(orders) == [("n1", "n4", "n3")] and state.given_up == ("n2",)
     (told,) = [o for o in orders if isinstance(o, sh.Tell) and o.what == "swapped"]
     assert told.decided.action == "swap"
 

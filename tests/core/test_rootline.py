@@ -8,11 +8,12 @@ import pytest
 
 from transom_cli.core import srunwords, stacks
 from transom_cli.core.rootline import clean
-from transom_cli.diagnose.logs import engines, grammar
-from transom_cli.diagnose.logs.hits import hits_in
+from transom_cli.diagnose.logs import grammar, rulebook
+from transom_cli.diagnose.logs.reader import hits_in
+from transom_cli.diagnose.logs.rule_files import load
 from transom_cli.diagnose.logs.rulebook import Rulebook
-from transom_cli.diagnose.logs.rulefiles import load
-from transom_cli.health import kernel, reach
+from transom_cli.health import reach
+from transom_cli.health.checks import kernel
 
 HEAD = "Traceback (most recent call last):"
 TAIL = 256 * 1024  # characters of a log that are read for its first cause
@@ -27,11 +28,11 @@ PIECES = [
 
 
 @pytest.fixture(
-    params=[True, False] if engines.FAST else [False], ids=lambda fast: "re2" if fast else "re", scope="module"
+    params=[True, False] if rulebook.FAST else [False], ids=lambda fast: "re2" if fast else "re", scope="module"
 )
 def book(request: pytest.FixtureRequest) -> Rulebook:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "FAST", request.param)
+        patch.setattr(rulebook, "FAST", request.param)
         return Rulebook(load())
 
 
@@ -41,14 +42,14 @@ def test_no_line_keeps_the_reader_busy(piece: str, book: Rulebook) -> None:
     """Growing: what takes exponential time never gets beyond the first few."""
     for size in (64, 512, 4096, 32768):
         line = piece * (size // len(piece)) + "x"
-        record = grammar.record(grammar.cleaned(line.encode()))
+        record = grammar.record(grammar.clean(line.encode()))
         for n in range(len(book.rules)):  # also those whose texts are not in it
             book._where(n, record.text)
         list(hits_in(io.BytesIO(f"{HEAD}\n{line}\n".encode()), book))
         stacks.parse(line)
         srunwords.task_exits(line, 0.0)
         reach.is_node_silence(line)
-        kernel.judge_kernel("node1", (kernel.message(b"3,1,1,-;" + line.encode()),))
+        kernel.judge_lines("node1", (kernel.message(b"3,1,1,-;" + line.encode()),))
 
 
 @pytest.mark.timeout(180)

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.diagnose.hangs import flight, unpickle
-from transom_cli.diagnose.hangs.unpickle import BadDump
-from transom_cli.diagnose.hangs.waits import Count
+from transom_cli.diagnose.hangs import dumps, flight_recorder
+from transom_cli.diagnose.hangs.dumps import BadDump
+from transom_cli.diagnose.hangs.flight_recorder import Count
 
 ENTRY = hang_made.entry("0", 7, "all_reduce", state="scheduled", record=7)
 PLAIN: dict[str, Any] = {"version": "2.10", "pg_config": {}, "entries": [ENTRY]}
@@ -33,28 +33,28 @@ class Evil:
 @given(VALUES, st.integers(2, pickle.HIGHEST_PROTOCOL))
 def test_plain_values_come_as_they_were(value: object, protocol: int) -> None:
     values = PLAIN | {"more": value}
-    assert unpickle.load(pickle.dumps(values, protocol)) == values
+    assert dumps.load(pickle.dumps(values, protocol)) == values
 
 
 def test_bytes_are_plain_values() -> None:
     """Protocol 2 has no opcode for them."""
     for protocol in range(3, pickle.HIGHEST_PROTOCOL + 1):
         for value in (b"", b"x" * 300):
-            assert unpickle.load(pickle.dumps(PLAIN | {"more": value}, protocol))["more"] == value
+            assert dumps.load(pickle.dumps(PLAIN | {"more": value}, protocol))["more"] == value
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("value", [Evil(), Evil, os.system, {1, 2}, bytearray(b"x"), 1j, slice(1)])
 def test_nothing_but_plain_values_is_read(value: object, protocol: int) -> None:
     data = pickle.dumps(PLAIN | {"more": value}, protocol)
-    with pytest.raises(BadDump, match="Cannot read the flight recorder's dump"):
-        unpickle.load(data)
+    with pytest.raises(BadDump, match="Cannot read the flight recorder dump"):
+        dumps.load(data)
 
 
 def test_an_opcode_is_refused_before_anything_is_carried_out() -> None:
     with pytest.raises(BadDump) as told:
-        unpickle.load(pickle.dumps(PLAIN | {"more": Evil()}, 2))
-    assert told.value.why.startswith("the pickle's opcode b'c' at byte")
+        dumps.load(pickle.dumps(PLAIN | {"more": Evil()}, 2))
+    assert told.value.why.startswith("the pickle opcode b'c' at byte")
 
 
 @pytest.mark.parametrize(
@@ -79,20 +79,20 @@ def test_an_opcode_is_refused_before_anything_is_carried_out() -> None:
 )
 def test_what_is_no_dump_is_refused(data: bytes) -> None:
     with pytest.raises(BadDump):
-        unpickle.load(data)
+        dumps.load(data)
 
 
 def test_a_dump_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpickle, "LIMIT", 100)
+    monkeypatch.setattr(dumps, "LIMIT", 100)
     with pytest.raises(BadDump, match=r"Cannot read"):
-        unpickle.load(b"x" * 101)
+        dumps.load(b"x" * 101)
 
 
 def test_a_dump_that_is_cut_short() -> None:
     data = pickle.dumps(PLAIN, 2)
     for end in range(len(data)):
         with pytest.raises(BadDump):
-            unpickle.load(data[:end])
+            dumps.load(data[:end])
 
 
 @given(st.data())
@@ -101,10 +101,10 @@ def test_damage_never_does_more_than_be_refused(data: st.DataObject) -> None:
     for at, byte in data.draw(st.lists(st.tuples(st.integers(0, len(whole) - 1), st.integers(0, 255)), max_size=4)):
         whole[at] = byte
     try:
-        values = unpickle.load(bytes(whole))
+        values = dumps.load(bytes(whole))
     except BadDump:
         return
-    assert flight.read(0, values).rank == 0
+    assert flight_recorder.read(0, values).rank == 0
 
 
 def test_the_opcodes_let_through_are_those_of_values() -> None:
@@ -114,23 +114,25 @@ def test_the_opcodes_let_through_are_those_of_values() -> None:
     for opcode in pickletools.opcodes:
         if opcode.name in dangerous:
             with pytest.raises(BadDump, match="Cannot read"):
-                unpickle.check(b"\x80\x04" + opcode.code.encode("latin-1") + b"\x00" * 16 + b".")
+                dumps.check(b"\x80\x04" + opcode.code.encode("latin-1") + b"\x00" * 16 + b".")
 
 
 def test_json_says_the_same_as_the_pickle() -> None:
     told = json.dumps(PLAIN | {"entries": [ENTRY | {"time_discovered_completed_ns": 0}]}).encode()
-    one, other = (flight.read(3, unpickle.load(data)) for data in (told, pickle.dumps(PLAIN, 2)))
+    one, other = (flight_recorder.read(3, dumps.load(data)) for data in (told, pickle.dumps(PLAIN, 2)))
     assert one == other
-    assert unpickle.is_dump(told) and unpickle.is_dump(pickle.dumps(PLAIN, 2))
-    assert not unpickle.is_dump(b'{"state": "D"}') and not unpickle.is_dump(b"pg_config")
+    assert dumps.is_dump(told) and dumps.is_dump(pickle.dumps(PLAIN, 2))
+    assert not dumps.is_dump(b'{"state": "D"}') and not dumps.is_dump(b"pg_config")
 
 
 # ---- one rank's dump ------------------------------------------------------------------------------------------------
 
 
-def read(*entries: object, rank: int = 0, version: object = "2.10", **groups: tuple[int, ...]) -> flight.Flight:
+def read(
+    *entries: object, rank: int = 0, version: object = "2.10", **groups: tuple[int, ...]
+) -> flight_recorder.Flight:
     config = {name: {"ranks": str(list(ranks))} for name, ranks in groups.items()}
-    return flight.read(rank, {"version": version, "pg_config": config, "entries": list(entries)})
+    return flight_recorder.read(rank, {"version": version, "pg_config": config, "entries": list(entries)})
 
 
 def test_how_far_a_rank_is() -> None:
@@ -147,7 +149,7 @@ def test_gloo_records_no_states() -> None:
     made = [hang_made.entry("0", n, "all_reduce", state="scheduled") | {"retired": n < 3} for n in (1, 2, 3)]
     made = [e | {"process_group": ("0", "default_pg")} for e in made]
     config = {"": {"name": "", "desc": "", "ranks": "[0, 1, 2]"}}
-    (view,) = flight.read(1, {"version": "2.10", "pg_config": config, "entries": made}).views
+    (view,) = flight_recorder.read(1, {"version": "2.10", "pg_config": config, "entries": made}).views
     assert (view.count, view.members, view.closed) == (Count(3, 2), (0, 1, 2), False)
 
 
@@ -158,7 +160,7 @@ def test_sends_and_receives_that_are_open() -> None:
         hang_made.entry("pp", 0, "recv 1<-0", state="started", p2p=True),
     ]
     (view,) = read(*made, rank=5, pp=(4, 5, 6)).views
-    assert view.peers == (flight.Peer(True, 6), flight.Peer(False, 4)) and view.rounds == {}
+    assert view.peers == (flight_recorder.Peer(True, 6), flight_recorder.Peer(False, 4)) and view.rounds == {}
 
 
 @pytest.mark.parametrize("version", ["2.3", "3.0", "2", "x", None, "2.11", 7, "9" * 10_000 + ".1"])
@@ -175,7 +177,7 @@ def test_known_versions(version: str) -> None:
 
 @given(st.dictionaries(st.sampled_from(list(ENTRY)), VALUES), st.none() | VALUES)
 def test_any_values_have_an_answer(change: dict[str, Any], config: object) -> None:
-    found = flight.read(0, {"version": "2.10", "entries": [ENTRY | change, 3], "pg_config": config})
+    found = flight_recorder.read(0, {"version": "2.10", "entries": [ENTRY | change, 3], "pg_config": config})
     assert found.rank == 0 and all(note.isprintable() for note in found.notes)
     for view in found.views:
         assert view.name.isprintable() and all(str(op).isprintable() for ops in view.rounds.values() for op in ops)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import hang_made
 import pytest
 
-from transom_cli.diagnose.hangs import flight, unpickle
+from transom_cli.diagnose.hangs import dumps, flight_recorder
 from transom_cli.diagnose.hangs.findings import What
-from transom_cli.diagnose.hangs.flight import Flight
+from transom_cli.diagnose.hangs.flight_recorder import Flight
 from transom_cli.diagnose.hangs.matching import Matched, match
 
 Entry = dict[str, object]
@@ -26,7 +26,7 @@ def call(
 
 def rank_of(number: int, entries: list[Entry], groups: dict[str, tuple[int, ...]] | None = None) -> Flight:
     made = hang_made.dump(entries, {"w": WORLD} if groups is None else groups)
-    return flight.read(number, unpickle.load(made))
+    return flight_recorder.read(number, dumps.load(made))
 
 
 def job(odd: list[Entry], usual: list[Entry], ranks: tuple[int, ...] = WORLD) -> Matched:
@@ -96,7 +96,7 @@ def test_of_two_neither_is_wrong_unless_sister_groups_tell() -> None:
 
     alone = [pair(0, "a", "all_reduce", (0, 1)), pair(1, "a", "broadcast", (0, 1))]
     assert first(match(alone)) == (What.TYPE, (), 3)
-    assert match(alone).findings[0].words.endswith("which of them is right is not determinable")
+    assert match(alone).findings[0].words.endswith("these dumps do not show which one is right")
     sisters = [pair(n, "b", "all_reduce", (2, 3)) for n in (2, 3)] + [
         pair(n, "c", "all_reduce", (4, 5)) for n in (4, 5)
     ]
@@ -214,7 +214,7 @@ def test_a_rank_that_never_used_the_group() -> None:
 def test_dumps_of_another_make_beside_the_others(change: Callable[[dict[str, object]], dict[str, object]]) -> None:
     made = [rank_of(n, [call(1), call(2, state=OPEN)]) for n in (0, 1)]
     other = pickle.loads(hang_made.dump([call(1)], {"w": WORLD}))
-    assert first(match([*made, flight.read(2, change(other))])) == (What.MISSING, (2,), 2)
+    assert first(match([*made, flight_recorder.read(2, change(other))])) == (What.MISSING, (2,), 2)
 
 
 def test_nothing_at_all() -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from transom_cli.beats.table import NodeTable, RankBeat, encode
 from transom_cli.diagnose.clue import Category
-from transom_cli.diagnose.hangs.places import Kind
-from transom_cli.diagnose.hangs.reading import gather, is_dump, read_hang
+from transom_cli.diagnose.hangs.reader import gather, is_dump, read_hang
+from transom_cli.diagnose.hangs.stacks import Kind
 from transom_cli.layout import AttemptDir
 
 STACK = 'Process 1: x\nPython v3.11.7 (x)\n\nThread 1 (idle): "MainThread"\n    {}\n    step (train.py:9)\n'
@@ -79,9 +79,9 @@ def test_torchs_own_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hang", "category", "words"),
     [
-        ("loader", Category.DATA_LOADER, "rank 1 stands in the data loader, the others wait"),
-        ("ckpt", Category.STORAGE_IO, "rank 1 stands in a checkpoint, the others wait"),
-        ("lock", Category.NCCL_HANG, "rank 1 stands in the training's own code, the others wait"),
+        ("loader", Category.DATA_LOADER, "rank 1 is in the data loader, the others wait"),
+        ("ckpt", Category.STORAGE_IO, "rank 1 is in a checkpoint, the others wait"),
+        ("lock", Category.NCCL_HANG, "rank 1 is in the training's own code, the others wait"),
     ],
 )
 def test_recorded_stacks(hang: str, category: Category, words: str) -> None:
@@ -114,8 +114,8 @@ def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
     (tmp_path / "fr_rank_0").write_bytes(whole.replace(b"2.10", b"1.77"))
     (found, _) = read_hang(tmp_path)
     assert [c.rank for c in found.culprits] == [2]
-    assert any(x.startswith("rank 1: fr_rank_1: cannot read the flight recorder's dump: ") for x in found.evidence)
-    assert "rank 0: a dump of version 1.77; 2.4 to 2.10 are known" in found.evidence
+    assert any(x.startswith("rank 1: fr_rank_1: cannot read the flight recorder dump: ") for x in found.evidence)
+    assert "rank 0: a dump of version 1.77; versions 2.4 to 2.10 are supported" in found.evidence
 
 
 def test_nothing_but_dumps_that_cannot_be_read(tmp_path: Path) -> None:

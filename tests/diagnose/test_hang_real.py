@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom_cli.diagnose.clue import Category
-from transom_cli.diagnose.hangs import flight, unpickle
+from transom_cli.diagnose.hangs import dumps as unpickle
+from transom_cli.diagnose.hangs import flight_recorder
 from transom_cli.diagnose.hangs.findings import What
-from transom_cli.diagnose.hangs.matching import Matched, match
-from transom_cli.diagnose.hangs.mismatches import sign
-from transom_cli.diagnose.hangs.reading import is_dump, read_hang
+from transom_cli.diagnose.hangs.matching import Matched, match, sign
+from transom_cli.diagnose.hangs.reader import is_dump, read_hang
 
 WORLD, ODD = 4, 2
 
@@ -27,7 +27,7 @@ def raw(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def matched(folder: Path) -> Matched:
-    return match([flight.read(rank, values) for rank, values in raw(folder).items()])
+    return match([flight_recorder.read(rank, values) for rank, values in raw(folder).items()])
 
 
 def test_a_rank_that_never_comes_to_a_collective(real_hangs: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_rank_that_never_comes_to_a_collective(real_hangs: Path) -> None:
         "non-communication hang: rank 2 has not called all_reduce(4), #22 of default_pg, where ranks 0, 1, 3 wait "
         "in skips (hang_ranks.py:"
     )
-    assert found.evidence[1].startswith("rank 2 stands in the training's own code: stuck_in_lock (hang_ranks.py:")
+    assert found.evidence[1].startswith("rank 2 is in the training's own code: stuck_in_lock (hang_ranks.py:")
     assert (stacks.source, [culprit.rank for culprit in stacks.culprits]) == ("stacks", [ODD])
 
 
@@ -76,7 +76,7 @@ def test_what_is_a_dump(real_hangs: Path, tmp_path: Path) -> None:
 def test_torch_finds_the_same(real_hangs: Path, scenario: str, missing: set[int]) -> None:
     builder = pytest.importorskip("torch.distributed.flight_recorder.components.builder")
     dumps = raw(real_hangs / scenario)
-    first = match([flight.read(rank, values) for rank, values in dumps.items()]).findings[0]
+    first = match([flight_recorder.read(rank, values) for rank, values in dumps.items()]).findings[0]
     # gloo leaves the group's name out, on which torch's analyser relies
     config = {rank: {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}} for rank in dumps}
     _, groups, _, members, names = builder.build_groups_memberships(config)
@@ -112,6 +112,6 @@ def test_what_must_be_alike_is_what_torch_compares(one: dict[str, Any], other: d
 
     entries = [entry(one), entry(other)]
     verdict = utils.match_one_event(*entries, {"0": {0, 1}}, "0").state
-    views = [flight.read(0, {"version": "2.10", "entries": [e]}).views[0] for e in entries]
+    views = [flight_recorder.read(0, {"version": "2.10", "entries": [e]}).views[0] for e in entries]
     alike = sign(views[0].rounds[1]) == sign(views[1].rounds[1])
     assert alike == (verdict is types.MatchState.FULLY_MATCHED)

@@ -10,9 +10,18 @@ from hypothesis import strategies as st
 
 from transom_cli.core.stacks import Dump
 from transom_cli.diagnose.clue import Category
-from transom_cli.diagnose.hangs import clusters, dumps
-from transom_cli.diagnose.hangs.clusters import Apart, Cluster, Stand, apart, cluster
-from transom_cli.diagnose.hangs.places import NOWHERE, Kind, Place, place
+from transom_cli.diagnose.hangs import dumps, stacks
+from transom_cli.diagnose.hangs.stacks import (
+    NOWHERE,
+    Cluster,
+    Kind,
+    OddRanks,
+    Place,
+    Stand,
+    cluster,
+    find_odd_ranks,
+    place,
+)
 
 DATA = Path(__file__).parents[1] / "agent" / "data"
 PYSPY = (DATA / "pyspy_native.txt").read_text()
@@ -155,13 +164,13 @@ def stands(**ranks: int) -> list[Stand]:
     ],
 )
 def test_who_stands_apart(ranks: dict[str, int], named: tuple[int, ...]) -> None:
-    assert apart(cluster(stands(**ranks))).ranks == named
+    assert find_odd_ranks(cluster(stands(**ranks))).ranks == named
 
 
 def test_several_collectives_do_not_tell_by_stacks() -> None:
     both = [stand(0, Kind.COLLECTIVE, "a"), stand(1, Kind.COLLECTIVE, "a"), stand(2, Kind.COLLECTIVE, "b")]
-    assert apart(cluster(both)).ranks == (2,) and apart(cluster(both)).sure < 0.5
-    assert apart(cluster([*both, stand(3, Kind.COLLECTIVE, "b")])).ranks == ()
+    assert find_odd_ranks(cluster(both)).ranks == (2,) and find_odd_ranks(cluster(both)).sure < 0.5
+    assert find_odd_ranks(cluster([*both, stand(3, Kind.COLLECTIVE, "b")])).ranks == ()
 
 
 def test_stacks_without_native_frames_join_the_same_calls_with_them() -> None:
@@ -173,16 +182,16 @@ def test_stacks_without_native_frames_join_the_same_calls_with_them() -> None:
 
 
 def test_the_clue_names_ranks_nodes_and_places() -> None:
-    found = clusters.clue([*stands(COLLECTIVE=7, LOADER=1), Stand(8, "n4", NOWHERE)])
+    found = stacks.clue([*stands(COLLECTIVE=7, LOADER=1), Stand(8, "n4", NOWHERE)])
     assert found is not None and found.source == "stacks" and found.category is Category.DATA_LOADER
     assert [str(culprit) for culprit in found.culprits] == ["rank 7 on n3"]
     assert found.evidence == (
-        "rank 7 stands in the data loader, the others wait",
-        "ranks 0-6 stand in a collective: in COLLECTIVE",
-        "rank 7 stands in the data loader: in LOADER",
+        "rank 7 is in the data loader, the others wait",
+        "ranks 0-6 are in a collective: in COLLECTIVE",
+        "rank 7 is in the data loader: in LOADER",
         "no stack of rank 8",
     )
-    assert clusters.clue([Stand(0, "", NOWHERE)]) is None and clusters.clue([]) is None
+    assert stacks.clue([Stand(0, "", NOWHERE)]) is None and stacks.clue([]) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from(Kind), st.sampled_from("ab"), st.booleans()), max_size=30))
@@ -190,8 +199,8 @@ def test_any_stands_have_an_answer(found: list[tuple[Kind, str, bool]]) -> None:
     made = [stand(rank, kind, path, native=native) for rank, (kind, path, native) in enumerate(found)]
     groups = cluster(made)
     assert sorted(rank for c in groups for rank in c.ranks) == list(range(len(made)))
-    said = apart(groups)
-    assert isinstance(said, Apart) and set(said.ranks) < set(range(len(made))) | {-1}
+    said = find_odd_ranks(groups)
+    assert isinstance(said, OddRanks) and set(said.ranks) < set(range(len(made))) | {-1}
     assert 2 * len(said.ranks) <= len(made) and 0 <= said.sure <= 1
     assert all(isinstance(c, Cluster) and str(c) for c in groups)
 

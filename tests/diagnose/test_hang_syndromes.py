@@ -6,10 +6,10 @@ import hang_made
 import pytest
 
 from transom_cli.diagnose.clue import Category
-from transom_cli.diagnose.hangs import flight, unpickle
-from transom_cli.diagnose.hangs.clusters import Stand
+from transom_cli.diagnose.hangs import dumps as unpickle
+from transom_cli.diagnose.hangs import flight_recorder
 from transom_cli.diagnose.hangs.matching import Matched, match
-from transom_cli.diagnose.hangs.places import NOWHERE, Kind, Place
+from transom_cli.diagnose.hangs.stacks import NOWHERE, Kind, Place, Stand
 from transom_cli.diagnose.hangs.syndromes import Rank, Syndrome, Verdict, as_clue, classify, progressed
 
 WORLD = (0, 1, 2, 3)
@@ -37,12 +37,12 @@ def flights(odd: int, others: int, over: int, kept: tuple[int, ...] = WORLD, op:
             )
             for n in range(1, calls + 1)
         ]
-        found.append(flight.read(number, unpickle.load(hang_made.dump(entries, {"w": WORLD}))))
+        found.append(flight_recorder.read(number, unpickle.load(hang_made.dump(entries, {"w": WORLD}))))
     return match(found)
 
 
 def verdict(found: Verdict | None) -> tuple[Syndrome, Category, tuple[int, ...]]:
-    assert found is not None and found.told and 0 < found.sure <= 0.95
+    assert found is not None and found.reasons and 0 < found.sure <= 0.95
     return found.syndrome, found.category, found.ranks
 
 
@@ -93,7 +93,7 @@ def test_who_waits_by_its_stack_is_a_victim_of_who_does_not() -> None:
     behind = [hang_made.entry("w", 1, "all_reduce")]
     waits = [*behind, hang_made.entry("w", 2, "barrier", state="scheduled")]
     dumps = [hang_made.dump(waits if number < 2 else behind, {"w": WORLD}) for number in WORLD]
-    matched = match([flight.read(number, unpickle.load(dump)) for number, dump in enumerate(dumps)])
+    matched = match([flight_recorder.read(number, unpickle.load(dump)) for number, dump in enumerate(dumps)])
     assert matched.waits.roots == (2, 3)
     assert verdict(classify(made, matched)) == (OWN, Category.DATA_LOADER, (2,))
     assert verdict(classify((), matched))[2] == (2, 3)
@@ -124,9 +124,7 @@ def test_the_clue_names_nodes() -> None:
     found = as_clue(classify(ranks(Kind.LOADER), flights(3, 4, 3)), nodes, "collectives")  # type: ignore[arg-type]
     assert [str(c) for c in found.culprits] == ["rank 2 on n1"]
     assert found.evidence[0].startswith("non-communication hang: rank 2 has not called all_reduce(4), #4 of w (w_desc)")
-    assert (
-        found.evidence[0].endswith(" (on n1)") and found.evidence[1] == "rank 2 stands in the data loader: f (x.py:1)"
-    )
+    assert found.evidence[0].endswith(" (on n1)") and found.evidence[1] == "rank 2 is in the data loader: f (x.py:1)"
 
 
 def test_a_group_of_one_node_that_the_communication_holds() -> None:

@@ -6,7 +6,7 @@ import hang_made
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.diagnose.hangs.waits import Count, Group, waiting
+from transom_cli.diagnose.hangs.flight_recorder import Count, Group, follow_waits
 
 
 def group(name: str, **counts: tuple[int, ...]) -> Group:
@@ -16,19 +16,19 @@ def group(name: str, **counts: tuple[int, ...]) -> Group:
 
 
 def test_who_has_not_called_is_waited_for() -> None:
-    found = waiting([group("world", r0=(5, 4), r1=(4, 4), r2=(5, 4), r3=(7, 4))])
+    found = follow_waits([group("world", r0=(5, 4), r1=(4, 4), r2=(5, 4), r3=(7, 4))])
     assert found.roots == (1,) and found.edges == {0: {1}, 2: {1}, 3: {1}} and found.ring == found.held == ()
 
 
 def test_running_ahead_is_no_fault() -> None:
     """NCCL: ranks have called more than has ended; only the first open call counts."""
-    found = waiting([group("world", r0=(9, 4), r1=(5, 4), r2=(7, 4))])
+    found = follow_waits([group("world", r0=(9, 4), r1=(5, 4), r2=(7, 4))])
     assert found.roots == () and found.held == (0, 1, 2)
 
 
 def test_a_chain_over_groups() -> None:
     """0 waits for 1 in a, 1 for 2 in b, 2 for 3 in c; 3 waits for nobody."""
-    found = waiting(
+    found = follow_waits(
         [group("a", r0=(2, 1), r1=(1, 1)), group("b", r1=(4, 3), r2=(3, 3)), group("c", r2=(8, 7), r3=(7, 7))]
     )
     assert found.roots == (3,) and found.edges == {0: {1}, 1: {2}, 2: {3}}
@@ -36,13 +36,13 @@ def test_a_chain_over_groups() -> None:
 
 def test_who_is_held_by_the_communication_is_not_to_blame() -> None:
     """1 and 2 wait in a call that both have made; 0 waits for 1, which has not come to theirs."""
-    found = waiting([group("a", r0=(2, 1), r1=(1, 1)), group("b", r1=(4, 3), r2=(4, 3))])
+    found = follow_waits([group("a", r0=(2, 1), r1=(1, 1)), group("b", r1=(4, 3), r2=(4, 3))])
     assert found.roots == () and found.held == (1, 2)
 
 
 def test_a_call_behind_another_is_not_where_a_rank_waits() -> None:
     """Both have called b; 1 waits in a before it, for 2."""
-    found = waiting([
+    found = follow_waits([
         group("a", r1=(2, 1, 10), r2=(1, 1)),
         group("b", r0=(4, 3, 10), r1=(4, 3, 11)),
     ])  # fmt: skip
@@ -51,7 +51,7 @@ def test_a_call_behind_another_is_not_where_a_rank_waits() -> None:
 
 def test_groups_in_another_order_are_a_ring() -> None:
     """0 calls a, then b; 1 calls b, then a. 2 waits for 0, and is no part of it."""
-    found = waiting([
+    found = follow_waits([
         group("a", r0=(2, 1), r1=(1, 1)),
         group("b", r0=(1, 1), r1=(2, 1)),
         group("c", r0=(1, 1), r2=(2, 1)),
@@ -60,14 +60,14 @@ def test_groups_in_another_order_are_a_ring() -> None:
 
 
 def test_sends_and_receives_count_too() -> None:
-    found = waiting([group("world", r0=(2, 1), r1=(1, 1), r2=(1, 1))], more={1: {2}})
+    found = follow_waits([group("world", r0=(2, 1), r1=(1, 1), r2=(1, 1))], more={1: {2}})
     assert found.roots == (2,) and found.edges == {0: {1, 2}, 1: {2}}
-    assert waiting([], more={0: {1}, 1: {0}}).ring == (0, 1)
+    assert follow_waits([], more={0: {1}, 1: {0}}).ring == (0, 1)
 
 
 def test_a_rank_of_which_nothing_is_known_is_not_named() -> None:
     known = Group("world", (0, 1, 2), {0: Count(2, 1), 1: Count(2, 1)})
-    assert waiting([known]).roots == () and waiting([]).edges == {}
+    assert follow_waits([known]).roots == () and follow_waits([]).edges == {}
 
 
 COUNTS = st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 9)).map(
@@ -78,7 +78,7 @@ GROUPS = st.dictionaries(st.integers(0, 7), COUNTS, max_size=8).map(lambda found
 
 @given(st.lists(GROUPS, max_size=5), st.dictionaries(st.integers(0, 7), st.sets(st.integers(0, 7)), max_size=4))
 def test_any_counts_have_an_answer(groups: list[Group], more: dict[int, set[int]]) -> None:
-    found = waiting(groups, more)
+    found = follow_waits(groups, more)
     waiters = set(found.edges)
     assert not set(found.roots) & waiters, "who is to blame waits in nothing"
     assert set(found.held) <= waiters and set(found.ring) <= waiters and not set(found.ring) & set(found.held)
@@ -104,4 +104,4 @@ def test_the_stuck_of_a_simulated_training_are_who_is_named(fault: str, seed: in
                 len(calls), sum(at < over for at in calls), None, next((at for at in calls if at >= over), 0)
             )
         groups.append(Group(name, members, known))
-    assert waiting(groups).roots == made.culprits
+    assert follow_waits(groups).roots == made.culprits

@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom_cli.diagnose.clue import Category, Clue, Culprit
+from transom_cli.diagnose.combine import combine, document
 from transom_cli.diagnose.logs.cause import incidents
 from transom_cli.diagnose.logs.diagnosis import Diagnosed, diagnose_logs
-from transom_cli.diagnose.logs.hits import hit_of
-from transom_cli.diagnose.logs.reading import Found
+from transom_cli.diagnose.logs.diagnosis import from_incident as of_logs
+from transom_cli.diagnose.logs.reader import Found, hit_of
+from transom_cli.diagnose.logs.rule_files import load
 from transom_cli.diagnose.logs.rulebook import Rulebook
-from transom_cli.diagnose.logs.rulefiles import load
-from transom_cli.diagnose.logs.telling import told as of_logs
-from transom_cli.diagnose.told import document, together
 
 BOOK = Rulebook(load())
 RESET = "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.5]:39271"
@@ -356,17 +355,17 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
 def test_what_dumps_tell_is_put_to_what_logs_tell(tmp_path: Path) -> None:
     (hang,) = of(tmp_path, *(f"{BARS}\n{WATCHDOG.format(rank, 9)}\n" for rank in range(3))).incidents
     stuck = Clue("stacks", Category.NCCL_HANG, 0.8, ("rank 2 reads data, 3 wait in all_reduce",), (Culprit("n2", 2),))
-    (first,) = together([of_logs(hang)], [stuck])
+    (first,) = combine([of_logs(hang)], [stuck])
     assert (first.category, first.culprits) == (Category.NCCL_HANG, (Culprit("n2", 2),))
     assert first.confidence >= 0.8 and "stacks: rank 2 reads data, 3 wait in all_reduce" in first.evidence
-    (alone,) = together([], [stuck])
+    (alone,) = combine([], [stuck])
     assert (alone.category, alone.root, document([alone], 0)["incidents"][0]["root_line"]) == (
         stuck.category,
         None,
         None,
     )
     oom = of_logs(diagnose_logs([(tmp_path / "x.log", (tmp_path / "x.log").write_text(OOM))[0]], BOOK).incidents[0])
-    (first,) = together([oom], [stuck])
+    (first,) = combine([oom], [stuck])
     assert first.category is Category.CUDA_OOM and first.culprits == oom.culprits
 
 

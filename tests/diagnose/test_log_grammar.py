@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.diagnose.logs.grammar import LOOKED_AT, cleaned, of_file, record
+from transom_cli.diagnose.logs.grammar import LOOKED_AT, clean, of_file, record
 
 LINES = {
     "[rank3]: ValueError: x": ("ValueError: x", 3, ""),
@@ -91,13 +91,13 @@ def test_what_a_logs_name_tells() -> None:
 
 
 def test_lines_are_clean_and_short() -> None:
-    assert cleaned(b"\x1b[31mred\x1b[0m\x07 \xff\x00tab\tend  ") == "red \ufffdtab end"
-    assert len(cleaned(b"x" * 1_000_000)) == LOOKED_AT
+    assert clean(b"\x1b[31mred\x1b[0m\x07 \xff\x00tab\tend  ") == "red \ufffdtab end"
+    assert len(clean(b"x" * 1_000_000)) == LOOKED_AT
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=300))
 def test_no_line_breaks_it(text: str) -> None:
-    told = record(cleaned(text.encode()))
+    told = record(clean(text.encode()))
     assert told.text in told.line or told.text == told.line.strip()
     assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in told.line)
 
@@ -111,4 +111,4 @@ def test_no_line_breaks_it(text: str) -> None:
     )
 )
 def test_labels_in_any_order_end(parts: list[str]) -> None:
-    record(cleaned(" ".join([*parts, "text"]).encode()))
+    record(clean(" ".join([*parts, "text"]).encode()))

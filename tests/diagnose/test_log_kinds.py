@@ -9,8 +9,8 @@ import pytest
 from transom_cli.diagnose.clue import Category, Culprit
 from transom_cli.diagnose.logs.cause import Incident
 from transom_cli.diagnose.logs.diagnosis import diagnose_logs
+from transom_cli.diagnose.logs.rule_files import load
 from transom_cli.diagnose.logs.rulebook import Rulebook
-from transom_cli.diagnose.logs.rulefiles import load
 
 BOOK = Rulebook(load())
 STALL = (

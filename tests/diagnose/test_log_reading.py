@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.diagnose.logs import engines, grammar, reading
-from transom_cli.diagnose.logs.hits import hits_of
-from transom_cli.diagnose.logs.reading import find
+from transom_cli.diagnose.logs import grammar, reader, rulebook
+from transom_cli.diagnose.logs.reader import find, hits_in_file
+from transom_cli.diagnose.logs.rule_files import load, parse
 from transom_cli.diagnose.logs.rulebook import Rulebook
-from transom_cli.diagnose.logs.rulefiles import load, parse
 
 BOOK = Rulebook(parse('[[rule]]\nname = "a"\ncategory = "cuda_oom"\nany = ["NEEDLE"]\nexamples = ["NEEDLE"]', "t")[0])
 PIECES = st.sampled_from(
@@ -25,7 +24,7 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=60).map(b"".join), st.integers(1, 40))
 def test_blocks_of_any_size_find_the_same(data: bytes, block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "BLOCK", block)
+        patch.setattr(reader, "BLOCK", block)
         found = [(one.raw, one.lineno) for one in find(io.BytesIO(data), BOOK)]
     expected = []
     for number, line in enumerate(data.split(b"\n"), 1):
@@ -43,13 +42,13 @@ def test_of_an_endless_line_only_the_surroundings_are_taken() -> None:
     data = b"y" * 3_000_000 + b"NEEDLE" + b"z" * 3_000_000 + b"\nNEEDLE\n"
     found = list(find(io.BytesIO(data), BOOK))
     assert [one.lineno for one in found] == [1, 2]
-    assert b"NEEDLE" in found[0].raw and len(found[0].raw) <= 2 * reading.AROUND + 6
+    assert b"NEEDLE" in found[0].raw and len(found[0].raw) <= 2 * reader.AROUND + 6
 
 
 def test_a_compressed_log(tmp_path: Path) -> None:
     path = tmp_path / "job.log.gz"
     path.write_bytes(gzip.compress(b"step 1\ntorch.OutOfMemoryError: CUDA out of memory. Tried\n"))
-    (hit,) = hits_of(path, Rulebook(load()))
+    (hit,) = hits_in_file(path, Rulebook(load()))
     assert (hit.rule.name, hit.lineno) == ("cuda-oom", 2)
 
 
@@ -57,7 +56,7 @@ def test_a_line_of_which_only_the_numbers_differ_is_looked_at_once() -> None:
     book = Rulebook(load())
     lines = b"".join(b"step %d | Error rate %d\n" % (n, n * 7) for n in range(1000))
     assert sum(1 for _ in find(io.BytesIO(lines), book)) == 1000, "nobody has told yet that they are dull"
-    from transom_cli.diagnose.logs.hits import hits_in
+    from transom_cli.diagnose.logs.reader import hits_in
 
     assert list(hits_in(io.BytesIO(lines), book)) == []
     assert sum(1 for _ in find(io.BytesIO(lines), book)) == 0
@@ -69,8 +68,8 @@ def test_a_line_of_which_only_the_numbers_differ_is_looked_at_once() -> None:
 def test_both_engines_find_the_same(data: bytes, at: int) -> None:
     texts = ["NEEDLE", "needle", "NEED", "hay", "LE\x00"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "_WINDOW", 7)
-        plain, other = engines.Plain(texts), engines.texts(texts)
+        patch.setattr(rulebook, "_WINDOW", 7)
+        plain, other = rulebook.Plain(texts), rulebook.compile_texts(texts)
         one, two = plain.first(data, at, len(data)), other.first(data, at, len(data))
         assert (one and one[0]) == (two and two[0])
         assert sorted(plain.which(data)) == sorted(other.which(data))
@@ -79,16 +78,16 @@ def test_both_engines_find_the_same(data: bytes, at: int) -> None:
 def test_all_rules_tell_the_same_without_re2(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = load()
     with_re2 = Rulebook(rules)
-    monkeypatch.setattr(engines, "FAST", False)
+    monkeypatch.setattr(rulebook, "FAST", False)
     without = Rulebook(rules)
     for line in (line for rule in rules for line in (*rule.examples, *rule.look_alikes)):
-        told = grammar.record(grammar.cleaned(line.encode()))
+        told = grammar.record(grammar.clean(line.encode()))
         assert with_re2.matches(told) == without.matches(told)
 
 
 def test_the_end_of_a_long_line_is_looked_at() -> None:
     """A launcher prints the whole command before it says how that ended."""
-    from transom_cli.diagnose.logs.hits import hits_in
+    from transom_cli.diagnose.logs.reader import hits_in
 
     line = b"[2026-01-05 13:11:27,885] [ERROR] [launch.py:434:sigkill_handler] ['python', '" + b"x" * 6000
     (hit,) = hits_in(io.BytesIO(line + b"'] exits with return code = -9\n"), Rulebook(load()))

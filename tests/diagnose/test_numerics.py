@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transom_cli.diagnose import numerics as nu
-from transom_cli.diagnose.clue import Category
+from transom_cli.diagnose.clue import Category, Trouble
 from transom_cli.diagnose.numerics import Found, NumericsState, Over, last_step_before, watch
-from transom_cli.diagnose.oddity import Trouble
 
 News = list[Found | Over]
 

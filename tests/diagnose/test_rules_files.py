@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from transom_cli.diagnose.clue import Action, Category
-from transom_cli.diagnose.logs.rule import Level, Rule
-from transom_cli.diagnose.logs.rulefiles import check, load, parse
+from transom_cli.diagnose.logs.rule_files import check, load, parse
+from transom_cli.diagnose.logs.rulebook import Level, Rule
 from transom_cli.errors import UsageError
 
 GOOD = """
@@ -59,9 +59,9 @@ def test_a_site_adds_a_rule_and_replaces_one(tmp_path: Path) -> None:
 def test_a_site_rule_that_does_not_know_its_example_is_told(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text(GOOD.replace("fan 3", "no number"))
-    assert any("site-fan" in line and "no rule knows it" in line for line in check(load([path])))
+    assert any("site-fan" in line and "no rule matches it" in line for line in check(load([path])))
     path.write_text(GOOD.replace("cleared", "cleared, fan 3"))
-    assert any("takes a look-alike for its own" in line for line in check(load([path])))
+    assert any("matches a look-alike" in line for line in check(load([path])))
 
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
@@ -75,17 +75,17 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         load([path])
     words = str(told.value)
     for part in (
-        "[odd] is not known",
-        "weigth is not known",
-        "category is to be one of",
+        "unknown table [odd]",
+        "unknown key weigth",
+        "category must be one of",
         "'gpu'",
-        "level is to be one of",
+        "level must be one of",
         "at least 3 characters",
-        "RE2 does not take '(?!a)'",
-        "RE2 does not take '(?=b)'",
+        "RE2 rejects '(?!a)'",
+        "RE2 rejects '(?=b)'",
         "has no name",
-        "any is to be a list",
-        "confidence is to be a number",
+        "any must be a list",
+        "confidence must be a number",
     ):
         assert part in words, part  # fmt: skip
 

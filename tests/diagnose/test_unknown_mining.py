@@ -7,9 +7,8 @@ import string
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom_cli.diagnose.unknown.miner import LEAF, TEMPLATES, Miner
-from transom_cli.diagnose.unknown.tape import Line, Tape
-from transom_cli.diagnose.unknown.templates import Template, Templates, mine
+from transom_cli.diagnose.unknown.novel import Line, Tape
+from transom_cli.diagnose.unknown.templates import LEAF, TEMPLATES, Miner, Template, Templates, mine
 
 HEALTHY = [
     *(f"[rank{i % 8}]: step {i} loss {1 / (i + 1):.4f} lr 3.{i}e-05 tokens/s {i * 17}" for i in range(300)),

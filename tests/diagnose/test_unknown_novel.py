@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from transom_cli.diagnose.clue import Action, Category
 from transom_cli.diagnose.unknown.draft import LITERAL, draft, expression
-from transom_cli.diagnose.unknown.novel import New, unrecognised
+from transom_cli.diagnose.unknown.novel import Line, New, find_new
 from transom_cli.diagnose.unknown.store import BYTES, load, save
-from transom_cli.diagnose.unknown.tape import Line
 from transom_cli.diagnose.unknown.templates import Template, Templates, mine
 from transom_cli.errors import TransomError
 
@@ -36,12 +35,12 @@ def near(*said: tuple[int, str]) -> list[Line]:
 
 
 def test_a_healthy_end_has_nothing_new() -> None:
-    assert unrecognised(TEMPLATES, near()) == ()
-    assert unrecognised(TEMPLATES, []) == ()
+    assert find_new(TEMPLATES, near()) == ()
+    assert find_new(TEMPLATES, []) == ()
 
 
 def test_the_failure_comes_before_its_stack_and_its_consequences() -> None:
-    found = unrecognised(
+    found = find_new(
         TEMPLATES,
         near(
             (3, "[rank3]: shuffling buffers of epoch two"),
@@ -69,7 +68,7 @@ def test_of_equals_the_earliest_is_told_first_and_its_first_line_is_the_earliest
         Line("AlphaError: late", "c", 1, 2, 15.0),
         Line("x", "d", 1, 3, 1.0),
     ]
-    found = unrecognised(Templates(), lines)
+    found = find_new(Templates(), lines)
     assert [new.first.file for new in found[:1]] == ["b"]
     (alpha,) = [new for new in found if new.first.text.startswith("Alpha")]
     assert alpha.first.at == 15.0 and alpha.ranks == (0, 2)
@@ -77,12 +76,12 @@ def test_of_equals_the_earliest_is_told_first_and_its_first_line_is_the_earliest
 
 def test_what_one_rank_says_tells_more_than_what_all_say() -> None:
     everyone = [(rank, "gathering of pieces begins") for rank in range(4)]
-    found = unrecognised(TEMPLATES, near(*everyone, (1, "zeta went round again"), (1, "zeta went round again")))
+    found = find_new(TEMPLATES, near(*everyone, (1, "zeta went round again"), (1, "zeta went round again")))
     assert [new.first.text for new in found] == ["zeta went round again", "gathering of pieces begins"]
 
 
 def test_words_for_a_person_hold_no_control_characters() -> None:
-    (new,) = unrecognised(Templates(), [Line("bad \x1b]0;x\x07 Error", "log\x1b[31m", 3)])
+    (new,) = find_new(Templates(), [Line("bad \x1b]0;x\x07 Error", "log\x1b[31m", 3)])
     assert "\x1b" not in new.words and "\x07" not in new.words
 
 
@@ -90,7 +89,7 @@ def test_words_for_a_person_hold_no_control_characters() -> None:
 
 
 def rule_of(line: str) -> dict[str, object]:
-    (new,) = unrecognised(Templates(), [Line(line, "rank-2.log", 9, 2)])
+    (new,) = find_new(Templates(), [Line(line, "rank-2.log", 9, 2)])
     (rule,) = tomllib.loads(draft(new))["rule"]
     assert isinstance(rule, dict)
     return rule
@@ -140,7 +139,7 @@ def test_any_line_makes_a_rule_that_loads_and_matches(line: str) -> None:
 
 
 def check(line: str) -> None:
-    found = unrecognised(Templates(), [Line(line, "f", 1)])
+    found = find_new(Templates(), [Line(line, "f", 1)])
     text = draft(found[0]) if found else ""
     if not text:
         return
@@ -188,7 +187,7 @@ def test_any_lines_templates_can_be_kept(tmp_path_factory: pytest.TempPathFactor
 def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "templates.json"
     path.write_text(text)
-    with pytest.raises(TransomError, match="holds no templates") as refused:
+    with pytest.raises(TransomError, match="does not contain a run's templates") as refused:
         load(path)
     assert f"rm {path}" in refused.value.hint
 
@@ -199,5 +198,5 @@ def test_a_file_is_of_bounded_size(tmp_path: Path) -> None:
     save(path, Templates(many, 400))
     assert path.stat().st_size < BYTES and 0 < len(load(path).templates) < 400
     path.write_bytes(b" " * (BYTES + 1))
-    with pytest.raises(TransomError, match="holds no templates"):
+    with pytest.raises(TransomError, match="does not contain a run's templates"):
         load(path)

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from transom_cli.cli.app import app
-from transom_cli.cli.examples import EXAMPLES
+from transom_cli.cli.options import EXAMPLES
 from transom_cli.errors import EXIT_CODES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,7 @@ def test_messages_are_found_with_the_exit_code_of_their_class() -> None:
     page = made("messages.md")
     rows = re.findall(r"^\| (.+?) \| \[(\d+)\]", page, re.MULTILINE)
     assert ("no run `WANTED` in ROOT", "10") in rows
-    assert ("cannot make the run directory PATH", "13") in rows, "what its callers say"
+    assert ("cannot create the run directory PATH", "13") in rows, "what its callers say"
     assert ("Run `RUN_ID` has a live operator", "11") in rows
     assert ("Slurm did not answer `COMMAND`", "12") in rows, "a class that comes from another module"
     assert ("The secret of the run in PATH cannot be used", "13") in rows, "a text that stands in a variable"

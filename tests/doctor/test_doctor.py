@@ -1,4 +1,4 @@
-"""Whether the doctor tells what keeps transom from working, from readings as real systems give them."""
+"""The doctor reports what prevents transom from working, from readings of real systems."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from transom_cli.doctor.symptom import (
 )
 from transom_cli.errors import UsageError
 from transom_cli.slurm.fake import FakeSlurm
-from transom_cli.slurm.pyslurm.trial import Trial
+from transom_cli.slurm.port import BackendTrial
 from transom_cli.slurm.runner import Runner
-from transom_cli.ui.doctor import symptom_lines
+from transom_cli.view.findings import symptom_lines
 
 CONFIG = """\
 Configuration data as of 2026-01-01T10:00:00
@@ -45,14 +45,14 @@ SlurmUser               = slurm(64030)
 
 Slurmctld(primary) at ctl is UP
 """
-WITHOUT = Trial(why_not="it is not in this Python")
+WITHOUT = BackendTrial(why_not="it is not in this Python")
 
 
 def grades(found: list[Symptom]) -> dict[str, Grade]:
     return {one.about: one.grade for one in found}
 
 
-def test_a_cluster_as_it_should_be_has_nothing_to_tell() -> None:
+def test_recommended_cluster_settings_are_ok() -> None:
     assert {one.grade for one in of_cluster(config_of(CONFIG))} == {Grade.OK}
 
 
@@ -84,7 +84,7 @@ def test_the_sites_ways_for_those_who_may_not(commands: Path, tmp_path: Path) ->
     config = config_of(CONFIG)
     two = [DrainWay("sudo -n drain"), DrainWay("the spool /s")]
     told = of_rights("ada", 1000, config, "", two)
-    assert told.grade is Grade.OK and told.words.endswith("by asking sudo -n drain, then the spool /s")
+    assert told.grade is Grade.OK and told.words.endswith("through sudo -n drain, then the spool /s")
     told = of_rights("ada", 1000, config, "", [*two, DrainWay("the spool /t", "not there")])
     assert told.grade is Grade.WARN and "the spool /t: not there" in told.words and "/s" not in told.words
     assert of_rights("root", 0, config, "", two).words == "root may drain nodes"
@@ -92,21 +92,21 @@ def test_the_sites_ways_for_those_who_may_not(commands: Path, tmp_path: Path) ->
     assert [bool(way.broken) for way in ways] == [True, False]
 
 
-def test_what_is_amiss_with_a_sites_way_is_said(tmp_path: Path) -> None:
-    def amiss(command: tuple[str, ...], spool: Path | None = None) -> str:
+def test_broken_site_drain_command_or_spool_is_reported(tmp_path: Path) -> None:
+    def broken(command: tuple[str, ...], spool: Path | None = None) -> str:
         return _drain_ways(lambda: (command, spool))[0].broken
 
     (tmp_path / "plain").touch(mode=0o644)
-    assert amiss((str(tmp_path / "plain"), "x")).endswith("is not here, or not an executable file")
-    assert "a command is a list of words" in amiss(("sudo -n drain",))
-    for mode, words in ((0o1777, ""), (0o777, "take another's request out; it should be 1777"), (0o700, "")):
+    assert broken((str(tmp_path / "plain"), "x")).endswith("does not exist here or is not executable")
+    assert "as a list of words" in broken(("sudo -n drain",))
+    for mode, words in ((0o1777, ""), (0o777, "remove others' requests; it should be 1777"), (0o700, "")):
         folder = tmp_path / f"{mode:o}"
         folder.mkdir()
         folder.chmod(mode)
-        assert amiss((), folder).endswith(words) and bool(amiss((), folder)) is bool(words)
-    assert amiss((), tmp_path / "plain") == "it is no folder"
-    assert amiss((), tmp_path / "none") == "No such file or directory"
-    assert "no request can be put there" in of_spool(0o755, writable=False)
+        assert broken((), folder).endswith(words) and bool(broken((), folder)) is bool(words)
+    assert broken((), tmp_path / "plain") == "it is not a folder"
+    assert broken((), tmp_path / "none") == "No such file or directory"
+    assert "you cannot put requests there" in of_spool(0o755, writable=False)
 
 
 def test_machines_that_end_processes_at_logout() -> None:
@@ -153,7 +153,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_place_where_all_is_well(commands: Path, tmp_path: Path) -> None:
+def test_doctor_passes_on_a_good_machine(commands: Path, tmp_path: Path) -> None:
     found = list(examine(FakeSlurm(), Runner(), lambda: tmp_path / "not" / "yet" / "there", lambda: WITHOUT))
     told = grades(found)
     assert Grade.FAIL not in told.values()
@@ -179,16 +179,16 @@ def test_places_where_it_cannot_work(commands: Path, tmp_path: Path, monkeypatch
     assert one.grade is Grade.FAIL and "sbatch" in one.words and "make demo" in one.hint
 
 
-def test_pyslurm_is_a_note_where_it_is_not_and_tells_what_goes_another_way_where_it_is(commands: Path) -> None:
-    def told(trial: Trial) -> Symptom:
+def test_missing_pyslurm_is_a_note(commands: Path) -> None:
+    def told(trial: BackendTrial) -> Symptom:
         return next(s for s in examine(FakeSlurm(), Runner(), Path, lambda: trial) if s.about == "pyslurm")
 
     without = told(WITHOUT)
     assert without.grade is Grade.NOTE and "it is not in this Python" in without.words
-    there = told(Trial("25.11.2 on Python 3.14, with Slurm 26.05.5: 2 jobs of yours", detours={"submit": "why"}))
+    there = told(BackendTrial("25.11.2 on Python 3.14, with Slurm 26.05.5: 2 jobs of yours", detours={"submit": "why"}))
     assert there.grade is Grade.OK and "Slurm 26.05.5" in there.words and "submit: why" in there.words
-    wished = told(Trial(why_not="no such file", wish="slurm.pyslurm_python = /nope"))
-    assert wished.grade is Grade.WARN and "asked for by slurm.pyslurm_python = /nope" in wished.words and wished.hint
+    wished = told(BackendTrial(why_not="no such file", wish="slurm.pyslurm_python = /nope"))
+    assert wished.grade is Grade.WARN and "requested by slurm.pyslurm_python = /nope" in wished.words and wished.hint
 
 
 def test_the_command(commands: Path, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_the_command(commands: Path, tmp_path: Path) -> None:
     assert {"about", "grade", "words", "hint"} == set(said["found"][0])
 
 
-def test_the_cluster_of_the_settings_is_the_one_that_is_looked_at(commands: Path, tmp_path: Path) -> None:
+def test_cluster_from_the_settings_is_examined(commands: Path, tmp_path: Path) -> None:
     (commands / "scontrol").write_text(
         f'#!/bin/sh\necho "$@" >> {tmp_path}/asked; echo "Unable to contact" >&2; exit 1\n'
     )
@@ -211,7 +211,7 @@ def test_the_cluster_of_the_settings_is_the_one_that_is_looked_at(commands: Path
     assert first == "--clusters=alps show config" and all("--clusters" not in line for line in rest)
 
 
-def test_a_key_that_is_no_setting_is_told(commands: Path, tmp_path: Path) -> None:
+def test_unknown_setting_is_reported(commands: Path, tmp_path: Path) -> None:
     """Also with --root, where no setting is needed to look at runs."""
     (tmp_path / "transom").mkdir()
     (tmp_path / "transom" / "config.toml").write_text('rooot = "/x"\n')

@@ -13,7 +13,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 
 
 def batch(index: int, bad: range) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from transom_cli import beat
-from transom_cli.ckpt import Checkpointer
+from transom_cli.ckpt.checkpointer import Checkpointer
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=100)

@@ -112,7 +112,7 @@ def test_the_runs_own_record_and_accounting_agree(somebody: Person, accounted: S
     until(told, "accounting has not heard of it")
     answered, (first, second) = attempts(somebody, run)
     assert answered and (first["attempt"], second["attempt"]) == (f"{job_id}.0", f"{job_id}.1")
-    assert (first["differs"], second["differs"]) == ([], []), (first, second)
+    assert (first["differences"], second["differences"]) == ([], []), (first, second)
     old = "22.05" in accounted.slurm("sinfo", "--version")  # it keeps no end of a start that was shrunk off a dead node
     assert [one["slurm"]["state"] for one in (first, second)] == ["RESIZED" if old else "REQUEUED", "COMPLETED"]
     assert first["slurm"]["nodes"] == first["nodes"] == ["node1", "node2", "node3"]
@@ -121,7 +121,7 @@ def test_the_runs_own_record_and_accounting_agree(somebody: Person, accounted: S
     assert "node2 lost" in first["incident_words"] and (first["incident"], second["incident"]) == ("i2", "")
     for one, restarts in ((first, 0), (second, 1)):
         written = json.loads(run.attempt(job_id, restarts).outcome.read_text())
-        assert (one["status"], one["words"], one["nodes"]) == (written["status"], written["why"], written["nodes"])
+        assert (one["status"], one["message"], one["nodes"]) == (written["status"], written["why"], written["nodes"])
         assert one["slurm"]["began"] <= one["began"] + 2 and one["ended"] <= one["slurm"]["ended"] + 2
 
     conf = (accounted.dir / "slurm.conf").read_text().splitlines()
@@ -131,7 +131,7 @@ def test_the_runs_own_record_and_accounting_agree(somebody: Person, accounted: S
     answered, alone = attempts(without, run)
     assert not answered and alone == [{**one, "slurm": None} for one in (first, second)]
     screen = without.transom("attempts", run.run_id)
-    assert "Slurm's accounting tells nothing: " in screen.stdout and "storage is disabled" in screen.stdout
+    assert "no answer from Slurm's accounting: " in screen.stdout and "storage is disabled" in screen.stdout
     assert "RESIZED" not in screen.stdout and "done: every rank ended with exit code 0" in screen.stdout
 
 
@@ -144,7 +144,7 @@ def test_a_cancelled_job_that_slurm_has_forgotten_stays_cancelled(somebody: Pers
     assert view["verdict"].endswith("(scancel), as accounting tells")
     assert accounted.slurm("squeue", "-h", "--states=all", "-o", "%A") == ""
     (one,) = attempts(somebody, run)[1]
-    assert (one["status"], one["slurm"]["state"], one["differs"]) == ("stopped", "CANCELLED", [])
+    assert (one["status"], one["slurm"]["state"], one["differences"]) == ("stopped", "CANCELLED", [])
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from transom_cli.layout import RunDir
 from transom_cli.sandbox.cluster import Sandbox
 from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.port import Job, JobState, Submission
-from transom_cli.slurm.restart import RestartRequest, restart_job
+from transom_cli.slurm.requeue import RestartRequest, restart_job
 
 pytestmark = pytest.mark.sandbox
 

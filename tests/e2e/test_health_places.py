@@ -13,7 +13,7 @@ import pytest
 from slurm_support import require_slurm
 
 from transom_cli.sandbox.cluster import Sandbox
-from transom_cli.sandbox.spec import SandboxSpec
+from transom_cli.sandbox.state import SandboxSpec
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.long]
 REPO = Path(__file__).resolve().parents[2]

@@ -47,7 +47,7 @@ def test_before_the_time_limit_all_ranks_save_and_the_run_goes_on(person: Person
     view = person.wait(run, over)
     assert (view["phase"], view["step"], view["excluded"]) == ("done", 150, [])
     (incident,) = view["incidents"]
-    assert incident["result"] == "recovered" and "time limit" in incident["words"]
+    assert incident["result"] == "recovered" and "time limit" in incident["message"]
     log = (run.attempt(view["job_id"], 1).logs(0) / "rank-0.log").read_text()
     assert f"restored step-{left['durable']} " in log
 

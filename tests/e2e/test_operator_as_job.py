@@ -8,7 +8,7 @@ import pytest
 from e2e.support import COMMAND, Person, at_step, over
 
 from transom_cli.sandbox.cluster import Sandbox
-from transom_cli.submit.operatorjob import operator_tag
+from transom_cli.submit.render import operator_tag
 from transom_cli.supervise.lease import read_holder
 
 pytestmark = pytest.mark.sandbox
@@ -49,10 +49,10 @@ def test_one_that_finds_no_core_is_waited_for_and_goes_with_the_run(person: Pers
     run = person.start("--operator", "job", "-N", "1", "--", *COMMAND, "--steps", "5")
     told = person.transom("status", run.run_id)
     job = run.operator_job.read_text().strip()
-    assert f"job {job} PENDING" in told.stdout and "is submitted by its operator" in told.stdout, told
+    assert f"job {job} PENDING" in told.stdout and "will become the operator" in told.stdout, told
     assert f"--start -j {job}" in told.stdout and "transom attach" not in told.stdout
     stopped = person.transom("stop", run.run_id)
-    assert stopped.returncode == 0 and f"job {job}, had not begun" in stopped.stderr, stopped
+    assert stopped.returncode == 0 and f"job {job}, was still pending" in stopped.stderr, stopped
     assert operators(sandbox, operator_tag(run.run_id)) == {job: "CANCELLED"}
 
 

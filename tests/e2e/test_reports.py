@@ -25,7 +25,7 @@ def told(run: RunDir, view: dict[str, Any]) -> list[dict[str, Any]]:
 def test_a_loss_that_stops_being_a_number(person: Person) -> None:
     run = person.start("-N", "2", "--", *COMMAND, "--steps", "400", "--nan-at", "100")
     view = person.wait(run, lambda view: bool(view["reports"]))
-    assert view["reports"][0].startswith("the loss is not a number since step ")
+    assert view["reports"][0].startswith("the loss is NaN since step ")
     view = person.wait(run, over)
     (record,) = told(run, view)
     assert (record["what"], record["over"], record["clue"]["category"]) == ("nan_loss", False, "numeric_divergence")

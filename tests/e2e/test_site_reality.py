@@ -25,7 +25,7 @@ def sandbox(short_dir: Path) -> Iterator[Sandbox]:
 
 
 def says(*words: str) -> Callable[[dict[str, Any]], bool]:
-    return lambda view: all(one in view["slurm_words"] for one in words)
+    return lambda view: all(one in view["pending_reason"] for one in words)
 
 
 def runs_on(*nodes: str) -> Callable[[dict[str, Any]], bool]:
@@ -96,7 +96,7 @@ def test_the_last_node_of_a_reservation_dies(person: Person, sandbox: Sandbox) -
         faults.kill_node(sandbox, "node3")
         view = person.wait(run, lambda v: v["phase"] == "held", LONG)
         assert "no nodes for the job but those that are kept away: node3" in view["verdict"]
-        assert "too few nodes with reservation `r1` are left but those" in view["slurm_words"]
+        assert "too few nodes with reservation `r1` (excluded:" in view["pending_reason"]
         assert "transom nodes --lift node3" in person.transom("status", run.run_id).stdout
         assert "transom nodes --lift node3" in person.transom("explain", run.run_id).stdout
         admin(sandbox, "update", "reservation=r1", "nodes=node[3,5]")
@@ -132,7 +132,7 @@ def test_the_last_node_with_a_feature_dies_under_a_script_of_the_users_own(perso
     assert person.wait(run, at_step(5))["nodes"] == ["node4"]
     faults.kill_node(sandbox, "node4")
     view = person.wait(run, lambda v: v["phase"] == "held", LONG)
-    assert "too few nodes with constraint `h100` are left" in view["slurm_words"], view["slurm_words"]
+    assert "too few nodes with constraint `h100`" in view["pending_reason"], view["pending_reason"]
     faults.restore_node(sandbox, "node4")
     lifted = person.transom("nodes", "--lift", "node4")
     assert lifted.returncode == 0, lifted.stderr
@@ -153,7 +153,7 @@ def test_a_partition_that_closes_and_allows_less_time_under_a_requeued_run(perso
             if change == "state=down":
                 faults.kill_node(sandbox, "node2")
             view = person.wait(run, says(words), LONG)
-            assert (view["phase"], view["standing"]) == ("recovering", "degraded")
+            assert (view["phase"], view["health"]) == ("recovering", "degraded")
     finally:
         admin(sandbox, "update", "partition=debug", "state=up", "maxtime=infinite")
     person.wait(run, without("node2"), LONG)
@@ -165,10 +165,10 @@ def test_limits_of_a_qos_and_an_account_that_come_while_a_run_is_requeued(person
     run = person.start(*asked, "--", *COMMAND, "--steps", "3000")
     person.wait(run, at_step(5))
     limits = (
-        ("qos", QOS, "GrpTRES=node=", "1", "all jobs of your QOS together have as much as they may: nodes"),
-        ("qos", QOS, "MaxTRESPerJob=node=", "1", "it asks for more nodes than your QOS allows one job"),
-        ("qos", QOS, "MaxWall=", "10", "it asks for more time than your QOS allows one job"),
-        ("account", ACCOUNT, "GrpJobs=", "0", "all jobs of your account together have as much as they may: running"),
+        ("qos", QOS, "GrpTRES=node=", "1", "all jobs of your QOS together have reached its limit: nodes"),
+        ("qos", QOS, "MaxTRESPerJob=node=", "1", "it requests more nodes than your QOS allows per job"),
+        ("qos", QOS, "MaxWall=", "10", "it requests more time than your QOS allows per job"),
+        ("account", ACCOUNT, "GrpJobs=", "0", "all jobs of your account together have reached its limit: running"),
     )
     manage(sandbox, "modify", *limits[0][:2], "set", "".join(limits[0][2:4]))
     faults.kill_node(sandbox, "node2")
@@ -176,7 +176,7 @@ def test_limits_of_a_qos_and_an_account_that_come_while_a_run_is_requeued(person
         if i:
             manage(sandbox, "modify", what, name, "set", limit + most)
         view = person.wait(run, says(words), LONG)
-        assert (view["phase"], view["standing"]) == ("recovering", "degraded")
+        assert (view["phase"], view["health"]) == ("recovering", "degraded")
         manage(sandbox, "modify", what, name, "set", f"{limit}-1")
     person.wait(run, without("node2"), LONG)
     stop(person, run)

@@ -71,7 +71,7 @@ def test_while_slurmctld_hangs_the_run_goes_on_and_a_cancel_of_that_time_is_a_st
     try:
         view = person.wait(run, lambda v: bool(v["slurm_lost"]), LONG)
         assert view["phase"] == "training" and view["incidents"] == []
-        assert "Slurm does not answer" in person.transom("status", run.run_id).stdout
+        assert "Slurm does not respond" in person.transom("status", run.run_id).stdout
         asked = subprocess.Popen(["scancel", str(job)], env={**os.environ, **sandbox.env()}, stderr=subprocess.DEVNULL)
         time.sleep(1.0)
     finally:
@@ -97,7 +97,7 @@ def test_a_rank_that_dies_meanwhile_is_relaunched_in_the_same_attempt_once_slurm
     view = person.wait(run, over, LONG)
     assert (view["phase"], view["step"], view["starts"], view["excluded"]) == ("done", 80, 0, [])
     (incident,) = view["incidents"]
-    assert incident["result"] == "recovered" and "rank 1 on node2 ended with signal 9" in incident["words"]
+    assert incident["result"] == "recovered" and "rank 1 on node2 ended with signal 9" in incident["message"]
 
 
 @pytest.mark.long
@@ -141,7 +141,7 @@ def test_forgotten_by_a_slurmctld_that_counts_anew_it_ends_and_says_how_to_go_on
     restart(sandbox, "job_state", conf=(r"FirstJobId=\d+", f"FirstJobId={max(1, job - 100)}"))
     view = person.wait(run, over, LONG)
     assert (view["phase"], view["exit_code"]) == ("failed", 1)
-    assert "Slurm counts its jobs anew" in view["verdict"]
+    assert "Slurm's job ID counter was reset" in view["verdict"]
     assert "transom run --set checkpoint.directory=" in person.transom("status", run.run_id).stdout
     assert live_jobs(sandbox) == [], "what was submitted in its place was taken back"
 

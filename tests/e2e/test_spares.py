@@ -32,12 +32,44 @@ def test_a_spare_takes_the_place_of_a_dead_node(person: Person, sandbox: Sandbox
     faults.kill_node(sandbox, "node2")
     view = person.wait(run, over)
     assert (view["phase"], view["step"], view["starts"]) == ("done", 100, 0), "the job was never requeued"
-    assert launches(run, job_id) == [["node1", "node2", "node3"], ["node1", "node3", "node4"]]
+    assert launches(run, job_id) == [["node1", "node2", "node3"], ["node1", "node4", "node3"]]
     (incident,) = view["incidents"]
     assert incident["result"] == "recovered" and "swapped" in [m[1] for m in incident["marks"]]
     assert [(x[0], x[1]) for x in view["excluded"]] == [("node2", "drained")]
     resumed = (run.attempt(job_id, 0).logs(1) / "rank-0.log").read_text()
     assert "goes on from step" in resumed and "from step 0" not in resumed
+
+
+def places(run: RunDir, job_id: int, launch: int) -> dict[int, tuple[str, ...]]:
+    """By rank what it said of itself: its node, and what Slurm and the wrapper gave it."""
+    found = {}
+    for log in run.attempt(job_id, 0).logs(launch).glob("rank-*.log"):
+        line = next(line for line in log.read_text().splitlines() if line.startswith("I am "))
+        rank, *where = line.removeprefix("I am ").split()
+        assert log.name == f"rank-{rank}.log"
+        found[int(rank)] = tuple(where)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_ranks_on_healthy_nodes_keep_their_numbers_when_a_spare_replaces_a_node(
+    person: Person, sandbox: Sandbox
+) -> None:
+    tell = 'echo "I am $RANK $SLURMD_NODENAME proc=$SLURM_PROCID local=$LOCAL_RANK of=$LOCAL_WORLD_SIZE/$WORLD_SIZE"'
+    command = ("sh", "-c", f'{tell}; exec "$@"', "sh", *COMMAND, "--steps", "100")
+    run = person.start("-N", "3", "--tasks-per-node", "2", "--spares", "1", "--", *command)
+    job_id = person.wait(run, at_step(10), 180)["job_id"]
+    person.wait(run, lambda _: ready(run, job_id, "warm: "), 180)
+    faults.kill_node(sandbox, "node2")
+    view = person.wait(run, over, 300)
+    assert (view["phase"], view["step"], view["starts"]) == ("done", 100, 0)
+    before, after = places(run, job_id, 0), places(run, job_id, 1)
+    assert before[2][0] == before[3][0] == "node2" and after[2][0] == after[3][0] == "node4"
+    assert {r: after[r] for r in (0, 1, 4, 5)} == {r: before[r] for r in (0, 1, 4, 5)}
+    assert [after[r][1:] for r in range(6)] == [before[r][1:] for r in range(6)]
+    exits = {n: json.loads((run.attempt(job_id, 0).exits(1) / f"rank-{n}.json").read_text())["node"] for n in range(6)}
+    assert exits == {n: after[n][0] for n in range(6)}
 
 
 @pytest.mark.long
@@ -90,7 +122,7 @@ def test_a_drained_node_goes_back_to_who_drains_it_and_the_run_goes_on(person: P
     assert launches(run, job_id)[2:] == [["node1", "node3"]], "a relaunch in the smaller job"
     lines = [json.loads(x) for x in run.attempt(job_id, 0).launcher_journal.read_text().splitlines()]
     assert [r["words"] for r in lines if r["type"] == "give back"] == [
-        "node2 is given back: it is being drained, and carries no rank any more"
+        "node2 is given back: it is being drained, and runs no rank any more"
     ]
     assert not [r for r in lines if r["type"] == "agent"], "no agent is started where the job is no more"
 

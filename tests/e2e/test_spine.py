@@ -35,7 +35,7 @@ def test_a_dead_node_is_isolated_and_the_job_requeued_without_it(person: Person,
     assert [x[0] for x in view["excluded"]] == ["node2"]
     assert view["nodes"] == ["node1", "node3", "node4"]
     (incident,) = view["incidents"]
-    assert incident["result"] == "recovered" and "node2 lost" in incident["words"]
+    assert incident["result"] == "recovered" and "node2 lost" in incident["message"]
     assert [m[1] for m in incident["marks"]].count("isolated") == 1
     assert [m[1] for m in incident["marks"]].count("requeued") == 1
     resumed = (run.attempt(view["job_id"], 1).logs(0) / "rank-0.log").read_text()
@@ -59,7 +59,7 @@ def test_a_killed_rank_is_relaunched_in_the_same_allocation(person: Person, sand
     view = person.wait(run, over)
     assert (view["phase"], view["step"], view["starts"], view["excluded"]) == ("done", 50, 0, [])
     (incident,) = view["incidents"]
-    assert incident["result"] == "recovered" and "rank 1 on node2 ended with signal 9" in incident["words"]
+    assert incident["result"] == "recovered" and "rank 1 on node2 ended with signal 9" in incident["message"]
     assert [m[1] for m in incident["marks"]] == ["seen", "examined", "diagnosed", "launched", "first_step"]
     attempt = run.attempt(view["job_id"], 0)
     again = (attempt.logs(1) / "rank-0.log").read_text()
@@ -77,7 +77,7 @@ def test_a_stopped_rank_is_seen_and_relaunched_with_evidence(person: Person, san
     view = person.wait(run, over)
     assert (view["phase"], view["starts"], view["excluded"]) == ("done", 0, [])
     (incident,) = view["incidents"]
-    assert "node2 stand" in incident["words"]
+    assert "node2 stand" in incident["message"]
     told = [m[2] for m in incident["marks"] if m[1] == "evidence"]
     assert told[0].startswith("non-communication hang: rank 1 is stopped (state T"), told
     assert "(on node2)" in told[0], told
@@ -97,7 +97,7 @@ def test_a_rank_that_hangs_by_itself_is_seen_by_the_silence_alone(person: Person
     view = person.wait(run, over, patience=150)
     assert (view["phase"], view["starts"], view["excluded"]) == ("done", 0, [])
     (incident,) = view["incidents"]
-    assert "no rank has stepped since step 14" in incident["words"]
+    assert "no rank has stepped since step 14" in incident["message"]
     (seen,) = [m[2] for m in incident["marks"] if m[1] == "seen"]
     limit = float(seen.partition("(limit ")[2].split()[0])
     quiet_for = float(seen.partition("no step for ")[2].split()[0])
@@ -118,7 +118,7 @@ def test_without_an_operator_the_launcher_relaunches_all_the_same(person: Person
     person.transom("attach", "--detach", run.run_id)
     view = person.wait(run, over)
     assert (view["phase"], view["starts"]) == ("done", 0)
-    assert "rank 0 on node1 ended with signal 9" in view["incidents"][0]["words"]
+    assert "rank 0 on node1 ended with signal 9" in view["incidents"][0]["message"]
 
 
 @pytest.mark.long

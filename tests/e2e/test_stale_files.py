@@ -83,7 +83,7 @@ def test_a_killed_rank_is_relaunched_in_place(late: Person, sandbox: Sandbox, tm
 
     _, told = watched(late, sandbox, tmp_path / "final", kill)
     assert (told["starts"], told["excluded"]) == (0, [])
-    assert "rank 1 on node2 ended with signal 9" in told["incidents"][-1]["words"]
+    assert "rank 1 on node2 ended with signal 9" in told["incidents"][-1]["message"]
     assert {one["result"] for one in told["incidents"]} <= {"recovered", "failed again"}
     assert (tmp_path / "final").read_text() == undisturbed
 
@@ -103,7 +103,7 @@ def test_a_dead_node_is_isolated_once_and_nothing_durable_is_lost(
     run, told = watched(late, sandbox, tmp_path / "final", kill)
     assert [name for name, *_ in told["excluded"]] == [node]
     (incident,) = told["incidents"]
-    assert incident["result"] == "recovered" and f"{node} lost" in incident["words"]
+    assert incident["result"] == "recovered" and f"{node} lost" in incident["message"]
     marks = [what for _, what, _ in incident["marks"]]
     assert (marks.count("isolated"), marks.count("requeued"), told["starts"]) == (1, 1, 1)
     if node == "node2":

@@ -75,9 +75,9 @@ def test_who_looks_is_not_held_up(shared: Person, sandbox: Sandbox) -> None:
     told = [each.communicate(timeout=2 * BOUND) for each in asked]
     assert [each.returncode for each in asked] == [22] * len(words), told
     answer = json.loads(told[1][0])
-    assert answer["exit_code"] == 22 and answer["error"]["what"] == f"{shared.root} does not answer"
-    assert all(f"{shared.root} does not answer" in err and "hint: " in err for _, err in (told[0], told[2], told[4]))
-    assert f"{run.path} does not answer" in told[3][1]
+    assert answer["exit_code"] == 22 and answer["error"]["what"] == f"{shared.root} does not respond"
+    assert all(f"{shared.root} does not respond" in err and "hint: " in err for _, err in (told[0], told[2], told[4]))
+    assert f"{run.path} does not respond" in told[3][1]
 
 
 @pytest.mark.long
@@ -95,9 +95,9 @@ def test_an_outage_is_told_and_is_no_fault_of_the_run(
         done = shared.transom(*words, timeout=BOUND)
         assert done.returncode == 22, done
         assert f"{shared.root} does not answer" in done.stderr and "since" in done.stderr
-    told(heard, "the run directory has not answered for 60 s", 120)
+    told(heard, "the run directory has not responded for 60 s", 120)
     faults.cont_disk(sandbox, shared.root)
-    told(heard, "the run directory answers again", BOUND)
+    told(heard, "the run directory responds again", BOUND)
     view = shared.wait(run, over, patience=180)
     assert (view["phase"], view["step"], view["starts"]) == ("done", STEPS, 0)
     assert (view["incidents"], view["excluded"]) == ([], [])
@@ -133,12 +133,12 @@ def test_a_view_says_that_it_waits_and_goes_on(shared: Person, sandbox: Sandbox,
             told(file, "training", BOUND)
         faults.stall_disk(sandbox, shared.root)
         for file in said:
-            told(file, f"warning: {run.path} does not answer since", BOUND)
+            told(file, f"warning: {run.path} has not responded since", BOUND)
         left.send_signal(signal.SIGINT)
         assert left.wait(BOUND) == 130
-        assert "left the view; the run goes on" in said[1].read_text()
+        assert "left the view; the run continues" in said[1].read_text()
         faults.cont_disk(sandbox, shared.root)
-        told(said[0], "answers again, after", BOUND)
+        told(said[0], "responds again, after", BOUND)
         assert view.wait(180) == 0
     assert "done" in said[0].read_text()
 

@@ -38,7 +38,7 @@ def test_all_bad_keys_at_once(person: Person, tmp_path: Path) -> None:
     done = person.run("-f", str(file), "--", *COMMAND)
     assert done.returncode == 2
     for words in (
-        "3 settings are wrong",
+        "3 settings are invalid",
         "nme",
         "did you mean `name`",
         "nodez",

@@ -26,6 +26,8 @@ parser.add_argument("--always", action="store_true", help="in every launch")
 parser.add_argument("--at", type=int, default=10**9)
 parser.add_argument("--rank", type=int, default=0)
 parser.add_argument("--quiet-words", default="")
+parser.add_argument("--pause", type=float, default=0.0, help="seconds without a step after each --pause-every steps")
+parser.add_argument("--pause-every", type=int, default=10**9)
 args = parser.parse_args()
 
 rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
@@ -67,6 +69,8 @@ for step in range(done + 1, args.steps + 1):
             sys.exit(int(args.end))
     meet(step)
     beat(step, loss=1.0 / step)
+    if step % args.pause_every == 0:
+        time.sleep(args.pause)
     if rank == 0 and step % 5 == 0:
         at = folder / f"step-{step}"
         at.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the tests of health share."""
+"""Fixtures of the health tests."""
 
 from __future__ import annotations
 

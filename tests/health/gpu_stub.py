@@ -1,4 +1,4 @@
-"""A node with GPUs that are not there: the stub library, and processes that see it."""
+"""A node with simulated GPUs: the stub library, and processes that load it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transom_cli.core.codec import build, plain
-from transom_cli.health.about import About
+from transom_cli.health.check import About
 from transom_cli.health.gpu.reading import NvmlReading
 from transom_cli.sandbox import nvml_stub
 from transom_cli.sandbox.nvml_stub import State
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _READ = """
 import json, sys
 from transom_cli.core.codec import build, plain
-from transom_cli.health.about import About
+from transom_cli.health.check import About
 from transom_cli.health.gpu.nvml import read_nvml
 print(json.dumps(plain(read_nvml(build(About, json.loads(sys.argv[1]))))))
 """

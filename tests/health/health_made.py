@@ -1,4 +1,4 @@
-"""Checks made for tests: their readers are read by a real looker in a real examiner, which import this module."""
+"""Checks made for tests. A real node worker runs their readers in a real reader process, which imports this module."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from transom_cli.health.about import About, Tier
-from transom_cli.health.checks import NodeCheck
+from transom_cli.health.check import About, Check, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict
 
 PATH = str(Path(__file__).parent)
@@ -58,11 +57,11 @@ def overdue(node: str, waited: float, about: About) -> Finding:
     return Finding("made", Verdict.SUSPECT, node, f"no answer for {waited:.0f} s")
 
 
-def made_check(tier: Tier = Tier.QUICK) -> NodeCheck:
+def made_check(tier: Tier = Tier.QUICK) -> Check:
     where = "health_made:read_made"
-    return NodeCheck("made", where, judge_made, Made, MadeLimits, 1.0, tier, ("made",), overdue)
+    return Check("made", where, judge_made, Made, MadeLimits, 1.0, tier, ("made",), overdue)
 
 
-def well_check() -> NodeCheck:
+def well_check() -> Check:
     where = "health_made:read_well"
-    return NodeCheck("well", where, judge_well, Made, MadeLimits, 1.0, Tier.WATCH, ("well",), overdue)
+    return Check("well", where, judge_well, Made, MadeLimits, 1.0, Tier.WATCH, ("well",), overdue)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from slurm_support import client, release_home, require_slurm
 
-from transom_cli.sandbox import belonging
+from transom_cli.sandbox import processes
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
 from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.port import SlurmUnknown
@@ -38,4 +38,4 @@ def test_sacct_tells_how_a_job_ended(short_dir: Path) -> None:
         assert (sb.dir / "slurmdbd.conf").stat().st_mode & 0o777 == 0o600
     finally:
         sb.down()
-    assert belonging.of_sandbox(sb.cluster) == []
+    assert processes.of_sandbox(sb.cluster) == []

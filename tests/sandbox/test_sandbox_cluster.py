@@ -13,7 +13,7 @@ import pytest
 from slurm_support import OrdinaryUser, client, require_slurm, submit, wait_sleepers
 
 from transom_cli.errors import NotPermitted, TransomError, UsageError
-from transom_cli.sandbox import belonging, faults, procs, state
+from transom_cli.sandbox import faults, processes, state
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
 
 pytestmark = pytest.mark.sandbox
@@ -30,9 +30,9 @@ def test_tasks_run_on_every_node_with_gpus_counted(healed_sandbox: Sandbox) -> N
 def test_up_again_is_the_same_cluster_and_another_shape_is_refused(sandbox: Sandbox) -> None:
     before = sandbox.daemons()
     assert Sandbox.up(sandbox.spec).daemons() == before
-    with pytest.raises(UsageError, match="up already, as another one") as refused:
+    with pytest.raises(UsageError, match="already up, with another configuration") as refused:
         Sandbox.up(replace(sandbox.spec, nodes=2))
-    assert "asked for: 2 nodes" in refused.value.why
+    assert "requested: 2 nodes" in refused.value.why
     assert sandbox.daemons() == before
 
 
@@ -46,7 +46,7 @@ def test_down_ends_jobs_too_and_job_ids_go_on(short_dir: Path) -> None:
         wait_sleepers(sb, first, 4)
         faults.stop_node(sb, "node2")
         sb.down()
-        assert belonging.of_sandbox(sb.cluster) == []
+        assert processes.of_sandbox(sb.cluster) == []
         assert not sb.status().up and not Sandbox.at(spec.dir).is_up
         sb.down()  # twice is fine
         again = Sandbox.up(spec)
@@ -65,7 +65,7 @@ def test_a_user_without_a_name_is_told_so(short_dir: Path, monkeypatch: pytest.M
     monkeypatch.setattr("pwd.getpwuid", unknown)
     with pytest.raises(TransomError, match="a user with a name") as raised:
         Sandbox.up(SandboxSpec(short_dir / "noname", nodes=1))
-    assert f"user id {os.geteuid()}" in raised.value.why and "/etc/passwd" in raised.value.hint
+    assert f"user ID {os.geteuid()}" in raised.value.why and "/etc/passwd" in raised.value.hint
 
 
 @pytest.mark.parametrize("then", ["down", "up"])
@@ -86,14 +86,14 @@ def test_up_that_was_killed_half_way_leaves_nothing_behind(short_dir: Path, then
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     half = Sandbox.at(spec.dir)
-    comms = {proc.comm for proc in belonging.of_sandbox(half.cluster)}
+    comms = {proc.comm for proc in processes.of_sandbox(half.cluster)}
     assert {"munged", "slurmctld"} <= comms and "slurmctld" not in {row.name for row in half.daemons()}
     try:
         if then == "up":
             assert {node.state for node in Sandbox.up(spec).nodes()} == {"idle"}
     finally:
         half.down()
-    assert belonging.of_sandbox(half.cluster) == []
+    assert processes.of_sandbox(half.cluster) == []
 
 
 def test_after_a_reboot_recorded_pids_mean_nothing(short_dir: Path) -> None:
@@ -101,7 +101,7 @@ def test_after_a_reboot_recorded_pids_mean_nothing(short_dir: Path) -> None:
     spec = SandboxSpec(short_dir / "boot", nodes=1)
     Sandbox.up(spec).down()
     known = state.load(spec.dir)
-    me = procs.read(os.getpid())
+    me = processes.read(os.getpid())
     assert known is not None and me is not None
     known.boot, known.daemons = "an earlier boot", {"munged": me.ident}
     state.save(spec.dir, known)
@@ -114,10 +114,10 @@ def test_after_a_reboot_recorded_pids_mean_nothing(short_dir: Path) -> None:
 
 
 def test_a_recycled_pid_is_not_ours() -> None:
-    me = procs.read(os.getpid())
-    assert me is not None and procs.alive(me.ident)
-    earlier = procs.Ident(me.pid, me.ident.start - 1)
-    assert not procs.alive(earlier) and not procs.signal_one(earlier, signal.SIGKILL)
+    me = processes.read(os.getpid())
+    assert me is not None and processes.alive(me.ident)
+    earlier = processes.Ident(me.pid, me.ident.start - 1)
+    assert not processes.alive(earlier) and not processes.signal_one(earlier, signal.SIGKILL)
 
 
 def test_two_sandboxes_do_not_touch_each_other(healed_sandbox: Sandbox, short_dir: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_taken_port_is_named(healed_sandbox: Sandbox) -> None:
         squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the dead linger on it
         squatter.bind(("127.0.0.1", known.ports.nodes + 3))
         squatter.listen()
-        with pytest.raises(TransomError, match=f"port {known.ports.nodes + 3} is taken"):
+        with pytest.raises(TransomError, match=f"port {known.ports.nodes + 3} is used by another program"):
             faults.restore_node(healed_sandbox, "node4")
 
 
@@ -177,15 +177,15 @@ def test_an_ordinary_user_has_a_sandbox_of_their_own(ordinary_user: OrdinaryUser
         try:
             job = submit(sb, "srun sleep 300", "-N2", "--no-kill", "--gres=gpu:1")
             wait_sleepers(sb, job, 2)
-            owners = {Path(f"/proc/{proc.pid}").stat().st_uid for proc in belonging.of_sandbox(sb.cluster)}
+            owners = {Path(f"/proc/{proc.pid}").stat().st_uid for proc in processes.of_sandbox(sb.cluster)}
             assert owners == {os.geteuid()}
             assert faults.kill_node(sb, "node2") >= 3
-            assert belonging.on_node(sb.cluster, "node2") == []
+            assert processes.on_node(sb.cluster, "node2") == []
             faults.heal(sb)
             assert {node.state for node in sb.nodes()} == {"idle"}
         finally:
             sb.down()
-        assert belonging.of_sandbox(sb.cluster) == []
+        assert processes.of_sandbox(sb.cluster) == []
 
     ordinary_user.call(life)
 
@@ -196,7 +196,7 @@ def test_a_folder_of_someone_else_is_refused(ordinary_user: OrdinaryUser, short_
     (short_dir / "roots").mkdir(mode=0o755)
 
     def attempt() -> None:
-        for folder, words in ((short_dir / "roots", "Cannot write in"), (short_dir / "roots/new", "Cannot make")):
+        for folder, words in ((short_dir / "roots", "Cannot write in"), (short_dir / "roots/new", "Cannot create")):
             with pytest.raises(NotPermitted, match=words):
                 Sandbox.up(SandboxSpec(folder))
 

@@ -6,7 +6,7 @@ import pytest
 from slurm_support import sleepers, submit, wait_sleepers
 
 from transom_cli.errors import UsageError
-from transom_cli.sandbox import belonging, fault_jobs, faults, procs
+from transom_cli.sandbox import fault_processes, faults, processes
 from transom_cli.sandbox.cluster import Sandbox, wait_until
 
 pytestmark = pytest.mark.sandbox
@@ -21,8 +21,8 @@ sleep 301
 def states(sb: Sandbox, job: int) -> dict[str, set[str]]:
     """Of the job's agents by node, of its launcher, and of all else."""
     found: dict[str, set[str]] = {}
-    launcher = fault_jobs.find_launcher(sb, job).pid
-    for proc in belonging.of_job(sb.cluster, job):
+    launcher = fault_processes.find_launcher(sb, job).pid
+    for proc in processes.of_job(sb.cluster, job):
         role = proc.environ.get("TRANSOM_ROLE") if "SLURM_STEP_ID" in proc.environ else ""
         name = f"agent {proc.environ['SLURMD_NODENAME']}" if role == "agent" else "rest"
         found.setdefault("launcher" if proc.pid == launcher else name, set()).add(proc.state)
@@ -39,10 +39,10 @@ def test_an_agent_stops_and_dies_alone(healed_sandbox: Sandbox) -> None:
     assert [fault.undo for fault in faults.active(sb)] == [f"cont-agent --job {job} node2"]
     faults.cont_agent(sb, job, "node2")
     assert faults.active(sb) == []
-    family = fault_jobs.find_agent(sb, job, "node2")
+    family = fault_processes.find_agent(sb, job, "node2")
     assert [proc.comm for proc in family] == ["bash", "sleep"]
     assert faults.kill_agent(sb, job, "node2") == family[0].pid
-    assert not any(procs.alive(proc.ident) for proc in family)
+    assert not any(processes.alive(proc.ident) for proc in family)
     assert len(sleepers(sb, job)) == 4
     with pytest.raises(UsageError, match="no running agent on 'node2'") as missing:
         faults.kill_agent(sb, job, "node2")
@@ -59,9 +59,9 @@ def test_the_launcher_stops_and_dies_alone(healed_sandbox: Sandbox) -> None:
     assert [fault.undo for fault in faults.active(sb)] == [f"cont-launcher --job {job}"]
     assert faults.cont_launcher(sb, job) == pid
     assert faults.active(sb) == []
-    launcher = fault_jobs.find_launcher(sb, job)
-    sruns = [proc for proc in belonging.of_job(sb.cluster, job) if proc.comm == "srun"]
+    launcher = fault_processes.find_launcher(sb, job)
+    sruns = [proc for proc in processes.of_job(sb.cluster, job) if proc.comm == "srun"]
     assert faults.kill_launcher(sb, job) == launcher.pid
-    assert wait_until(lambda: not procs.alive(launcher.ident), 10.0) and sruns
+    assert wait_until(lambda: not processes.alive(launcher.ident), 10.0) and sruns
     with pytest.raises(UsageError, match="no running batch script"):
         faults.kill_launcher(sb, job)

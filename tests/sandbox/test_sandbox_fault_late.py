@@ -12,7 +12,7 @@ import pytest
 from slurm_support import client
 
 from transom_cli.errors import NotPermitted, UsageError
-from transom_cli.sandbox import fault_late, faults
+from transom_cli.sandbox import fault_disks, faults
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
 
 pytestmark = pytest.mark.sandbox
@@ -59,7 +59,7 @@ def test_a_node_that_comes_back_has_its_view_again_until_all_is_healed(own: Sand
     faults.kill_node(own, "node1")
     faults.restore_node(own, "node1")
     assert on(own, "node1", where) == "1"
-    with pytest.raises(UsageError, match="do not see"):
+    with pytest.raises(UsageError, match="has no delay"):
         faults.fresh_files(own, tmp_path / "other")
     faults.heal(own)
     assert faults.active(own) == [] and own.late() == {}
@@ -68,6 +68,6 @@ def test_a_node_that_comes_back_has_its_view_again_until_all_is_healed(own: Sand
 
 def test_what_is_missing_is_told(own: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(NotPermitted, match="it takes root"):
-        fault_late.late_files(own, tmp_path / "never", LATE)
+    with pytest.raises(NotPermitted, match="it needs root"):
+        fault_disks.late_files(own, tmp_path / "never", LATE)
     assert not (tmp_path / "never").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from transom_cli.errors import NotPermitted, UsageError
-from transom_cli.sandbox import fault_shared, faults
+from transom_cli.sandbox import fault_disks, faults
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
 
 pytestmark = pytest.mark.sandbox
@@ -53,7 +53,7 @@ def test_a_shared_disk_holds_what_was_there_and_leaves_what_was_made(sandbox: Sa
     faults.unshare_disk(sandbox, shared)
     assert (shared / "linked").read_text() == "one\ntwo\n" and list((shared / "new").iterdir()) == []
     assert faults.active(sandbox) == [] and sandbox.mounts() == ()
-    with pytest.raises(UsageError, match="is no shared disk"):
+    with pytest.raises(UsageError, match="is not a shared disk"):
         faults.unshare_disk(sandbox, shared)
 
 
@@ -125,7 +125,7 @@ def test_a_small_disk_below_a_shared_one_fills_up(sandbox: Sandbox, tmp_path: Pa
 
 
 def test_what_is_missing_is_told(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fault_shared.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(fault_disks.importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(NotPermitted, match="Cannot mount a file system") as refused:
         faults.stall_disk(sandbox, tmp_path / "never")
     assert refused.value.hint

@@ -11,9 +11,9 @@ import pytest
 from slurm_support import client, sleepers, submit, wait_sleepers
 
 from transom_cli.errors import UsageError
-from transom_cli.sandbox import belonging, fault_ranks, faults, procs
+from transom_cli.sandbox import fault_processes, faults, processes
 from transom_cli.sandbox.cluster import Sandbox
-from transom_cli.sandbox.procs import Ident, Proc
+from transom_cli.sandbox.processes import Ident, Proc
 
 pytestmark = pytest.mark.sandbox
 
@@ -23,7 +23,7 @@ def test_a_killed_node_says_nothing_to_slurm_and_comes_back(healed_sandbox: Sand
     job = submit(sb, "srun sleep 300", "-N3", "--ntasks-per-node=2", "--no-kill")
     wait_sleepers(sb, job, 6)
     assert faults.kill_node(sb, "node2") >= 4  # slurmd, slurmstepd, two tasks
-    assert belonging.on_node(sb.cluster, "node2") == []
+    assert processes.on_node(sb.cluster, "node2") == []
     assert len(sleepers(sb, job)) == 4
     assert {row.name: row.state for row in sb.daemons()}["node2"] == "dead"
     assert [row.state for row in sb.nodes() if row.name == "node2"] == ["mixed"]  # Slurm has not noticed
@@ -46,15 +46,15 @@ def test_children_die_before_their_parents(healed_sandbox: Sandbox, monkeypatch:
     sb = healed_sandbox
     job = submit(sb, "srun sleep 300", "-N2", "-w", "node1,node2", "--ntasks-per-node=2")
     wait_sleepers(sb, job, 4)
-    parents = {proc.pid: proc.ppid for proc in belonging.on_node(sb.cluster, "node1")}
+    parents = {proc.pid: proc.ppid for proc in processes.on_node(sb.cluster, "node1")}
     killed: list[int] = []
-    real = procs.signal_one
+    real = processes.signal_one
 
     def signal_one(ident: Ident, number: int) -> bool:
         killed.extend([ident.pid] if number == signal.SIGKILL else [])
         return real(ident, number)
 
-    monkeypatch.setattr(procs, "signal_one", signal_one)
+    monkeypatch.setattr(processes, "signal_one", signal_one)
     faults.kill_node(sb, "node1")
     order = {pid: n for n, pid in enumerate(killed)}
     assert len(order) >= 7, "slurmd, slurmstepds, the script, srun and its second process, two tasks"
@@ -79,10 +79,10 @@ def test_a_stopped_node_stands_still_until_continued(healed_sandbox: Sandbox) ->
     job = submit(sb, "srun sleep 300", "-N2", "-w", "node1,node3")
     wait_sleepers(sb, job, 2)
     assert faults.stop_node(sb, "node3") >= 3
-    assert {proc.state for proc in belonging.on_node(sb.cluster, "node3")} == {"T"}
-    assert "T" not in {proc.state for proc in belonging.on_node(sb.cluster, "node1")}
+    assert {proc.state for proc in processes.on_node(sb.cluster, "node3")} == {"T"}
+    assert "T" not in {proc.state for proc in processes.on_node(sb.cluster, "node1")}
     faults.cont_node(sb, "node3")
-    assert "T" not in {proc.state for proc in belonging.on_node(sb.cluster, "node3")}
+    assert "T" not in {proc.state for proc in processes.on_node(sb.cluster, "node3")}
 
 
 def test_one_rank_stops_slows_and_dies_alone(healed_sandbox: Sandbox) -> None:
@@ -90,26 +90,26 @@ def test_one_rank_stops_slows_and_dies_alone(healed_sandbox: Sandbox) -> None:
     job = submit(sb, "srun bash -c 'sleep 300; true'", "-N2", "--ntasks-per-node=2", "--no-kill")
     wait_sleepers(sb, job, 4)
     pid = faults.stop_rank(sb, job, 2)
-    family = fault_ranks.find_rank(sb, job, 2)
+    family = fault_processes.find_rank(sb, job, 2)
     assert family[0].pid == pid and [p.comm for p in family] == ["bash", "sleep"]
     assert {p.state for p in family} == {"T"} and family[0].environ["SLURM_PROCID"] == "2"
-    assert {p.state for rank in (0, 1, 3) for p in fault_ranks.find_rank(sb, job, rank)} == {"S"}
+    assert {p.state for rank in (0, 1, 3) for p in fault_processes.find_rank(sb, job, rank)} == {"S"}
     assert [fault.undo for fault in faults.active(sb)] == [f"cont-rank --job {job} 2"]
     faults.cont_rank(sb, job, 2)
-    assert "T" not in {p.state for p in fault_ranks.find_rank(sb, job, 2)}
+    assert "T" not in {p.state for p in fault_processes.find_rank(sb, job, 2)}
 
     faults.slow_rank(sb, job, 1, 0.5)
     seen: set[str] = set()
     deadline = time.monotonic() + 20
     while not ({"T"} < seen) and time.monotonic() < deadline:
-        seen.add(fault_ranks.find_rank(sb, job, 1)[0].state)
+        seen.add(fault_processes.find_rank(sb, job, 1)[0].state)
     assert {"T"} < seen, "it is neither always stopped nor never"
     assert faults.unslow_rank(sb, job, 1) and not faults.unslow_rank(sb, job, 1)
-    assert "T" not in {p.state for p in fault_ranks.find_rank(sb, job, 1)}
+    assert "T" not in {p.state for p in fault_processes.find_rank(sb, job, 1)}
 
-    victim = fault_ranks.find_rank(sb, job, 3)
+    victim = fault_processes.find_rank(sb, job, 3)
     faults.kill_rank(sb, job, 3)
-    assert not any(procs.alive(proc.ident) for proc in victim)
+    assert not any(processes.alive(proc.ident) for proc in victim)
     with pytest.raises(UsageError, match="no running rank 3") as missing:
         faults.kill_rank(sb, job, 3)
     assert missing.value.why.startswith("its running ranks: 0, 1, 2")
@@ -128,15 +128,15 @@ def test_the_rank_is_the_trainer_not_what_launched_it() -> None:
         proc(22, 21, **step, SLURM_PROCID="1", TRANSOM_ROLE="rank"),
         proc(30, 2, SLURM_STEP_ID="1", SLURM_PROCID="1", TRANSOM_ROLE="agent"),
     ]
-    assert {rank: p.pid for rank, p in fault_ranks.rank_tops(wrapped).items()} == {1: 21}
+    assert {rank: p.pid for rank, p in fault_processes.rank_tops(wrapped).items()} == {1: 21}
     torchrun = [
         proc(20, 2, **step, SLURM_PROCID="1"),
         proc(21, 20, **step, SLURM_PROCID="1", RANK="2"),
         proc(22, 20, **step, SLURM_PROCID="1", RANK="3"),
         proc(23, 22, **step, SLURM_PROCID="1", RANK="3"),
     ]
-    assert {rank: p.pid for rank, p in fault_ranks.rank_tops(torchrun).items()} == {2: 21, 3: 22}
-    assert fault_ranks.rank_tops([batch]) == {}
+    assert {rank: p.pid for rank, p in fault_processes.rank_tops(torchrun).items()} == {2: 21, 3: 22}
+    assert fault_processes.rank_tops([batch]) == {}
 
 
 def wait_saved(sb: Sandbox) -> None:

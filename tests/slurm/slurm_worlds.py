@@ -15,7 +15,7 @@ from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import Job, JobState, Slurm, Submission
 from transom_cli.slurm.pyslurm.client import NODE_COUNT, NOTHING, ONE_STEP, PySlurm
-from transom_cli.slurm.restart import RestartRequest
+from transom_cli.slurm.requeue import RestartRequest
 from transom_cli.slurm.runner import Runner
 
 SCRIPT = '#!/bin/bash\nprintf "%s\\n" "$@" "$EXTRA" > "$1"\nexec sleep 600\n'

@@ -30,7 +30,7 @@ from transom_cli.slurm.port import (
     SlurmUnknown,
     Submission,
 )
-from transom_cli.slurm.restart import SETTLE, restart_job
+from transom_cli.slurm.requeue import SETTLE, restart_job
 from transom_cli.slurm.runner import Runner
 from transom_cli.supervise.operator.draining import drain, is_ours, reason
 
@@ -181,14 +181,14 @@ def test_a_job_that_has_failed_is_requeued_too(world: World) -> None:
 
 
 def test_what_is_to_follow_on_a_forgotten_job_must_have_a_higher_number(world: World) -> None:
-    """Else slurmctld has lost its state. (A successor of a forgotten job: test_restart_crash, e2e/test_slurm_away.)"""
+    """Else slurmctld has lost its state. (A successor of a forgotten job: test_requeue_crash, e2e/test_slurm_away.)"""
     job = start(world, nodes=1)
     world.slurm.cancel(job.job_id)
     request = restart_request(world, job, job_id=60_000_000)
     with pytest.raises(NoSuchJob):
         world.slurm.job(request.job_id)
     for _ in range(2):
-        with pytest.raises(SlurmRefused, match="Slurm counts its jobs anew"):
+        with pytest.raises(SlurmRefused, match="Slurm's job ID counter was reset"):
             restart(world, request)
     tagged = [job for job in world.slurm.jobs() if request.tag in job.comment]
     assert tagged and all(job.state is JobState.CANCELLED and not job.nodes for job in tagged), "taken back, never run"

@@ -7,51 +7,51 @@ from pathlib import Path
 
 import pytest
 
+from transom_cli.bootstrap import slurm as bootstrap
 from transom_cli.config.load import load
 from transom_cli.config.model import SlurmCalls
 from transom_cli.errors import UsageError
 from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.pyslurm.client import PySlurm
-from transom_cli.wiring import slurm as wiring
 
 
 @pytest.fixture(params=[True, False], ids=["installed", "not installed"])
 def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(wiring, "find_spec", lambda name: object() if request.param and name == "pyslurm" else None)
+    monkeypatch.setattr(bootstrap, "find_spec", lambda name: object() if request.param and name == "pyslurm" else None)
     return bool(request.param)
 
 
 def test_by_itself_it_is_pyslurm_where_that_is_installed(installed: bool) -> None:
-    chosen = wiring.lasting_slurm(SlurmCalls())
+    chosen = bootstrap.long_lived_slurm(SlurmCalls())
     assert type(chosen) is (PySlurm if installed else CliSlurm)
     if isinstance(chosen, PySlurm):
         assert chosen._worker.argv[0] == sys.executable and not chosen._fits, "its release is looked at first"
-    assert type(wiring.slurm_client()) is CliSlurm, "who asks a few times does not wait for an import"
+    assert type(bootstrap.slurm_client()) is CliSlurm, "who asks a few times does not wait for an import"
 
 
 def test_the_commands_where_they_are_asked_for(installed: bool) -> None:
-    assert type(wiring.lasting_slurm(SlurmCalls(backend="cli"))) is CliSlurm
-    assert wiring.try_pyslurm(SlurmCalls(backend="cli")).why_not == 'slurm.backend = "cli"'
+    assert type(bootstrap.long_lived_slurm(SlurmCalls(backend="cli"))) is CliSlurm
+    assert bootstrap.try_pyslurm(SlurmCalls(backend="cli")).why_not == 'slurm.backend = "cli"'
 
 
 def test_pyslurm_of_any_release_where_it_is_asked_for_and_a_refusal_where_there_is_none(installed: bool) -> None:
     asked = SlurmCalls(backend="pyslurm", timeout=7)
     if installed:
-        chosen = wiring.lasting_slurm(asked)
+        chosen = bootstrap.long_lived_slurm(asked)
         assert isinstance(chosen, PySlurm) and chosen._fits and chosen._runner.timeout == 7
         return
-    assert type(wiring.lasting_slurm(asked)) is CliSlurm, "an operator that lives on does not fail over it"
-    assert "not in this Python" in wiring.try_pyslurm(asked).why_not
+    assert type(bootstrap.long_lived_slurm(asked)) is CliSlurm, "an operator that lives on does not fail over it"
+    assert "not installed for this Python" in bootstrap.try_pyslurm(asked).why_not
     with pytest.raises(UsageError, match="pyslurm does not work here") as raised:
-        wiring.require_backend(asked)
+        bootstrap.require_backend(asked)
     assert "slurm.pyslurm_python" in raised.value.hint
 
 
 def test_a_python_of_its_own(installed: bool, tmp_path: Path) -> None:
     settings = load(None, {}, {"TRANSOM_SLURM__PYSLURM_PYTHON": str(tmp_path / "python"), "HOME": str(tmp_path)})
-    chosen = wiring.lasting_slurm(settings.slurm)
+    chosen = bootstrap.long_lived_slurm(settings.slurm)
     assert isinstance(chosen, PySlurm) and chosen._worker.argv[0] == str(tmp_path / "python")
-    wiring.require_backend(SlurmCalls(pyslurm_python=tmp_path / "python"))  # auto: the commands do without it
+    bootstrap.require_backend(SlurmCalls(pyslurm_python=tmp_path / "python"))  # auto: the commands do without it
 
 
 HELLO = """#!/bin/sh
@@ -65,7 +65,7 @@ NOT_ONE = {"none": None, "exits": "#!/bin/sh\nexit 3\n", "hangs": "#!/bin/sh\nex
 def test_one_that_answers_is_taken_where_pyslurm_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "python").write_text(HELLO)
     (tmp_path / "python").chmod(0o755)
-    wiring.require_backend(SlurmCalls(backend="pyslurm", pyslurm_python=tmp_path / "python"))
+    bootstrap.require_backend(SlurmCalls(backend="pyslurm", pyslurm_python=tmp_path / "python"))
 
 
 @pytest.mark.parametrize("what", NOT_ONE)
@@ -75,9 +75,10 @@ def test_one_that_cannot_answer_is_refused_before_anything_is_submitted(tmp_path
         python.write_text(text)
         python.chmod(0o755)
     with pytest.raises(UsageError, match="pyslurm does not work here") as raised:
-        wiring.require_backend(SlurmCalls(backend="pyslurm", pyslurm_python=python, timeout=1))
+        bootstrap.require_backend(SlurmCalls(backend="pyslurm", pyslurm_python=python, timeout=1))
     assert str(python) in raised.value.why and "slurm.pyslurm_python" in raised.value.hint
-    assert wiring.try_pyslurm(SlurmCalls(pyslurm_python=python, timeout=1)).wish == f"slurm.pyslurm_python = {python}"
+    wish = bootstrap.try_pyslurm(SlurmCalls(pyslurm_python=python, timeout=1)).wish
+    assert wish == f"slurm.pyslurm_python = {python}"
 
 
 def test_an_unknown_backend_is_refused(tmp_path: Path) -> None:

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import JobState, NoSuchJob, SlurmDenied, SlurmRefused, SlurmUnknown, Submission
 from transom_cli.slurm.pyslurm import client as client_module
-from transom_cli.slurm.pyslurm.client import PySlurm
-from transom_cli.slurm.pyslurm.match import why_unfit
+from transom_cli.slurm.pyslurm.client import PySlurm, try_out, why_unfit
 from transom_cli.slurm.pyslurm.process import Worker, WorkerLost
-from transom_cli.slurm.pyslurm.trial import try_out
 from transom_cli.slurm.runner import Runner
 
 JOB = {
@@ -121,7 +119,7 @@ def test_one_that_hangs_at_its_very_start_is_not_waited_for_again(make: Make) ->
     """No controller is asked for its first answer: whoever does not give that one never will."""
     client = make(HANGS)
     assert [job.job_id for job in client.jobs()] == [1]
-    assert "within 0.3 s, at its very start" in client.given_up
+    assert "within 0.3 s, at its start" in client.given_up
     with pytest.raises(SlurmUnknown, match="does not work here"):
         make(HANGS).versions()
 
@@ -132,7 +130,7 @@ def test_one_that_hangs_at_its_very_start_is_not_waited_for_again(make: Make) ->
         (EXITS, "ended with exit status 1: fatal: no"),
         (HANGS, "did not answer within 0.3 s"),
         (SEGFAULTS, "died of SIGSEGV"),
-        (GARBAGE, "answered nonsense"),
+        (GARBAGE, "returned an invalid answer"),
     ],
     ids=["exits", "hangs", "segfaults", "garbage"],
 )

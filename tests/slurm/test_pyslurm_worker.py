@@ -131,9 +131,9 @@ def test_times_and_texts_are_told_as_the_commands_print_them(ask: Ask, client: P
 @pytest.mark.parametrize(
     ("job_id", "why"),
     [
-        (3, "128 less, so of a job that failed it is not asked"),
-        (5, "128 less, so of a job that failed it is not asked"),
-        (4, "tells the priority None"),
+        (3, "wrong exit codes from 128 on"),
+        (5, "wrong exit codes from 128 on"),
+        (4, "reports the priority None"),
         (7, "AttributeError"),
     ],
 )
@@ -143,8 +143,8 @@ def test_what_pyslurm_would_tell_wrongly_is_not_told(ask: Ask, job_id: int, why:
 
 def test_an_old_errno_is_no_failure_and_a_strange_one_no_answer(ask: Ask) -> None:
     assert ask("signal", job_id=1, name="USR2", batch=True) == {"value": None}
-    assert "whether it went well" in str(ask("signal", job_id=1, name="TERM", batch=False)["lacks"])
-    assert "tries again by itself" in str(ask("signal", job_id=1, name="USR1", batch=False)["lacks"])
+    assert "whether the call succeeded" in str(ask("signal", job_id=1, name="TERM", batch=False)["lacks"])
+    assert "retries by itself" in str(ask("signal", job_id=1, name="USR1", batch=False)["lacks"])
     assert ask("cancel", job_id=1) == {"value": None}
     assert "(1, 'SIGUSR2', 'batch'), (1, 'SIGKILL', 'children')" in str(ask("release", job_id=1)["error"])
 

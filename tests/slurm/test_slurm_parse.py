@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.slurm import parse, sacct
+from transom_cli.slurm import accounting, parse
 from transom_cli.slurm.port import JobState, SlurmUnknown
 
 SAMPLES = Path(__file__).parent / "samples" / "22.05"
@@ -58,11 +58,11 @@ def test_a_job_whose_reservation_has_gone_is_held() -> None:
 
 def test_what_a_job_asks_of_its_nodes() -> None:
     waiting = sample("job_waiting.txt")
-    assert parse.parse_show_job(waiting).asks == ()
+    assert parse.parse_show_job(waiting).requirements == ()
     asks = with_fields(waiting, Features="h100&ib", ReqNodeList="node[1-2]")
     asks = asks.replace(" DelayBoot=", " Reservation=r1 DelayBoot=").rstrip("\n") + " Switches=1@1-00:05:00 Power= \n"
     assert parse.parse_show_job(asks).output == parse.parse_show_job(waiting).output
-    assert parse.parse_show_job(asks).asks == (
+    assert parse.parse_show_job(asks).requirements == (
         ("reservation", "r1"),
         ("constraint", "h100&ib"),
         ("nodelist", "node[1-2]"),
@@ -199,7 +199,7 @@ def test_accounting_keeps_every_start() -> None:
         "7|NODE_FAIL|0:0|100|150|gpu[1-2]|\n7|CANCELLED by 1000|0:15|160|170|gpu[2-3]|\n"
         "7|RUNNING|0:0|180|Unknown|gpu3|\n"
     )
-    first, second, third = sacct.parse_sacct(text, 7)
+    first, second, third = accounting.parse_sacct(text, 7)
     assert first.state is JobState.NODE_FAIL and first.nodes == ("gpu1", "gpu2")
     assert (first.began, first.ended, first.by) == (100.0, 150.0, None)
     assert (second.state, second.exit_signal, second.by) == (JobState.CANCELLED, 15, 1000)
@@ -211,24 +211,24 @@ def test_accounting_of_a_start_that_was_shrunk_and_requeued() -> None:
         "1|RESIZING|0:0|5|6|node[1-3]|\n1|RESIZING|0:0|6|7|node[1-2]|\n1|REQUEUED|0:0|7|9|node1|\n"
         "1|RUNNING|0:0|20|Unknown|node[1-2,4]|\n"
     )
-    first, second = sacct.parse_sacct(text, 1)
+    first, second = accounting.parse_sacct(text, 1)
     assert (first.state, first.nodes) == (JobState.PENDING, ("node1", "node2", "node3"))
     assert (first.began, first.ended, first.resized, second.resized) == (5.0, 9.0, (6.0, 7.0), ())
     assert second.nodes == ("node1", "node2", "node4")
-    later = sacct.parse_sacct("1|RESIZING|0:0|15|31|n[1-3]|\n1|REQUEUED|0:0|15|32|n[1,3]|\n", 1)
+    later = accounting.parse_sacct("1|RESIZING|0:0|15|31|n[1-3]|\n1|REQUEUED|0:0|15|32|n[1,3]|\n", 1)
     assert [(one.began, one.ended, one.resized) for one in later] == [(15.0, 32.0, (31.0,))], "as 24.11 has it"
 
 
 def test_a_start_that_was_shrunk_is_told_while_its_job_waits() -> None:
     """22.05 makes the record of what was left of it that of the waiting job."""
-    shrunk, waits = sacct.parse_sacct("1|RESIZING|0:0|5|6|n[1-3]|\n1|PENDING|0:0|Unknown|Unknown|n[1,3]|\n", 1)
+    shrunk, waits = accounting.parse_sacct("1|RESIZING|0:0|5|6|n[1-3]|\n1|PENDING|0:0|Unknown|Unknown|n[1,3]|\n", 1)
     assert (shrunk.state, shrunk.nodes, shrunk.ended) == (JobState.UNKNOWN, ("n1", "n2", "n3"), 6.0)
     assert (waits.began, waits.ended) == (None, None)
 
 
 def test_what_waits_or_was_cancelled_in_the_queue_has_not_begun() -> None:
     """22.05 shows a waiting job's former nodes; a cancelled one's start is its end."""
-    waits, never = sacct.parse_sacct(
+    waits, never = accounting.parse_sacct(
         "1|PENDING|0:0|Unknown|Unknown|node1|\n2|CANCELLED by 0|0:0|9|9|None assigned|\n", 1, 2
     )
     assert (waits.state, waits.nodes, waits.began, waits.ended) == (JobState.PENDING, (), None, None)
@@ -238,15 +238,15 @@ def test_what_waits_or_was_cancelled_in_the_queue_has_not_begun() -> None:
 def test_whose_job_it_was_stands_in_its_submission() -> None:
     """With the user's own text: a folder of two lines, and arguments of the script that look like ours."""
     line = "sbatch --comment=mine --comment=transom:demo --chdir=/a b\nc|d /job.sbatch --comment=other|x\n"
-    both = sacct.parse_sacct(f"7|FAILED|7:0|5|6|n1|{line}7|COMPLETED|0:0|7|8|n2|sbatch x\n", 7)
+    both = accounting.parse_sacct(f"7|FAILED|7:0|5|6|n1|{line}7|COMPLETED|0:0|7|8|n2|sbatch x\n", 7)
     assert [(one.comment, one.nodes) for one in both] == [("transom:demo", ("n1",)), ("", ("n2",))]
-    (theirs,) = sacct.parse_sacct("7|FAILED|7:0|5|6|n1|sbatch --comment=mine x\n", 7)
+    (theirs,) = accounting.parse_sacct("7|FAILED|7:0|5|6|n1|sbatch --comment=mine x\n", 7)
     assert theirs.comment == "mine"
 
 
 def test_several_jobs_come_in_one_answer_and_others_elements_are_left_out() -> None:
     text = "7|RESIZING|0:0|5|6|n1|\n8|FAILED|7:0|5|6|n2|\n9|FAILED|7:0|5|6|n2|\n7|COMPLETED|0:0|6|8|n1|\n"
-    told = sacct.parse_sacct(text, 7, 8)
+    told = accounting.parse_sacct(text, 7, 8)
     assert [(start.job_id, start.began) for start in told] == [(8, 5.0), (7, 5.0)]
 
 
@@ -265,8 +265,8 @@ def test_submitted(text: str, job_id: int) -> None:
         lambda: parse.parse_show_job(sample("job_running.txt").replace("Restarts=0", "Restarts=x")),
         lambda: parse.parse_show_job(sample("job_running.txt")[:300]),
         lambda: parse.parse_show_nodes("hello\n"),
-        lambda: sacct.parse_sacct("7|RUNNING|0:0|1|2\n", 7),
-        lambda: sacct.parse_sacct("", 7),
+        lambda: accounting.parse_sacct("7|RUNNING|0:0|1|2\n", 7),
+        lambda: accounting.parse_sacct("", 7),
         lambda: parse.parse_submitted(""),
         lambda: parse.parse_submitted("Submitted batch job 12, perhaps\n"),
         lambda: parse.parse_nodes("@group"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from transom_cli.sandbox.release.known import KNOWN_SLURM
-from transom_cli.slurm import parse, sacct
+from transom_cli.slurm import accounting, parse
 from transom_cli.slurm.port import Job, JobState
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -96,7 +96,7 @@ def test_nodes(release: str) -> None:
 @in_each
 def test_accounting(release: str) -> None:
     """From 24.11 on a job that was cancelled in the queue has no start; before, its start is its end."""
-    told = sacct.parse_sacct(text(release, "sacct.txt"), *range(1, 7))
+    told = accounting.parse_sacct(text(release, "sacct.txt"), *range(1, 7))
     first, again = (start for start in told if start.job_id == 1)
     assert (first.state, first.nodes, first.exit_code) == (JobState.PENDING, ("node1", "node2", "node3"), None)
     assert first.began is not None and first.ended is not None and first.began <= first.ended

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from transom_cli.slurm.guards import backoff, retry_unanswered
 from transom_cli.slurm.port import NoSuchJob, SlurmUnknown
-from transom_cli.slurm.retry import ask, backoff
 
 
 class Ticker:
@@ -34,7 +34,7 @@ def test_unknown_is_asked_again_until_it_is_known() -> None:
             raise answer
         return answer
 
-    assert ask(call, 60, time.sleep, time.clock) == 7
+    assert retry_unanswered(call, 60, time.sleep, time.clock) == 7
     assert time.slept == [0.5, 1]
 
 
@@ -47,7 +47,7 @@ def test_the_deadline_ends_it_with_the_last_error() -> None:
         raise SlurmUnknown(f"no answer at {time.now}")
 
     with pytest.raises(SlurmUnknown, match=r"no answer at 3.5"):
-        ask(call, 5, time.sleep, time.clock)
+        retry_unanswered(call, 5, time.sleep, time.clock)
     assert tries == [0, 0.5, 1.5, 3.5]
 
 
@@ -58,5 +58,5 @@ def test_a_refusal_is_not_asked_again() -> None:
         raise NoSuchJob("forgotten")
 
     with pytest.raises(NoSuchJob):
-        ask(call, 60, time.sleep, time.clock)
+        retry_unanswered(call, 60, time.sleep, time.clock)
     assert time.slept == []

@@ -69,6 +69,18 @@ def test_the_callers_slurm_settings_do_not_reshape_answers(
     assert {"SLURM_CONF=/etc/other.conf", "SBATCH_ACCOUNT=physics", "EXTRA=b ar"} <= set(told.splitlines())
 
 
+def test_a_job_inherits_no_rank_of_another_launch(
+    program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a second operator submits, from a shell inside a job."""
+    another = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RUN_ID", "SLURM_PROCID")
+    for name in (*another, "RANKING", "MASTER_ADDR", "TORCHELASTIC_ERROR_FILE"):
+        monkeypatch.setenv(name, "0")
+    told = Runner().submit([program("env")], {}, None).splitlines()
+    assert not [name for name in another if f"{name}=0" in told]
+    assert {"RANKING=0", "MASTER_ADDR=0", "TORCHELASTIC_ERROR_FILE=0"} <= set(told)
+
+
 def test_at_the_deadline_the_whole_group_is_killed(program: Callable[[str], str], tmp_path: Path) -> None:
     path = program(f"echo wait >&2; sleep 100 & echo $! > {tmp_path}/child; wait")
     with pytest.raises(SlurmTimeout, match=r"did not answer .* within 0.7 s") as raised:
@@ -84,7 +96,7 @@ def test_at_the_deadline_the_whole_group_is_killed(program: Callable[[str], str]
 
 
 def test_a_missing_command_names_the_packages() -> None:
-    with pytest.raises(SlurmUnreachable, match="`squeue-of-nowhere` is not here") as raised:
+    with pytest.raises(SlurmUnreachable, match="`squeue-of-nowhere` was not found") as raised:
         Runner().run(["squeue-of-nowhere"])
     assert not isinstance(raised.value, SlurmUnknown)
     assert "slurm-client" in raised.value.hint and raised.value.exit_code == 12

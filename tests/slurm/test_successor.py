@@ -9,7 +9,7 @@ from slurm_worlds import FakeWorld, restart_request, start, submission
 
 from transom_cli.slurm import tags
 from transom_cli.slurm.port import Job, JobState, SlurmRefused, SlurmUnknown
-from transom_cli.slurm.restart import restart_job
+from transom_cli.slurm.requeue import restart_job
 from transom_cli.slurm.successor import resubmit_own_job
 
 TAG = tags.successor_tag("transom:r1", "1.0")
@@ -83,15 +83,15 @@ def test_the_tags_of_a_run() -> None:
     assert tags.of_run(tag, tag) and tags.of_run(f"{tag}:after-7.0 held: x", tag)
     assert not tags.of_run("transom:a-12", tag) and not tags.of_run(f"see {tag}", tag) and not tags.of_run("", tag)
     second = tags.successor_tag(tag, "7.1")
-    assert tags.succeeds_job(f"{second} held: x", tag, 7) and not tags.succeeds_job(second, tag, 71)
-    assert not tags.succeeds_job(second, tag, 1) and not tags.succeeds_job(tag, tag, 7)
+    assert tags.replaces_job(f"{second} held: x", tag, 7) and not tags.replaces_job(second, tag, 71)
+    assert not tags.replaces_job(second, tag, 1) and not tags.replaces_job(tag, tag, 7)
 
 
 def test_the_words_of_a_hold_are_one_short_line_behind_the_jobs_own_tag() -> None:
     tag = tags.run_tag("a-1")
     told = tags.held_comment(f"{tag}:after-7.0 held: before", tag, "rank 1:\n\x1b[31mcode=3\x1f  Comment=x")
     assert told == f"{tag}:after-7.0 held: rank 1: [31mcode:3 Comment:x"
-    assert tags.says_held(told) and not tags.says_held(tag) and tags.tag_of(told) == f"{tag}:after-7.0"
+    assert tags.has_hold_reason(told) and not tags.has_hold_reason(tag) and tags.tag_of(told) == f"{tag}:after-7.0"
     assert tags.held_comment("a person's own", tag, "x") == f"{tag} held: x"
     long = tags.held_comment(tag, tag, "y" * 1000)
     assert len(long) < 250 and long.endswith("...")

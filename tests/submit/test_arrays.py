@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.cli.submitting import prepare
 from transom_cli.errors import UsageError
-from transom_cli.submit.arrays import MOST, elements, refuse_whole
+from transom_cli.submit.prepare import prepare
+from transom_cli.submit.script import MAX_ELEMENTS, elements, refuse_whole
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from transom_cli.submit.arrays import MOST, elements, refuse_whole
         ("0-7:3,9,1", (0, 3, 6, 9, 1)),
         ("1,1,1-2", (1, 2)),
         (" 4 , 5 ", (4, 5)),
-        (f"0-{MOST - 1}", tuple(range(MOST))),
+        (f"0-{MAX_ELEMENTS - 1}", tuple(range(MAX_ELEMENTS))),
         ("0-900:100", tuple(range(0, 901, 100))),
     ],
 )
@@ -33,14 +33,14 @@ def test_elements(spec: str, found: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("spec", ["", "a", "3-1", "1-", "-1", "1-4:0", "1,,2", "1;2", "1-2-3", "0x1", "9" * 10])
 def test_what_sbatch_would_refuse_too(spec: str) -> None:
-    with pytest.raises(UsageError, match="cannot be read") as raised:
+    with pytest.raises(UsageError, match="cannot be parsed") as raised:
         elements(spec, "line 2 of the script")
     assert raised.value.why == "line 2 of the script" and raised.value.hint
 
 
-@pytest.mark.parametrize("spec", [f"0-{MOST}", "0-999999999", ",".join(map(str, range(MOST + 1)))])
+@pytest.mark.parametrize("spec", [f"0-{MAX_ELEMENTS}", "0-999999999", ",".join(map(str, range(MAX_ELEMENTS + 1)))])
 def test_more_elements_than_operators_are_sensible(spec: str) -> None:
-    with pytest.raises(UsageError, match=f"more than {MOST} elements") as raised:
+    with pytest.raises(UsageError, match=f"more than {MAX_ELEMENTS} elements") as raised:
         elements(spec, "line 2")
     assert "for i in" in raised.value.hint
 
@@ -56,7 +56,7 @@ def test_any_text_is_read_or_refused(spec: str) -> None:
         found = elements(spec, "line 2")
     except UsageError:
         return
-    assert 0 < len(found) <= MOST and len(set(found)) == len(found) and min(found) >= 0
+    assert 0 < len(found) <= MAX_ELEMENTS and len(set(found)) == len(found) and min(found) >= 0
 
 
 def test_a_script_that_asks_how_many_there_are() -> None:
@@ -80,7 +80,7 @@ def test_each_element_is_a_run_with_its_own_name_and_number(here: Path) -> None:
     (here / "sweep.sbatch").write_text("#!/bin/bash\n#SBATCH --array=0-4:2\n#SBATCH -J seeds\ntrue\n")
     runs = prepare(("sweep.sbatch", "x"), None, {}).each()
     assert [run.settings.name for run in runs] == ["seeds-0", "seeds-2", "seeds-4"]
-    plans = [run.plan(here) for run in runs]
+    plans = [run.record(here) for run in runs]
     assert [[x for x in plan.options if "array" in x] for plan in plans] == [
         ["--array=0"],
         ["--array=2"],
@@ -93,4 +93,4 @@ def test_each_element_is_a_run_with_its_own_name_and_number(here: Path) -> None:
 def test_what_is_no_array_is_one_run_as_it_is(here: Path) -> None:
     (here / "one.sbatch").write_text("#!/bin/bash\ntrue\n")
     (run,) = prepare(("one.sbatch",), None, {}).each()
-    assert run.settings.name == "one" and not any("array" in x for x in run.plan(here).options)
+    assert run.settings.name == "one" and not any("array" in x for x in run.record(here).options)

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transom_cli.bootstrap.slurm import require_own_cluster, require_slurm, run_slurm
 from transom_cli.config.load import load
 from transom_cli.errors import UsageError
 from transom_cli.layout import RunDir
 from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.fake import FakeSlurm
-from transom_cli.slurm.onecluster import WrongCluster, held_to, read_cluster_name
+from transom_cli.slurm.guards import WrongCluster, pinned_to_cluster
 from transom_cli.slurm.parse import parse_squeue, parse_submitted
 from transom_cli.slurm.port import SlurmUnknown, Submission
-from transom_cli.slurm.runner import Runner
-from transom_cli.submit.clusters import cluster_of, refuse_federation
+from transom_cli.slurm.runner import Runner, read_cluster_name
 from transom_cli.submit.script import inspect_script
-from transom_cli.wiring.plan import Plan
-from transom_cli.wiring.slurm import ask_as_submitted, require_own_cluster, require_slurm, slurm_of
+from transom_cli.submit.submission import SubmissionRecord, restore_submission_environment
+from transom_cli.submit.unsupported import cluster_of, refuse_federation
 
 FEDERATION = """\
 Federation: alps
@@ -75,7 +75,7 @@ def test_which_cluster(setting: str | None, script: str | None, environ: dict[st
 def test_several_clusters_are_refused_by_where_they_are_asked_for(several: str) -> None:
     with pytest.raises(UsageError) as raised:
         cluster_of("alps", several, 3, {})
-    assert raised.value.why == f"line 3 of the script asks for `{several}`" and "--clusters NAME" in raised.value.hint
+    assert raised.value.why == f"line 3 of the script requests `{several}`" and "--clusters NAME" in raised.value.hint
     with pytest.raises(UsageError, match="one cluster"):
         cluster_of(several, None, 0, {})
 
@@ -155,7 +155,7 @@ def test_every_command_names_the_cluster_before_its_own_words(commands: Commands
 
 def test_of_another_cluster_nothing_is_asked() -> None:
     fake, told = FakeSlurm(), ["eiger"]
-    slurm = held_to(fake, "alps", lambda: told[-1])
+    slurm = pinned_to_cluster(fake, "alps", lambda: told[-1])
     for call in (lambda: slurm.jobs(), lambda: slurm.cancel(1), lambda: slurm.requeue(1)):
         with pytest.raises(WrongCluster) as raised:
             call()
@@ -172,7 +172,7 @@ def test_who_it_is_is_asked_again_only_after_a_silence() -> None:
         asked.append(1)
         return "alps" if len(asked) < 2 else "eiger"
 
-    slurm = held_to(fake, "alps", ask)
+    slurm = pinned_to_cluster(fake, "alps", ask)
     slurm.jobs()
     slurm.nodes()
     assert len(asked) == 1
@@ -188,7 +188,7 @@ def test_a_controller_that_is_silent_may_be_any() -> None:
 
     fake = FakeSlurm()
     with pytest.raises(SlurmUnknown, match="did not answer"):
-        held_to(fake, "alps", silent).cancel(1)
+        pinned_to_cluster(fake, "alps", silent).cancel(1)
     assert fake.calls == []
 
 
@@ -202,30 +202,30 @@ def test_a_run_keeps_its_cluster(commands: Commands, tmp_path: Path) -> None:
     ]
     run = RunDir(tmp_path / "run")
     run.path.mkdir()
-    plan = Plan(
-        ("--requeue",), env=(("A", "b"),), asked_cluster="alps", cluster="alps", sbatch=(("SBATCH_QOS", "high"),)
+    plan = SubmissionRecord(
+        ("--requeue",), env=(("A", "b"),), requested_cluster="alps", cluster="alps", sbatch=(("SBATCH_QOS", "high"),)
     )
     plan.save(run)
-    assert Plan.load(run) == plan
+    assert SubmissionRecord.load(run) == plan
     require_own_cluster(run)
-    slurm_of(run).cancel(7)
+    run_slurm(run).cancel(7)
     assert commands.words[-1] == "scancel --clusters=alps 7"
     commands.named.write_text("eiger")
     before = len(commands.words)
-    with pytest.raises(WrongCluster, match="not the one") as raised:
+    with pytest.raises(WrongCluster, match="not the cluster") as raised:
         require_own_cluster(run)
     assert raised.value.exit_code == 12
     with pytest.raises(WrongCluster):
-        slurm_of(run).cancel(7)
+        run_slurm(run).cancel(7)
     assert all("show config" in line for line in commands.words[before:])
 
 
 def test_a_run_that_was_made_before_clusters_were_kept(commands: Commands, tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.submission.write_text('{"options": [], "args": [], "chdir": "", "env": {}}')
-    assert Plan.load(run) == Plan()
+    assert SubmissionRecord.load(run) == SubmissionRecord()
     require_own_cluster(run)
-    slurm_of(run).cancel(7)
+    run_slurm(run).cancel(7)
     assert commands.words == ["scancel 7"]
 
 
@@ -242,11 +242,11 @@ def test_an_operator_asks_for_what_the_first_submission_asked_for(
 ) -> None:
     monkeypatch.setenv("SBATCH_PARTITION", "of another shell")
     run = RunDir(tmp_path)
-    Plan().save(run)
-    ask_as_submitted(run)
+    SubmissionRecord().save(run)
+    restore_submission_environment(run)
     assert os.environ["SBATCH_PARTITION"] == "of another shell", "a run from before they were kept"
-    Plan(sbatch=(("SBATCH_QOS", "high"),)).save(run)
-    ask_as_submitted(run)
+    SubmissionRecord(sbatch=(("SBATCH_QOS", "high"),)).save(run)
+    restore_submission_environment(run)
     kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("SBATCH_")}
     assert kept == {"SBATCH_QOS": "high"}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from transom_cli.errors import UsageError
-from transom_cli.submit import hyperpod
-from transom_cli.submit.hyperpod import find_auto_resume, judge_auto_resume
+from transom_cli.submit import unsupported
+from transom_cli.submit.unsupported import find_auto_resume, judge_auto_resume
 
 IDIOM = """#!/bin/bash
 #SBATCH --nodes=2
@@ -48,7 +48,7 @@ def test_not_found_where_it_is_off(script: str) -> None:
 
 
 def test_found_in_words_and_variables() -> None:
-    assert "among the words" in find_auto_resume("", ("--cpu-bind=cores", "--auto-resume=1"), {})
+    assert "the command line" in find_auto_resume("", ("--cpu-bind=cores", "--auto-resume=1"), {})
     assert find_auto_resume("", (), {"B": "x", "AUTO": "-l --auto-resume=1"}) == "the variable AUTO"
 
 
@@ -62,13 +62,13 @@ def test_refused_on_hyperpod_and_a_note_elsewhere() -> None:
 
 
 def test_asked_before_anything_is_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transom_cli.cli.submitting import prepare
+    from transom_cli.submit.prepare import prepare
 
     monkeypatch.setenv("TRANSOM_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     Path("train.sbatch").write_text(IDIOM)
     prepare(("train.sbatch",), None, {})
-    monkeypatch.setattr(hyperpod, "MARK", str(tmp_path))
+    monkeypatch.setattr(unsupported, "HYPERPOD_FOLDER", str(tmp_path))
     for words, flags in (
         (("train.sbatch",), {}),
         (("true",), {"launch.srun_args": ["--auto-resume=1"]}),

@@ -11,8 +11,8 @@ import pytest
 
 import transom_cli
 from transom_cli.errors import UsageError
-from transom_cli.submit.environment import as_frozen, refuse_caller, sbatch_variables, script_environment
-from transom_cli.submit.shared import mount_of, shared_enough
+from transom_cli.submit.inputs import mount_of, node_local_warning
+from transom_cli.submit.submission import refuse_caller, replace_sbatch_variables, sbatch_variables, script_environment
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -46,7 +46,7 @@ def test_an_environments_packages_are_not_pressed_on_another_python(folder: str)
 
 
 def test_a_colon_in_the_folder_is_refused() -> None:
-    with pytest.raises(UsageError, match="PYTHONPATH cannot carry"):
+    with pytest.raises(UsageError, match="PYTHONPATH cannot contain"):
         script_environment(Path("/r"), True, {}, package=Path("/a:b/transom_cli"))
 
 
@@ -77,13 +77,13 @@ def test_the_callers_own_variables_of_sbatch_are_kept_but_for_what_the_script_sa
     answered = sbatch_variables({**theirs, "SBATCH_JOB_NAME": "x"}, ["partition", "time", "switches", "job-name"])
     assert answered == {"SBATCH_QOS": "high"}
     elsewhere = {"SBATCH_ACCOUNT": "theirs", "SBATCH_QOS": "low", "PATH": "/bin"}
-    as_frozen(elsewhere, answered)
+    replace_sbatch_variables(elsewhere, answered)
     assert elsewhere == {"SBATCH_QOS": "high", "PATH": "/bin"}
 
 
 def test_an_array_by_variable_is_refused() -> None:
     refuse_caller({"SBATCH_ARRAY_INX": ""})
-    with pytest.raises(UsageError, match="arrays") as caught:
+    with pytest.raises(UsageError, match="SBATCH_ARRAY_INX") as caught:
         refuse_caller({"SBATCH_ARRAY_INX": "1-3"})
     assert "unset SBATCH_ARRAY_INX" in caught.value.hint
 
@@ -108,12 +108,12 @@ def test_a_node_local_folder_is_warned_of(tmp_path: Path) -> None:
         return f"1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:9 / {tmp_path} rw - {kind} none rw\n"
 
     root = tmp_path / "not" / "there" / "yet"
-    warning = shared_enough(root, table("tmpfs"))
+    warning = node_local_warning(root, table("tmpfs"))
     assert warning and str(root) in warning and "tmpfs" in warning and "--root" in warning
-    assert shared_enough(root, table("overlay")) and shared_enough(root, table("ramfs"))
-    assert shared_enough(root, table("nfs4")) is None and shared_enough(root, "") is None
+    assert node_local_warning(root, table("overlay")) and node_local_warning(root, table("ramfs"))
+    assert node_local_warning(root, table("nfs4")) is None and node_local_warning(root, "") is None
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm here")
 def test_this_machines_own_memory_folder() -> None:
-    assert "/dev/shm" in (shared_enough(Path("/dev/shm/x/y")) or "")
+    assert "/dev/shm" in (node_local_warning(Path("/dev/shm/x/y")) or "")

@@ -16,7 +16,7 @@ from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.tags import of_run, run_tag
-from transom_cli.submit.operatorjob import GOES_ON, operator_options, operator_script, operator_tag
+from transom_cli.submit.render import RUN_CONTINUES, operator_options, operator_script, operator_tag
 from transom_cli.supervise.journal import fold, write_header
 from transom_cli.supervise.lease import Lease
 from transom_cli.supervise.operator.job import (
@@ -77,13 +77,15 @@ def here(tmp_path: Path) -> Path:
 
 
 def test_before_its_time_limit_it_leaves_and_another_is_submitted(here: Path) -> None:
-    job = Job(here, GOES_ON)
+    job = Job(here, RUN_CONTINUES)
     assert job.told(signal.SIGUSR1) == 0
     run = here / "it's a run"
-    assert job.words == [f"-m transom_cli operate --run-dir {run}", f"-m transom_cli attach --detach {run}"]
+    assert job.words == [f"operate --run-dir {run}", f"attach --detach {run}"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 0), (signal.SIGUSR1, 11), (signal.SIGTERM, GOES_ON)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGUSR1, 0), (signal.SIGUSR1, 11), (signal.SIGTERM, RUN_CONTINUES)]
+)
 def test_cancelled_or_at_the_runs_end_it_submits_none(here: Path, number: int, code: int) -> None:
     job = Job(here, code)
     assert job.told(number) == code
@@ -107,6 +109,14 @@ def test_what_sbatch_gets(here: Path) -> None:
 
 def test_it_is_no_job_of_the_runs_own() -> None:
     assert not of_run(operator_tag("r1"), run_tag("r1"))
+
+
+def test_one_is_enough_where_the_site_rewrites_comments(here: Path) -> None:
+    run, slurm = RunDir(here), FakeSlurm()
+    slurm.comment_rule = "project:physics"
+    first = submit_operator(run, settings(), slurm, {})
+    assert submit_operator(run, settings(), slurm, {}).job_id == first.job_id
+    assert len(slurm.cluster.jobs) == 1
 
 
 def test_one_that_waits_or_runs_is_enough(here: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from transom_cli.config.load import load
 from transom_cli.config.model import Settings
-from transom_cli.submit.program import missing
+from transom_cli.submit.inputs import missing_program
 
 
 def settings(**flags: object) -> Settings:
@@ -40,17 +40,17 @@ def here(tmp_path: Path) -> Path:
     ],
 )
 def test_what_is_not_found_is_named(here: Path, command: str, lacking: str) -> None:
-    found = missing(tuple(command.split()), settings(), here)
+    found = missing_program(tuple(command.split()), settings(), here)
     assert found in lacking.split(" or ") if lacking else found == ""
 
 
 def test_torchrun_is_given_a_script(here: Path) -> None:
     torchrun = settings(launch__kind="torchrun")
-    assert missing(("there.py",), torchrun, here) == missing(("-m", "nope"), torchrun, here) == ""
-    assert missing(("nope.py",), torchrun, here) == "nope.py"
+    assert missing_program(("there.py",), torchrun, here) == missing_program(("-m", "nope"), torchrun, here) == ""
+    assert missing_program(("nope.py",), torchrun, here) == "nope.py"
 
 
 def test_behind_setup_or_in_a_container_nothing_is_known(here: Path) -> None:
     words = ("nope", "nope.py")
-    assert missing(words, settings(job__setup=["module load nope"]), here) == ""
-    assert missing(words, settings(launch__container__image="nope.sqsh"), here) == ""
+    assert missing_program(words, settings(job__setup=["module load nope"]), here) == ""
+    assert missing_program(words, settings(launch__container__image="nope.sqsh"), here) == ""

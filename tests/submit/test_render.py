@@ -11,15 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transom_cli import start
 from transom_cli.config.describe import settings_of
 from transom_cli.config.load import load
 from transom_cli.config.model import Settings
 from transom_cli.errors import UsageError
 from transom_cli.submit import render
 from transom_cli.submit.directives import read_directives
-from transom_cli.submit.quoting import directive, output_pattern
-from transom_cli.submit.render import render_script
+from transom_cli.submit.render import directive, output_pattern, render_script
 
+# of another interpreter than this one
+INSTALLED = "'import site; site.addsitedir(site.getusersitepackages()); from transom_cli.start import main; main()'"
 NASTY = ["plain", "a b", "it's", 'say "x"', "two\nlines", "$HOME `id` $(id)", "back\\slash", "#no", "", "--", "é*?[~"]
 
 
@@ -51,8 +53,9 @@ def test_srun_script_word_for_word() -> None:
         launch__container__mounts=["/data:/data:ro", "/home"],
         launch__container__args=["--no-container-mount-home"],
     )
+    text = render_script(asked, Path("/runs/gpt-1"), ["python", "train.py", "--lr", "1e-3"])
     assert (
-        render_script(asked, Path("/runs/gpt-1"), ["python", "train.py", "--lr", "1e-3"])
+        text.replace(INSTALLED, "@INSTALLED@")
         == """\
 #!/bin/bash
 #SBATCH --job-name=gpt
@@ -70,10 +73,10 @@ def test_srun_script_word_for_word() -> None:
 #SBATCH "--chdir=/home/me/my code"
 #SBATCH --switches=1
 
-# Slurm's warning before the time limit is the launcher's: until that one listens, it must not end this script.
+# Slurm's warning before the time limit is for the launcher. Until the launcher runs, it must not end this script.
 trap '' USR2
 
-# Without -u: module and activate scripts of many sites read unset variables.
+# No -u: the module and activate scripts of many sites read unset variables.
 set -e -o pipefail
 
 export TRANSOM_CHECKPOINT_DIR=/runs/gpt-1/checkpoints
@@ -81,8 +84,8 @@ export A='x y'
 
 source venv/bin/activate
 
-# Slurm starts every rank: one task per GPU. The launcher takes this shell's place, and with it its signals.
-exec /opt/py/bin/python -m transom_cli launch \\
+# Slurm starts every rank: one task per GPU. The launcher replaces this shell, so it receives its signals.
+exec /opt/py/bin/python -I -c @INSTALLED@ transom_cli launch \\
     --run-dir /runs/gpt-1 \\
     --kind srun \\
     --tasks-per-node 8 \\
@@ -108,8 +111,9 @@ def test_torchrun_script_word_for_word() -> None:
         auto_beat=False,
         checkpoint__directory="/big/ckpt",
     )
+    text = render_script(asked, Path("/runs/r"), ["train.py"])
     assert (
-        render_script(asked, Path("/runs/r"), ["train.py"])
+        text.replace(INSTALLED, "@INSTALLED@")
         == """\
 #!/bin/bash
 #SBATCH --job-name=run
@@ -120,17 +124,17 @@ def test_torchrun_script_word_for_word() -> None:
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:8
 
-# Slurm's warning before the time limit is the launcher's: until that one listens, it must not end this script.
+# Slurm's warning before the time limit is for the launcher. Until the launcher runs, it must not end this script.
 trap '' USR2
 
-# Without -u: module and activate scripts of many sites read unset variables.
+# No -u: the module and activate scripts of many sites read unset variables.
 set -e -o pipefail
 
 export TRANSOM_CHECKPOINT_DIR=/big/ckpt
 
-# Slurm starts one task per node; torchrun, there, starts the ranks. The launcher takes this shell's place, and with it
+# Slurm starts one task per node, and torchrun starts the ranks there. The launcher replaces this shell, so it receives
 # its signals.
-exec python3 -m transom_cli launch \\
+exec python3 -I -c @INSTALLED@ transom_cli launch \\
     --run-dir /runs/r \\
     --kind torchrun \\
     --tasks-per-node 8 \\
@@ -166,7 +170,8 @@ def test_every_value_arrives_unharmed_through_a_real_shell(tmp_path: Path, kind:
     argv, variable, checkpoints = json.loads(done.stdout)
     options, command = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
     assert command == NASTY and variable == "\n".join(NASTY)
-    assert options[:5] == ["-m", "transom_cli", "launch", "--run-dir", str(folder / "run")]
+    assert options[:2] == ["-I", "-c"]
+    assert options[3:7] == ["transom_cli", "launch", "--run-dir", str(folder / "run")]
     assert "--srun-arg=--x=a 'b' $c" in options and "--srun-arg=--container-image=image with blanks" in options
     assert ('--torchrun-arg=--log-dir=a "b"' in options) is (kind == "torchrun")
     assert checkpoints == str(folder / "run" / "checkpoints")
@@ -201,7 +206,7 @@ def test_a_directive_is_read_back_as_it_was(value: str) -> None:
 
 @pytest.mark.parametrize("character", ["\n", "\r", "\t", "\x7f"])
 def test_what_slurm_cannot_carry_is_refused(character: str) -> None:
-    with pytest.raises(UsageError, match="Slurm cannot carry") as caught:
+    with pytest.raises(UsageError, match="not possible in an #SBATCH line") as caught:
         render_script(made(), Path(f"/runs/a{character}b"), ["true"])
     assert repr(character) in caught.value.why and caught.value.hint
     with pytest.raises(UsageError, match="NUL"):
@@ -220,8 +225,8 @@ def test_no_command_and_impossible_flags_are_refused() -> None:
     with pytest.raises(UsageError, match=r"job\.sbatch") as caught:
         render_script(made(job__sbatch=["--arr=1-3", "--no-requeue", "--exclusive"]), Path("/r"), ["true"])
     assert caught.value.why.splitlines() == [
-        "--array: start a run for each element, or write `#SBATCH --array=0-7` into a script of your own",
-        "--no-requeue: a run lives on being requeued, and asks for it itself",
+        "--array: start one run per element, or use `#SBATCH --array=0-7` in your own script",
+        "--no-requeue: transom requeues the job, and sets this itself",
     ]
 
 
@@ -240,9 +245,9 @@ def test_no_command_and_impossible_flags_are_refused() -> None:
         ("--gpus-per-node=8", "--gpus-per-node: use `job.gpus_per_node`"),
         ("-eerr", "--error: the log is in the run directory"),
         ("-k", "--no-kill: use `job.spares`"),
-        ("--requeue", "--requeue: a run lives on being requeued"),
-        ("-Q", "--quiet: transom reads what sbatch answers"),
-        ("--pars", "--parsable: transom reads what sbatch answers"),
+        ("--requeue", "--requeue: transom requeues the job"),
+        ("-Q", "--quiet: transom reads the output of sbatch"),
+        ("--pars", "--parsable: transom reads the output of sbatch"),
     ],
 )
 def test_a_flag_that_a_setting_stands_for_is_refused_with_its_name(flag: str, words: str) -> None:
@@ -270,8 +275,7 @@ def test_cpus_per_task_is_not_given_to_srun_twice() -> None:
 
 def test_our_own_interpreter_does_not_search_the_jobs_folder() -> None:
     text = render_script(made(), Path("/r"), ["true"])
-    flag = " -P" if sys.version_info >= (3, 11) else ""
-    assert f"exec {sys.executable}{flag} -m transom_cli launch" in text
+    assert f"exec {sys.executable} -I {start.__file__} transom_cli launch" in text
 
 
 def test_a_template_that_forgets_to_quote_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,9 +73,9 @@ def test_new_run_takes_another_id_when_one_is_taken(
 @pytest.mark.parametrize(
     ("number", "kind", "hint"),
     [
-        (errno.ENOSPC, TransomError, "make room"),
-        (errno.EDQUOT, TransomError, "make room"),
-        (errno.EROFS, NotPermitted, "can be written to"),
+        (errno.ENOSPC, TransomError, "free some space"),
+        (errno.EDQUOT, TransomError, "free some space"),
+        (errno.EROFS, NotPermitted, "writable file system"),
         (errno.EACCES, NotPermitted, "ls -ld"),
         (errno.EIO, TransomError, "another --root"),
     ],
@@ -104,7 +104,7 @@ def test_a_failure_at_any_moment_leaves_nothing(
 
     monkeypatch.setattr(Path, "mkdir", failing(Path.mkdir))
     monkeypatch.setattr(os, "fsync", failing(os.fsync))
-    with pytest.raises(kind, match="cannot make the run directory") as caught:
+    with pytest.raises(kind, match="cannot create the run directory") as caught:
         make(tmp_path, "r", 1, settings)
     assert calls == at and hint in caught.value.hint and caught.value.why == os.strerror(number)
     assert list(tmp_path.iterdir()) == []
@@ -113,7 +113,7 @@ def test_a_failure_at_any_moment_leaves_nothing(
 def test_a_root_that_is_a_file_is_a_usage_error(tmp_path: Path, settings: Settings) -> None:
     (tmp_path / "file").touch()
     for root in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UsageError, match="cannot make the run directory"):
+        with pytest.raises(UsageError, match="cannot create the run directory"):
             make(root, "r", 1, settings)
 
 
@@ -128,7 +128,7 @@ def test_a_file_system_that_is_really_full(tmp_path: Path, settings: Settings) -
     if mount.returncode:
         pytest.skip(f"mount: {mount.stderr.strip()}")
     try:
-        with pytest.raises(TransomError, match="cannot make the run directory") as caught:
+        with pytest.raises(TransomError, match="cannot create the run directory") as caught:
             new_run(tmp_path, "r", NOW, settings, "#!/bin/sh\n" + "#" * 100_000)
         assert caught.value.why == "No space left on device" and f"df -h {tmp_path}" in caught.value.hint
         assert list(tmp_path.iterdir()) == []
@@ -158,7 +158,7 @@ def test_a_run_that_is_not_there(tmp_path: Path, settings: Settings) -> None:
     make(tmp_path, "llama", 1, settings)
     with pytest.raises(NoSuchRun, match="no run `lama`") as near:
         find_run(tmp_path, "lama")
-    assert "near: llama" in near.value.why
+    assert "similar: llama" in near.value.why
     for wanted, why in ((tmp_path, "no run.toml"), (tmp_path / "x", "no such directory")):
         with pytest.raises(NoSuchRun, match="no run at") as at:
             find_run(tmp_path, str(wanted))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from transom_cli.errors import TransomError
-from transom_cli.submit.templates import FOLDER, template_folder
+from transom_cli.submit.inputs import FOLDER, template_folder
 
 try:
     import tomllib
@@ -37,7 +37,7 @@ def test_the_wheel_puts_them_where_an_installed_package_looks(tmp_path: Path) ->
 
 
 def test_a_broken_installation_says_where_it_looked(tmp_path: Path) -> None:
-    with pytest.raises(TransomError, match="lacks its sbatch templates") as caught:
+    with pytest.raises(TransomError, match="sbatch templates are missing") as caught:
         template_folder(tmp_path / "transom_cli")
     assert str(tmp_path / "transom_cli" / FOLDER) in caught.value.why and "pip install" in caught.value.hint
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from transom_cli.errors import NotPermitted, TransomError, UsageError
-from transom_cli.submit.options import Option, full_name, read_options
+from transom_cli.submit.directives import Option, full_name, read_options
+from transom_cli.submit.inputs import read_script
 from transom_cli.submit.script import (
-    completing_notes,
-    completing_options,
+    added_options,
     export_options,
     inspect_script,
     refuse_no_job,
+    script_notes,
 )
-from transom_cli.submit.script_file import read_script
 
 SCRIPT = """#!/bin/bash
 # a comment: --array=1-3
@@ -117,17 +117,17 @@ def test_unclosed_quote() -> None:
 
 def test_what_a_requeue_needs_is_added_and_no_more() -> None:
     bare = inspect_script("#!/bin/sh\ntrue\n")
-    assert completing_options(bare, job_name="t.sbatch") == ("--requeue", "--open-mode=append", "--job-name=t.sbatch")
+    assert added_options(bare, job_name="t.sbatch") == ("--requeue", "--open-mode=append", "--job-name=t.sbatch")
     decided = inspect_script("#!/bin/sh\n#SBATCH --open-mode=truncate -J mine --no-requeue --comment=c\n")
-    assert completing_options(decided, job_name="t.sbatch", exported=["TRANSOM_RUN_DIR"]) == ("--requeue",)
-    assert completing_notes(bare) == ()
-    assert completing_notes(decided) == (
-        "line 2: --no-requeue is overridden, a run lives on being requeued",
+    assert added_options(decided, job_name="t.sbatch", exported=["TRANSOM_RUN_DIR"]) == ("--requeue",)
+    assert script_notes(bare) == ()
+    assert script_notes(decided) == (
+        "line 2: --no-requeue is overridden, since transom requeues the job",
         "line 2: --comment is replaced by transom's tag",
-        "line 2: --open-mode=truncate loses an attempt's output at a requeue",
+        "line 2: --open-mode=truncate loses the output of earlier attempts at a requeue",
     )
     theirs = {"SBATCH_OPEN_MODE": "truncate", "SBATCH_JOB_NAME": "x"}
-    assert completing_options(bare, job_name="t.sbatch", environ=theirs) == ("--requeue",)
+    assert added_options(bare, job_name="t.sbatch", environ=theirs) == ("--requeue",)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_our_variables_pass_a_limited_export(said: str, variable: str | None, ex
     ("text", "what"),
     [
         ("", "the script is empty"),
-        (" \n\t\n", "nothing but blanks"),
+        (" \n\t\n", "only blanks"),
         ("echo hi\n", "names no interpreter"),
         ("\ufeff#!/bin/sh\n", "names no interpreter"),
         ("#!/bin/sh\ntrue\r\n", "Windows line endings"),
@@ -173,7 +173,7 @@ def test_files_that_are_no_script(tmp_path: Path) -> None:
     (tmp_path / "train.sbatch").write_text("#!/bin/sh\n")
     with pytest.raises(UsageError, match="no such script") as caught:
         read_script(tmp_path / "trian.sbatch")
-    assert "scripts there: train.sbatch" in caught.value.hint
+    assert "scripts in that folder: train.sbatch" in caught.value.hint
     with pytest.raises(UsageError, match="is a directory"):
         read_script(tmp_path)
     binary = tmp_path / "a.out"
@@ -183,7 +183,7 @@ def test_files_that_are_no_script(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="too long"):
         (tmp_path / "long").write_bytes(b"#" * (4 * 1024 * 1024 + 1))
         read_script(tmp_path / "long")
-    with pytest.raises(TransomError, match="cannot be a script's name"):
+    with pytest.raises(TransomError, match="is not a valid file name"):
         read_script(tmp_path / "a\0b")
     with pytest.raises(UsageError, match="cannot read"):
         read_script(tmp_path / "train.sbatch" / "x")
@@ -208,10 +208,10 @@ def test_bytes_that_are_not_utf8_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("--test-only", "line 3: --test-only: sbatch submits nothing then"),
-        ("-W", "line 3: --wait: sbatch answers only at the job's end"),
+        ("--test-only", "line 3: --test-only: with it, sbatch submits nothing"),
+        ("-W", "line 3: --wait: with it, sbatch returns only when the job ends"),
         ("--vers", "line 3: --version: "),
-        ("-h --usage", "line 3: --help: sbatch submits nothing then\nline 3: --usage: "),
+        ("-h --usage", "line 3: --help: with it, sbatch submits nothing\nline 3: --usage: "),
     ],
 )
 def test_a_script_with_which_sbatch_submits_nothing_is_refused(options: str, told: str) -> None:

@@ -122,7 +122,7 @@ class Operator:
         self.waiting: list[Action] = []
         self.tries: dict[str, int] = {}
 
-    def _reach(self, node: str, address: str, port: int, job_id: int | None) -> Finding:
+    def _reach(self, node: str, *_: object) -> Finding:
         alive = self.slurm.cluster.nodes[node].alive
         return Finding("reach", Verdict.PASS if alive else Verdict.FAIL, node, "asked")
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import pytest
 
+from transom_cli.bootstrap import slurm as wiring
 from transom_cli.slurm.port import Node, SlurmUnknown
 from transom_cli.supervise.launcher import agents
-from transom_cli.wiring import slurm as wiring
 
 
 class Slurm:

@@ -16,10 +16,10 @@ import pytest
 from transom_cli.core import events as ev
 from transom_cli.core.state import State
 from transom_cli.layout import RunDir
+from transom_cli.notify.events import Notification
 from transom_cli.supervise import answering
 from transom_cli.supervise.answering import Answering, interrupted
 from transom_cli.supervise.operator.filewatch import FileWatch
-from transom_cli.telling.news import News
 
 SOON = 30.0  # seconds, on a busy machine
 
@@ -112,7 +112,7 @@ def test_the_operator_says_it_elsewhere_and_then_tells_people(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     said: list[str] = []
-    news: list[News] = []
+    news: list[Notification] = []
     watch = FileWatch(RunDir(tmp_path / "run1"), news.append, said.append, patience=0.5, told_after=1.0)
     watch.seen(State(), ev.Tick(1.0), State(job_id=7, nodes=("n1", "n2")))
     with caplog.at_level(logging.WARNING, logger="transom.operator"):
@@ -124,15 +124,15 @@ def test_the_operator_says_it_elsewhere_and_then_tells_people(
         until(lambda: len(news) == 2)
     watch.close()
     assert [one.kind for one in news] == ["unanswered", "unanswered"] and news[0].key != news[1].key
-    assert news[0].headline.startswith("the run directory has not answered for ")
-    assert "job 7, start 1, 2 nodes" in news[0].words
-    assert news[1].headline.startswith("the run directory answers again, after ")
+    assert news[0].headline.startswith("the run directory has not responded for ")
+    assert "job 7, start 1, 2 nodes" in news[0].details
+    assert news[1].headline.startswith("the run directory responds again, after ")
     assert "answers again, after" in said[1] and "answers again, after" in caplog.messages[0]
 
 
 def test_a_short_silence_is_said_and_not_told(server: Server, tmp_path: Path) -> None:
     said: list[str] = []
-    news: list[News] = []
+    news: list[Notification] = []
     watch = FileWatch(RunDir(tmp_path / "run1"), news.append, said.append, patience=0.5, told_after=1000.0)
     server.here.clear()
     until(lambda: said)

@@ -11,11 +11,10 @@ from pathlib import Path
 from transom_cli.beats.table import NodeTable
 from transom_cli.core.events import NodeFault
 from transom_cli.core.ladder import Checked, CheckNodes, Faulty, Heard
-from transom_cli.health.about import Tier
-from transom_cli.health.exam import Wishes
+from transom_cli.health.check import HealthOptions, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict
-from transom_cli.health.options import HealthOptions
 from transom_cli.health.report import Report
+from transom_cli.health.run import HealthRequest
 from transom_cli.layout import RunDir
 from transom_cli.supervise.launcher.examining import Examining
 from transom_cli.supervise.launcher.faultwatch import AT_ONCE, FaultWatch
@@ -36,10 +35,10 @@ class Case:
             health=HealthOptions(preflight="quick", deep_budget=99.0, off=("load",), limits=(("x", 2.0),)),
         )  # fmt: skip
         self.inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
-        self.asked: list[tuple[int, tuple[str, ...], Wishes]] = []
+        self.asked: list[tuple[int, tuple[str, ...], HealthRequest]] = []
         self._report = report
 
-    def examine(self, job_id: int, nodes: tuple[str, ...], wishes: Wishes) -> Report:
+    def examine(self, job_id: int, nodes: tuple[str, ...], wishes: HealthRequest) -> Report:
         self.asked.append((job_id, nodes, wishes))
         if isinstance(self._report, Exception):
             raise self._report
@@ -63,8 +62,8 @@ def test_bad_findings_become_faults_and_all_of_them_a_file(tmp_path: Path) -> No
     heard = case.check(CheckNodes("preflight", NODES, "quick"))
     assert isinstance(heard, Checked)
     assert heard.faults == (NodeFault("n2", "gpu_rows", "FAIL", "row remap\\x1b[31m failed", "repair", "GPU-1", "165"),)
-    assert heard.words.startswith("2 nodes examined in 2.5 s, n2 bad (gpu_rows: row remap")
-    assert "1 to monitor, 1 checks without an answer" in heard.words
+    assert heard.words.startswith("2 nodes checked in 2.5 s, n2 bad (gpu_rows: row remap")
+    assert "1 to monitor, 1 check without a result" in heard.words
     kept = json.loads((case.attempt.health / "preflight.json").read_text())
     assert kept["worst"] == "fail" and [f["check"] for f in kept["findings"]] == [
         "gpu_rows",

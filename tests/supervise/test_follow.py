@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,25 @@ def test_a_stopped_rank_and_its_return(training: Training) -> None:
         training.beats(step, "n1", "n2")
         told += training.poll()
     assert "RanksBack" in kinds(told)
+
+
+def test_silence_of_a_suspended_job_is_not_told_and_the_watch_starts_again_with_it(training: Training) -> None:
+    training.launch()
+    for step in range(20):
+        training.beats(step, "n1", "n2")
+        training.poll()
+    running, told = training.state, [e for _ in range(3) for e in training.poll()]
+    training.state = replace(running, slurm_state="SUSPENDED", suspended_at="05:00")
+    told += [e for _ in range(600) for e in training.poll()]
+    training.state = replace(running, slurm_state="RUNNING", suspended_at="05:10")
+    told += [e for _ in range(3) for e in training.poll()]
+    training.beats(20, "n1")
+    told += training.poll()
+    assert not [e for e in told if isinstance(e, (ev.NodeSilent, ev.RanksQuiet))], told
+    for _ in range(12):
+        training.beats(20, "n1")
+        told += training.poll()
+    assert [e.node for e in told if isinstance(e, ev.NodeSilent)] == ["n2"], "a node that does not come back is told"
 
 
 def test_a_damaged_table_is_as_good_as_none(training: Training) -> None:
@@ -412,3 +432,27 @@ def test_bad_ends_are_left_to_a_launcher_that_lives(training: Training) -> None:
         events += training.poll()
     assert "OutcomeSeen" not in kinds(events)
     assert "OutcomeSeen" in kinds([e for _ in range(8) for e in training.poll()])
+
+
+def test_steps_go_on_while_the_table_of_a_dead_agent_is_late(training: Training) -> None:
+    training.launch()
+    events = []
+    for step in range(90):
+        training.beats(step, "n1", *(("n2",) if step < 10 else ()))
+        training.sign()
+        events += training.poll()
+    told = [e.step for e in events if isinstance(e, ev.StepSeen)]
+    assert told[-1] > 50 and "RanksQuiet" not in kinds(events)
+    assert set(training.follower.tables) == {"n1"}, "metrics show what is known"
+
+
+def test_a_run_directory_that_falls_silent_as_a_whole_is_no_hang(training: Training) -> None:
+    """Neither launcher nor agents are heard: the file system shows nothing new, or all of them are dead."""
+    training.launch()
+    for step in range(10):
+        training.beats(step, "n1", "n2")
+        training.sign()
+        training.poll()
+    events = [event for _ in range(60) for event in training.poll()]
+    (quiet,) = [e for e in events if isinstance(e, ev.RanksQuiet)]
+    assert quiet.unseen

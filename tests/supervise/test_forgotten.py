@@ -10,9 +10,9 @@ import pytest
 
 from transom_cli.core import events as ev
 from transom_cli.layout import RunDir
-from transom_cli.slurm.ending import user_name
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmUnknown, Submission
+from transom_cli.slurm.requeue import user_name
 from transom_cli.supervise.operator.clock import Clock
 from transom_cli.supervise.operator.forgotten import Forgotten
 from transom_cli.supervise.operator.slurmwatch import FORGOTTEN_AFTER, SlurmWatch
@@ -96,4 +96,4 @@ def test_the_operators_eyes_tell_it_in_place_of_a_mere_absence(scene: Scene) -> 
 
 
 def test_names_of_users() -> None:
-    assert (user_name(None), user_name(0), user_name(2**31 - 7)) == ("", "root", f"user id {2**31 - 7}")
+    assert (user_name(None), user_name(0), user_name(2**31 - 7)) == ("", "root", f"user ID {2**31 - 7}")

@@ -24,8 +24,8 @@ from transom_cli.supervise.lease import Lease
 from transom_cli.supervise.operator.clock import Clock
 from transom_cli.supervise.operator.hands import Hands, Orders
 from transom_cli.supervise.operator.slurmwatch import SlurmWatch
-from transom_cli.ui.read import read_view
-from transom_cli.ui.render import status_lines
+from transom_cli.view.read import read_view
+from transom_cli.view.status import status_lines
 
 WHY = "rank 1 on n2 ended with exit code 1; 4 attempts in a row without a newer checkpoint"
 
@@ -125,8 +125,8 @@ def test_status_shows_why_the_launcher_holds_the_job_and_what_to_do(scene: Scene
     assert view.verdict == f"held by its launcher: {WHY}"
     shown = status_lines(view, 200)
     assert shown[0].startswith("run-1  HELD ")
-    assert f"because     held by its launcher: {WHY}" in shown
-    assert {"go on       scontrol release 1", "the story   transom explain run-1"} <= set(shown)
+    assert f"reason      held by its launcher: {WHY}" in shown
+    assert {"release     scontrol release 1", "details     transom explain run-1"} <= set(shown)
 
 
 def test_status_shows_a_new_job_that_is_held(scene: Scene) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import JobState, SlurmDenied, SlurmRefused, SlurmUnknown, Submission
 from transom_cli.supervise.operator import hands as hands_module
 from transom_cli.supervise.operator.clock import Clock
-from transom_cli.supervise.operator.hands import Hands, Orders
+from transom_cli.supervise.operator.hands import Around, Hands, Orders
+from transom_cli.supervise.operator.secondopinion import launcher_says
 
 LOST = SlurmUnknown("Slurm did not answer", "Socket timed out on send/recv operation")
 
@@ -34,14 +36,24 @@ class Bench:
         self.hands = Hands(orders, self.slurm, self.reach, Clock(), self.out)
         self.verdict = Verdict.PASS
         self.reached: list[tuple[str, int | None]] = []
+        self.around: Around | None = None
+        self.meanwhile: Callable[[], object] = lambda: None
 
-    def reach(self, node: str, address: str, port: int, job_id: int | None) -> Finding:
+    def reach(self, node: str, address: str, port: int, job_id: int | None, around: Around) -> Finding:
         self.reached.append((node, job_id))
+        self.around = around
+        self.meanwhile()
         return Finding("reach", self.verdict, node, f"{address}:{port}")
 
     def do(self, action: act.Action) -> ev.Event:
         self.hands.do(action)
-        return self.out.get(timeout=30)
+        return self.told()
+
+    def told(self) -> ev.Event:
+        """The next answer to an action; what sbatch answered on the way is for the journal (test_submission)."""
+        while isinstance(event := self.out.get(timeout=30), ev.SubmissionAnswered):
+            pass
+        return event
 
 
 @pytest.fixture(autouse=True)
@@ -60,14 +72,14 @@ def test_a_silent_slurm_is_asked_again(bench: Bench) -> None:
     bench.slurm.fail_next("jobs", LOST)
     lost = bench.do(act.Submit("submit"))
     assert isinstance(lost, ev.SlurmLost) and "Socket timed out" in lost.error
-    told = bench.out.get(timeout=30)
+    told = bench.told()
     assert isinstance(told, ev.Submitted) and (told.key, told.job_id) == ("submit", 1)
 
 
 def test_a_submission_whose_answer_was_lost_is_found_again(bench: Bench) -> None:
     bench.slurm.fail_next("submit", LOST, after=True)
     assert isinstance(bench.do(act.Submit("submit")), ev.SlurmLost)
-    told = bench.out.get(timeout=30)
+    told = bench.told()
     assert isinstance(told, ev.Submitted) and told.job_id == 1
     assert len(bench.slurm.cluster.jobs) == 1
 
@@ -95,7 +107,7 @@ def test_a_submission_cut_off_anywhere_leads_to_one_released_job(bench: Bench, a
     """The calls are jobs, submit, jobs, release; each took effect, and its answer was lost."""
     bench.slurm.fail_call(at, LOST, after=True)
     assert isinstance(bench.do(act.Submit("submit")), ev.SlurmLost)
-    told = bench.out.get(timeout=30)
+    told = bench.told()
     assert isinstance(told, ev.Submitted) and told.job_id == 1 and told.released
     assert [(j.job_id, j.held) for j in bench.slurm.cluster.jobs.values()] == [(1, False)]
 
@@ -142,6 +154,51 @@ def test_a_probe(bench: Bench, job_id: int) -> None:
     told = bench.do(act.Probe("i1/probe/n2/1", "n2", job_id))
     assert isinstance(told, ev.Probed) and (told.node, told.verdict) == ("n2", "FAIL")
     assert bench.reached == [("n2", job_id or None)], "a step is only tried in a job that runs"
+
+
+def running_job(bench: Bench) -> int:
+    job_id = bench.slurm.submit(bench.hands._orders.submission)
+    bench.slurm.start_pending()
+    assert bench.slurm.job(job_id).state is JobState.RUNNING
+    return job_id
+
+
+def test_a_node_of_a_suspended_job_is_not_probed(bench: Bench) -> None:
+    job_id = running_job(bench)
+    job = bench.slurm.cluster.jobs[job_id]
+    job.state = JobState.SUSPENDED
+    told = bench.do(act.Probe("i1/probe/n2/1", "n2", job_id))
+    assert isinstance(told, ev.Probed) and told.verdict == "UNKNOWN" and "suspended" in told.evidence
+    assert bench.reached == []
+
+
+@pytest.mark.parametrize("verdict", [Verdict.FAIL, Verdict.SUSPECT])
+def test_a_probe_that_a_requeue_interrupts_is_no_failure(bench: Bench, verdict: Verdict) -> None:
+    job_id = running_job(bench)
+    bench.verdict, bench.meanwhile = verdict, lambda: bench.slurm.requeue_behind(job_id)
+    told = bench.do(act.Probe("i1/probe/n2/2", "n2", job_id))
+    assert isinstance(told, ev.Probed) and (told.verdict, "requeued" in told.evidence) == ("UNKNOWN", True)
+
+
+def test_a_probe_is_held_against_slurms_word_and_good_nodes_of_the_job(bench: Bench) -> None:
+    job_id = running_job(bench)
+    first, second = bench.slurm.job(job_id).nodes
+    bench.do(act.Probe(f"i1/probe/{first}/1", first, job_id))
+    assert bench.around is not None and bench.around.slurm == ""
+    assert [(p.node, p.in_job) for p in bench.around.peers()] == [(second, True)]
+    bench.slurm.cluster.nodes[first].down = True
+    bench.do(act.Probe(f"i1/probe/{first}/2", first, job_id))
+    assert bench.around.slurm == "Slurm calls it down"
+
+
+@pytest.mark.parametrize(("unreachable", "age", "says"), [(True, 5.0, True), (False, 5.0, False), (True, 600.0, False)])
+def test_the_launchers_word_counts_for_a_while(tmp_path: Path, unreachable: bool, age: float, says: bool) -> None:
+    attempt = RunDir(tmp_path).attempt(7, 0)
+    attempt.path.mkdir(parents=True)
+    record = {"type": "agent", "wall": 1000.0, "node": "n2", "what": "not started again", "unreachable": unreachable}
+    attempt.launcher_journal.write_text(json.dumps(record) + "\n")
+    assert bool(launcher_says(attempt, "n2", 1000.0 + age)) is says
+    assert launcher_says(attempt, "n1", 1000.0 + age) == ""
 
 
 def test_a_probe_of_a_node_that_slurm_does_not_know(bench: Bench) -> None:
@@ -301,6 +358,6 @@ def test_the_same_order_is_carried_out_once_at_a_time(bench: Bench) -> None:
     probe = act.Probe("i1/probe/n2/1", "n2", 7, delay=0.2)
     bench.hands.do(probe)
     bench.hands.do(probe)
-    bench.out.get(timeout=30)
+    bench.told()
     bench.hands._pool.shutdown(wait=True)
     assert bench.out.empty()

@@ -158,3 +158,17 @@ def test_what_the_operator_has_isolated_for_a_while_only_is_so_for_that_while(
     told = SimpleNamespace(state=State(exclusions=(kept, gone, Exclusion("n1", 0.0, None, "drained", "", ""))))
     monkeypatch.setattr(history, "fold", lambda _: told)
     assert begun(run, now(run)).isolated == ("n1", "n2")
+
+
+def test_attempts_that_count_steps_from_their_own_start_made_progress_unless_they_repeat_each_other(
+    run: RunDir,
+) -> None:
+    for restart, step in enumerate((340, 180, 150)):
+        ended(run, 7, restart, step=step, since_start=True)
+    found = begun(run, now(run))
+    assert (found.stuck, found.made) == (0, 150)
+    for restart in (3, 4):
+        ended(run, 7, restart, step=151, since_start=True)
+    (run.attempt(7, 9).launcher_journal).unlink()
+    run.attempt(7, 9).path.rmdir()
+    assert begun(run, now(run)).stuck == 2

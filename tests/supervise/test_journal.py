@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from transom_cli.core import events as ev
 from transom_cli.core.policy import Rule
 from transom_cli.core.state import Policy, State
+from transom_cli.layout import RUN_FORMAT
 from transom_cli.supervise.journal import Journal, JournalError, fold, step_and_remember, write_header
 
 
@@ -123,9 +124,29 @@ def test_a_missing_or_foreign_journal_is_told(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="Cannot open the journal"):
         Journal(tmp_path / "none" / "x.jsonl", 1)
     foreign = tmp_path / "foreign.jsonl"
-    foreign.write_text('{"type": "Header", "schema": 99}\n')
-    with pytest.raises(JournalError, match="schema 99"):
+    foreign.write_text('{"type": "Something"}\n')
+    with pytest.raises(JournalError, match="is not a journal of transom"):
         fold(foreign)
+
+
+@pytest.mark.parametrize(
+    ("header", "whose", "use"),
+    [
+        ({"schema": 1}, "an older, incompatible version", "use the transom that created it"),
+        ({"format": 1, "transom": "0.0.9"}, "an older, incompatible version", "use transom 0.0.9"),
+        ({"format": 99, "transom": "9.9.9"}, "a newer version", "use transom 9.9.9"),
+    ],
+)
+def test_run_of_an_incompatible_version_is_refused_with_what_to_do(
+    tmp_path: Path, header: dict[str, object], whose: str, use: str
+) -> None:
+    journal = tmp_path / "operator.jsonl"
+    journal.write_text(json.dumps({"type": "Header", **header}) + "\n")
+    with pytest.raises(JournalError) as raised:
+        fold(journal)
+    assert whose in raised.value.what and tmp_path.name in raised.value.what
+    assert f"reads format {RUN_FORMAT}" in raised.value.why
+    assert use in raised.value.hint and f"{tmp_path}/checkpoints" in raised.value.hint
 
 
 def test_a_record_of_an_unknown_kind_is_told(path: Path) -> None:

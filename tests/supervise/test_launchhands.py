@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from transom_cli.bootstrap import slurm as wiring
 from transom_cli.ckpt.restoring.setback import read as setbacks
 from transom_cli.core.events import RankExit
 from transom_cli.core.ladder import THIS_LAUNCHER, End, Ended, GoBack, Heard, NotStarted, Start
@@ -17,7 +18,6 @@ from transom_cli.supervise.launcher.agents import Agents
 from transom_cli.supervise.launcher.hands import LaunchHands
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.launcher.training import TrainingStep
-from transom_cli.wiring import slurm as wiring
 
 NODES = ("n1", "n2")
 

@@ -7,11 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from transom_cli import start
 from transom_cli.errors import UsageError
 from transom_cli.layout import RunDir
 from transom_cli.supervise.launcher.allocation import require_commands
 from transom_cli.supervise.launcher.containing import Image, container_words, find_program
-from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions, keeps_rendezvous, training_argv, training_env
+from transom_cli.supervise.launcher.plan import (
+    Allocation,
+    LaunchOptions,
+    hosts_file,
+    training_argv,
+    training_env,
+)
 
 NODES = ("n1", "n2", "n3", "n4")
 
@@ -29,6 +36,16 @@ def words_before_the_wrapper(launch: int, nodes: tuple[str, ...]) -> list[str]:
 def test_a_spares_launch_waits_for_nothing_that_a_dead_nodes_launch_holds() -> None:
     words = words_before_the_wrapper(1, ("n1", "n3", "n4"))
     assert {"--nodelist=n1,n3,n4", "--overlap", "--mem=0"} <= set(words)
+
+
+def test_srun_is_given_the_node_of_each_task_where_a_spare_stands_in_for_a_node() -> None:
+    swapped = ("n1", "n4", "n3")
+    words = words_before_the_wrapper(1, swapped)
+    assert words[-1] == "--distribution=arbitrary", "the user's own --distribution does not count then"
+    assert "--nodelist=run/attempts/7.0/hosts/1" in words
+    options = LaunchOptions(RunDir(Path("run")), "srun", ("true",), (sys.executable,), tasks_per_node=2)
+    assert hosts_file(Allocation(7, 0, NODES), options, swapped).split() == ["n1", "n1", "n4", "n4", "n3", "n3"]
+    assert hosts_file(Allocation(7, 0, NODES), options, ("n1", "n3", "n4")) == "", "Slurm's own order"
 
 
 @pytest.mark.parametrize(("launch", "nodes"), [(0, ("n1", "n2", "n3")), (0, NODES), (1, NODES)])
@@ -55,19 +72,10 @@ def test_a_rendezvous_that_the_user_names_keeps_its_name(theirs: tuple[str, ...]
     assert [w for w in torchrun_words(1, *theirs) if "rdzv" in w and "id" in w] == [theirs[0]]
 
 
-def test_the_users_rendezvous_is_that_of_the_first_launch_at_most() -> None:
-    allocation, theirs = Allocation(7, 0, NODES), {"MASTER_ADDR": "n1", "MASTER_PORT": "29500", "HOME": "/h"}
-
-    def env(launch: int, nodes: tuple[str, ...]) -> list[str]:
-        keep = keeps_rendezvous(allocation, launch, nodes)
-        made = training_env(theirs, nodes[0], 20000 + launch, RunDir(Path("run")), keep=keep)
-        assert made["HOME"] == "/h"
-        return [made["MASTER_ADDR"], made["MASTER_PORT"]]
-
-    assert env(0, NODES) == ["n1", "29500"]
-    assert env(1, NODES) == ["n1", "20001"], "no rank of launch 0 can join"
-    assert env(2, NODES[1:]) == ["n2", "20002"], "n1 is dead"
-    assert env(0, NODES[1:]) == ["n2", "20000"], "n1 is isolated"
+def test_each_launch_has_its_own_rendezvous_whatever_the_environment_names() -> None:
+    theirs = {"MASTER_ADDR": "n9", "MASTER_PORT": "29500", "HOME": "/h"}
+    made = training_env(theirs, "n1", 20000, RunDir(Path("run")))
+    assert (made["MASTER_ADDR"], made["MASTER_PORT"], made["HOME"]) == ("n1", "20000", "/h")
 
 
 def test_a_launcher_without_slurms_commands_says_what_it_lacks() -> None:
@@ -85,11 +93,11 @@ def test_a_rank_in_a_container_by_apptainer() -> None:
         "apptainer", "exec", "--nv", "--bind=/runs/r1", "--bind=/data:/data:ro", "--bind=/x:/ckpt", "--cleanenv",
         "/i/train image.sif",
     )  # fmt: skip
-    for own in ("--rocm", "--nv", "--nvccli"):
-        assert container_words(Image("i", (), (own,)), "singularity", (), gpus=True) == (
+    for flag in ("--rocm", "--nv", "--nvccli"):
+        assert container_words(Image("i", (), (flag,)), "singularity", (), gpus=True) == (
             "singularity",
             "exec",
-            own,
+            flag,
             "i",
         )
     assert "--nv" not in container_words(Image("i"), "apptainer", (), gpus=False)
@@ -97,7 +105,11 @@ def test_a_rank_in_a_container_by_apptainer() -> None:
 
 def test_the_container_stands_before_the_command_and_behind_the_wrapper() -> None:
     run, allocation = RunDir(Path("/runs/r1")), Allocation(7, 0, NODES)
-    for kind, inside in (("srun", ["train.py"]), ("torchrun", ["python3", "-m", "torch.distributed.run"])):
+    torchrun = start.own("torch.distributed.run", python=("python3",), all_paths=True)
+    for kind, inside in (
+        ("srun", ["train.py"]),
+        ("torchrun", torchrun),
+    ):
         options = LaunchOptions(run, kind, ("train.py",), (sys.executable,), within=("apptainer", "exec", "i.sif"))
         argv = training_argv(
             allocation, options, run.attempt(7, 0), 0, NODES, wrapper=Path("/w.py"), master="n1", port=1
@@ -112,3 +124,12 @@ def test_which_program() -> None:
     with pytest.raises(UsageError, match="Neither") as raised:
         find_program(lambda name: None)
     assert "module load" in raised.value.hint
+
+
+@pytest.mark.parametrize("flag", ["--run-path", "--run_path"])
+def test_a_trainer_that_runs_inside_torchrun_keeps_its_interpreter(flag: str) -> None:
+    run, allocation = RunDir(Path("/runs/r1")), Allocation(7, 0, NODES)
+    options = LaunchOptions(run, "torchrun", ("train.py",), (sys.executable,), torchrun_args=(flag,))
+    argv = training_argv(allocation, options, run.attempt(7, 0), 0, NODES, wrapper=Path("/w.py"), master="n1", port=1)
+    words = argv[argv.index("--") + 1 :]
+    assert words[:3] == [sys.executable, "-m", "torch.distributed.run"] and flag in words

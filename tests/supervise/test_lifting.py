@@ -14,7 +14,7 @@ from transom_cli.core.quiet import QuietLimits
 from transom_cli.core.state import Policy, State
 from transom_cli.errors import UsageError
 from transom_cli.health.history.files import read_history
-from transom_cli.health.history.fold import NodeHistory, fold
+from transom_cli.health.history.nodes import NodeHistory, fold
 from transom_cli.health.history.records import Isolation, Lift
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
@@ -66,7 +66,7 @@ def test_a_node_of_a_run_that_goes_on(bench: Bench) -> None:
     bench.drained("n2")
     assert bench.lift("n2", "n3") == [Lifted("n2", ("r1",), "resumed"), Lifted("n3", ("r1",), "not drained")]
     assert not bench.slurm.cluster.nodes["n2"].drain
-    assert bench.history.standing == ()
+    assert bench.history.active == ()
     (request,) = bench.run.requests.iterdir()
     assert bench.asked() == [ev.LiftAsked(1000.0, "ann on login1", request.name, ("n2", "n3"))]
 
@@ -106,7 +106,7 @@ def test_only_of_one_run(bench: Bench) -> None:
     bench.drained("n2", run="r2")
     (lifted,) = bench.lift("n2", run="r1")
     assert lifted.slurm.startswith("left drained by user: transom: xid") and lifted.told == ("r1",)
-    assert [(s.isolation.run, s.isolation.node) for s in bench.history.standing] == [("r2", "n2"), ("r1", "n3")]
+    assert [(s.isolation.run, s.isolation.node) for s in bench.history.active] == [("r2", "n2"), ("r1", "n3")]
 
 
 def test_who_may_not_resume_a_node_still_has_his_runs_use_it(bench: Bench) -> None:
@@ -114,7 +114,7 @@ def test_who_may_not_resume_a_node_still_has_his_runs_use_it(bench: Bench) -> No
     bench.slurm.admin = False
     (lifted,) = bench.lift("n2")
     assert (lifted.slurm, lifted.told) == ("denied", ("r1",)) and "Invalid user id" in lifted.why
-    assert [s.isolation.node for s in bench.history.standing] == ["n3"]
+    assert [s.isolation.node for s in bench.history.active] == ["n3"]
     bench.slurm.admin = True
     to_lift(bench.history, ("n2",), "")
     assert bench.lift("n2") == [Lifted("n2", ("r1",), "resumed")], "asked once more, by somebody with rights"

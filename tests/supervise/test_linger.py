@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from transom_cli.bootstrap import slurm as wiring
 from transom_cli.core.state import Policy
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import JobState, SlurmDenied, SlurmRefused, SlurmUnknown, Submission
 from transom_cli.slurm.tags import run_tag
+from transom_cli.submit.submission import SubmissionRecord
 from transom_cli.supervise.handed import Handed, handed_on
 from transom_cli.supervise.journal import write_header
 from transom_cli.supervise.launcher import linger as module
 from transom_cli.supervise.launcher.log import LauncherLog
 from transom_cli.supervise.launcher.plan import Allocation
 from transom_cli.supervise.lease import Lease
-from transom_cli.wiring import slurm as wiring
-from transom_cli.wiring.plan import Plan
 
 WHY = "rank 1 on n2 ended with exit code 1; 4 attempts in a row without a newer checkpoint"
 
@@ -61,7 +61,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Slow:
     monkeypatch.setattr(module, "REQUEUED", 0.0)
     run = RunDir(tmp_path)
     run.script.write_text("#!/bin/bash\n")
-    Plan(("--open-mode=append",), chdir=str(tmp_path)).save(run)
+    SubmissionRecord(("--open-mode=append",), chdir=str(tmp_path)).save(run)
     write_header(run.journal, Policy(), 3)
     return made
 
@@ -106,7 +106,7 @@ def test_a_job_that_is_held_says_why(slurm: Slow, tmp_path: Path, capsys: pytest
 def test_on_one_of_several_clusters_a_person_is_told_its_name(
     slurm: Slow, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Plan(("--open-mode=append",), chdir=str(tmp_path), asked_cluster="alps").save(RunDir(tmp_path))
+    SubmissionRecord(("--open-mode=append",), chdir=str(tmp_path), requested_cluster="alps").save(RunDir(tmp_path))
     here = running(slurm, tmp_path)
     go_on(tmp_path, here, "hold")
     assert f"go on with `scontrol -M alps release {here.job_id}`" in capsys.readouterr().out

@@ -54,6 +54,9 @@ class Story:
         else:
             self.leave()
 
+    def remember(self, submissions: object) -> None:
+        pass
+
     def do(self, action: Action) -> None: ...
     def start(self) -> None: ...
     def stop(self) -> None: ...

@@ -13,6 +13,7 @@ import pytest
 from transom_cli.beats.spent import NodeSpent, RankSpent, encode
 from transom_cli.beats.table import NodeTable, RankBeat
 from transom_cli.beats.table import encode as encode_table
+from transom_cli.core import ladder
 from transom_cli.core.events import RankExit
 from transom_cli.core.ladder import Exits, LadderState, Rung
 from transom_cli.core.quiet_shapes import QuietLimits
@@ -140,3 +141,29 @@ def test_a_launch_that_is_ended_while_its_ranks_step(attempt: AttemptDir) -> Non
         watch.look(float(step))
         list(sight.of_beats(float(step)))
     assert [one["step"] for one in lines(attempt)] == [0, 3]
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_a_launch_that_steps_is_not_ended_for_a_node_whose_agent_and_slurmd_are_silent(
+    attempt: AttemptDir, steps: bool
+) -> None:
+    """What the launcher's core makes of what its sight tells: only if the ranks that can be seen make no step."""
+    watch, clock = BeatWatch(attempt.nodes, QuietLimits()), 100.0
+    state, _ = ladder.decide(LadderState(7, 0, ("n1", "n2"), 2, 1), ladder.Begun(clock))
+    options: Any = SimpleNamespace(checkpoints=attempt.path / "none")
+    sight = Sight(options, attempt, watch, lambda: state, lambda _: True)
+    orders: list[ladder.Order] = []
+    for second in range(120):
+        clock += 1.0
+        for rank in range(2):
+            if rank == 0 or second < 20:
+                at = second if steps or second < 20 else 20
+                beat = RankBeat(rank, 0, at, at + 1, 0.1, None, "step", 1, "R")
+                table = NodeTable(f"n{rank + 1}", "7.0", second + 1, (beat,))
+                (attempt.nodes / f"n{rank + 1}.beats").write_bytes(encode_table(table))
+        watch.look(clock)
+        for heard in sight.of_beats(clock):
+            state, new = ladder.decide(state, heard)
+            orders += new
+    assert any(isinstance(order, ladder.End) for order in orders) is not steps
+    assert state.step == (119 if steps else 20)

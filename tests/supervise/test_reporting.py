@@ -20,7 +20,7 @@ from transom_cli.beats import record as rec
 from transom_cli.beats.spent import NodeSpent, RankSpent, decode
 from transom_cli.beats.table import RankBeat
 from transom_cli.core.ladder import Reported
-from transom_cli.diagnose.oddity import Slow
+from transom_cli.diagnose.clue import Slow
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.launcher.reporting import Reporter, hottest
 from transom_cli.supervise.reported import read_reports
@@ -61,7 +61,7 @@ def test_a_loss_that_is_not_a_number_is_told_once_with_a_clue(told: Told, capsys
     assert told.lines[0]["clue"]["source"] == "loss"
     said = read_reports(told.attempt)
     (one,) = said["standing"]
-    assert one["words"] == "the loss is not a number since step 20; last good at step 19"
+    assert one["words"] == "the loss is NaN since step 20; last good at step 19"
     assert one["clue"]["category"] == "numeric_divergence"
     assert f"transom: step 22: {one['words']}" in capsys.readouterr().out
     told.losses([2.0] * 5, launch=1)

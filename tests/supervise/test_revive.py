@@ -101,6 +101,16 @@ def test_a_node_that_answers_again_is_not_dead(node: Node) -> None:
     assert not node.revival.dead("n2")
 
 
+def test_an_agent_that_was_stopped_with_its_launcher_is_asked_again(node: Node) -> None:
+    def late(_: str) -> bool:
+        node.revival.resumed()  # stopped and continued while the answer was waited for
+        return False
+
+    node.revival._lives = late
+    node.revival.at_once("n2")
+    assert (node.starts, node.journal) == (0, [])
+
+
 def test_what_slurm_cannot_tell_is_tried(node: Node) -> None:
     node.slurmd = Verdict.UNKNOWN
     node.revival.at_once("n2")

@@ -13,8 +13,8 @@ from transom_cli.core import actions as act
 from transom_cli.core import events as ev
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
-from transom_cli.slurm.breaker import Breaker, patient
 from transom_cli.slurm.fake import FakeSlurm
+from transom_cli.slurm.guards import CircuitBreaker, with_circuit_breaker
 from transom_cli.slurm.port import SlurmUnknown, Submission
 from transom_cli.supervise.operator.clock import Clock
 from transom_cli.supervise.operator.hands import Hands, Orders
@@ -52,14 +52,14 @@ def clock() -> float:
     return FASTER * time.monotonic()
 
 
-def nothing_heard(node: str, address: str, port: int, job_id: int | None) -> Finding:
+def nothing_heard(node: str, *_: object) -> Finding:
     return Finding("reach", Verdict.UNKNOWN, node, "not asked")
 
 
 @pytest.mark.parametrize("hangs", [0.0, 10.0], ids=["refused", "hanging"])
 def test_whatever_the_operator_wants_a_sick_slurm_is_asked_a_few_times_a_minute(tmp_path: Path, hangs: float) -> None:
     away = Away(hangs)
-    slurm = patient(away, Breaker(clock))  # type: ignore[arg-type]
+    slurm = with_circuit_breaker(away, CircuitBreaker(clock))  # type: ignore[arg-type]
     out: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
     watch = SlurmWatch(slurm, Clock(), out, lambda: 1.0)
     hands = Hands(Orders(RunDir(tmp_path), Submission(tmp_path / "x")), slurm, nothing_heard, Clock(), out)

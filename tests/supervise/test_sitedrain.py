@@ -12,6 +12,7 @@ import pytest
 
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmDenied
+from transom_cli.supervise.operator import sitedrain
 from transom_cli.supervise.operator.draining import drain, reason
 from transom_cli.supervise.operator.sitedrain import ask, request_path, run_command, withdraw
 
@@ -100,3 +101,24 @@ def test_a_request_says_what_and_its_file_says_who(spool: Path) -> None:
 def test_a_request_is_withdrawn_once(spool: Path) -> None:
     ask(spool, "n2", WHY)
     assert withdraw(spool, "n2") and not withdraw(spool, "n2") and not list(spool.iterdir())
+
+
+def test_a_link_that_took_the_requests_place_is_not_followed(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request is answered at once, and another user puts a link to a file of ours there."""
+    private = spool.parent / "private"
+    private.write_text("mine")
+    private.chmod(0o600)
+
+    def publish(path: Path, text: str, *, mode: int) -> None:
+        path.symlink_to(private)
+
+    monkeypatch.setattr(sitedrain, "publish_text", publish)
+    ask(spool, "n2", WHY)
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+
+
+def test_where_a_requests_name_is_taken_it_has_another(spool: Path) -> None:
+    (request_path(spool, "n2") / "full").mkdir(parents=True)
+    path = ask(spool, "n2", WHY)
+    assert path != request_path(spool, "n2") and path.name.startswith("n2.") and path.name.endswith(".json")
+    assert withdraw(spool, "n2") is True and not path.exists()

@@ -35,8 +35,9 @@ from transom_cli.beats import places, record
 from transom_cli.beats.attempt_end import AttemptEnd, End
 from transom_cli.beats.reading import GONE, process, publish, row
 from transom_cli.beats.table import BadTable, NodeTable, RankBeat, decode
-from transom_cli.errors import BadNodes, TransomError
+from transom_cli.errors import BadNodes, NotPermitted, TransomError
 from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.ownership import require_own
 
 if TYPE_CHECKING:
     from transom_cli.agent.gpus import Gpus
@@ -138,7 +139,9 @@ def keep(agent: Agent, attempt: AttemptDir) -> bool:
             return False
         if found is End.OUTCOME or (farewell is not None and farewell.over(now)):
             return True
-        if signal.sigtimedwait(_TOLD, LOOK) is not None and farewell is None:
+        came = signal.sigtimedwait(_TOLD, LOOK)
+        # After SIGSTOP and SIGCONT Python returns a signal that never came, with an arbitrary number.
+        if came is not None and came.si_signo in _TOLD and farewell is None:
             farewell = Farewell(attempt, now)
     return False
 
@@ -154,6 +157,11 @@ def main(argv: list[str]) -> int:
     for number in _NOT_FOR_US:
         signal.signal(number, signal.SIG_IGN)
     attempt = AttemptDir(options.attempt_dir.absolute())
+    try:
+        require_own(RunDir(attempt.path.parents[1]), attempt=attempt.path)
+    except NotPermitted as error:
+        print(f"transom: {error}", file=sys.stderr)
+        return error.exit_code
     try:
         attempt.nodes.mkdir(exist_ok=True)
     except OSError as error:

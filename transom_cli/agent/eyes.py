@@ -17,11 +17,12 @@ from transom_cli.agent.findings import HOST, LOG, Findings
 from transom_cli.agent.logs import NodeLogs
 from transom_cli.beats.table import RankBeat
 from transom_cli.diagnose.clue import Action
-from transom_cli.diagnose.logs import exchange
-from transom_cli.diagnose.logs.hit import Hit
-from transom_cli.health import edges, host
+from transom_cli.diagnose.logs import matches
+from transom_cli.diagnose.logs.matches import Hit
+from transom_cli.health import finding as edges
+from transom_cli.health import host_watch
 from transom_cli.health.finding import Finding, Verdict
-from transom_cli.health.host import HostReader, HostReading
+from transom_cli.health.host_watch import HostReader, HostReading
 from transom_cli.layout import AttemptDir
 
 HEALTH = 10.0  # seconds between two readings of the host
@@ -103,7 +104,7 @@ class Eyes:
         bad = [f"{f.verdict.value}: {f.evidence}" for f in judged if f.verdict is not Verdict.PASS]
         return {
             "verdict": edges.worst(judged).value,
-            "words": host.words(reading),
+            "words": host_watch.summary(reading),
             "findings": bad[:20],
             "age": round(time.monotonic() - reading.mono, 1),
         }
@@ -114,23 +115,23 @@ class Eyes:
         self.alarms.add(news)
 
     @property
-    def told(self) -> Mapping[str, edges.Told]:
+    def told(self) -> Mapping[str, edges.Reported]:
         """What an agent before this one has told, for whoever watches beside the host."""
         return self._findings.told
 
     def cause(self, launch: int) -> dict[str, object]:
         """What the logs of the launch's ranks on this node tell (see `logs.read_cause`)."""
         answer, hits = self._logs.cause(launch, self._rows())
-        self._read.extend((launch, hit) for hit in hits if exchange.worth(hit))
+        self._read.extend((launch, hit) for hit in hits if matches.worth_reporting(hit))
         return answer
 
     def _feel(self) -> None:
-        told: Mapping[str, edges.Told] = self._findings.told
+        told: Mapping[str, edges.Reported] = self._findings.told
         while True:
             reading = self._reader.read_host()
-            judged = host.judge_host(reading, self._reading)
+            judged = host_watch.judge_host(reading, self._reading)
             self._reading, self._judged = reading, judged
-            told, news = edges.watch(told, judged, host.EVENTS)
+            told, news = edges.changes(told, judged, host_watch.EVENTS)
             self.tell(news)
             if self._leave.wait(HEALTH):
                 return
@@ -152,7 +153,7 @@ class Eyes:
             self._findings.skip(dropped)
             if found is None:
                 break
-            always = found.check not in host.EVENTS
+            always = found.check not in host_watch.EVENTS
             try:
                 self._findings.tell(HOST + edges.key(found), found.verdict, found.evidence, None, launch, always=always)
             except OSError:

@@ -2,7 +2,7 @@
 
     {"schema": 1, "wall": ..., "kind": ..., "verdict": ..., "words": ..., "rank": ..., "launch": ...}
 
-kind: "log:" and a category of `diagnose.clue`, or "host:" and a check of `health.host`. verdict: as in
+kind: "log:" and a category of `diagnose.clue`, or "host:" and a check of `health.host_watch`. verdict: as in
 `health.finding`. rank: null for the node itself. skipped: findings before this one that were too many to be written.
 """
 
@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from transom_cli.health.edges import Told
-from transom_cli.health.finding import Verdict
+from transom_cli.health.finding import Reported, Verdict
 
 AGAIN = 600.0  # seconds for which a finding that differs from a former one only in its numbers is not told again
 A_MINUTE = 60  # records at most
@@ -34,7 +33,7 @@ class Findings:
         self._known: dict[tuple[object, ...], float] = {}
         self._minute, self._in_minute, self._skipped = float("-inf"), 0, 0
         self._full = self._cut = False  # cut: its last line has no end, since its writer was killed in it
-        self.told: dict[str, Told] = {}  # of the host's checks, what was told last
+        self.told: dict[str, Reported] = {}  # of the host's checks, what was told last
         self._restore()
 
     def tell(
@@ -99,7 +98,7 @@ class Findings:
                 continue
             self._full = self._full or kind == "full"
             if kind.startswith(HOST):
-                self.told[kind.removeprefix(HOST)] = Told(verdict)
+                self.told[kind.removeprefix(HOST)] = Reported(verdict)
 
 
 def _key(kind: str, verdict: Verdict, words: str, rank: object, launch: object) -> tuple[object, ...]:

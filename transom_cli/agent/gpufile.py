@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 
 from transom_cli.files import replace_text
-from transom_cli.health.gpu.shown import BadShown, NodeGpus, decode, encode, gpus_of
+from transom_cli.health.gpu.status import BadStatus, NodeGpus, decode, encode, gpus_of
 from transom_cli.layout import AttemptDir
 
 EVERY = 25.0  # seconds between two writings; a little under the usual pace of the readings, so that none is left out
@@ -40,7 +40,7 @@ class GpuFile:
         """The last Xid of each GPU and when, as an agent before this one has left them."""
         try:
             told = decode(self._path.read_text())
-        except (OSError, UnicodeError, BadShown):
+        except (OSError, UnicodeError, BadStatus):
             return {}
         return {one.uuid: (one.xid, one.xid_at) for one in gpus_of(told) if one.uuid and one.xid and one.xid_at}
 

@@ -9,22 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from transom_cli.agent.gpufile import EVERY, GpuFile
 from transom_cli.agent.watching import Watched
 from transom_cli.core.codec import BadRecord, build
-from transom_cli.health import edges
-from transom_cli.health.checks import limits_of, unwanted
+from transom_cli.health import finding
+from transom_cli.health.check import limits_of, unwanted
 from transom_cli.health.finding import Finding, Remedy, Verdict
-from transom_cli.health.gpu.events import GpuEvent, judge_event
-from transom_cli.health.gpu.follow import NvmlFollow
-from transom_cli.health.gpu.heard import Heard
-from transom_cli.health.gpu.limits import GpuLimits
-from transom_cli.health.gpu.reading import NvmlReading
-from transom_cli.health.gpu.worst import show
+from transom_cli.health.gpu.monitor import GpuMonitor, summarize
+from transom_cli.health.gpu.reading import GpuLimits, NvmlReading
+from transom_cli.health.gpu.xid import EventHistory, GpuEvent, judge_event
+from transom_cli.start import own
 
 HUNG = 3.0  # so many times the pace without a line, and NVML counts as hanging
 AGAIN = 60.0  # seconds before a watcher that has died is started again
@@ -39,14 +36,14 @@ class Gpus:
         node: str,
         what: Watched,
         tell: Callable[[Sequence[Finding]], None],
-        told: Mapping[str, edges.Told],
+        told: Mapping[str, finding.Reported],
         file: GpuFile,
     ) -> None:
         self._node, self._what, self._tell, self._file = node, what, tell, file
         self._told = dict(told)
         self._limits: GpuLimits = limits_of(GpuLimits, what.limits)
-        self._follow = NvmlFollow(node, what.about, self._limits)
-        self._xids = Heard()
+        self._follow = GpuMonitor(node, what.about, self._limits)
+        self._xids = EventHistory()
         self._judged: tuple[Finding, ...] = ()  # of the last reading
         self._child: subprocess.Popen[bytes] | None = None
         self._heard = threading.Event()
@@ -54,7 +51,7 @@ class Gpus:
 
     def start(self) -> None:
         if self._what.every and self._what.about.gpus:
-            self._xids = Heard(self._file.former())
+            self._xids = EventHistory(self._file.former())
             self._file.start()
             threading.Thread(target=self._run, name="gpus", daemon=True).start()
 
@@ -76,9 +73,8 @@ class Gpus:
 
     def _watch(self) -> bool:
         """One watcher's life. True: there is no NVML, and no other one would find any."""
-        argv = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else [])]
-        argv += ["-m", "transom_cli.health.gpu.watch", "--every", f"{self._what.every:g}"]
-        argv += ["--gpus", str(self._what.about.gpus)]
+        what = self._what
+        argv = own("transom_cli.health.gpu.watch", "--every", f"{what.every:g}", "--gpus", str(what.about.gpus))
         try:
             self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         except OSError as error:
@@ -90,7 +86,7 @@ class Gpus:
             self._heard.set()
             absent = self._take(line) or absent
         code = self._child.wait()
-        self._xids.listens(False, 0.0)  # until the next one does
+        self._xids.set_listening(False, 0.0)  # until the next one does
         if code and not self._leave.is_set():
             words = f"the watcher of the GPUs has ended with exit code {code}"
             self._news((Finding(CHECK, Verdict.UNKNOWN, self._node, words),))
@@ -111,22 +107,22 @@ class Gpus:
         return False
 
     def _look(self, reading: NvmlReading, *, listens: bool) -> None:
-        self._judged = self._news(self._follow.look(reading))
-        self._xids.listens(listens, reading.wall)
+        self._judged = self._news(self._follow.judge(reading))
+        self._xids.set_listening(listens, reading.wall)
         self._show()
 
     def _happened(self, event: GpuEvent) -> None:
         found = judge_event(self._node, event)
         wanted = not unwanted(found.check, self._what.off)
         self._tell([found] if wanted else [])
-        self._xids.take(event, found, counts=wanted)
+        self._xids.add(event, found, counts=wanted)
         self._show()
 
     def _show(self) -> None:
         reading, file, every = self._follow.last, self._file, max(self._what.every, EVERY)
         if reading is not None:
             about, limits = self._what.about, self._limits
-            file.put(show(file.node, file.attempt, every, reading, self._judged, self._xids, about, limits))
+            file.put(summarize(file.node, file.attempt, every, reading, self._judged, self._xids, about, limits))
 
     def _listen_for_silence(self) -> None:
         """It cannot be told from here whether the driver or a library hangs: worth watching, and no more."""
@@ -141,6 +137,6 @@ class Gpus:
     def _news(self, states: Sequence[Finding]) -> tuple[Finding, ...]:
         """Those that are wanted."""
         wanted = tuple(f for f in states if not unwanted(f.check, self._what.off))
-        self._told, news = edges.watch(self._told, wanted)
+        self._told, news = finding.changes(self._told, wanted)
         self._tell(news)
         return wanted

@@ -15,12 +15,10 @@ from pathlib import Path
 from transom_cli.beats import places
 from transom_cli.beats.table import RankBeat
 from transom_cli.core.rootline import clean
-from transom_cli.diagnose.logs import exchange
-from transom_cli.diagnose.logs.collector import Collector, collected
-from transom_cli.diagnose.logs.hit import Hit
-from transom_cli.diagnose.logs.hits import hits_in
+from transom_cli.diagnose.logs import matches
+from transom_cli.diagnose.logs.matches import Collector, Hit, collect
+from transom_cli.diagnose.logs.reader import hits_in, training_continued
 from transom_cli.diagnose.logs.rulebook import Rulebook
-from transom_cli.diagnose.logs.survival import went_on
 from transom_cli.layout import AttemptDir
 
 TAIL = 256 * 1024  # bytes of a log's end that are read for its first cause
@@ -32,7 +30,7 @@ _LINE = 16 * 1024  # a line that goes on for longer, without an end, is given up
 def rulebook() -> Rulebook:
     """Our own rules. Without a TOML reader (Python 3.10 alone, in somebody's container) there are none."""
     try:
-        from transom_cli.diagnose.logs.rulefiles import load
+        from transom_cli.diagnose.logs.rule_files import load
     except ImportError:
         return Rulebook(())
     return Rulebook(load())
@@ -58,8 +56,10 @@ def last_line(data: bytes) -> str:
 
 def hits_of_tail(path: Path, data: bytes, start: int) -> list[Hit]:
     """What the rules know in it, without what the training survived. A line's number in the whole log is not known."""
-    hits = collected(hits_in(io.BytesIO(data), rulebook()), path.name, start)
-    return [hit for hit in hits if not (hit.rule.lasts and exchange.worth(hit) and went_on(hit, path))]
+    hits = collect(hits_in(io.BytesIO(data), rulebook()), path.name, start)
+    return [
+        hit for hit in hits if not (hit.rule.lasts and matches.worth_reporting(hit) and training_continued(hit, path))
+    ]
 
 
 def names(beats_dir: str, launch: int, rows: Sequence[RankBeat]) -> list[str]:
@@ -80,7 +80,7 @@ def read_cause(folder: Path, log_names: Sequence[str]) -> tuple[dict[str, object
         if data.strip():
             hits += hits_of_tail(folder / name, data, start)
             last[name] = last_line(data)
-    return {"names": list(log_names), "hits": exchange.told(hits), "last": last}, hits
+    return {"names": list(log_names), "hits": matches.encode(hits), "last": last}, hits
 
 
 class Follower:
@@ -118,7 +118,7 @@ class Follower:
             return ()
         self._collector.take(hits_in(io.BytesIO(lines + end), rulebook()), self._lines)
         self._lines += lines.count(b"\n") + 1
-        return tuple(filter(exchange.worth, self._collector.drain()))
+        return tuple(filter(matches.worth_reporting, self._collector.drain()))
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -29,6 +29,7 @@ import time
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from transom_cli.beats import places, record
+from transom_cli.inherited import rank_variables
 
 NOT_VISIBLE = 14  # errors.BadNodes.exit_code
 REPLACED = 16  # no other code of ours (errors.EXIT_CODES)
@@ -95,6 +96,7 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
 
     status = _wait(pid, former, cgroups)
     code, killed_by = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
+    step, since_start = lastwords.last_step(beats, held, code, options.launch)
     exit_record: dict[str, object] = {
         "schema": 1,
         "rank": None if options.torchrun else int(env["RANK"]),
@@ -104,9 +106,10 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
         "signal": killed_by,
         "wall": time.time(),
         "started": started,
-        "steps": lastwords.last_step(beats, held, code, options.launch),
+        "steps": step,
+        "since_start": since_start,
     }
-    name = f"node-{env.get('SLURM_NODEID', '0')}.json" if options.torchrun else f"rank-{env['RANK']}.json"
+    name = f"node-{_node_rank(env)}.json" if options.torchrun else f"rank-{env['RANK']}.json"
     try:
         lastwords.publish(os.path.join(options.attempt_dir, "exits", str(options.launch)), name, exit_record)
     except OSError as error:
@@ -118,17 +121,20 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
 
 
 def rank_environment(env: dict[str, str], options: Options) -> dict[str, str]:
-    """The trainer's environment. What the user or the site has set of RANK and its kind is kept."""
+    """The trainer's environment. RANK and its kind are this launch's, whatever a shell or a script has set."""
+    for name in rank_variables(env):
+        del env[name]
+    env.pop(places.WORLD_SIZE, None)
     run = os.path.dirname(os.path.dirname(options.attempt_dir))  # as in layout.RunDir
     if not options.torchrun:
         tasks = env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS") or "1"
-        env.setdefault("RANK", env.get("SLURM_PROCID", "0"))
-        env.setdefault("WORLD_SIZE", tasks)
-        env.setdefault("LOCAL_RANK", env.get("SLURM_LOCALID", "0"))
+        env["RANK"] = env.get("SLURM_PROCID", "0")
+        env["WORLD_SIZE"] = env[places.WORLD_SIZE] = tasks
+        env["LOCAL_RANK"] = env.get("SLURM_LOCALID", "0")
         layout = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or tasks
-        env.setdefault("LOCAL_WORLD_SIZE", str(tasks_on_node(layout, int(env.get("SLURM_NODEID", "0")))))
+        env["LOCAL_WORLD_SIZE"] = str(tasks_on_node(layout, int(env.get("SLURM_NODEID", "0"))))
     else:
-        env.setdefault("PET_NODE_RANK", env.get("SLURM_NODEID", "0"))  # torchrun's own variable for --node-rank
+        env["PET_NODE_RANK"] = _node_rank(env)  # torchrun's own variable for --node-rank
     env[places.RUN_DIR] = run
     env[places.ATTEMPT] = options.attempt
     env[places.ATTEMPT_DIR] = options.attempt_dir
@@ -139,6 +145,12 @@ def rank_environment(env: dict[str, str], options: Options) -> dict[str, str]:
         rest = env.get("PYTHONPATH")
         env["PYTHONPATH"] = f"{places.AUTO_BEAT_PATH}:{rest}" if rest else places.AUTO_BEAT_PATH
     return env
+
+
+def _node_rank(env: dict[str, str]) -> str:
+    """Of a torchrun, one task on each node: the task's number. SLURM_NODEID counts in Slurm's order of nodes instead,
+    which differs if a spare replaces a node."""
+    return env.get("SLURM_PROCID", "0")
 
 
 def tasks_on_node(layout: str, node: int) -> int:
@@ -169,7 +181,7 @@ def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | Non
         if options.torchrun:
             if places.torchrun_nodes(path, options.launch + 1):
                 raise Replaced
-            places.mark_torchrun(path, options.launch, env.get("SLURM_NODEID", "0"))
+            places.mark_torchrun(path, options.launch, _node_rank(env))
             return None, held
         fresh = record.Record(int(env["RANK"]), options.launch, time.monotonic_ns())
         before = record.look(f"{path}/rank-{fresh.rank}")

@@ -14,7 +14,7 @@ import stat
 
 from transom_cli.agent import procfs
 from transom_cli.agent.belonging import RANK, find
-from transom_cli.health.node.memory import read_memory
+from transom_cli.health.checks.host import read_memory
 
 FILES = 4000  # that are told
 ANSWER = 900 * 1024  # bytes of them as JSON: within what an agent may send (wire.LIMITS)

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transom_cli.core.codec import BadRecord, build
-from transom_cli.health import edges
-from transom_cli.health.about import About, Tier
-from transom_cli.health.checks import NodeCheck, limits_of, unwanted
+from transom_cli.health import finding
+from transom_cli.health.check import About, Check, Tier, limits_of, unwanted
 from transom_cli.health.finding import Finding, Remedy, Verdict
 
 EYES = ("memory", "uptime", "room")  # what the agent's eyes see more often
@@ -46,7 +45,7 @@ def watched(text: str) -> Watched:
 class Patient:
     """One reader, one thread at most: while an answer is owed, no second question is put."""
 
-    def __init__(self, check: NodeCheck, about: About) -> None:
+    def __init__(self, check: Check, about: About) -> None:
         self.check, self._about = check, about
         module, _, function = check.reader.partition(":")
         self._read: Callable[[About], Any] = getattr(importlib.import_module(module), function)
@@ -81,8 +80,8 @@ class Watch:
         node: str,
         what: Watched,
         tell: Callable[[Sequence[Finding]], None],
-        told: Mapping[str, edges.Told],
-        checks: Sequence[NodeCheck] | None = None,
+        told: Mapping[str, finding.Reported],
+        checks: Sequence[Check] | None = None,
     ) -> None:
         self._node, self._what, self._tell = node, what, tell
         self._told = dict(told)
@@ -106,7 +105,7 @@ class Watch:
             if self._leave.wait(self._what.every):
                 return
 
-    def _checks(self) -> list[NodeCheck]:
+    def _checks(self) -> list[Check]:
         """Their table takes a moment to import: the first beat table does not wait for that."""
         if self._given is None:
             from transom_cli.health.registry import of_tier
@@ -129,17 +128,17 @@ class Watch:
         late = self._late.get(check.name)
         if late is not None and not waited:
             states = (*states, replace(late, verdict=Verdict.PASS, evidence="it answers again", remedy=Remedy.NONE))
-        self._told, news = edges.watch(self._told, self._wanted(states))
+        self._told, news = finding.changes(self._told, self._wanted(states))
         happened = self._changes(check, reading) if reading is not None else ()
         self._tell((*news, *self._wanted(happened)))
 
-    def _judge(self, check: NodeCheck, reading: Any) -> tuple[Finding, ...]:
+    def _judge(self, check: Check, reading: Any) -> tuple[Finding, ...]:
         try:
             return check.judge(self._node, reading, self._what.about, limits_of(check.limits, self._what.limits))
         except Exception as error:  # a reading that nobody thought of must not end the watch
             return (Finding(check.name, Verdict.UNKNOWN, self._node, f"its reading cannot be judged: {error!r}"),)
 
-    def _changes(self, check: NodeCheck, reading: Any) -> tuple[Finding, ...]:
+    def _changes(self, check: Check, reading: Any) -> tuple[Finding, ...]:
         """What has happened since the former look; what only goes on is no news."""
         now = time.monotonic()
         former, at = self._former.get(check.name, (None, now))

@@ -42,7 +42,9 @@ class Sink:
 
     account: Account | None = None
 
-    def beat(self, step: int, loss: Any, grad_norm: Any = None, loss_scale: Any = None) -> None:
+    def beat(
+        self, step: int, loss: Any, grad_norm: Any = None, loss_scale: Any = None, since_start: bool = False
+    ) -> None:
         pass
 
     def enter(self, name: str) -> None:
@@ -67,9 +69,12 @@ class Writer(Sink):
             at, data = rec.slot(record)
             buffer[at : at + len(data)] = data
 
-    def beat(self, step: int, loss: Any, grad_norm: Any = None, loss_scale: Any = None) -> None:
+    def beat(
+        self, step: int, loss: Any, grad_norm: Any = None, loss_scale: Any = None, since_start: bool = False
+    ) -> None:
         r = self._r
         now = monotonic_ns()
+        r.since_start = since_start
         if step != r.step:
             r.step, r.changed = int(step), now
         if loss is not None:
@@ -81,6 +86,10 @@ class Writer(Sink):
                     scale = None if loss_scale is None else self._number(loss_scale, now)
                     self.account.lost(r.step, told, norm, scale)
         r.count += 1
+        if r.count == 1 and places.WORLD_SIZE in os.environ:
+            from transom_cli.beats import world
+
+            world.require_launched()
         if r.phase == rec.START and not self._phases:
             r.phase = rec.STEP
         self._write()
@@ -136,7 +145,7 @@ class Writer(Sink):
     def _write(self) -> None:
         r = self._r
         r.seq = seq = r.seq + 1
-        moving = _pack(seq, r.step, r.count, r.changed, r.loss, r.phase)
+        moving = _pack(seq, r.step, rec.counted(r), r.changed, r.loss, r.phase)
         at = _ODD if seq & 1 else _EVEN
         self._buffer[at : at + _LENGTH] = moving + _pack_check(crc32(moving, self._fixed_crc))
 
@@ -149,6 +158,7 @@ _NOWHERE = Sink()
 _sink: Sink | None = None  # None: not looked for yet
 _explicit = False
 _resumed_from = 0
+_step_known = False  # a Checkpointer has told at which step the training began here
 
 
 class phase:
@@ -219,20 +229,21 @@ def account() -> Account | None:
 def automatic_beat(steps: int) -> None:
     """A beat on the trainer's behalf (beats/auto), after so many optimizer steps of this process.
 
+    Unless a Checkpointer has told the step (`resumed`), the beat is marked as counted since the start of the process.
     Ignored once the trainer has called `beat` itself.
     """
     if _explicit:
         return
     try:
-        (_sink or _open()).beat(_resumed_from + steps, None)
+        (_sink or _open()).beat(_resumed_from + steps, None, since_start=not _step_known)
     except Exception:
         return
 
 
 def resumed(step: int) -> None:
-    """The training goes on from `step` (a Checkpointer says so): automatic beats count from there."""
-    global _resumed_from
-    _resumed_from = step
+    """Let automatic beats count from `step`, from which the training resumes: a Checkpointer knows it. 0: it begins."""
+    global _resumed_from, _step_known
+    _resumed_from, _step_known = step, True
 
 
 def _open() -> Sink:

@@ -25,7 +25,7 @@ PATIENCE = 2.0  # seconds that an exiting trainer waits for a write that hangs o
 
 def start(record: Record) -> Opened | None:
     """Start the thread. None when this is not a Slurm job or its run directory cannot be seen."""
-    attempt = _attempt()
+    attempt = own_attempt()
     if attempt is None:
         return None
     attempt.nodes.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,8 @@ class OwnTable:
             return  # a full or absent file system: the silence tells, and the next second tries again
 
 
-def _attempt() -> AttemptDir | None:
+def own_attempt() -> AttemptDir | None:
+    """The folder of the attempt that this process belongs to."""
     told = os.environ.get(places.ATTEMPT_DIR)
     if told:
         return AttemptDir(Path(told))

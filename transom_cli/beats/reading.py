@@ -49,6 +49,7 @@ def row(record: Record, now_ns: int, pid: int, proc: str) -> RankBeat:
         phase=PHASES[record.phase],
         pid=pid,
         proc=proc,
+        since_start=record.since_start,
     )
 
 

@@ -25,6 +25,9 @@ BODY = FIXED.size + MOVING.size
 MAGIC = b"TBR1"
 SLOT = 96
 SIZE = 2 * SLOT
+SINCE_START = 1 << 63
+"""The top bit of a beat count, here and in a table: the steps are counted since this process started. They are not the
+training's own step numbers. Writers without this bit tell the training's step; readers without it see a large count."""
 _LOSS, _BITS = struct.Struct("<d"), struct.Struct("<Q")
 _NONE, _NAN = 0x7FF8_0000_0000_0000, 0x7FF8_0000_0000_0001
 NO_LOSS: float = _LOSS.unpack(_BITS.pack(_NONE))[0]
@@ -49,21 +52,30 @@ class Record:
     `changed` is CLOCK_MONOTONIC in ns at the last change of `step` (or the start), the same clock for the whole node.
     `pid` is the process that beats, as its own pid namespace (`pidns`, an inode) numbers it, 0: none yet;
     `child` is the process that the wrapper started, as the node numbers it, 0: there is no wrapper.
+    `since_start`: `step` counts the steps since this process started.
     """
 
-    __slots__ = ("changed", "child", "count", "launch", "loss", "phase", "pid", "pidns", "rank", "seq", "step")
+    __slots__ = (
+        "changed", "child", "count", "launch", "loss", "phase", "pid", "pidns", "rank", "seq", "since_start", "step",
+    )  # fmt: skip
 
     def __init__(self, rank: int, launch: int, changed: int, child: int = 0) -> None:
         self.rank, self.launch, self.changed, self.child = rank, launch, changed, child
         self.seq, self.step, self.count, self.loss, self.phase = 0, -1, 0, NO_LOSS, START
         self.pid, self.pidns = 0, 0
+        self.since_start = False
 
 
 def slot(record: Record) -> tuple[int, bytes]:
     """Where the record belongs in the file, and its bytes."""
     r = record
-    body = fixed(r) + MOVING.pack(r.seq, r.step, r.count, r.changed, r.loss, r.phase)
+    body = fixed(r) + MOVING.pack(r.seq, r.step, counted(r), r.changed, r.loss, r.phase)
     return (r.seq & 1) * SLOT, body + CHECK.pack(crc32(body))
+
+
+def counted(record: Record) -> int:
+    """The number of beats with the mark of what the steps count."""
+    return record.count | SINCE_START if record.since_start else record.count
 
 
 def fixed(record: Record) -> bytes:
@@ -85,7 +97,8 @@ def newest(data: bytes) -> Record | None:
         if magic != MAGIC or not 0 <= phase < len(PHASES) or (best is not None and best.seq > seq):
             continue
         best = Record(rank, launch, changed, child)
-        best.seq, best.step, best.count, best.loss, best.phase = seq, step, count, loss, phase
+        best.seq, best.step, best.count, best.loss, best.phase = seq, step, count & ~SINCE_START, loss, phase
+        best.since_start = bool(count & SINCE_START)
         best.pid, best.pidns = pid, pidns
     return best
 

@@ -7,11 +7,12 @@ a whole one; the checksum is for file systems that do not keep that promise.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 from zlib import crc32
 
-from transom_cli.beats.record import PHASES, loss_kept, loss_told
+from transom_cli.beats.record import PHASES, SINCE_START, loss_kept, loss_told
 
 PROCS = "RSDTZX?"
 _HEAD = struct.Struct(
@@ -38,6 +39,7 @@ class RankBeat(NamedTuple):  # and no dataclass: an operator makes thousands of 
     phase: str  # "start" | "step" | "checkpoint" | "restore" | "done"
     pid: int
     proc: str  # /proc state letter of the trainer: R S D T Z; "X" gone; "?" unknown
+    since_start: bool = False  # `step` counts the steps since the process started, not those of the training
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ def encode(table: NodeTable) -> bytes:
         for r in table.ranks:
             loss = loss_kept(r.loss)
             phase, proc = PHASES.index(r.phase), PROCS[PROCS.index(r.proc)].encode()
-            parts.append(_RANK.pack(r.rank, r.launch, r.step, r.count, r.age, loss, phase, r.pid, proc))
+            count = r.count | SINCE_START if r.since_start else r.count
+            parts.append(_RANK.pack(r.rank, r.launch, r.step, count, r.age, loss, phase, r.pid, proc))
     except struct.error as error:
         raise ValueError(f"not a beat table: {error}") from None
     data = b"".join(parts)
@@ -97,4 +100,18 @@ def _rank(told: tuple[int, int, int, int, float, float, int, int, bytes]) -> Ran
     letter = _LETTERS.get(proc)
     if letter is None:
         raise BadTable(f"unknown process state {proc!r}")
-    return RankBeat(rank, launch, step, count, age, loss_told(loss), PHASES[phase], pid, letter)
+    since_start, beats = bool(count & SINCE_START), count & ~SINCE_START
+    return RankBeat(rank, launch, step, beats, age, loss_told(loss), PHASES[phase], pid, letter, since_start)
+
+
+def reached(beats: Iterable[RankBeat]) -> tuple[int, bool]:
+    """The step that every rank has reached (-1: none), and whether it counts from the start of the processes.
+
+    Ranks that tell the training's own step are believed before those that count.
+    """
+    told = list(beats)
+    own = [r.step for r in told if r.step >= 0 and not r.since_start]
+    counted = any(r.step >= 0 and r.since_start for r in told)
+    if own and counted:
+        return min(own), False
+    return min((r.step for r in told), default=-1), counted

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,9 +21,11 @@ from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.restoring.resuming import Resuming
 from transom_cli.ckpt.saving import orders
 from transom_cli.ckpt.saving.collector import uncollected
-from transom_cli.ckpt.saving.saver import Saver
+from transom_cli.ckpt.saving.pickles import Pickles, refuse_code
+from transom_cli.ckpt.saving.saver import Saver, storable
 from transom_cli.ckpt.saving.snapshots import Snapshots
 from transom_cli.ckpt.state import State
+from transom_cli.errors import UsageError
 
 COPIES = 3600.0  # seconds that close() waits for copies to be written
 
@@ -57,6 +60,16 @@ class Checkpointer:
     `protect`: how snapshots survive the loss of nodes, by parity on other ones: "none", "replica", "xor:K", "rs:K+M"
     (memory.protection). `protect_rate`: bytes a second that a node sends for that at most.
 
+    `per_rank`: names or patterns ("model.experts.*") of values that each rank has its own of, though `state` holds
+    them like those that all ranks hold alike. They are kept per rank, and restored by as many ranks only. The first
+    save compares what is stored once for all ranks, again when its shapes change and after a restore, and raises
+    RanksDiffer on every rank, with the names, where they do not hold the same bits.
+
+    `allow_code`: restore values that need code to be loaded, such as objects of your own classes. Anyone who can write
+    into the checkpoints directory can then run programs as you. Without it, tensors and data of Python, numpy and torch
+    are restored, and classes given to `torch.serialization.add_safe_globals`; a state with anything else is refused
+    here with UsageError.
+
     `copy`: "blocking", save() returns when the state is copied; "overlapped", it returns at once, and the next step of
     an optimizer waits for what is left of the copy (`ckpt.saving.overlap`: the trainer must not write to parameters in
     another way meanwhile; a copy in which it did is given up). `prove`: find such writes by checksums; slow, to try a
@@ -77,11 +90,12 @@ class Checkpointer:
         also: Also | None = None, reshard: bool = False,
         copy: Literal["blocking", "overlapped"] = "blocking", prove: bool = False,
         persist: int | str | None = None, protect: str = "none", protect_rate: float | None = None,
+        per_rank: Sequence[str] = (), allow_code: bool = False,
     ) -> None:  # fmt: skip
         wish = asked(directory, every, overhead, keep, keep_every, also, copy, prove, persist, protect, protect_rate)
         self.directory = wish.directory
         self._ranks = ranks = Ranks()
-        live = State(state, ranks.rank)
+        live = self._checked(state, per_rank, allow_code)
         self._schedule = schedule.make(every, overhead, wish.persist, ranks, self._say)
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         here = Here(wish.attempt, socket.gethostname(), _alive)
@@ -89,8 +103,11 @@ class Checkpointer:
         copies = ground.prepare_also(wish.also, self.directory, ranks, here, self._say)
         self._snapshots = Snapshots(self.directory, ranks, wish.attempt, self._say, wish.protection, wish.rate, copies)
         places = (self.directory, *copies)
-        self._resuming = Resuming(places, live, ranks, self._snapshots, wish.keep, reshard, self._say)
-        self._saver = Saver(wish, ranks, live, self._schedule, self._snapshots, self._say)
+        self._resuming = Resuming(
+            places, live, ranks, self._snapshots, wish.keep, reshard, self._say, allow_code=allow_code
+        )
+        pickles = Pickles(None if allow_code else self._warn_of_code)
+        self._saver = Saver(wish, ranks, live, self._schedule, self._snapshots, self._say, pickles)
         self._saving = False  # save() was called
         self._closed = False
         self._orders = orders.attend()
@@ -123,22 +140,23 @@ class Checkpointer:
         """First and last batch of each stretch that is to be left out, in order."""
         return self._resuming.batches.skipped
 
-    def restore(self) -> int | None:
+    def restore(self, allow_lost: bool = False) -> int | None:
         """Load the newest checkpoint that verifies and fits; return its step: the number of finished steps.
 
-        None when there is no checkpoint at all: start from the beginning. Checkpoints that are passed over are named on
+        None when nothing was ever saved: start from the beginning. Checkpoints that are passed over are named on
         stderr, with the reason, and left where they are. Raises NoCheckpointRestores (exit code 15) when there are
-        some and none restores, and WorldSizeChanged. Bytes are read twice: once for the checksum, then to load. What an
+        some and none restores, or when all that was saved is lost, and WorldSizeChanged. `allow_lost`: return None
+        where nothing is left of what was saved. Bytes are read twice: once for the checksum, then to load. What an
         imported checkpoint lacks on purpose (`transom ckpt import`) is left as it is; that is said too.
 
         A training that begins here waits for its snapshots' memory to be made, once: save() need not then.
         """
         with phase("restore"), uncollected():
             self.wait()
-            found = self._resuming.restore()
+            found = self._resuming.restore(allow_lost)
+            resumed(0 if found is None else found.step)
             if found is not None:
                 self._saver.resumed(found.step, durable=found.durable)
-                resumed(found.step)
                 self._schedule.at(found.step)
                 if self._orders is not None:
                     self._orders.at(found.step)
@@ -170,7 +188,14 @@ class Checkpointer:
             self._saver.prepare(step - 1)
         ordered = self._orders is not None and self._orders.due(step)
         due = self._schedule.due(step)
-        saving = self._saver.start(step, asked=force or ordered) if force or ordered or due else None
+        saving = None
+        try:
+            if force or ordered or due:
+                saving = self._saver.start(step, asked=force or ordered, together=force or due)
+        except BaseException:
+            if self._orders is not None and ordered:
+                self._orders.follow(None)
+            raise
         if self._orders is not None and ordered:
             self._orders.follow(saving.over if saving is not None else None)
         self._schedule.resume(self._saver.writing)
@@ -202,6 +227,32 @@ class Checkpointer:
                 self._snapshots.close(durable=copied and self._saver.saved == self._saver.durable)
             if self._orders is not None:
                 self._orders.close()
+
+    def _checked(self, state: dict[str, Any], per_rank: Sequence[str], allow_code: bool) -> State:
+        """Raises UsageError, on all ranks if on one: none may wait for another that has given up."""
+        trouble: UsageError | None = None
+        live = None
+        try:
+            live = State(state, self._ranks.rank, per_rank)
+            live.check(storable)
+            if not allow_code:
+                refuse_code(live)
+        except UsageError as error:
+            trouble = error
+        told = self._ranks.gather((trouble.what, trouble.why, trouble.hint) if trouble is not None else None)
+        if trouble is not None:
+            raise trouble
+        for rank, theirs in enumerate(told):
+            if theirs is not None:
+                raise UsageError(f"On rank {rank}: {theirs[0]}", *theirs[1:])
+        assert live is not None
+        return live
+
+    def _warn_of_code(self, key: str, name: str) -> None:
+        self._say(
+            f"warning: `{key}` holds {name}, which a restore refuses to load. It is saved; to restore it, pass "
+            f"allow_code=True, or declare the class with torch.serialization.add_safe_globals"
+        )
 
     def _say(self, line: str) -> None:
         if self._ranks.first:

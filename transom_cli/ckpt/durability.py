@@ -45,14 +45,15 @@ class Durability:
                         if line is not None:
                             line.ask("unheard", step=step)
                     unknown = trouble or f"the memory holder of {self._by} knows nothing of it any more"
-                    return "" if self._on_disk(step, record) else unknown
+                    return "" if self.on_disk(step, record) else unknown
                 if line is None:
                     time.sleep(0.5)
         finally:
             if line is not None:
                 line.close()
 
-    def _on_disk(self, step: int, record: Record | None) -> bool:
+    def on_disk(self, step: int, record: Record | None) -> bool:
+        """Whether the very step that `record` names is published."""
         with suppress(OSError):
             return record is not None and (self._directory / step_name(step) / MANIFEST).read_bytes() == record.manifest
         return False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from transom_cli.errors import NoCheckpoint, TransomError, UsageError
 
+DO_NOT_RESTART = 93  # exit code of a trainer that must not be restarted
+
 
 class BadManifest(TransomError):
     """The manifest is missing, damaged, or of a schema that this version does not know."""
@@ -29,10 +31,33 @@ class StateMismatch(TransomError):
     kind = "state_mismatch"
 
 
+class NeedsCode(StateMismatch):
+    """Part of a checkpoint names a function or class outside the known data types. Loading it could run any program."""
+
+    exit_code = 13
+    kind = "needs_code"
+
+    name = ""  # the function or class
+
+
 class WorldSizeChanged(UsageError):
     """The checkpoint has per-rank state (random numbers, data position) for another number of ranks."""
 
     kind = "world_size_changed"
+
+
+class RanksDiffer(UsageError, SystemExit):
+    """Values that a checkpoint stores once for all ranks differ between the ranks.
+
+    It is also a SystemExit with code 93 ("do not restart"): a trainer that does not catch it would fail again at the
+    first save of each restart. `except Exception` catches it.
+    """
+
+    kind = "ranks_differ"
+
+    def __init__(self, what: str, why: str = "", hint: str = "") -> None:
+        super().__init__(what, why, hint)
+        self.code = DO_NOT_RESTART
 
 
 class NoCheckpointRestores(NoCheckpoint, SystemExit):

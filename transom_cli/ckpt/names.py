@@ -8,6 +8,7 @@
     .fence                                  the newest launch that was started over the directory (ckpt.fence)
     .setbacks                               how often the training was set back, and to where (ckpt.restoring.setback)
     .copies-of                              whose copies it gets: the directory of that training (ckpt.also)
+    .saved                                  that something was saved, and where (ckpt.recorded)
     .memory                                 what tells this directory from an earlier one of its name (ckpt.memory)
 
 `<attempt>` is `<job id>.<restart>.<launch>` under transom, and `local-<host>-<pid>` for a trainer started by hand.
@@ -24,6 +25,7 @@ DCP_METADATA = ".metadata"
 IMPORTED = "imported.json"
 FENCE = ".fence"
 MEMORY = ".memory"
+SAVED = ".saved"
 SETBACKS = ".setbacks"
 COPIES_OF = ".copies-of"
 

@@ -6,12 +6,34 @@ group used by two threads would pair the wrong messages. Everything is exchanged
 
 from __future__ import annotations
 
+import contextlib
 import os
+import weakref
 from typing import Any
 
 import torch.distributed as dist
 
 from transom_cli.errors import UsageError
+
+
+def _close(held: list[Any]) -> None:
+    """Close the process group in `held`, the last reference to it outside torch."""
+    with contextlib.suppress(ValueError, AssertionError):  # the trainer destroyed all groups itself
+        dist.destroy_process_group(held[0])
+    held.clear()
+
+
+class _Group:
+    """The ranks' process group; closed when the process exits, or when nothing refers to it any more.
+
+    One of gloo's threads may still hold the tensors of the last collective after it has returned. If it releases them
+    while the interpreter shuts down, the process aborts (`terminate called without an active exception`, SIGABRT) and
+    its exit code is lost. Closing the group first joins those threads.
+    """
+
+    def __init__(self) -> None:
+        self.held: list[Any] = [dist.new_group(backend="gloo")]
+        weakref.finalize(self, _close, self.held)
 
 
 class Ranks:
@@ -21,7 +43,7 @@ class Ranks:
         together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.size: int = dist.get_world_size() if together else 1
         self.rank: int = dist.get_rank() if together else 0
-        self.group: Any = dist.new_group(backend="gloo") if together else None
+        self._own = _Group() if together else None
         asked = os.environ.get("WORLD_SIZE", "1")
         if not together and asked.isdecimal() and int(asked) > 1:
             raise UsageError(
@@ -29,6 +51,19 @@ class Ranks:
                 "WORLD_SIZE is " + asked + ", and torch.distributed is not initialized: each would write alone",
                 "call torch.distributed.init_process_group() first",
             )
+
+    @property
+    def group(self) -> Any:
+        """The process group; None with one rank.
+
+        Raises:
+            RuntimeError: the process is exiting, and its group is closed.
+        """
+        if self._own is None:
+            return None
+        if not self._own.held:
+            raise RuntimeError("the process is exiting: the ranks can no longer exchange anything")
+        return self._own.held[0]
 
     @property
     def first(self) -> bool:

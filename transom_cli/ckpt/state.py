@@ -1,28 +1,39 @@
 """What the trainer gave us to keep, as one tree of tensors and plain values, and back.
 
-Four kinds of entry:
+An entry is judged by what it holds:
 
 - modules: parameters and buffers, the same on every rank or sharded (DTensor, FSDP2); stored once;
-- optimizers: state under parameter names; stored once;
-- other objects with `state_dict` and `load_state_dict`: **per rank** (a data loader's position differs by rank), except
-  learning-rate schedulers and gradient scalers, which are the same everywhere;
+- optimizers: state under parameter names; stored once. An optimizer whose `state_dict` has another layout (a container
+  of several, flattened) is stored once as it is;
+- other objects with `state_dict` and `load_state_dict`: stored once if they hold sharded tensors (DTensor), which say
+  themselves what each rank has; else **per rank** (a data loader's position differs by rank), except learning-rate
+  schedulers and gradient scalers, which are the same everywhere;
 - tensors and plain values: must be the same on every rank; stored once. Plain values are read from the dict at each
   save, and put back into the dict by a restore.
 
-Random number generators are added by us, per rank. Per-rank entries are stored under `ranks.<rank>.<name>`.
+What is stored once is compared between the ranks (`saving.alike`). Values that are declared `per_rank`, by patterns of
+their names, are kept per rank. Buffers that DDP broadcasts before each forward are rank 0's.
+
+Random number generators are added by us, per rank. Per-rank values are stored under `ranks.<rank>.<name>`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import gc
+import re
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from fnmatch import translate
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from transom_cli.ckpt import rng
 from transom_cli.ckpt.convert import optimizers
-from transom_cli.ckpt.tree import Flat, Paths, flatten, local_part, unflatten
+from transom_cli.ckpt.tree import Flat, Path, Paths, flatten, local_part, unflatten
 from transom_cli.errors import UsageError
 
 RANKS = "ranks"
@@ -32,9 +43,19 @@ RNG = "rng"
 class State:
     """The trainer's state for one rank. Nothing is copied here; tensors are the live ones."""
 
-    def __init__(self, entries: dict[str, Any], rank: int) -> None:
+    def __init__(self, entries: dict[str, Any], rank: int, per_rank: Collection[str] = ()) -> None:
         self._entries = entries
         self._rank = str(rank)
+        if isinstance(per_rank, str) or not all(isinstance(one, str) and one for one in per_rank):
+            raise UsageError(
+                f"per_rank={per_rank!r} must be a list of names or patterns", "", 'per_rank=["model.experts.*"]'
+            )
+        self._per_rank = [re.compile(translate(one) + "|" + translate(f"{one}.*")) for one in per_rank]
+        self._declared: dict[str, bool] = {}  # by name, whether a pattern fits it
+        self._alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        self._wrappers: list[weakref.ref[torch.nn.parallel.DistributedDataParallel]] = []
+        self._looked = False  # for them
+        self._as_it_is: set[str] = set()  # optimizers whose state has a layout of its own
         for name, value in entries.items():
             if not isinstance(name, str) or not name or name in (RANKS, RNG):
                 raise UsageError(
@@ -47,23 +68,80 @@ class State:
                     hint="use torch.distributed.fsdp.fully_shard (FSDP2)",
                 )
 
+    def check(self, storable: Callable[[Flat, Paths], None]) -> None:
+        """Raise UsageError, with its name, for what cannot be read or is not `storable` (which raises).
+
+        The training is not changed by it: an optimizer that has not stepped yet stays so.
+        """
+        names = self._parameter_names()
+        for name, value in self._entries.items():
+            try:
+                with undisturbed():
+                    self._held(name, value, names)
+            except Exception as error:
+                raise _refused(name, "its state cannot be read", error) from error
+        with undisturbed():
+            flat, paths = self.read()
+        try:
+            storable(flat, paths)
+        except Exception:
+            for key, value in flat.items():
+                try:
+                    storable({key: value}, {key: paths[key]})
+                except Exception as error:
+                    raise _refused(key, f"a {type(value).__name__} that cannot be stored", error) from error
+
     def read(self) -> tuple[Flat, Paths]:
         """Call every `state_dict` now. The tensors returned are the live ones, detached."""
         tree: dict[str, Any] = {}
         mine: dict[str, Any] = {RNG: rng.read()}
-        modules = {name: unwrap(v).state_dict() for name, v in self._entries.items() if isinstance(v, torch.nn.Module)}
         names = self._parameter_names()
         for name, value in self._entries.items():
-            if name in modules:
-                tree[name] = modules[name]
-            elif isinstance(value, torch.optim.Optimizer):
-                tree[name] = optimizers.read(value, names)
-            elif _is_stateful(value):
-                (tree if _is_shared(value) else mine)[name] = value.state_dict()
-            else:
-                tree[name] = value
+            held = self._held(name, value, names)
+            (mine if _is_object(value) and not _holds_sharded(held) else tree)[name] = held
         tree[RANKS] = {self._rank: mine}
-        return flatten(tree)
+        flat, paths = flatten(tree)
+        return (flat, paths) if not self._per_rank else self._with_declared(flat, paths)
+
+    def to_save(self) -> tuple[Flat, Paths]:
+        """As `read`, but for what another rank saves for all: buffers that DDP broadcasts are rank 0's."""
+        if not self._looked:
+            self._looked = True
+            self._look_for_wrappers()
+        flat, paths = self.read()
+        if self._rank != "0":
+            for key in self.broadcast():
+                flat.pop(key, None)
+                paths.pop(key, None)
+        return flat, paths
+
+    def shapes(self) -> tuple[Flat, Paths]:
+        """As `to_save`, for who looks at shapes only: an optimizer that has not stepped yet stays so."""
+        with undisturbed():
+            shapes = self.to_save()
+        self._looked = False  # a module may be wrapped after this
+        return shapes
+
+    def broadcast(self) -> Flat:
+        """The buffers that DDP broadcasts from rank 0 before each forward, and which may differ until then."""
+        sent = {id(buffer) for found in self._wrappers if (wrapper := found()) for buffer in _sent_by(wrapper)}
+        if not sent:
+            return {}
+        return {
+            f"{name}.{key}": buffer
+            for name, value in self._entries.items()
+            if isinstance(value, torch.nn.Module)
+            for key, buffer in unwrap(value).named_buffers()
+            if id(buffer) in sent and not self._is_declared(f"{name}.{key}")
+        }
+
+    def _look_for_wrappers(self) -> None:
+        """Find the DDP modules of this process: an entry may be what one of them wraps."""
+        modules = [value for value in self._entries.values() if isinstance(value, torch.nn.Module)]
+        if self._alone or not any(True for module in modules for _ in module.buffers()):
+            return
+        ddp = torch.nn.parallel.DistributedDataParallel
+        self._wrappers = [weakref.ref(one) for one in gc.get_objects() if issubclass(type(one), ddp)]
 
     def write(self, flat: Flat, paths: Paths, afresh: Collection[str] = (), *, per_rank: bool) -> None:
         """Put loaded values in place. Module and tensor entries were loaded in place already, by `targets`.
@@ -72,30 +150,66 @@ class State:
 
         Raises StateMismatch, or what the objects' own `load_state_dict` raises. RNG comes last: nothing draws after it.
         """
-        tree = unflatten(flat, paths)
-        mine = tree.pop(RANKS, {}).get(self._rank, {})
+        tree = unflatten(flat, {key: within(path) for key, path in paths.items()})
         names = self._parameter_names()
         for name, value in list(self._entries.items()):
             if name in afresh:
                 continue
             if isinstance(value, torch.nn.Module):
                 unwrap(value).load_state_dict(tree[name], strict=True)
-            elif isinstance(value, torch.optim.Optimizer):
+            elif isinstance(value, torch.optim.Optimizer) and name not in self._as_it_is:
                 optimizers.write(value, names, tree[name])
             elif _is_stateful(value):
-                if _is_shared(value):
+                if name in tree:
                     value.load_state_dict(tree[name])
-                elif per_rank:
-                    value.load_state_dict(mine[name])
             elif not isinstance(value, torch.Tensor):
                 self._entries[name] = tree[name]
         if per_rank:
-            rng.write(mine[RNG])
+            rng.write(tree[RNG])
+
+    def _held(self, name: str, value: Any, names: dict[torch.Tensor, str]) -> Any:
+        if isinstance(value, torch.nn.Module):
+            return unwrap(value).state_dict()
+        if isinstance(value, torch.optim.Optimizer):
+            packed = value.state_dict()
+            if optimizers.usual(packed):
+                self._as_it_is.discard(name)
+                return optimizers.named(value, packed, names)
+            self._as_it_is.add(name)
+            return packed
+        return value.state_dict() if _is_stateful(value) else value
+
+    def _with_declared(self, flat: Flat, paths: Paths) -> tuple[Flat, Paths]:
+        """With what is declared per rank where it belongs."""
+        found: Flat = {}
+        where: Paths = {}
+        for key, value in flat.items():
+            path = paths[key]
+            if path[0] != RANKS and self._is_declared(key):
+                if isinstance(value, DTensor):
+                    raise UsageError(
+                        f"`{key}` is declared per rank, and it is a sharded tensor (DTensor)",
+                        "its mesh says which rank holds what",
+                        "take it out of per_rank",
+                    )
+                key, path = f"{RANKS}.{self._rank}.{key}", (RANKS, self._rank, *path)
+            found[key], where[key] = value, path
+        return found, where
+
+    def _is_declared(self, key: str) -> bool:
+        known = self._declared.get(key)
+        if known is None:
+            known = self._declared[key] = any(one.match(key) for one in self._per_rank)
+        return known
 
     @property
     def to_come(self) -> int:
         """Bytes of this rank's part that the optimizers will make with their first step, roughly."""
-        return sum(optimizers.to_come(v) for v in self._entries.values() if isinstance(v, torch.optim.Optimizer))
+        return sum(
+            optimizers.to_come(value)
+            for name, value in self._entries.items()
+            if isinstance(value, torch.optim.Optimizer) and name not in self._as_it_is
+        )
 
     def stepped(self) -> frozenset[int]:
         """The storages, by address, that only an optimizer's step changes: parameters, and what it keeps for them."""
@@ -108,21 +222,20 @@ class State:
         return frozenset(found)
 
     def loads_in_place(self, name: str) -> bool:
-        return isinstance(self._entries[name], (torch.nn.Module, torch.Tensor))
+        return name != RNG and isinstance(self._entries[name], (torch.nn.Module, torch.Tensor))
 
-    @property
-    def shared_names(self) -> list[str]:
-        return [name for name, value in self._entries.items() if not (_is_stateful(value) and not _is_shared(value))]
+    def names(self) -> list[str]:
+        """Of all entries, and the random numbers' own."""
+        return [RNG, *self._entries]
 
-    @property
-    def per_rank_names(self) -> list[str]:
-        shared = set(self.shared_names)
-        return [RNG, *(name for name in self._entries if name not in shared)]
+    def is_object(self, name: str) -> bool:
+        """Whether it may start afresh where per-rank values cannot be carried over: random numbers, a data loader."""
+        return name == RNG or _is_object(self._entries[name])
 
     def sharded_like(self, name: str, parameter: str) -> DTensor | None:
         """The sharded parameter whose optimizer state `<name>.state.<parameter>` holds, if it is sharded."""
         optimizer = self._entries.get(name)
-        if not isinstance(optimizer, torch.optim.Optimizer):
+        if not isinstance(optimizer, torch.optim.Optimizer) or name in self._as_it_is:
             return None
         found = optimizers.parameters(optimizer, self._parameter_names()).get(parameter)
         return found if isinstance(found, DTensor) else None
@@ -147,6 +260,60 @@ def unwrap(module: torch.nn.Module) -> torch.nn.Module:
             module = inner
         else:
             return module
+
+
+def within(path: Path) -> Path:
+    """Return the key of the value in the rank's own state, without the `ranks.<rank>` prefix."""
+    return path[2:] if path[0] == RANKS else path
+
+
+def _sent_by(wrapper: torch.nn.parallel.DistributedDataParallel) -> Iterator[torch.Tensor]:
+    if wrapper.broadcast_buffers:
+        named = wrapper.module.named_buffers()
+        yield from (buffer for key, buffer in named if key not in wrapper.parameters_to_ignore)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Take back the step that torch's `get_optimizer_state_dict` makes with an optimizer that has not stepped yet.
+
+    It makes one, with zero gradients and rates, to have a state to hand out. Its step counters would stay at 1.
+    """
+    stepped: list[torch.optim.Optimizer] = []
+
+    def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not optimizer.state:
+            stepped.append(optimizer)
+
+    hook = register_optimizer_step_pre_hook(note)
+    try:
+        yield
+    finally:
+        hook.remove()
+        for optimizer in stepped:
+            optimizer.state.clear()
+
+
+def _refused(name: str, why: str, error: Exception) -> UsageError:
+    return UsageError(
+        f"`{name}` cannot be checkpointed: {why}",
+        f"{type(error).__name__}: {error}",
+        "take it out of the state that the Checkpointer is given, or give what it is made of",
+    )
+
+
+def _is_object(value: Any) -> bool:
+    """Whether it has a state of its own that may be this rank's alone."""
+    return _is_stateful(value) and not _is_shared(value)
+
+
+def _holds_sharded(held: Any) -> bool:
+    """Whether there is a DTensor in it, at any depth of dicts, lists and tuples."""
+    if isinstance(held, dict):
+        return any(map(_holds_sharded, held.values()))
+    if isinstance(held, (list, tuple)):
+        return any(map(_holds_sharded, held))
+    return isinstance(held, DTensor)
 
 
 def _is_stateful(value: Any) -> bool:

@@ -1,13 +1,13 @@
-"""The `transom` command: its sub-commands.
+"""The `transom` command and its sub-commands.
 
-Modules here import only typer and transom's pure parts at the top; whatever is heavy is imported inside the command
-that needs it, so that `--help` stays fast.
+Modules of this package import only typer and transom's pure modules at the top. Everything heavy is imported inside
+the command that needs it, so that `--help` stays fast.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,24 +15,24 @@ from transom_cli import __version__
 from transom_cli.cli.attempts import attempts
 from transom_cli.cli.check import check
 from transom_cli.cli.ckpt import ckpt_app
+from transom_cli.cli.common import end, os_error
 from transom_cli.cli.diagnose import diagnose, rules_app
 from transom_cli.cli.doctor import doctor
-from transom_cli.cli.ending import end, told
-from transom_cli.cli.examples import examples
 from transom_cli.cli.explain import explain
 from transom_cli.cli.goodput import goodput
 from transom_cli.cli.launch import agent, launch, operate
-from transom_cli.cli.misuse import ClickException, misused
 from transom_cli.cli.nodes import nodes
 from transom_cli.cli.notify import notify_app
+from transom_cli.cli.options import examples
 from transom_cli.cli.policy import policy
 from transom_cli.cli.report import report
 from transom_cli.cli.run import attach, run
 from transom_cli.cli.sandbox import sandbox_app
+from transom_cli.cli.sandbox_fault import fault_app
 from transom_cli.cli.status import list_, status, stop
-from transom_cli.errors import EXIT_CODES, TransomError
+from transom_cli.errors import EXIT_CODES, TransomError, UsageError
 
-_BEHIND_A_RUN = ("launch", "agent", "operate")
+_INTERNAL_COMMANDS = ("launch", "agent", "operate")
 _CODES = "Exit codes: " + " · ".join(f"{code} {words}" for code, words in EXIT_CODES.items())
 
 
@@ -59,7 +59,7 @@ def transom(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """What stands before the command."""
+    """Handle options that come before the command."""
 
 
 app.command(epilog=examples("run"))(run)
@@ -80,9 +80,38 @@ app.command(epilog=examples("policy"))(policy)
 app.add_typer(notify_app, name="notify")
 app.add_typer(ckpt_app, name="ckpt")
 app.add_typer(sandbox_app, name="sandbox")
+sandbox_app.add_typer(fault_app, name="fault")
 app.command(hidden=True)(launch)
 app.command(hidden=True)(agent)
 app.command(hidden=True)(operate)
+
+
+ClickException: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
+"""Click's own class, or that of the copy in newer releases of typer."""
+
+_GROUPS = ("ckpt", "fault", "notify", "rules", "sandbox")
+
+
+def usage_error(error: Any) -> TransomError:
+    """Return the UsageError for a ClickException. A group that lacks its sub-command prints its help and exits."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        sys.exit(error.exit_code)
+    context = getattr(error, "ctx", None)
+    hint = f"{context.command_path if context else _command(sys.argv[1:])} --help"
+    return UsageError(str(error.format_message()).rstrip("."), hint=hint)
+
+
+def _command(words: list[str]) -> str:
+    """Return the command that was meant, if the error does not name it."""
+    found = ["transom"]
+    for word in words:
+        if word.startswith("-"):
+            break
+        found.append(word)
+        if word not in _GROUPS:
+            break
+    return " ".join(found)
 
 
 def run_app() -> None:
@@ -91,11 +120,11 @@ def run_app() -> None:
     except TransomError as error:
         end(error)
     except typer.Abort:
-        sys.exit("error: left without an answer")
+        sys.exit("error: aborted")
     except ClickException as error:
-        end(misused(error))
+        end(usage_error(error))
     except OSError as error:
-        if sys.argv[1:2] and sys.argv[1] in _BEHIND_A_RUN:
-            raise  # into its log, with all that is known of it
-        end(told(error))
+        if sys.argv[1:2] and sys.argv[1] in _INTERNAL_COMMANDS:
+            raise  # the traceback goes into its log
+        end(os_error(error))
     sys.exit(code)

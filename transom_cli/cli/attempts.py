@@ -1,4 +1,4 @@
-"""`transom attempts`: each start of a run's jobs, as the run and as Slurm's accounting have it."""
+"""`transom attempts`: each start of a run's jobs, from the run's records and Slurm's accounting."""
 
 from __future__ import annotations
 
@@ -8,55 +8,53 @@ from transom_cli.cli.status import Json, NoColor, Root, Run
 
 if TYPE_CHECKING:
     from transom_cli.layout import RunDir
-    from transom_cli.ui.attempts import Accounts
+    from transom_cli.view.attempts import Accounting
 
-PATIENCE = 10.0  # seconds for accounting to answer whoever looks on: it may have years to look through
+PATIENCE = 10.0  # seconds for accounting, which may have years to search
 
 
 def attempts(run: Run = None, root: Root = None, json_: Json = False, no_color: NoColor = False) -> None:
-    """Each start of the run's jobs: when, how long, on which nodes, how often its ranks were launched, how it ended.
+    """List each start of the run's jobs, and how it ended.
 
-    By the run's own records; and, where there is accounting, beside them Slurm's own word (sacct -D), with what the two
-    say differently.
+    Shows the run's own records and, if the cluster has accounting, those of `sacct -D`, with the differences.
 
     \b
-    transom attempts               those of the newest run
+    transom attempts               attempts of the newest run
     transom attempts demo --json   with every launch, and in UTC
     """
     import json
     import os
 
-    from transom_cli.slurm.ending import user_name
-    from transom_cli.submit.rundir import find_run
+    from transom_cli.cli.common import run_to_read
+    from transom_cli.config.run_settings import runs_root
+    from transom_cli.slurm.requeue import user_name
     from transom_cli.supervise.attempts import attempts_told, job_ids
     from transom_cli.supervise.ledger import read_book
-    from transom_cli.ui.attempts import attempt_rows, document, lines
-    from transom_cli.ui.colour import show
-    from transom_cli.ui.terminal import under_watch, width
-    from transom_cli.wiring.settings import runs_root
+    from transom_cli.view.attempts import attempt_lines, attempt_rows, attempts_document
+    from transom_cli.view.terminal import show, under_watch, width
 
-    found = find_run(runs_root(root), run)
+    found = run_to_read(runs_root(root), run)
     book = read_book(found)
-    accounts = _ask(found, job_ids(book))
+    accounting = _ask(found, job_ids(book))
     since = book.events[0].at if book.events else book.now
-    rows = attempt_rows(book.run_id, attempts_told(book), accounts, since, book.now)
+    rows = attempt_rows(book.run_id, attempts_told(book), accounting, since, book.now)
     if json_:
-        print(json.dumps(document(book.run_id, rows, accounts, user_name)))
+        print(json.dumps(attempts_document(book.run_id, rows, accounting, user_name)))
         return
     room = width(os.environ, watched=under_watch())
-    show(lines(book.run_id, rows, accounts, book.now, room, user_name), colours=not no_color)
+    show(attempt_lines(book.run_id, rows, accounting, book.now, room, user_name), colours=not no_color)
 
 
-def _ask(run: RunDir, jobs: tuple[int, ...]) -> Accounts:
-    """All of its jobs in one call."""
+def _ask(run: RunDir, jobs: tuple[int, ...]) -> Accounting:
+    """Ask for all jobs in one call."""
+    from transom_cli.bootstrap.slurm import run_slurm
     from transom_cli.errors import TransomError
-    from transom_cli.ui.attempts import Accounts
-    from transom_cli.wiring.slurm import slurm_of
+    from transom_cli.view.attempts import Accounting
 
     if not jobs:
-        return Accounts(())
+        return Accounting(())
     try:
-        return Accounts(tuple(slurm_of(run, PATIENCE).history(*jobs)))
+        return Accounting(tuple(run_slurm(run, PATIENCE).history(*jobs)))
     except TransomError as error:
-        told = error.why or error.what
-        return Accounts(None, " ".join(told.removeprefix("Slurm said: ").split()))
+        why = error.why or error.what
+        return Accounting(None, " ".join(why.removeprefix("Slurm said: ").split()))

@@ -1,62 +1,79 @@
-"""`transom check`: examine nodes by hand, in a Slurm Prolog, Epilog or HealthCheckProgram, or from a recording."""
+"""`transom check`: check nodes by hand, in a Slurm Prolog, Epilog or HealthCheckProgram, or from a recording."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transom_cli.errors import UsageError
+from transom_cli.errors import BadNodes, TransomError, Unknown, UsageError
+
+if TYPE_CHECKING:
+    from transom_cli.config.model import Settings
+    from transom_cli.health.check import Tier
+    from transom_cli.health.report import Report
+    from transom_cli.health.run import HealthRequest
+
+PLACES = ("prolog", "epilog", "healthcheck", "nagios")
 
 
 def check(
-    tier: Annotated[str, typer.Option(help="quick: seconds; deep: minutes; watch: no probe at all.")] = "quick",
+    tier: Annotated[str, typer.Option(help="quick takes seconds; deep takes minutes; watch runs no probe.")] = "quick",
     nodes: Annotated[
         str | None,
-        typer.Option("--nodes", "-w", help="Which nodes [default: of this allocation, else this one]."),
+        typer.Option("--nodes", "-w", help="Nodes to check [default: those of this allocation, else this one]."),
     ] = None,
-    here: Annotated[bool, typer.Option("--here", help="This node alone, also inside an allocation.")] = False,
-    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs that each node must have.")] = None,
+    here: Annotated[bool, typer.Option("--here", help="Check only this node, even inside an allocation.")] = False,
+    gpus: Annotated[int | None, typer.Option(min=0, help="Number of GPUs that each node must have.")] = None,
     path: Annotated[
-        list[Path] | None, typer.Option(help="A directory that must answer and be writable; repeatable.")
+        list[Path] | None, typer.Option(help="Directory that must answer and be writable (repeatable).")
     ] = None,
-    probe: Annotated[bool | None, typer.Option("--probe/--no-probe", help="Compute and send a little.")] = None,
-    off: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="A check that is not wanted.")] = None,
+    probe: Annotated[
+        bool | None, typer.Option("--probe/--no-probe", help="Run a short computation and exchange on the nodes.")
+    ] = None,
+    off: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Check to leave out (repeatable).")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as `health.budget=60`.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as `health.budget=60`.")
     ] = None,
     as_: Annotated[
-        str | None, typer.Option("--as", help="Exit code for a place: prolog, epilog, healthcheck or nagios.")
+        str | None, typer.Option("--as", help="Exit code for a caller: prolog, epilog, healthcheck or nagios.")
     ] = None,
-    record: Annotated[Path | None, typer.Option(help="Save the raw readings into this file.")] = None,
-    hash_serials: Annotated[bool, typer.Option("--hash-serials", help="Save digests of serial numbers.")] = False,
-    replay: Annotated[Path | None, typer.Option(help="Judge recorded readings; nothing is examined.")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Name all checks and thresholds.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show also what is well.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    record: Annotated[Path | None, typer.Option(help="Save the raw readings to this file.")] = None,
+    hash_serials: Annotated[
+        bool, typer.Option("--hash-serials", help="Save digests instead of serial numbers.")
+    ] = False,
+    replay: Annotated[Path | None, typer.Option(help="Judge recorded readings instead of checking nodes.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List all checks and thresholds.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also show checks that passed.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Are these nodes fit to train on? Exit code 0: yes; 14: one is not; 22: nothing could be looked at.
+    """Check whether nodes are fit to train on. Exit code 0: yes; 14: at least one is not; 22: no check could run.
 
-    Inside salloc or a batch script it examines the allocation by a step; other nodes (--nodes, outside of an
-    allocation), also drained ones, by ssh; else this node.
+    Inside salloc or a batch script, it checks the nodes of the allocation in a job step. With --nodes, outside an
+    allocation, it checks those nodes over ssh, even if they are drained. Otherwise it checks this node.
     """
-    from transom_cli.cli.checking import PLACES, Asked, listing, run_check, settings_for
-    from transom_cli.health.about import Tier
+    from transom_cli.health.check import Tier
 
     if tier not in [t.value for t in Tier]:
         raise UsageError(f"`--tier {tier}` is unknown", hint="Use `quick`, `deep` or `watch`.")
     if as_ is not None and as_ not in PLACES:
         raise UsageError(f"`--as {as_}` is unknown", hint=f"Use {', '.join(PLACES)}.")
     if nodes and (here or as_):
-        raise UsageError(f"`--nodes` and `{'--here' if here else '--as'}` exclude each other")
+        raise UsageError(f"`--nodes` and `{'--here' if here else '--as'}` cannot be combined")
     if replay is not None and (record or nodes):
-        raise UsageError("`--replay` examines nothing", hint="Leave `--record` and `--nodes` out.")
+        raise UsageError("`--replay` checks no nodes", hint="Leave out `--record` and `--nodes`.")
     settings = settings_for(set_ or [], off or [])
     if list_:
         print("\n".join(listing(as_json=json_)))
         return
-    asked = Asked(
+    options = Options(
         settings=settings,
         tier=Tier(tier),
         nodes=nodes or "",
@@ -71,4 +88,187 @@ def check(
         verbose=verbose,
         as_json=json_,
     )
-    raise typer.Exit(run_check(asked))
+    raise typer.Exit(run_check(options))
+
+
+@dataclass(frozen=True)
+class Options:
+    settings: Settings
+    tier: Tier
+    nodes: str = ""
+    here: bool = False
+    gpus: int | None = None
+    folders: tuple[str, ...] = ()
+    probe: bool | None = None
+    place: str = ""
+    record: Path | None = None
+    hash_serials: bool = False
+    replay: Path | None = None
+    verbose: bool = False
+    as_json: bool = False
+
+
+def settings_for(assignments: Sequence[str], off: Sequence[str]) -> Settings:
+    from transom_cli.cli.run import assignment
+    from transom_cli.config.load import load
+
+    flags: dict[str, object] = dict(assignment(text) for text in assignments)
+    if off:
+        flags["health.off"] = list(off)
+    return load(None, flags, os.environ)
+
+
+def run_check(options: Options) -> int:
+    """Check, record and print, and return the exit code."""
+    from transom_cli.view.terminal import waiting
+
+    request = _request(options)
+    with waiting(f"checking nodes, for at most {request.budget:.0f} s"):
+        report = _replayed(options) if options.replay is not None else _checked(options, request)
+    if options.record is not None:
+        _record(options, request, report)
+    if options.place:
+        return _exit_code_for(options.place, report)
+    _show(options, report)
+    return _exit_code(report)
+
+
+def listing(*, as_json: bool) -> list[str]:
+    """Return all checks with their readers and tiers, and all thresholds with their defaults."""
+    import dataclasses
+
+    from transom_cli.health.registry import CHECKS, LIMITS, OVERALL
+
+    limits = {f.name: f.default for kind in LIMITS for f in dataclasses.fields(kind)}
+    if as_json:
+        checks = [{"name": n, "tier": c.tier.value, "read_by": c.name} for c in CHECKS for n in c.findings]
+        return [json.dumps({"schema": 1, "checks": checks, "of_all_nodes": list(OVERALL), "limits": limits})]
+    lines = [f"{c.name} ({c.tier.value}, {c.seconds:g} s): {', '.join(c.findings)}" for c in CHECKS]
+    lines.append(f"all nodes together: {', '.join(OVERALL)}")
+    thresholds = (f"  {name} = {value}" for name, value in sorted(limits.items()))
+    return [*lines, "", "thresholds (health.limits):", *thresholds]
+
+
+def _request(options: Options) -> HealthRequest:
+    from transom_cli.config.run_settings import health_options
+    from transom_cli.health.check import About, Tier
+    from transom_cli.health.run import HealthRequest
+    from transom_cli.supervise.launcher.allocation import gpus_on_node, start_time
+
+    health = health_options(options.settings)
+    gpus = gpus_on_node(os.environ) if options.gpus is None else options.gpus
+    about = About(options.tier, gpus, start_time(os.environ), options.folders, site_checks=health.site_checks)
+    default = health.probe and options.tier is not Tier.WATCH and not options.place  # a Prolog has only seconds
+    probe = default if options.probe is None else options.probe
+    budget = health.deep_budget if options.tier is Tier.DEEP else health.budget
+    return HealthRequest(about, frozenset(health.off), health.limits, probe, gpus, health.python, budget=budget)
+
+
+def _checked(options: Options, request: HealthRequest) -> Report:
+    from transom_cli.beats.places import node_name
+    from transom_cli.health.run import check_job, check_nodes
+    from transom_cli.health.transport import LocalTransport, by_ssh
+
+    allocated = [] if options.here else _nodes(os.environ.get("SLURM_JOB_NODELIST", ""))
+    named = _nodes(options.nodes)
+    if allocated:
+        others = [n for n in named if n not in allocated]
+        if others:
+            raise UsageError(
+                f"Not in this allocation: {', '.join(others)}",
+                f"The allocation has {os.environ['SLURM_JOB_NODELIST']}.",
+                "Leave the allocation's shell to check other nodes over ssh.",
+            )
+        return check_job(_job_id(), named or allocated, request)
+    if named and named != [node_name()]:
+        if shutil.which("ssh") is None:
+            hint = "Run this inside salloc."
+            raise UsageError("Other nodes are checked over ssh, but ssh is not installed here", hint=hint)
+        return check_nodes(LocalTransport(named, by_ssh), request)
+    return check_nodes(LocalTransport([node_name()]), request)
+
+
+def _nodes(expression: str) -> list[str]:
+    if not expression:
+        return []
+    from ClusterShell.NodeSet import NodeSet, NodeSetException
+
+    try:
+        return list(NodeSet(expression))
+    except NodeSetException as error:
+        raise UsageError(f"`{expression}` is not a list of nodes", str(error)) from error
+
+
+def _job_id() -> int:
+    try:
+        return int(os.environ["SLURM_JOB_ID"])
+    except (KeyError, ValueError) as error:
+        raise UsageError("SLURM_JOB_NODELIST is set, but SLURM_JOB_ID is not", hint="Use --here.") from error
+
+
+def _replayed(options: Options) -> Report:
+    from transom_cli.health.report import replay
+
+    assert options.replay is not None
+    try:
+        text = options.replay.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"cannot read `{options.replay}`", error.strerror or str(error)) from error
+    limits, off = options.settings.health.limits, frozenset(options.settings.health.off)
+    return replay(text, limits, off, options.replay.name)
+
+
+def _record(options: Options, request: HealthRequest, report: Report) -> None:
+    from transom_cli import __version__
+    from transom_cli.files import publish_text
+    from transom_cli.health.report import record
+
+    assert options.record is not None
+    text = record(report, request.about, __version__, hash_serials=options.hash_serials)
+    try:
+        publish_text(options.record.absolute(), text)
+    except OSError as error:
+        raise TransomError(f"cannot write `{options.record}`", error.strerror or str(error)) from error
+    print(f"recorded: {options.record}", file=sys.stderr)
+
+
+def _show(options: Options, report: Report) -> None:
+    from transom_cli.health.report import document
+    from transom_cli.view.findings import check_lines
+
+    if options.as_json:
+        print(json.dumps(document(report)))
+    else:
+        width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
+        print("\n".join(check_lines(report, width, verbose=options.verbose)))
+
+
+def _exit_code_for(place: str, report: Report) -> int:
+    """Print one line for Slurm or the site's monitoring, and return its exit code.
+
+    A HealthCheckProgram drains its node itself, unless somebody has drained it already.
+    """
+    from transom_cli.bootstrap.slurm import slurm_client
+    from transom_cli.health import exit_codes
+    from transom_cli.slurm.runner import Runner
+    from transom_cli.supervise.operator.draining import owner_of
+
+    node = report.nodes[0]
+    answers = {"prolog": exit_codes.prolog, "epilog": exit_codes.epilog, "nagios": exit_codes.nagios}
+    if place in answers:
+        answer = answers[place](report.findings)
+    else:
+        answer = exit_codes.health_check_program(node, report.findings)
+    print(answer.line)
+    if answer.argv and not any(known.drain or owner_of(known) for known in slurm_client().nodes([node])):
+        Runner().run(list(answer.argv))
+    return answer.code
+
+
+def _exit_code(report: Report) -> int:
+    from transom_cli.health.finding import Verdict
+
+    if any(f.verdict.bad for f in report.findings):
+        return BadNodes.exit_code
+    checked = any(f.verdict is not Verdict.UNKNOWN for f in report.findings)
+    return 0 if checked else Unknown.exit_code

@@ -19,14 +19,14 @@ from transom_cli.cli.ckpt_places import (
     chosen,
     run_of_words,
 )
-from transom_cli.cli.examples import examples
+from transom_cli.cli.options import examples
 from transom_cli.errors import NoCheckpoint, TransomError
-from transom_cli.ui.words import size
+from transom_cli.view.text import size
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.inventory import Verdict
 
-_Step = Annotated[int | None, typer.Option("--step", help="This step only.")]
+_Step = Annotated[int | None, typer.Option("--step", help="Only this step.")]
 
 ckpt_app = typer.Typer(
     no_args_is_help=True,
@@ -40,12 +40,12 @@ ckpt_app.command("import")(import_)
 
 @ckpt_app.command("ls")
 def ls(run: Run = None, root: Root = None, json_: Json = False) -> None:
-    """List the checkpoints of a run, newest first, and what is in memory of a run that lives.
+    """List the checkpoints and snapshots of a run, newest first.
 
-    Sizes and the manifest are checked, bytes are not read.
+    Checks sizes and manifests without reading the data.
     """
     from transom_cli.ckpt.inventory import survey
-    from transom_cli.ui.waiting import waiting
+    from transom_cli.view.terminal import waiting
 
     directory = checkpoints_of_words(run, root)
     with waiting("looking at checkpoints"):
@@ -56,17 +56,20 @@ def ls(run: Run = None, root: Root = None, json_: Json = False) -> None:
 
 @ckpt_app.command("verify")
 def verify(run: Run = None, root: Root = None, step: _Step = None, json_: Json = False) -> None:
-    """Read every byte of every checkpoint and compare checksums. Exits with 15 when none is good.
+    """Read every byte of every checkpoint and compare checksums.
 
-    What is in memory is read where it is, if a node of the run can be asked from here, and a share of each node is made
-    from parity on trial.
+    Exit code 15: none is good. Good means that the bytes are those that were saved. It does not mean that you can trust
+    who saved them: the manifest carries no signature.
+
+    Snapshots in memory are read on their nodes, if a node of the run can be reached from here. As a test, one share per
+    node is rebuilt from parity.
     """
     from transom_cli.ckpt.inventory import survey
     from transom_cli.ckpt.inventory import verify as verify_one
-    from transom_cli.ui.waiting import waiting
+    from transom_cli.view.terminal import waiting
 
     directory = checkpoints_of_words(run, root)
-    with waiting("what is in memory is read where it is"):
+    with waiting("reading snapshots on their nodes"):
         memory = checked(run_of_words(run, root), directory, step)
     there = candidates_in(directory) if memory.steps else chosen(directory, step)
     asked = [candidate for candidate in there if step in (None, candidate.step)]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transom_cli.cli.ckpt_places import Json, Root, Run, candidates_in, checkpoints_of_words, chosen
-from transom_cli.cli.complete import run_ids
+from transom_cli.cli.options import run_ids
 from transom_cli.errors import NoCheckpoint, TransomError, UsageError
 from transom_cli.plural import several
-from transom_cli.ui.words import size
+from transom_cli.view.text import size
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.convert.exporting import Exported
@@ -33,28 +33,32 @@ _SUFFIXES = {
     ".pt": Format.torch, ".pth": Format.torch, ".bin": Format.torch, ".ckpt": Format.torch,
     ".safetensors": Format.safetensors,
 }  # fmt: skip
-_Format = Annotated[Format | None, typer.Option("--format", help="By default, what FILE's suffix says.")]
-_Only = Annotated[list[str] | None, typer.Option("--only", metavar="NAME", help="This entry only; repeatable.")]
+_Format = Annotated[Format | None, typer.Option("--format", help="File format [default: by the suffix of FILE].")]
+_Only = Annotated[list[str] | None, typer.Option("--only", metavar="NAME", help="Only this entry (repeatable).")]
 
 
 def export(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The file to write.")],
     run: Run = None,
     root: Root = None,
-    step: Annotated[int | None, typer.Option("--step", help="This step, not the newest.")] = None,
+    step: Annotated[int | None, typer.Option("--step", help="Step of the checkpoint [default: the newest].")] = None,
     form: _Format = None,
     only: _Only = None,
-    everything: Annotated[bool, typer.Option("--all", help="Per-rank state (random numbers, ...) too.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also per-rank state (random numbers, ...).")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Run code that values of the checkpoint name; only if you trust it.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write one checkpoint as a torch file (.pt) or as safetensors (tensors only).
+    """Write one checkpoint as a torch or safetensors file.
 
-    Every byte of it is verified first; a damaged one is refused. Sharded tensors are put together, one at a time, so
-    that no more than two of them are in memory.
+    A safetensors file holds tensors only. Verifies every byte first and refuses a damaged checkpoint. Also refuses a
+    value that needs code to load (an object of the trainer's own class, or a planted program): --only selects other
+    parts, --allow-code loads it. Sharded tensors are assembled one at a time, so that at most two are in memory.
     """
     from transom_cli.ckpt.convert.outfile import refuse_taken
-    from transom_cli.ui.waiting import waiting
+    from transom_cli.view.terminal import waiting
 
     form = _format(out, form)
     if only and everything:
@@ -71,7 +75,7 @@ def export(
     _verified(directory, candidate)
     with _told(out), waiting(f"writing {out.name}", of_bytes=True) as shown:
         done = write(
-            candidate, out, form.value, only=only or (), everything=everything, force=force,
+            candidate, out, form.value, only=only or (), everything=everything, force=force, allow_code=allow_code,
             expect=shown.expect, told=shown.add,
         )  # fmt: skip
     if as_json:
@@ -87,29 +91,29 @@ def export(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A torch file or safetensors.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A torch or safetensors file.")],
     run: Annotated[
         str, typer.Argument(metavar="RUN|PATH", help="A run, or a directory of checkpoints.", autocompletion=run_ids)
     ],
-    step: Annotated[int, typer.Option("--step", min=0, help="The checkpoint's step: training steps that are done.")],
+    step: Annotated[int, typer.Option("--step", min=0, help="Number of finished training steps.")],
     root: Root = None,
     form: _Format = None,
     under: Annotated[
-        str | None, typer.Option("--as", metavar="NAME", help="The whole file is this entry, such as `model`.")
+        str | None, typer.Option("--as", metavar="NAME", help="Import the whole file as this entry, such as `model`.")
     ] = None,
     only: _Only = None,
     afresh: Annotated[
         list[str] | None,
-        typer.Option("--afresh", metavar="NAME", help="An entry that FILE lacks, to start afresh; repeatable."),
+        typer.Option("--afresh", metavar="NAME", help="An entry that FILE lacks and that starts fresh (repeatable)."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a checkpoint from one file, for a Checkpointer to restore.
+    """Convert one file into a checkpoint that a Checkpointer can restore.
 
-    Only data is read from FILE: one that needs code to be loaded is refused. Random numbers and data positions start
-    afresh, unless per-rank state is in it (`export --all`). Other entries that it lacks must be named (--afresh).
+    Reads only data from FILE, and refuses a file that needs code to load. Random number state and data positions start
+    fresh unless FILE has per-rank state (`export --all`). Name other entries that FILE lacks with --afresh.
     """
-    from transom_cli.ui.waiting import waiting
+    from transom_cli.view.terminal import waiting
 
     form = _format(file, form)
     folder = Path(run)
@@ -159,9 +163,9 @@ def _format(file: Path, form: Format | None) -> Format:
 
 
 def _verified(directory: Path, candidate: Candidate) -> None:
-    """Raises NoCheckpoint for a damaged one, and names an older one that could be taken in its place."""
+    """Raise NoCheckpoint for a damaged checkpoint, and name an older one that is good."""
     from transom_cli.ckpt.inventory import survey, verify
-    from transom_cli.ui.waiting import waiting
+    from transom_cli.view.terminal import waiting
 
     manifest = survey(candidate).manifest
     with waiting(f"reading {candidate.name}", manifest.size if manifest else None, of_bytes=True) as shown:
@@ -202,9 +206,9 @@ def _told(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        from transom_cli.submit.rundir import explain
+        from transom_cli.submit.rundir import path_error
 
-        raise explain(error, place.absolute(), doing="write", instead="give another place") from error
+        raise path_error(error, place.absolute(), doing="write", instead="give another place") from error
     except (MemoryError, RuntimeError) as error:  # torch's own, for address space too
         raise TransomError(f"cannot write {place.absolute()}", str(error).strip().partition("\n")[0]) from error
 

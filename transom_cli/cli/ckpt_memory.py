@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transom_cli.plural import several
-from transom_cli.ui.words import size
+from transom_cli.view.text import size
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.memory.account import InMemory
@@ -193,6 +193,6 @@ def _age(one: InMemory) -> float | None:
 
 
 def _span(seconds: float) -> str:
-    from transom_cli.ui.words import span
+    from transom_cli.view.text import span
 
     return span(seconds)

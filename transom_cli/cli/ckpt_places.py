@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transom_cli.cli.complete import run_ids
+from transom_cli.cli.options import run_ids
 from transom_cli.errors import NoCheckpoint, UsageError
 
 if TYPE_CHECKING:
@@ -21,19 +21,20 @@ Run = Annotated[
     str | None,
     typer.Argument(metavar="[RUN|PATH]", help="A run, or a directory of checkpoints.", autocompletion=run_ids),
 ]
-Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Root = Annotated[Path | None, typer.Option("--root", help="Folder that holds the run directories.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 def checkpoints_of_words(run: str | None, root: Path | None, *, make: bool = False) -> Path:
     """A folder; else a run's id or name; nothing typed: the newest run. A run may keep its checkpoints elsewhere.
 
-    `make`: a run that has none yet gets its directory.
+    `make`: it is to be written into; a run that has none yet gets its directory. Raises NotPermitted for another
+    user's run.
     """
     folder = Path(run) if run is not None and Path(run).is_dir() else None
     if folder is not None and (folder / "run.toml").is_file():
         run, folder = str(folder.absolute()), None
-    found = folder or _of_run(run, root)
+    found = folder or _of_run(run, root, act=make)
     if make and folder is None:
         found.mkdir(mode=0o700, parents=True, exist_ok=True)
     inside = found / "checkpoints"
@@ -45,9 +46,9 @@ def checkpoints_of_words(run: str | None, root: Path | None, *, make: bool = Fal
 
 def run_of_words(run: str | None, root: Path | None) -> RunDir | None:
     """The run that such words name, None where they name a folder that is no run's."""
+    from transom_cli.config.run_settings import runs_root
     from transom_cli.layout import RunDir
     from transom_cli.submit.rundir import find_run
-    from transom_cli.wiring.settings import runs_root
 
     folder = Path(run) if run is not None and Path(run).is_dir() else None
     if folder is None:
@@ -58,11 +59,11 @@ def run_of_words(run: str | None, root: Path | None) -> RunDir | None:
     return around[1] if around[1].settings.is_file() and around[1].checkpoints == folder.absolute() else None
 
 
-def _of_run(wanted: str | None, root: Path | None) -> Path:
-    from transom_cli.submit.rundir import find_run
-    from transom_cli.wiring.settings import checkpoints_of, read_settings, runs_root
+def _of_run(wanted: str | None, root: Path | None, *, act: bool) -> Path:
+    from transom_cli.cli.common import run_to_act_on, run_to_read
+    from transom_cli.config.run_settings import checkpoints_of, read_settings, runs_root
 
-    run = find_run(runs_root(root), wanted)
+    run = (run_to_act_on if act else run_to_read)(runs_root(root), wanted)
     return checkpoints_of(run, read_settings(run))
 
 

@@ -1,48 +1,56 @@
-"""`transom diagnose`: what went wrong in anybody's logs. `transom rules`: by which rules that is told."""
+"""`transom diagnose`: find what ended any job from its logs. `transom rules`: the rules that it uses."""
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transom_cli.errors import UsageError
+from transom_cli.errors import UsageError, printable
+from transom_cli.plural import several
+
+if TYPE_CHECKING:
+    from transom_cli.diagnose.unknown.templates import Templates
+
 
 rules_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="The rules by which logs are understood; a site's own ones."
+    no_args_is_help=True, rich_markup_mode=None, help="List and test the rules that `transom diagnose` uses."
 )
 Rules = Annotated[
-    list[Path] | None, typer.Option("--rules", metavar="PATH", help="Further rules: a TOML file, or a folder of them.")
+    list[Path] | None,
+    typer.Option("--rules", metavar="PATH", help="Additional rules: a TOML file, or a folder of them."),
 ]
 
 
 def diagnose(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Log files, or folders of them, of one job.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Log files of one job, or folders of them.")],
     rules: Rules = None,
     learn: Annotated[
-        bool, typer.Option("--learn", help="Print drafts of rules for what is new near the logs' ends; nothing else.")
+        bool, typer.Option("--learn", help="Only print draft rules for new lines near the ends of the logs.")
     ] = False,
     healthy: Annotated[
         list[Path] | None,
-        typer.Option(metavar="PATH", help="Logs of a run that was well: what stands there is not new."),
+        typer.Option(metavar="PATH", help="Logs of a healthy run: lines that occur there are not new."),
     ] = None,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when there is an incident.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if there is an incident.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Say what ended a job, from its logs alone: the line that tells, whose it is, and what to do.
+    """Find what ended a job from its logs.
 
-    Neither Slurm nor a run directory is needed; compressed logs (.gz) are read as well, and dumps of a hang: py-spy's
-    and faulthandler's stacks, PyTorch's flight recorder. Where no rule knows why, what is new near the end is shown.
-    Exit code 0: the logs were read, whatever they tell.
+    Prints the root line, the rank or node to blame, and what to do. Needs neither Slurm nor a run directory. Also reads
+    compressed logs (.gz) and dumps of a hang: stacks of py-spy and faulthandler, PyTorch's flight recorder. If no rule
+    knows the cause, it shows the lines that are new near the end. Exit code 0: the logs were read, whatever they
+    contain.
     """
-    from transom_cli.cli.diagnosing import run_diagnose, run_learn
 
     missing = [str(path) for path in (*paths, *(healthy or ())) if not path.exists()]
     if missing:
-        raise UsageError(f"There is no {', '.join(missing)}", hint="Name log files, or a folder of them.")
+        raise UsageError(f"No such file: {', '.join(missing)}", hint="name log files, or a folder of them")
     if learn and json_:
-        raise UsageError("`--learn` prints TOML", hint="Leave `--json` out.")
+        raise UsageError("`--learn` prints TOML", hint="omit `--json`")
     if learn:
         run_learn(tuple(paths), tuple(healthy or ()))
         return
@@ -51,18 +59,97 @@ def diagnose(
 
 
 @rules_app.command(name="list")
-def list_(rules: Rules = None, json_: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
-    """Name all rules: what each tells, and what follows."""
-    from transom_cli.cli.diagnosing import run_list
+def list_(
+    rules: Rules = None, json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
+) -> None:
+    """List all rules, with what each recognises and its action."""
 
     run_list(tuple(rules or ()), as_json=json_)
 
 
 @rules_app.command()
 def check(
-    paths: Annotated[list[Path] | None, typer.Argument(metavar="[PATH]...", help="Rule files, or folders.")] = None,
+    paths: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PATH]...", help="Rule files, or folders of them.")
+    ] = None,
 ) -> None:
-    """Try rules, beside ours, on their own examples: each must be known best by its rule. Exit code 1: one is not."""
-    from transom_cli.cli.diagnosing import run_check
+    """Test rule files on their own examples.
+
+    The built-in rules take part. Exit code 1: an example fails.
+    """
 
     raise typer.Exit(run_check(tuple(paths or ())))
+
+
+MAX_DRAFTS = 10
+
+
+def run_diagnose(paths: tuple[Path, ...], rules: tuple[Path, ...], healthy: tuple[Path, ...], *, as_json: bool) -> bool:
+    """Print the diagnosis; return whether there is an incident. Raises UsageError if no log could be read."""
+    from transom_cli.diagnose.files import diagnose as diagnose_logs
+    from transom_cli.diagnose.logs import rule_files
+    from transom_cli.diagnose.logs.rulebook import Rulebook
+    from transom_cli.view.findings import diagnosis_lines
+
+    found = diagnose_logs(paths, Rulebook(rule_files.load(rules)), _known(paths, healthy))
+    if not found["files"]:
+        why = "; ".join(f"{one['file']}: {one['why']}" for one in found["unread"]) or "there are no text files"
+        raise UsageError("No log could be read", why, "name log files, or a folder of them")
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        print("\n".join(printable(line) for line in diagnosis_lines(found)))
+        for one in found["unread"]:
+            print(f"not read: {printable(one['file'])}: {one['why']}", file=sys.stderr)
+    return bool(found["incidents"])
+
+
+def _known(paths: tuple[Path, ...], healthy: tuple[Path, ...]) -> Templates:
+    """Return the lines of healthy runs: from the named logs, and from earlier runs of transom."""
+    from transom_cli.diagnose.logs.diagnosis import logs_in
+    from transom_cli.diagnose.unknown.store import mine_logs
+    from transom_cli.supervise.pastlogs import of_past_runs, run_of
+
+    known = mine_logs(logs_in(healthy))
+    run = run_of(paths[0]) if paths else None
+    return known.merge(of_past_runs(run)) if run is not None else known
+
+
+def run_learn(paths: tuple[Path, ...], healthy: tuple[Path, ...]) -> None:
+    """Print draft rules, for the site's own rule file."""
+    from transom_cli.diagnose.logs.diagnosis import logs_in
+    from transom_cli.diagnose.unknown.draft import draft
+    from transom_cli.diagnose.unknown.store import new_lines
+
+    found = new_lines(logs_in(paths), _known(paths, healthy))
+    if not found:
+        raise UsageError(
+            "No line near the end of these logs is new", hint="a rule needs a line that healthy logs do not contain"
+        )
+    print("\n".join(draft(new) for new in found[:MAX_DRAFTS]))
+
+
+def run_list(places: tuple[Path, ...], *, as_json: bool) -> None:
+    from transom_cli.core.codec import plain
+    from transom_cli.diagnose.logs import rule_files
+
+    rules = rule_files.load(places)
+    if as_json:
+        print(json.dumps({"schema": 1, "rules": [plain(rule) for rule in rules]}, indent=1))
+        return
+    for rule in rules:
+        category = rule.category.value if rule.category else "benign"
+        print(f"{rule.name:24} {category:20} {rule.level.name.lower():10} {rule.action.value:26} {rule.source}")
+
+
+def run_check(places: tuple[Path, ...]) -> int:
+    """Check a site's rules together with the built-in ones: neither may match the other's examples."""
+    from transom_cli.diagnose.logs import rule_files
+
+    rules = rule_files.load(places)
+    wrong = rule_files.check(rules)
+    for line in wrong:
+        print(printable(line))
+    lines_tried = sum(len(rule.examples) + len(rule.look_alikes) for rule in rules)
+    print(f"{several(len(rules), 'rule')}, {several(lines_tried, 'line')} tried: {len(wrong) or 'none'} wrong")
+    return 1 if wrong else 0

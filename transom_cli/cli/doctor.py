@@ -1,4 +1,4 @@
-"""`transom doctor`: can transom work from here?"""
+"""`transom doctor`: check whether transom can work from here."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import typer
 
 
 def doctor(
-    root: Annotated[Path | None, typer.Option("--root", help="Where run directories live.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    root: Annotated[Path | None, typer.Option("--root", help="Folder that holds the run directories.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """See whether transom can do its work from here: Slurm, rights, files, this machine's habits. Nothing is changed.
+    """Check whether transom can work from here.
 
-    Exit code 0: it can; 1: something keeps it from working (`fail`). What compute nodes are like tells `transom check`.
+    Checks Slurm, rights, files and limits of this machine, and changes nothing.
+
+    Exit code 0: it can; 1: something prevents it (`fail`). To check compute nodes, use `transom check`.
     """
     import json
     import os
@@ -22,33 +24,33 @@ def doctor(
     import sys
     from dataclasses import asdict
 
+    from transom_cli.bootstrap.slurm import slurm_client, try_pyslurm
     from transom_cli.config.load import load
     from transom_cli.doctor.examine import examine
     from transom_cli.doctor.symptom import Grade, Symptom
     from transom_cli.errors import TransomError
-    from transom_cli.slurm.pyslurm.trial import Trial
+    from transom_cli.slurm.port import BackendTrial
     from transom_cli.slurm.runner import Runner
-    from transom_cli.submit.clusters import cluster_of
-    from transom_cli.ui.doctor import symptom_lines
-    from transom_cli.wiring.slurm import slurm_client, try_pyslurm
+    from transom_cli.submit.unsupported import cluster_of
+    from transom_cli.view.findings import symptom_lines
 
     def runs() -> Path:
-        """All settings are read, also where the root is given: what is wrong with them is to be told."""
+        """Load all settings, even if --root is given, so that errors in them are reported."""
         settings = load(None, {}, os.environ)
         return root or settings.root
 
     def drain() -> tuple[tuple[str, ...], Path | None]:
-        asked = load(None, {}, os.environ).isolate
-        return asked.drain_command, asked.drain_spool
+        isolate = load(None, {}, os.environ).isolate
+        return isolate.drain_command, isolate.drain_spool
 
-    def backend() -> Trial:
+    def backend() -> BackendTrial:
         return try_pyslurm(load(None, {}, os.environ).slurm)
 
     def cluster() -> str:
-        """The one that a run would be submitted to."""
+        """Return the cluster to which a run would be submitted."""
         try:
             return cluster_of(load(None, {}, os.environ).job.cluster, None, 0, os.environ)
-        except TransomError:  # the settings are wrong, and are told so; or it names several, and a run tells that
+        except TransomError:  # reported with the settings; or several clusters, which `transom run` reports
             return ""
 
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000

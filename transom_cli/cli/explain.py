@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from transom_cli.layout import RunDir
     from transom_cli.supervise.book import Book
-    from transom_cli.ui.concerning import Topic
+    from transom_cli.view.explain import Topic
 
 _INCIDENT = re.compile(r"i\d+|\d+\.\d+/l\d+")
 _STEP = re.compile(r"\d[\d,]*")
@@ -25,115 +25,131 @@ _NAMED = 20  # names in an error
 
 def explain(
     run: Annotated[
-        str | None, typer.Argument(help="Run id, name or path [default: the newest]; or at once what to explain.")
+        str | None,
+        typer.Argument(help="Run ID, name or path [default: the newest run]; or what to explain in the newest run."),
     ] = None,
     what: Annotated[str | None, typer.Argument(help="An incident (i2), a node (gpu017) or a step (18430).")] = None,
-    incident: Annotated[str | None, typer.Option("--incident", "-i", help="Only this one, as i2.")] = None,
+    incident: Annotated[
+        str | None, typer.Option("--incident", "-i", help="Show only this incident, such as i2.")
+    ] = None,
     root: Root = None,
     json_: Json = False,
 ) -> None:
-    """What happened: seen, thought, done and refused, how long each took, and what was lost.
+    """Explain incidents: what was seen, decided, done and lost.
 
     \b
     transom explain               every incident of the newest run
     transom explain demo i2       one incident
-    transom explain demo gpu017   all that concerns a node
+    transom explain demo gpu017   everything about a node
     transom explain 18430         what happened around a step of the newest run
     """
     import json
     import shutil
 
-    from transom_cli.ui.wrapping import NEVER_CUT
+    from transom_cli.view.text import NEVER_CUT
 
-    found, asked = _which(run, what or incident, root)
+    found, what = _which(run, what or incident, root)
     book = _read(found)
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else NEVER_CUT
-    if asked is None or _INCIDENT.fullmatch(asked):
-        _incidents(found, book, asked, width, json_=json_)
+    if what is None or _INCIDENT.fullmatch(what):
+        _incidents(found, book, what, width, json_=json_)
         return
-    from transom_cli.ui.concerning import topic_document, topic_lines
+    from transom_cli.view.explain import topic_document, topic_lines
 
-    topic = _topic(found, book, asked)
+    topic = _topic(found, book, what)
     if json_:
-        print(json.dumps({"schema": 1, "run_id": book.run_id, "about": asked, **topic_document(topic)}))
+        print(json.dumps({"schema": 2, "run_id": book.run_id, "about": what, **topic_document(topic)}))
     else:
         print("\n".join(topic_lines(topic, width)))
 
 
 def _which(run: str | None, what: str | None, root: Path | None) -> tuple[RunDir, str | None]:
-    """A single word may be either: it is a run where there is one of that name, unless it can only be the other."""
-    from transom_cli.cli.unanswered import bounded
-    from transom_cli.submit.rundir import find_run
-    from transom_cli.wiring.settings import runs_root
+    """Return the run and what to explain. A single argument is a run if there is one of that name."""
+    from transom_cli.cli.common import bounded, run_to_read
+    from transom_cli.config.run_settings import runs_root
 
     where = bounded(runs_root(root), run)
     if run is not None and what is None and (_INCIDENT.fullmatch(run) or _STEP.fullmatch(run)):
-        return find_run(where), run
+        return run_to_read(where, None), run
     try:
-        return find_run(where, run), what
+        return run_to_read(where, run), what
     except NoSuchRun as error:
         if run is None or what is not None or "/" in run:
             raise
-        newest = find_run(where)
-        from transom_cli.ui.concerning import nodes_of
+        newest = run_to_read(where, None)
+        from transom_cli.view.explain import run_nodes
 
-        if run not in nodes_of(_read(newest)):
+        if run not in run_nodes(_read(newest)):
             raise NoSuchRun(
-                f"`{run}` is no run, and no node of the newest run", error.why, "`transom list` shows all runs"
+                f"`{run}` is neither a run nor a node of the newest run", error.why, "`transom list` shows all runs"
             ) from None
         return newest, run
 
 
 def _read(run: RunDir) -> Book:
+    from transom_cli.config.run_settings import read_settings
     from transom_cli.supervise.ledger import read_book
-    from transom_cli.wiring.settings import read_settings
 
     try:
         gpus = read_settings(run).job.gpus_per_node
-    except TransomError:  # its journals tell the story all the same
+    except TransomError:  # the journals are enough without the GPU count
         gpus = 0
     return read_book(run, gpus=gpus)
 
 
-def _incidents(run: RunDir, book: Book, asked: str | None, width: int, *, json_: bool) -> None:
+def _incidents(run: RunDir, book: Book, what: str | None, width: int, *, json_: bool) -> None:
     import json
+    from dataclasses import asdict
 
     from transom_cli.supervise.book import incidents
-    from transom_cli.ui.asked import read_asked
-    from transom_cli.ui.story import held_lines, story_document, story_lines, story_of
+    from transom_cli.supervise.saves import saves_fail
+    from transom_cli.view.read import read_run_settings
+    from transom_cli.view.timeline import (
+        build_timeline,
+        held_lines,
+        save_failure_lines,
+        timeline_document,
+        timeline_lines,
+    )
 
-    stories = [story_of(one, book) for one in incidents(book) if asked in (None, one.id)]
-    if asked is not None and not stories:
+    timelines = [build_timeline(one, book) for one in incidents(book) if what in (None, one.id)]
+    if what is not None and not timelines:
         known = ", ".join(one.id for one in incidents(book)) or "none"
-        raise UsageError(f"Run `{book.run_id}` has no incident `{asked}`", f"it has: {known}")
+        raise UsageError(f"Run `{book.run_id}` has no incident `{what}`", f"it has: {known}")
+    fails = saves_fail(run, book.state)
     if json_:
         phase, verdict = ("held", book.held) if book.held else (book.state.phase.value, book.state.verdict)
-        told = {"schema": 1, "run_id": book.run_id, "phase": phase, "verdict": verdict}
-        print(json.dumps({**told, "incidents": [story_document(story) for story in stories]}))
+        head: dict[str, object] = {"schema": 2, "run_id": book.run_id, "phase": phase, "verdict": verdict}
+        head |= {"saves_fail": asdict(fails) if fails is not None else None}
+        print(json.dumps({**head, "incidents": [timeline_document(timeline) for timeline in timelines]}))
         return
-    texts = ["\n".join(story_lines(story, width)) for story in stories]
-    if book.held and asked is None:
-        texts.append("\n".join(held_lines(book, width, read_asked(run).cluster)))
-    print("\n\n".join(texts) or f"{book.run_id}: no incident so far")
+    texts = ["\n".join(timeline_lines(timeline, width)) for timeline in timelines]
+    if fails is not None and what is None:
+        texts.insert(0, "\n".join(save_failure_lines(fails, width)))
+    if book.held and what is None:
+        texts.append("\n".join(held_lines(book, width, read_run_settings(run).cluster)))
+    if not timelines and not book.held:
+        texts.append(f"{book.run_id}: no incident so far")
+    print("\n\n".join(texts))
 
 
-def _topic(run: RunDir, book: Book, asked: str) -> Topic:
+def _topic(run: RunDir, book: Book, what: str) -> Topic:
     from transom_cli.supervise.ledger import read_findings
-    from transom_cli.ui.concerning import about_node, about_step, newest_step, nodes_of
+    from transom_cli.view.explain import about_node, about_step, newest_step, run_nodes
 
-    nodes = nodes_of(book)
-    if asked in nodes:
-        return about_node(book, asked, read_findings(run, asked))
-    if not _STEP.fullmatch(asked):
+    nodes = run_nodes(book)
+    if what in nodes:
+        return about_node(book, what, read_findings(run, what))
+    if not _STEP.fullmatch(what):
         names = ", ".join(nodes[:_NAMED]) + (f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else "")
         has = f"its nodes: {names or 'none so far'}"
         raise UsageError(
-            f"Run `{book.run_id}` has nothing named `{asked}`",
+            f"Run `{book.run_id}` has nothing named `{what}`",
             has,
             f"An incident is named as i2, a step by its number; `transom explain {book.run_id}` lists the incidents.",
         )
-    step, newest = int(asked.replace(",", "")), newest_step(book)
+    step, newest = int(what.replace(",", "")), newest_step(book)
     if step > newest:
-        has = f"the newest step on record is {newest:,}" if newest >= 0 else "no step of it was seen"
+        has = f"the newest step on record is {newest:,}" if newest >= 0 else "none was seen"
         raise UsageError(f"Run `{book.run_id}` has not done step {step:,}", has)
     return about_step(book, step)

@@ -8,7 +8,9 @@ from transom_cli.cli.status import Json, Root, Run
 
 
 def goodput(run: Run = None, root: Root = None, json_: Json = False) -> None:
-    """What was the run's time spent on? Each second counts to one kind; by attempt, and by cause of loss.
+    """Show how the run spent its time.
+
+    Each second counts to one kind. Tables by kind, by attempt, and by cause of loss.
 
     \b
     transom goodput                the newest run
@@ -17,16 +19,15 @@ def goodput(run: Run = None, root: Root = None, json_: Json = False) -> None:
     import json
     import shutil
 
-    from transom_cli.cli.unanswered import bounded
-    from transom_cli.submit.rundir import find_run
+    from transom_cli.cli.common import bounded, run_to_read
+    from transom_cli.config.run_settings import runs_root
     from transom_cli.supervise.ledger import read_book
-    from transom_cli.ui.goodput import document, lines
-    from transom_cli.ui.wrapping import NEVER_CUT
-    from transom_cli.wiring.settings import runs_root
+    from transom_cli.view.goodput import goodput_document, goodput_lines
+    from transom_cli.view.text import NEVER_CUT
 
-    book = read_book(find_run(bounded(runs_root(root), run), run), patience=3.0)
+    book = read_book(run_to_read(bounded(runs_root(root), run), run), patience=3.0)
     if json_:
-        print(json.dumps(document(book.run_id, book.account)))
+        print(json.dumps(goodput_document(book.run_id, book.account)))
         return
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else NEVER_CUT
-    print("\n".join(lines(book.run_id, book.account, width)))
+    print("\n".join(goodput_lines(book.run_id, book.account, width)))

@@ -1,4 +1,4 @@
-"""`transom launch`, `agent` and `operate`: the processes behind a run. The templates and `transom run` start them."""
+"""`transom launch`, `agent` and `operate`: the processes of a run, started by the templates and `transom run`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from transom_cli.errors import UsageError
 def launch(
     command: Annotated[list[str], typer.Argument(help="The training command, after `--`.")],
     run_dir: Annotated[Path, typer.Option(help="The run directory.")],
-    kind: Annotated[str, typer.Option(help="srun: one task a rank; torchrun: one task a node.")] = "srun",
+    kind: Annotated[str, typer.Option(help="srun: one task per rank; torchrun: one task per node.")] = "srun",
     tasks_per_node: Annotated[int, typer.Option(min=1, help="Ranks on each node.")] = 1,
-    nodes: Annotated[int, typer.Option(min=0, help="Nodes that carry ranks; the others stand by [0: all].")] = 0,
+    nodes: Annotated[int, typer.Option(min=0, help="Nodes with ranks; the others are spares [0: all].")] = 0,
     srun_arg: Annotated[list[str] | None, typer.Option(help="A flag for srun; repeatable.")] = None,
     torchrun_arg: Annotated[list[str] | None, typer.Option(help="A flag for torchrun; repeatable.")] = None,
-    auto_beat: Annotated[bool, typer.Option(help="Beats without a changed line in the trainer.")] = True,
+    auto_beat: Annotated[bool, typer.Option(help="Send heartbeats without a change in the trainer.")] = True,
 ) -> None:
     """Start and watch one attempt's training step (used by the sbatch templates)."""
     import os
@@ -26,20 +26,28 @@ def launch(
     import sys
 
     import transom_cli
+    from transom_cli.cli.common import require_own_run
+    from transom_cli.config.run_settings import (
+        checkpoints_of,
+        health_options,
+        quiet_limits,
+        read_settings,
+        rules_of,
+    )
     from transom_cli.layout import RunDir
     from transom_cli.supervise.launcher.allocation import gpus_on_node, require_commands, require_run_dir
     from transom_cli.supervise.launcher.containing import Image, container_words, find_program
     from transom_cli.supervise.launcher.loop import main
     from transom_cli.supervise.launcher.plan import LaunchOptions
-    from transom_cli.wiring.settings import checkpoints_of, health_options, quiet_limits, read_settings, rules_of
 
     if kind not in ("srun", "torchrun"):
-        raise UsageError(f"`--kind {kind}` is unknown", hint="Use `srun` or `torchrun`.")
+        raise UsageError(f"`--kind {kind}` is unknown", hint="use `srun` or `torchrun`")
     run = RunDir(run_dir.absolute())
     require_run_dir(run)
-    lacks = require_commands()
-    if lacks:
-        print(f"transom: {lacks}", file=sys.stderr, flush=True)
+    require_own_run(run)
+    warning = require_commands()
+    if warning:
+        print(f"transom: {warning}", file=sys.stderr, flush=True)
     settings = read_settings(run)
     container = settings.launch.container
     within: tuple[str, ...] = ()
@@ -52,7 +60,7 @@ def launch(
         run=run,
         kind=kind,
         command=tuple(command),
-        python=(sys.executable, "-P") if sys.version_info >= (3, 11) else (sys.executable,),
+        python=(sys.executable,),
         tasks_per_node=tasks_per_node,
         srun_args=tuple(srun_arg or ()),
         torchrun_args=tuple(torchrun_arg or ()),
@@ -76,11 +84,11 @@ def launch(
 def agent(
     attempt_dir: Annotated[Path, typer.Option(help="The attempt's folder in the run directory.")],
     beats_dir: Annotated[
-        str, typer.Option(help="Where the ranks' records are; default: where their wrappers put them.")
+        str, typer.Option(help="Folder of the ranks' heartbeat records [default: where their wrappers put them].")
     ] = "",
-    node: Annotated[str, typer.Option(help="This node as Slurm calls it; default: SLURMD_NODENAME.")] = "",
+    node: Annotated[str, typer.Option(help="Slurm's name of this node [default: SLURMD_NODENAME].")] = "",
 ) -> None:
-    """Watch over one node of an attempt (a launcher starts one on each node, as a module of its own)."""
+    """Supervise one node of an attempt (the launcher starts one on each node, as its own module)."""
     from transom_cli.agent.agent import main
 
     given = ["--attempt-dir", str(attempt_dir), "--beats-dir", beats_dir, *(["--node", node] if node else [])]
@@ -89,7 +97,11 @@ def agent(
 
 def operate(run_dir: Annotated[Path, typer.Option(help="The run directory.")]) -> None:
     """Operate a run in this process (used by `transom run` and `transom attach`)."""
+    from transom_cli.bootstrap.operator import operator_for
+    from transom_cli.cli.common import require_own_run
     from transom_cli.layout import RunDir
     from transom_cli.supervise.operator.background import operate_here
 
-    raise typer.Exit(operate_here(RunDir(run_dir.absolute())))
+    run = RunDir(run_dir.absolute())
+    require_own_run(run)
+    raise typer.Exit(operate_here(run, operator_for))

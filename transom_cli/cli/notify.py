@@ -1,4 +1,4 @@
-"""`transom notify`: try out whom a run would tell."""
+"""`transom notify`: test notification targets."""
 
 from __future__ import annotations
 
@@ -9,53 +9,51 @@ import typer
 
 from transom_cli.errors import UsageError
 
-notify_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Notifications: try out whom a run would tell."
-)
+notify_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Test notifications.")
 
 
 @notify_app.callback()
 def notify() -> None:
-    """What stands before the command."""
+    """Handle options that come before the command."""
 
 
 @notify_app.command()
 def test(
-    target: Annotated[str | None, typer.Argument(help="Name of the target [default: all of them].")] = None,
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="Settings of a run to be started (TOML).")] = None,
-    run: Annotated[str | None, typer.Option("--run", help="Of this run, as it was started: id, name or path.")] = None,
-    event: Annotated[str, typer.Option("--event", help="What the message is about: an invented one.")] = "incident",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the messages, and send nothing.")] = False,
-    root: Annotated[Path | None, typer.Option("--root", help="Where run directories live.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    target: Annotated[str | None, typer.Argument(help="Name of the target [default: all targets].")] = None,
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="Settings file of a run (TOML).")] = None,
+    run: Annotated[str | None, typer.Option("--run", help="Use the targets of this run (ID, name or path).")] = None,
+    event: Annotated[str, typer.Option("--event", help="Event that the test message is about.")] = "incident",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the messages and send nothing.")] = False,
+    root: Annotated[Path | None, typer.Option("--root", help="Folder that holds the run directories.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Send a test message, once, and say what came of it.
+    """Send one test message to each target, and report the result.
 
-    Exit code 1 when a target could not be told. For example: `transom notify test`,
+    Exit code 1: a target could not be reached. Examples: `transom notify test`,
     `transom notify test team --event held`, `transom notify test -f run.toml --dry-run`.
     """
     import json
     import os
 
+    from transom_cli.bootstrap.notifications import senders_of
+    from transom_cli.cli.common import run_to_act_on
     from transom_cli.config.load import load
-    from transom_cli.submit.rundir import find_run
-    from transom_cli.telling.trial import chosen, sample, shown, tried
-    from transom_cli.wiring.settings import read_settings, runs_root
-    from transom_cli.wiring.telling import senders_of
+    from transom_cli.config.run_settings import read_settings, runs_root
+    from transom_cli.notify.checks import preview, sample_message, select_targets, send_all
 
     if run is not None and file is not None:
-        raise UsageError("a run has its own settings: name the run, or give a file with -f")
-    settings = load(file, {}, os.environ) if run is None else read_settings(find_run(runs_root(root), run))
-    targets = chosen([table.target() for table in settings.notify.targets], target)
-    messages = [(t, sample(t, settings.name, event)) for t in targets]
+        raise UsageError("`--run` and `-f` exclude each other: a run has its own settings")
+    settings = load(file, {}, os.environ) if run is None else read_settings(run_to_act_on(runs_root(root), run))
+    targets = select_targets([table.target() for table in settings.notify.targets], target)
+    messages = [(t, sample_message(t, settings.name, event)) for t in targets]
     if dry_run:
-        texts = [shown(t, m) for t, m in messages]
+        texts = [preview(t, m) for t, m in messages]
         print(json.dumps({"schema": 1, "messages": texts}) if json_ else "\n\n".join(str(t["shown"]) for t in texts))
         return
-    results = tried(messages, senders_of(settings), settings.notify.timeout)
+    results = send_all(messages, senders_of(settings), settings.notify.timeout)
     if json_:
         print(json.dumps({"schema": 1, "targets": [r.as_json() for r in results]}))
     else:
         print("\n".join(r.line for r in results))
-    if not all(r.told for r in results):
+    if not all(r.delivered for r in results):
         raise typer.Exit(1)

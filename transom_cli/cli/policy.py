@@ -1,4 +1,4 @@
-"""`transom policy`: what is done about which failure, and which file says so."""
+"""`transom policy`: what is done about each kind of failure, and which file says so."""
 
 from __future__ import annotations
 
@@ -7,30 +7,33 @@ from typing import Annotated
 
 import typer
 
-from transom_cli.cli.complete import run_ids
+from transom_cli.cli.options import Root, run_ids
 from transom_cli.errors import UsageError
 
 
 def policy(
     run: Annotated[
         str | None,
-        typer.Argument(help="Of this run, as it was started [default: of a run started now].", autocompletion=run_ids),
+        typer.Argument(
+            help="A run, with the policy it was started with [default: the policy of a new run].",
+            autocompletion=run_ids,
+        ),
     ] = None,
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="Settings of a run to be started (TOML).")] = None,
-    root: Annotated[Path | None, typer.Option("--root", help="Where run directories live.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="Settings file of a run (TOML).")] = None,
+    root: Root = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """The rules that decide what is done about a failure: the first that fits counts (docs/policy.md)."""
+    """Print the policy: what is done about each kind of failure."""
     import json
     import os
 
+    from transom_cli.cli.common import run_to_read
     from transom_cli.config.load import load
-    from transom_cli.submit.rundir import find_run
-    from transom_cli.ui.policy import policy_json, policy_lines
-    from transom_cli.wiring.settings import read_settings, rules_of, runs_root
+    from transom_cli.config.run_settings import read_settings, rules_of, runs_root
+    from transom_cli.view.tables import policy_json, policy_lines
 
     if run is not None and file is not None:
-        raise UsageError("a run has its own settings: name the run, or give a file with -f")
-    settings = load(file, {}, os.environ) if run is None else read_settings(find_run(runs_root(root), run))
+        raise UsageError("a run has its own settings: give either a run or a file (-f)")
+    settings = load(file, {}, os.environ) if run is None else read_settings(run_to_read(runs_root(root), run))
     rules = rules_of(settings)
     print(json.dumps(policy_json(rules)) if json_ else "\n".join(policy_lines(rules)))

@@ -1,8 +1,8 @@
-"""`transom status` and `transom list` as they are called all the time, without what starts every other command.
+"""A fast path for `transom status` and `transom list`, without typer.
 
-Typer, and pydantic by which it reads a command's words, take longer to load than such a look takes. So words that leave
-no doubt are read here; all else, help and mistakes too, is left to typer. `SHAPES` says of the two commands what their
-annotations in `cli.status` say to typer; a test compares them.
+Typer and pydantic take longer to import than reading a run. So unambiguous command lines of the two commands are parsed
+here; everything else, including help and errors, is left to typer. `SHAPES` repeats the annotations in `cli.status`; a
+test compares them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transom_cli.cli.ending import end, told
-from transom_cli.cli.looking import show_list, show_status
+from transom_cli.cli.common import end, os_error
+from transom_cli.cli.show import show_list, show_status
 from transom_cli.errors import TransomError
 
 INTERRUPTED = 130
@@ -24,7 +24,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Shape:
-    """A command's words: flags and paths by what is typed, and the parameter that a word beside them is for."""
+    """A command's arguments: flags and path options by name, and the parameter of a positional argument."""
 
     does: Callable[..., int]
     flags: dict[str, str]
@@ -45,40 +45,40 @@ SHAPES = {
 
 
 def quick(words: Sequence[str]) -> int | None:
-    """Do what the words ask for; the exit code, or None where nothing was done, since that is typer's to do."""
+    """Run the command and return its exit code; None if it is left to typer."""
     shape = SHAPES.get(words[0]) if words else None
-    asked = arguments(shape, words[1:]) if shape is not None else None
-    if shape is None or asked is None:
+    given_args = arguments(shape, words[1:]) if shape is not None else None
+    if shape is None or given_args is None:
         return None
-    gc.disable()  # it ends before there is anything to collect
+    gc.disable()  # the process ends before anything needs collecting
     try:
-        code = shape.does(**asked)
+        code = shape.does(**given_args)
         sys.stdout.flush()
     except TransomError as error:
         end(error)
-    except BrokenPipeError:  # a reader that has left (`| head -1`) is no error, nor one of the interpreter's at its end
+    except BrokenPipeError:  # the reader has closed the pipe (`| head -1`): no error, also not at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        end(told(error))
+        end(os_error(error))
     except KeyboardInterrupt:
         return INTERRUPTED
     return code
 
 
 def arguments(shape: Shape, words: Sequence[str]) -> dict[str, Any] | None:
-    """By parameter; None where the words leave a doubt."""
-    asked: dict[str, Any] = {}
+    """Return arguments by parameter; None if the command line is ambiguous."""
+    given_args: dict[str, Any] = {}
     rest = list(words)
     while rest:
         word = rest.pop(0)
         option, given, value = word.partition("=")
         if word in shape.flags:
-            asked[shape.flags[word]] = True
+            given_args[shape.flags[word]] = True
         elif option in shape.paths and (given or rest):
-            asked[shape.paths[option]] = Path(value if given else rest.pop(0))
-        elif word.startswith("-") or not word or not shape.bare or shape.bare in asked:
+            given_args[shape.paths[option]] = Path(value if given else rest.pop(0))
+        elif word.startswith("-") or not word or not shape.bare or shape.bare in given_args:
             return None
         else:
-            asked[shape.bare] = word
-    return asked
+            given_args[shape.bare] = word
+    return given_args

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from transom_cli.cli.looking import LEASE_PATIENCE
+from transom_cli.cli.show import LEASE_PATIENCE
 from transom_cli.cli.status import Root, Run
 
 
@@ -16,29 +16,30 @@ def report(
     run: Run = None,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="File or folder; - is the standard output. [default: <run id>.html, here]"),
+        typer.Option(
+            "-o", "--output", help="File or folder; - for standard output [default: <run ID>.html in this folder]."
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is no report.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file even if it is not a report.")] = False,
     root: Root = None,
 ) -> None:
-    """A run as one HTML file, to read, print and pass on: timeline, goodput, curves, incidents, nodes, settings.
+    """Write a run as one HTML file.
 
-    It needs no network and no script. An older report is replaced, any other file only with --force.
+    It shows the timeline, goodput, curves, incidents, nodes and settings. The file needs no network and no scripts. An
+    older report is replaced; any other file only with --force.
     """
     import gc
 
-    from transom_cli.cli.unanswered import bounded
-    from transom_cli.report.document import document
-    from transom_cli.report.gather import gather
-    from transom_cli.report.page import page
-    from transom_cli.report.write import target, write
-    from transom_cli.submit.rundir import find_run
-    from transom_cli.wiring.settings import runs_root
+    from transom_cli.cli.common import bounded, run_to_read
+    from transom_cli.config.run_settings import runs_root
+    from transom_cli.view.read_history import read_report
+    from transom_cli.view.report.page import page, target, write
+    from transom_cli.view.report.sections import document
 
-    gc.disable()  # a month's journal is a million small values, and all are kept to the end
-    found = find_run(bounded(runs_root(root), run), run)
+    gc.disable()  # a month's journal is a million small values, all kept to the end
+    found = run_to_read(bounded(runs_root(root), run), run)
     path = None if str(out) == "-" else target(found, out, force=force)
-    text = page(document(gather(found, patience=LEASE_PATIENCE)))
+    text = page(document(read_report(found, patience=LEASE_PATIENCE)))
     if path is None:
         sys.stdout.write(text)
         return

@@ -1,4 +1,4 @@
-"""`transom run` and `transom attach`: submit and supervise, or take up a run where its journal ends."""
+"""`transom run` and `transom attach`: submit and supervise a run, or continue where its journal ends."""
 
 from __future__ import annotations
 
@@ -8,59 +8,67 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transom_cli.cli.complete import run_ids
-from transom_cli.errors import UsageError
+from transom_cli.cli.options import Root, run_ids
+from transom_cli.errors import TransomError, UsageError, printable
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
+    from transom_cli.health.history.records import Isolation
     from transom_cli.layout import RunDir
+    from transom_cli.slurm.port import Job, Slurm
+    from transom_cli.submit.prepare import Prepared
+
 
 _INTERRUPTED = 130
-Root = Annotated[Path | None, typer.Option("--root", help="Where run directories live.")]
 
 
 def run(
     words: Annotated[
         list[str], typer.Argument(metavar="SCRIPT | -- COMMAND...", help="An sbatch script, or a command.")
     ],
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="Settings of this run (TOML).")] = None,
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="Settings file of this run (TOML).")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     root: Root = None,
-    cluster: Annotated[str | None, typer.Option("--clusters", "-M", help="Cluster, of several.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--clusters", "-M", help="Cluster to submit to, where there are several.")
+    ] = None,
     partition: Annotated[str | None, typer.Option("--partition", "-p", help="Slurm partition.")] = None,
     account: Annotated[str | None, typer.Option("--account", "-A", help="Account to charge.")] = None,
     qos: Annotated[str | None, typer.Option("--qos", "-q", help="Quality of service.")] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", "-N", help="Number of nodes.")] = None,
-    spares: Annotated[int | None, typer.Option(help="Further nodes, allocated as hot spares.")] = None,
+    spares: Annotated[int | None, typer.Option(help="Additional nodes, allocated as hot spares.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node.")] = None,
     tasks_per_node: Annotated[int | None, typer.Option(help="Ranks per node.")] = None,
     cpus_per_task: Annotated[int | None, typer.Option("--cpus-per-task", "-c", help="CPUs per task.")] = None,
     mem: Annotated[str | None, typer.Option(help="Memory per node.")] = None,
     time: Annotated[str | None, typer.Option("--time", "-t", help="Time limit of one attempt.")] = None,
-    exclude: Annotated[str | None, typer.Option("--exclude", "-x", help="Nodes not to use.")] = None,
-    torchrun: Annotated[bool, typer.Option("--torchrun", help="One torchrun per node starts the ranks.")] = False,
-    container_image: Annotated[str | None, typer.Option(help="Container of the training step (pyxis).")] = None,
+    exclude: Annotated[str | None, typer.Option("--exclude", "-x", help="Nodes to exclude.")] = None,
+    torchrun: Annotated[bool, typer.Option("--torchrun", help="Start the ranks with one torchrun per node.")] = False,
+    container_image: Annotated[str | None, typer.Option(help="Container image for the training step (pyxis).")] = None,
     apptainer: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="Container of the training step (Apptainer, Singularity).")
+        str | None,
+        typer.Option(metavar="IMAGE", help="Container image for the training step (Apptainer, Singularity)."),
     ] = None,
     auto_beat: Annotated[
-        bool | None, typer.Option("--auto-beat/--no-auto-beat", help="Beats without a changed line in the trainer.")
+        bool | None, typer.Option("--auto-beat/--no-auto-beat", help="Send heartbeats without a change in the trainer.")
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; see docs/settings.md.")
     ] = None,
     log_json: Annotated[
-        bool | None, typer.Option("--log-json/--log-text", help="The operator's log as JSON, one object a line.")
+        bool | None, typer.Option("--log-json/--log-text", help="Write the operator's log as JSON lines, or as text.")
     ] = None,
     operator: Annotated[
-        str | None, typer.Option(metavar="login|job", help="Where the operator lives: here, or as a Slurm job.")
+        str | None, typer.Option(metavar="login|job", help="Run the operator here, or as a Slurm job of its own.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the script that would be submitted, and the policy.")
+        bool, typer.Option("--dry-run", help="Print the script and the policy; submit nothing.")
     ] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Submit, start the operator, and return.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Submit, start the operator in the background, and return.")
+    ] = False,
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Operate in this process (tmux, systemd, cron).")
+        bool, typer.Option("--foreground", help="Run the operator in this process (tmux, systemd, cron).")
     ] = False,
 ) -> None:
     """Submit a training run and keep it alive."""
@@ -87,42 +95,33 @@ def run(
         "launch.container.runtime": "apptainer" if apptainer else "pyxis" if container_image else None,
     }
     if container_image and apptainer:
-        raise UsageError("`--container-image` and `--apptainer` exclude each other")
+        raise UsageError("`--container-image` and `--apptainer` cannot be combined")
     flags |= dict(assignment(text) for text in set_ or ())
     if detach and foreground:
-        raise UsageError("`--detach` and `--foreground` exclude each other")
-    from transom_cli.cli.submitting import create, leave_outer_run, prepare
-    from transom_cli.submit.rundir import plan_run
+        raise UsageError("`--detach` and `--foreground` cannot be combined")
+    from transom_cli.submit.prepare import create, leave_outer_launch, leave_outer_run, prepare
 
     leave_outer_run()
-    prepared = prepare(tuple(words), file, {k: v for k, v in flags.items() if v is not None})
+    leave_outer_launch(tuple(words))
+    given = {k: v for k, v in flags.items() if v is not None}
+    prepared = prepare(tuple(words), file, given, nodes_to_avoid)
     if foreground and len(prepared.array) > 1:
         raise UsageError(
             "`--foreground` operates one run, and a job array is several",
             f"the array of `{words[0]}` has {len(prepared.array)} elements",
-            "leave `--foreground` out: each gets an operator in the background",
+            "omit `--foreground`: each run gets an operator in the background",
         )
     if dry_run:
-        from datetime import datetime, timezone
-
-        first, *more = prepared.each()
-        planned = plan_run(first.settings.root, first.settings.name, datetime.now(timezone.utc))
-        plan = first.plan(planned.path)
-        there = (f"--clusters={plan.asked_cluster}",) if plan.asked_cluster else ()
-        _show(first.script(planned.path), (*there, *plan.options))
-        _show_operator(planned, prepared.settings)
-        if more:
-            print(f"note: {1 + len(more)} runs, one for each element of the job array", file=sys.stderr)
-        _show_policy(prepared.settings)
+        _dry_run(prepared)
         return
-    from transom_cli.ui.waiting import waiting
-    from transom_cli.wiring.slurm import require_backend, require_slurm
-    from transom_cli.wiring.telling import require_telling
+    from transom_cli.bootstrap.notifications import require_telling
+    from transom_cli.bootstrap.slurm import require_backend, require_slurm
+    from transom_cli.view.terminal import waiting
 
     require_telling(prepared.settings)
     require_backend(prepared.settings.slurm)
-    with waiting("Slurm is asked"):
-        cluster = require_slurm(prepared.settings)  # no Slurm, no run: said before anything is made
+    with waiting("contacting Slurm"):
+        cluster = require_slurm(prepared.settings)  # fail before anything is created
     several = len(prepared.array) > 1
     for one in prepared.each():
         made = create(one, cluster)
@@ -135,88 +134,212 @@ def run(
 
 def attach(
     run: Annotated[
-        str | None, typer.Argument(help="Run id, name or path [default: the newest].", autocompletion=run_ids)
+        str | None, typer.Argument(help="Run ID, name or path [default: the newest run].", autocompletion=run_ids)
     ] = None,
     root: Root = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Make sure that an operator lives, and return.")] = False,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Operate in this process.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Start an operator if there is none, and return.")] = False,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Run the operator in this process.")] = False,
 ) -> None:
-    """Watch a run; start an operator if it has none."""
-    from transom_cli.cli.unanswered import leaving
-    from transom_cli.submit.rundir import find_run
-    from transom_cli.wiring.settings import runs_root
+    """Watch a run. Start an operator if it has none."""
+    from transom_cli.cli.common import leaving, run_to_act_on
+    from transom_cli.config.run_settings import runs_root
 
     where = runs_root(root)
     unanswered = leaving(where, run)
-    found = find_run(where, run)
+    found = run_to_act_on(where, run)
     if not detach:
         unanswered.stop()
     raise typer.Exit(operate_or_watch(found, detach=detach, foreground=foreground))
 
 
-def operate_or_watch(made: Any, *, detach: bool, foreground: bool, new: bool = False) -> int:
+def operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool = False) -> int:
+    """Make sure that the run has an operator, then watch the run. Returns the exit code."""
     try:
         return _operate_or_watch(made, detach=detach, foreground=foreground, new=new)
     except KeyboardInterrupt:
         print(
-            f"\ninterrupted before the view began: the run may go on. Look with `transom status {made.run_id}`; "
-            f"`transom attach {made.run_id}` goes on, `transom stop {made.run_id}` ends it.",
+            f"\ninterrupted before the view started; the run may continue. Check with `transom status {made.run_id}`, "
+            f"continue with `transom attach {made.run_id}`, or end it with `transom stop {made.run_id}`.",
             file=sys.stderr,
         )
         return _INTERRUPTED
 
 
-def _operate_or_watch(made: Any, *, detach: bool, foreground: bool, new: bool) -> int:
-    from transom_cli.cli.operating import comes_back, start
+def _operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool) -> int:
+    from transom_cli.bootstrap.operator import operator_for
+    from transom_cli.bootstrap.slurm import require_own_cluster
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import operator_alive
     from transom_cli.supervise.operator.background import operate_here
-    from transom_cli.ui.live import watch_run
-    from transom_cli.ui.waiting import waiting
-    from transom_cli.wiring.slurm import require_own_cluster
+    from transom_cli.view.live import watch_run
+    from transom_cli.view.terminal import waiting
 
     if not fold(made.journal).state.phase.over:
         if foreground:
             require_own_cluster(made)
-            return operate_here(made)
-        with waiting("the operator is started"):
+            return operate_here(made, operator_for)
+        with waiting("starting the operator"):
             if operator_alive(made) is None:
                 require_own_cluster(made)
-                start(made, new=new, detach=detach)
+                _start_operator(made, new=new, detach=detach)
     if detach:
         print(made.run_id)
         return 0
-    return watch_run(made, lambda: comes_back(made))
+    return watch_run(made, lambda: _next_operator_started(made))
 
 
 def assignment(text: str) -> tuple[str, str]:
+    """Parse `--set KEY=VALUE`."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise UsageError(f"`--set {text}` is not KEY=VALUE", hint="For example `--set restart.backoff=10`.")
+        raise UsageError(f"`--set {text}` is not KEY=VALUE", hint="for example `--set restart.backoff=10`")
     return key.strip(), value
 
 
-def _show_policy(settings: Settings) -> None:
-    """Beside the script, which stdout has alone."""
-    from transom_cli.ui.policy import policy_lines
-    from transom_cli.wiring.settings import rules_of
+def nodes_to_avoid(cluster: str) -> tuple[str, ...]:
+    """Return the nodes with a proven fault from earlier runs that could not be drained, and print each.
 
-    print("note: policy of this run, the first rule that fits decides (docs/policy.md)", file=sys.stderr)
-    print("\n".join(f"  {line}" for line in policy_lines(rules_of(settings))), file=sys.stderr)
+    Args:
+        cluster: as in `job.cluster`. Nodes that its Slurm does not know are left out: sbatch would reject the job.
+    """
+    import os
+    import time
+
+    from transom_cli.health.history.files import history_dir, read_history
+    from transom_cli.health.history.nodes import fold, to_avoid
+    from transom_cli.view.tables import avoided_line
+
+    now = time.time()
+    try:
+        found = to_avoid(fold(read_history(history_dir(os.environ), now), now), now)
+    except OSError as error:
+        print(f"warning: cannot read the history of nodes: {error}", file=sys.stderr)
+        return ()
+    avoided = _on_this_cluster(found, cluster) if found else ()
+    for isolation in avoided:
+        print(avoided_line(isolation, now), file=sys.stderr)
+    return tuple(isolation.node for isolation in avoided)
 
 
-def _show_operator(run: RunDir, settings: Settings) -> None:
-    """The job that would submit and supervise the other one."""
+def _on_this_cluster(found: tuple[Isolation, ...], cluster: str) -> tuple[Isolation, ...]:
+    """Keep the nodes of this cluster, or all of them if Slurm does not answer."""
+    from transom_cli.bootstrap.slurm import cluster_name, slurm_client
+    from transom_cli.slurm.successor import known_nodes
+
+    try:
+        name = cluster_name(cluster)
+        here = tuple(one for one in found if not name or one.cluster in ("", name))
+        known = {node.name for node in known_nodes(slurm_client(10.0, cluster), tuple(one.node for one in here))}
+    except TransomError:
+        return found
+    return tuple({one.node: one for one in here if one.node in known}.values())
+
+
+def _dry_run(prepared: Prepared) -> None:
+    """Print the script to stdout; print the sbatch options, the operator's job and the policy to stderr."""
+    from datetime import datetime, timezone
     from shlex import join
 
-    from transom_cli.submit.operatorjob import operator_options
+    from transom_cli.config.run_settings import rules_of
+    from transom_cli.submit.render import operator_options
+    from transom_cli.submit.rundir import plan_run
+    from transom_cli.view.tables import policy_lines
 
-    if settings.operator.where == "job":
-        options = join(operator_options(run, settings.operator))
-        print(f"note: the operator is a job of its own: sbatch {options} {run.operator_script.name}", file=sys.stderr)
-
-
-def _show(script: str, options: tuple[str, ...]) -> None:
+    first, *more = prepared.each()
+    planned = plan_run(first.settings.root, first.settings.name, datetime.now(timezone.utc))
+    record, script = first.record(planned.path), first.script(planned.path)
     sys.stdout.write(script if script.endswith("\n") else script + "\n")
+    cluster = (f"--clusters={record.requested_cluster}",) if record.requested_cluster else ()
+    options = (*cluster, *record.options)
     if options:
-        print(f"note: sbatch is given {' '.join(options)} on its command line", file=sys.stderr)
+        print(f"note: options on sbatch's command line: {' '.join(options)}", file=sys.stderr)
+    operator = prepared.settings.operator
+    if operator.where == "job":
+        command = f"sbatch {join(operator_options(planned, operator))} {planned.operator_script.name}"
+        print(f"note: the operator runs as a separate job: {command}", file=sys.stderr)
+    if more:
+        print(f"note: {1 + len(more)} runs, one for each element of the job array", file=sys.stderr)
+    print("note: policy of this run; the first rule that matches decides (docs/policy.md)", file=sys.stderr)
+    print("\n".join(f"  {line}" for line in policy_lines(rules_of(prepared.settings))), file=sys.stderr)
+
+
+def _start_operator(made: RunDir, *, new: bool, detach: bool) -> None:
+    """Start the operator where the settings say: a process on this host, or a Slurm job.
+
+    Returns when the operator runs, or with `detach`, when Slurm has accepted its job.
+
+    Args:
+        new: the run was created by this command.
+
+    Raises:
+        TransomError: there will be no operator; a new run is then over.
+    """
+    from transom_cli.bootstrap.slurm import run_slurm
+    from transom_cli.config.run_settings import read_settings
+    from transom_cli.supervise.operator.background import start_operator
+
+    settings = read_settings(made)
+    if settings.operator.where == "login":
+        start_operator(made)
+        return
+    from transom_cli.supervise.operator.job import await_operator
+
+    slurm = run_slurm(made, settings.slurm.timeout)
+    job_id = _submit_operator(made, settings, slurm, new=new)
+    if not detach:
+        await_operator(made, job_id, slurm, _print_job)
+
+
+def _next_operator_started(made: RunDir) -> bool:
+    """Return whether another job replaces the operator's job that left; wait for it. Errors are printed."""
+    from transom_cli.bootstrap.slurm import run_slurm
+    from transom_cli.config.run_settings import read_settings
+    from transom_cli.supervise.operator.job import await_next
+
+    settings = read_settings(made)
+    if settings.operator.where == "login":
+        return False
+    try:
+        return await_next(made, run_slurm(made, settings.slurm.timeout), _print_job)
+    except TransomError as error:
+        print(f"warning: {error}", file=sys.stderr)
+        return False
+
+
+def _submit_operator(made: RunDir, settings: Settings, slurm: Slurm, *, new: bool) -> int:
+    from transom_cli.slurm.port import SlurmDenied, SlurmRefused
+    from transom_cli.supervise.operator.job import give_up_unsubmitted, submit_operator
+
+    try:
+        job = submit_operator(made, settings, slurm)
+    except (SlurmRefused, SlurmDenied) as error:
+        if new:
+            give_up_unsubmitted(made, f"the operator's job: {error.what}: {' '.join(error.why.split())}")
+        hint = "the settings operator.partition, operator.time and operator.sbatch define the operator's job"
+        raise TransomError(f"The operator of run `{made.run_id}` cannot be submitted", error.why, hint) from error
+    print(job.words, file=sys.stderr)
+    return job.job_id
+
+
+def _print_job(job: Job) -> None:
+    from transom_cli.slurm.port import JobState
+    from transom_cli.view.slurm_reasons import reason_message
+
+    reason = f": {reason_message(job.reason)}" if job.state is JobState.PENDING and job.reason else ""
+    print(printable(f"job {job.job_id} {job.state.value}{reason}"), file=sys.stderr)
+
+
+def cancel_pending_operator(run: RunDir) -> None:
+    """Cancel the operator's job of a finished run if it is still pending. Errors are printed."""
+    from transom_cli.bootstrap.slurm import run_slurm
+    from transom_cli.supervise.operator.job import cancel_waiting
+    from transom_cli.view.read import operator_job
+
+    if not operator_job(run):
+        return
+    try:
+        for job_id in cancel_waiting(run, run_slurm(run)):
+            print(f"its operator, job {job_id}, was still pending and is cancelled", file=sys.stderr)
+    except TransomError as error:
+        what = printable(error.what)
+        print(f"warning: cannot check whether the operator's job is still pending: {what}", file=sys.stderr)

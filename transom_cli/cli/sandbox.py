@@ -1,4 +1,4 @@
-"""`transom sandbox`: a real small Slurm on this machine, and real faults in it."""
+"""`transom sandbox`: a real small Slurm on this machine."""
 
 from __future__ import annotations
 
@@ -6,43 +6,95 @@ import json
 import os
 import shlex
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from transom_cli.cli.examples import examples
-from transom_cli.cli.sandbox_fault import fault_app
-from transom_cli.cli.sandbox_folder import Dir, ReleaseDir, built, existing, folder, running
+from transom_cli.cli.options import examples
 from transom_cli.errors import SlurmUnreachable, UsageError
 
-Clock = Annotated[bool, typer.Option("--clock", help="With a wall clock that `fault jump-clock` can set.")]
+if TYPE_CHECKING:
+    from transom_cli.sandbox.cluster import Sandbox
+
+Dir = Annotated[
+    Optional[Path],  # noqa: UP045 - typer reads it at run time
+    typer.Option("--dir", help="Folder of the sandbox [default: $TRANSOM_SANDBOX_DIR, else ~/.transom/sandbox]."),
+]
+ReleaseDir = Annotated[
+    Optional[Path],  # noqa: UP045 - as above
+    typer.Option(
+        help="Folder of fetched releases [default: $TRANSOM_SANDBOX_RELEASES, else ~/.cache/transom/releases, "
+        "root's: /var/cache/transom/releases]."
+    ),
+]
+
+
+def built(release: str, where: Path | None, mirror: str) -> str:
+    """Return the folder of the release, built if needed, or "" for this machine's own Slurm."""
+    from transom_cli.sandbox.release.known import NATIVE
+    from transom_cli.sandbox.release.obtain import default_folder, obtain
+
+    if release == NATIVE:
+        return ""
+    result = obtain(release, (where or default_folder()).absolute(), _say, mirror)
+    if result.why_no_pyslurm:
+        _say(f"without pyslurm: {result.why_no_pyslurm}")
+    return str(result.home.path)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def folder(given: Path | None) -> Path:
+    from transom_cli.sandbox.state import default_dir
+
+    return given or default_dir()
+
+
+def existing(given: Path | None) -> Sandbox:
+    from transom_cli.sandbox.cluster import Sandbox
+
+    return Sandbox.at(folder(given))
+
+
+def running(given: Path | None) -> Sandbox:
+    sandbox = existing(given)
+    if not sandbox.is_up:
+        raise SlurmUnreachable(
+            f"The sandbox in {sandbox.dir} is not up", hint=f"transom sandbox up --dir {sandbox.dir}"
+        )
+    return sandbox
+
+
+Clock = Annotated[bool, typer.Option("--clock", help="Use a wall clock that `fault jump-clock` can set.")]
 
 sandbox_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="A real small Slurm on this machine, and real faults in it.",
+    help="A small real Slurm on this machine, with fault injection.",
     epilog=examples("sandbox"),
 )
-sandbox_app.add_typer(fault_app, name="fault")
 
 
 @sandbox_app.command()
 def up(
-    nodes: Annotated[int, typer.Option(help="How many nodes.")] = 4,
+    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 4,
     gpus_per_node: Annotated[int, typer.Option(help="GPUs that Slurm counts on each node.")] = 2,
-    switches: Annotated[int, typer.Option(help="Leaf switches that Slurm knows of (topology/tree) [0: none].")] = 0,
-    accounting: Annotated[bool, typer.Option("--accounting", help="Add slurmdbd on a MariaDB (sacct).")] = False,
-    release: Annotated[str, typer.Option(help="Whose Slurm: native, or of Debian trixie or forky.")] = "native",
+    switches: Annotated[int, typer.Option(help="Leaf switches in Slurm's topology (topology/tree); 0 for none.")] = 0,
+    accounting: Annotated[bool, typer.Option("--accounting", help="Add accounting: slurmdbd on MariaDB.")] = False,
+    release: Annotated[str, typer.Option(help="Slurm release: native, or that of Debian trixie or forky.")] = "native",
     release_dir: ReleaseDir = None,
-    mirror: Annotated[str, typer.Option(help="Debian mirror to fetch a release from [default: apt's own].")] = "",
+    mirror: Annotated[str, typer.Option(help="Debian mirror to fetch a release from [default: apt's].")] = "",
     dir: Dir = None,
 ) -> None:
-    """Start the cluster and wait until every node is idle.
+    """Start the cluster and wait until all nodes are idle.
 
-    Another release's Slurm is fetched with apt into a folder, once, and run from there beside this machine's own.
+    With --release, apt fetches another Slurm release into a folder once; it runs beside this machine's own Slurm.
     """
     from transom_cli.sandbox.cluster import Sandbox
-    from transom_cli.sandbox.spec import SandboxSpec
+    from transom_cli.sandbox.state import SandboxSpec
 
     home = built(release, release_dir, mirror)
     sandbox = Sandbox.up(SandboxSpec(folder(dir), nodes, gpus_per_node, accounting, home=home, switches=switches))
@@ -53,15 +105,17 @@ def up(
 
 @sandbox_app.command()
 def down(dir: Dir = None) -> None:
-    """End every process of the cluster, jobs included."""
+    """Stop the cluster and all its jobs."""
     sandbox = existing(dir)
     sandbox.down()
     print(f"down: {sandbox.dir}")
 
 
 @sandbox_app.command()
-def status(json_: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False, dir: Dir = None) -> None:
-    """Which daemons run, and what Slurm says of the nodes. Exit code 12 when it is not up, 2 when there is none."""
+def status(
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False, dir: Dir = None
+) -> None:
+    """Show the daemons and the nodes. Exit code 12: the cluster is not up; 2: there is none."""
     from dataclasses import asdict
 
     seen = existing(dir).status()
@@ -79,23 +133,23 @@ def status(json_: Annotated[bool, typer.Option("--json", help="One JSON document
 
 @sandbox_app.command("exec", context_settings={"allow_interspersed_args": False})
 def exec_(
-    command: Annotated[list[str], typer.Argument(help="The command and its words.")],
+    command: Annotated[list[str], typer.Argument(help="The command and its arguments.")],
     clock: Clock = False,
     dir: Dir = None,
 ) -> None:
-    """Run a command with this cluster as its Slurm; its exit code is passed through."""
+    """Run a command that uses this cluster, and pass its exit code on."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_"))}
     try:
         os.execvpe(command[0], command, {**env, **_variables(dir, clock)})
     except FileNotFoundError as error:
-        raise UsageError(f"There is no command {command[0]!r}", str(error)) from error
+        raise UsageError(f"No such command: {command[0]!r}", str(error)) from error
     except PermissionError as error:
         raise UsageError(f"Cannot run {command[0]!r}", str(error)) from error
 
 
 @sandbox_app.command()
 def env(clock: Clock = False, dir: Dir = None) -> None:
-    """Print what to `eval` in a shell to use this cluster."""
+    """Print shell code that makes a shell use this cluster."""
     for name, value in _variables(dir, clock).items():
         print(f"export {name}={shlex.quote(value)}")
 

@@ -1,1 +1,1 @@
-"""Settings: what they are (`model`), where they come from (`load`), and how they are described (`describe`)."""
+"""Settings: the model (`model`), their layers (`load`), validation, and their documentation (`describe`)."""

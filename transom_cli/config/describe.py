@@ -1,4 +1,4 @@
-"""The settings as a table: what `docs/settings.md`, help texts and the loader's own hints are made from. Pure.
+"""Describe all settings, for `docs/settings.md`, help texts and the loader's hints. Pure.
 
 `make docs-reference` rewrites the page; a test compares the two.
 """
@@ -22,7 +22,7 @@ ENV_PREFIX = "TRANSOM_"
 
 @dataclass(frozen=True)
 class Setting:
-    """One key. ``kind`` is one of text, path, int, float, bool, list, table; ``default`` is TOML text, "" for unset."""
+    """One setting. kind: text, path, int, float, bool, list or table. default: TOML text, "" for unset."""
 
     path: tuple[str, ...]
     kind: str
@@ -37,18 +37,18 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        """The environment variable that sets it."""
+        """The environment variable for this setting."""
         return ENV_PREFIX + "__".join(part.upper() for part in self.path)
 
 
 def section_of(info: FieldInfo) -> type[BaseModel] | None:
-    """The model of a section, or None for a plain setting."""
+    """Return the model of a section, or None for a single setting."""
     kind = info.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def settings_of(model: type[BaseModel] = Settings, above: tuple[str, ...] = ()) -> Iterator[Setting]:
-    """Every setting, in the order of the model."""
+    """Yield every setting, in the order of the model."""
     for name, info in model.model_fields.items():
         section = section_of(info)
         if section is not None:
@@ -93,25 +93,24 @@ From weakest to strongest: the defaults below, the site's `/etc/transom.toml`, y
 (under `$XDG_CONFIG_HOME` where that is set), the run file given with `-f`, environment variables
 (`TRANSOM_<SECTION>__<KEY>`, as `TRANSOM_JOB__PARTITION`; `TRANSOM_ROOT`, `TRANSOM_NAME`, `TRANSOM_AUTO_BEAT`,
 `TRANSOM_STEPS`, `TRANSOM_LOG_JSON`), flags.
-A later layer replaces single keys; lists are replaced whole, `job.env` is joined name by name, and `policy.rules` and
-`notify.targets` come before those of weaker layers, or in the place of one of the same name. The empty text takes an
-optional setting back.
-Relative paths count from the file that holds them, or from the current directory.
+A later layer replaces single keys. Lists are replaced as a whole; `job.env` is merged by name; `policy.rules` and
+`notify.targets` of a stronger layer come first and replace weaker ones of the same name. An empty text unsets an
+optional setting. Relative paths are relative to the file that contains them, or to the current directory.
 
-In a variable, a list is a TOML array or shell words (`TRANSOM_JOB__SBATCH='--switches=1 --exclusive'`), `job.setup` is
-one line a line, and a table is a TOML inline table or words (`TRANSOM_JOB__ENV='A=1 B=2'`). All that is wrong in all
-layers is reported at once. What a run was started with stands in its `run.toml`.
+In a variable, a list is a TOML array or shell words (`TRANSOM_JOB__SBATCH='--switches=1 --exclusive'`), `job.setup` has
+one command per line, and a table is a TOML inline table or words (`TRANSOM_JOB__ENV='A=1 B=2'`). Problems in all layers
+are reported together. A run's `run.toml` contains the settings that it was started with.
 """
 
 
 def settings_markdown() -> str:
-    """The text of `docs/settings.md`."""
+    """Return the text of `docs/settings.md`."""
     parts = [_INTRO]
     section: tuple[str, ...] | None = None
     for setting in settings_of():
         if setting.path[:-1] != section:
             section = setting.path[:-1]
-            title = f"`[{'.'.join(section)}]`" if section else "Above all sections"
+            title = f"`[{'.'.join(section)}]`" if section else "Outside of sections"
             parts.append(f"\n## {title}\n\n| key | kind | default | meaning |\n|---|---|---|---|\n")
         kind = " or ".join(f'`"{c}"`' for c in setting.choices) or setting.kind
         default = f"`{setting.default}`" if setting.default else "unset"

@@ -1,12 +1,13 @@
-"""Settings from their layers: defaults < site < user < run file < environment < flags.
+"""Load settings from their layers: defaults < site < user < run file < environment < flags.
 
-Whatever is wrong in any layer is gathered and refused in one UsageError. Pydantic costs start-up time, so commands
-import this module inside the function that needs it.
+Problems of all layers are collected and reported in one UsageError. Pydantic costs start-up time, so commands import
+this module inside the function that needs it.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,63 @@ from pydantic import ValidationError
 from transom_cli.config.describe import ENV_PREFIX, Setting, settings_of
 from transom_cli.config.model import Settings
 from transom_cli.config.notify import unknown_target_key
-from transom_cli.config.places import SITE_FILE, absolute, user_file
-from transom_cli.config.policy import DEFAULT_TABLE, RuleTable, sourced, stacked
-from transom_cli.config.problems import Problem, refuse, unknown_key
-from transom_cli.config.text import from_text
-from transom_cli.config.variables import is_setting
+from transom_cli.config.policy import DEFAULT_TABLE, RuleTable, merge_named, with_source
+from transom_cli.config.sources import SITE_FILE, absolute, is_setting, user_file
+from transom_cli.config.validation import Problem, refuse, unknown_key
 from transom_cli.core.policy import DEFAULT
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+
+def from_text(setting: Setting, text: str) -> Any:
+    """Convert the text of a variable or flag to what a TOML file would contain. Raises ValueError with a sentence."""
+    if setting.optional and text == "":
+        return None
+    if setting.kind == "list":
+        return _list(setting, text)
+    if setting.kind == "table":
+        return _table(text)
+    return text
+
+
+def _list(setting: Setting, text: str) -> list[Any]:
+    if text.lstrip().startswith("["):
+        value: list[Any] = _toml(text)
+        return value
+    if setting.path == ("job", "setup"):  # lines of shell: keep their blanks
+        return [line for line in text.splitlines() if line.strip()]
+    return _words(text)
+
+
+def _table(text: str) -> dict[str, Any]:
+    if text.lstrip().startswith("{"):
+        value: dict[str, Any] = _toml(text)
+        return value
+    table = {}
+    for word in _words(text):
+        name, equals, value_text = word.partition("=")
+        if not equals:
+            raise ValueError(f"{word!r} is not of the form NAME=VALUE")
+        table[name] = value_text
+    return table
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"cannot be split into words: {error}") from None
+
+
+def _toml(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"is not a TOML value: {error}") from None
+
 
 try:
     import tomllib
@@ -34,7 +86,7 @@ _BY_PATH = {setting.path: setting for setting in _ALL}
 _SECTIONS = {setting.path[:depth] for setting in _ALL for depth in range(len(setting.path))}
 _BY_VARIABLE = {setting.variable: setting for setting in _ALL}
 _RULES = ("policy", "rules")
-_STACKED = (_RULES, ("notify", "targets"))  # tables that have names
+_NAMED_TABLES = (_RULES, ("notify", "targets"))  # lists of tables with names
 _PATHS = {setting.path for setting in _ALL if setting.kind == "path"} | {("launch", "python")}
 
 Flat = dict[tuple[str, ...], Any]
@@ -48,11 +100,15 @@ def load(
     site: Path | None = SITE_FILE,
     user: Path | None = None,
 ) -> Settings:
-    """The settings that the layers add up to.
+    """Combine all layers.
 
-    ``flags`` holds nested tables or dotted keys ("job.partition"); None means "not given", text is read as a variable's
-    would be. ``user`` defaults to `user_file(environ)`. Site and user files may be missing; the run file may not.
-    Raises UsageError naming every bad key and value of every layer.
+    Args:
+        run_file: must exist; site and user files may be missing.
+        flags: nested tables or dotted keys ("job.partition"). None means "not given"; text is parsed like a variable.
+        user: default `user_file(environ)`.
+
+    Raises:
+        UsageError: with every invalid key and value of every layer.
     """
     environ = environ or {}
     problems: list[Problem] = []
@@ -68,13 +124,15 @@ def load(
 
 
 def default_rules() -> list[dict[str, Any]]:
-    """The table of this package, below all layers."""
-    rules: list[dict[str, Any]] = sourced(tomllib.loads(DEFAULT_TABLE.read_text(encoding="utf-8"))["rules"], DEFAULT)
+    """Return the rules of this package, which are below all layers."""
+    rules: list[dict[str, Any]] = with_source(
+        tomllib.loads(DEFAULT_TABLE.read_text(encoding="utf-8"))["rules"], DEFAULT
+    )
     return rules
 
 
 def thaw(text: str, source: str) -> Settings:
-    """The settings that `freeze` wrote, and nothing from any other layer. ``source`` names the text in errors."""
+    """Read the settings that `freeze` wrote, without any other layer. source: names the text in errors."""
     problems: list[Problem] = []
     layer = _parse(text.encode("utf-8", "surrogateescape"), source, Path("/"), problems)
     if problems:
@@ -83,7 +141,7 @@ def thaw(text: str, source: str) -> Settings:
 
 
 def freeze(settings: Settings) -> str:
-    """TOML text that `thaw` (and `load`, as its run file) reads back to an equal object."""
+    """Write settings as TOML that `thaw` (and `load`, as its run file) reads back to an equal object."""
     text: str = tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True))
     return text
 
@@ -109,7 +167,7 @@ def _parse(data: bytes, source: str, base: Path, problems: list[Problem]) -> Fla
         problems.append(Problem(source, "", f"line {line}: not UTF-8 text: {error.reason}"))
         return {}
     except tomllib.TOMLDecodeError as error:
-        problems.append(Problem(source, "", f"not TOML: {error}"))  # tomllib's words hold line and column
+        problems.append(Problem(source, "", f"not TOML: {error}"))  # tomllib's message has line and column
         return {}
     flat: Flat = {}
     _flatten(document, (), source, flat, problems)
@@ -117,7 +175,7 @@ def _parse(data: bytes, source: str, base: Path, problems: list[Problem]) -> Fla
 
 
 def _flatten(table: Mapping[str, Any], above: tuple[str, ...], layer: str, flat: Flat, problems: list[Problem]) -> None:
-    """Nested tables to one dict keyed by path; unknown keys become problems."""
+    """Flatten nested tables to one dict keyed by path. Unknown keys become problems."""
     for key, value in table.items():
         path = (*above, *key.split(".")) if layer == "flags" else (*above, key)
         if path in _BY_PATH:
@@ -125,7 +183,7 @@ def _flatten(table: Mapping[str, Any], above: tuple[str, ...], layer: str, flat:
         elif path in _SECTIONS and isinstance(value, Mapping):
             _flatten(value, path, layer, flat, problems)
         elif path in _SECTIONS:
-            problems.append(Problem(layer, ".".join(path), f"is a section, a table of keys, not {value!r}"))
+            problems.append(Problem(layer, ".".join(path), f"is a section with keys, not {value!r}"))
         else:
             problems.append(unknown_key(_ALL, layer, path))
 
@@ -163,14 +221,14 @@ def _from_texts(flat: Flat, layer: str, problems: list[Problem]) -> Flat:
 
 
 def _checked(flat: Flat, layer: str, base: Path | None, problems: list[Problem], *, strict: bool) -> Flat:
-    """The layer's values, paths made absolute (from ``base``, or where we are); each bad one becomes a problem.
+    """Return the layer's values with absolute paths (from `base` or the current directory); report invalid ones.
 
-    Layers are checked one by one so that a bad value is told with its layer, also where a later layer hides it. What
-    concerns several keys (a floor above its ceiling) is left to the whole: its parts may come from different layers.
+    Layers are checked one by one, so that an invalid value is reported with its layer even if a later layer hides it.
+    Conditions on several keys (a floor above its ceiling) are checked at the end: the keys may be in different layers.
     """
     flat = {path: _absolute(path, value, base) for path, value in flat.items()}
     if _RULES in flat:
-        flat[_RULES] = sourced(flat[_RULES], layer)
+        flat[_RULES] = with_source(flat[_RULES], layer)
     for path in [path for path, value in flat.items() if not _is_text(value)]:
         problems.append(Problem(layer, ".".join(path), f"{flat.pop(path)!r} is not UTF-8 text"))
     for location, what in _complaints(_nested(flat), strict=strict):
@@ -181,7 +239,7 @@ def _checked(flat: Flat, layer: str, base: Path | None, problems: list[Problem],
 
 
 def _is_text(value: Any) -> bool:
-    """False for bytes of a command line, a variable or a folder's name that are not UTF-8: no file here holds them."""
+    """Return False for bytes (of an argument, variable or path) that are not UTF-8: TOML cannot contain them."""
     try:
         json.dumps(value, default=str, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -190,7 +248,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _absolute(path: tuple[str, ...], value: Any, base: Path | None) -> Any:
-    """Paths count from their layer's folder. A bare program name ("python3") is left to PATH; links are kept."""
+    """Make paths absolute. A bare program name ("python3") is left to PATH."""
     if path not in _PATHS or not isinstance(value, str) or not value or "\0" in value:
         return value
     if path == ("launch", "python") and "/" not in value:
@@ -199,8 +257,8 @@ def _absolute(path: tuple[str, ...], value: Any, base: Path | None) -> Any:
 
 
 def _complaints(nested: dict[str, Any], *, strict: bool) -> list[tuple[tuple[str, ...], str]]:
-    """What pydantic says about the values, as (location, sentence)."""
-    # by way of JSON, where "strict" still takes arrays and paths as text; dates and times of TOML become text
+    """Return pydantic's errors about the values, as (location, sentence)."""
+    # through JSON, where "strict" still accepts arrays and paths as text; dates and times of TOML become text
     text = json.dumps(nested, default=str)
     try:
         Settings.model_validate_json(text, strict=strict)
@@ -215,13 +273,13 @@ def _sentence(item: Any) -> str:
     if item["type"] == "extra_forbidden" and item["loc"][0] == "notify":
         return unknown_target_key(str(item["loc"][-1]))
     if item["type"] == "extra_forbidden":
-        return f"no such key; there are {', '.join(RuleTable.model_fields)}"
+        return f"no such key; valid are {', '.join(RuleTable.model_fields)}"
     message: str = item["msg"][0].lower() + item["msg"][1:]
     return message.replace("input should", "should") + f", not {item['input']!r}"
 
 
 def _key(setting: Setting, location: tuple[str, ...]) -> str:
-    """With the place in a list, and the key of a table in it: policy.rules[2].category[0]."""
+    """Return the key with list indices and the keys of tables in lists: policy.rules[2].category[0]."""
     rest = location[len(setting.path) :]
     in_a_list = next((i for i, part in enumerate(rest) if part.isdigit()), len(rest))
     return setting.key + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in rest[in_a_list:])
@@ -231,8 +289,8 @@ def _merge(below: Flat, above: Flat) -> None:
     for path, value in above.items():
         if isinstance(value, dict) and isinstance(below.get(path), dict):
             value = {**below[path], **value}
-        if path in _STACKED:
-            value = stacked(value, below.get(path))
+        if path in _NAMED_TABLES:
+            value = merge_named(value, below.get(path))
         below[path] = value
 
 
@@ -250,5 +308,5 @@ def _whole(flat: Flat) -> Settings:
     nested = _nested(flat)
     complaints = _complaints(nested, strict=False)
     if complaints:
-        raise refuse([Problem("all layers together", ".".join(at), what) for at, what in complaints], _ALL)
+        raise refuse([Problem("all layers combined", ".".join(at), what) for at, what in complaints], _ALL)
     return Settings.model_validate_json(json.dumps(nested, default=str))

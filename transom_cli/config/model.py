@@ -1,7 +1,7 @@
-"""Every setting of a run, with its default and one line on what it means.
+"""Every setting of a run, with its default and a one-line description.
 
-The descriptions are the one source of `docs/settings.md` and of help texts. Times are in seconds unless a line says
-otherwise. A settings object never changes; `load` makes it, `freeze` writes it into the run directory.
+The descriptions are the only source of `docs/settings.md` and of help texts. Times are in seconds unless stated
+otherwise. A settings object is immutable; `load` creates it, `freeze` writes it into the run directory.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from transom_cli.config.notify import SecretsPath, Targets
-from transom_cli.config.places import default_root
 from transom_cli.config.policy import Rules
-from transom_cli.config.slurmtime import slurm_seconds
-from transom_cli.config.values import (
+from transom_cli.config.sources import default_root
+from transom_cli.config.validation import (
     CheckNames,
     Flags,
     Line,
@@ -31,6 +30,7 @@ from transom_cli.config.values import (
     Variables,
     empty_as_unset,
 )
+from transom_cli.slurm.port import slurm_seconds
 
 WARNING = 120  # seconds before the time limit
 OptionalPath = Annotated[Path | None, BeforeValidator(empty_as_unset)]
@@ -41,38 +41,38 @@ class Section(BaseModel):
 
 
 class Job(Section):
-    """What is asked of Slurm, and the batch script's surroundings."""
+    """The job that Slurm runs, and the environment of the batch script."""
 
     partition: OptionalLine = Field(default=None, description="Slurm partition (sbatch --partition)")
     account: OptionalLine = Field(default=None, description="account to charge (sbatch --account)")
     qos: OptionalLine = Field(default=None, description="quality of service (sbatch --qos)")
     reservation: OptionalLine = Field(default=None, description="reservation to run in (sbatch --reservation)")
-    constraint: OptionalLine = Field(default=None, description="node features asked for (sbatch --constraint)")
+    constraint: OptionalLine = Field(default=None, description="required node features (sbatch --constraint)")
     cluster: OptionalLine = Field(
         default=None,
-        description="the cluster, of several (sbatch --clusters); unset: the one Slurm's commands speak to",
+        description="cluster to submit to (sbatch --clusters); unset: the default of Slurm's commands",
     )
     time: OptionalTime = Field(default=None, description="time limit of one attempt, as sbatch --time takes it")
     mem: OptionalMemory = Field(default=None, description="memory per node, as sbatch --mem takes it")
     cpus_per_task: int | None = Field(default=None, ge=1, description="CPUs per task (under torchrun: per node)")
     nodes: int = Field(default=1, ge=1, description="number of nodes")
-    spares: int = Field(
-        default=0, ge=0, description="further nodes that stand by, allocated, to take the place of one that fails"
-    )
+    spares: int = Field(default=0, ge=0, description="additional nodes, allocated as hot spares")
     gpus_per_node: int = Field(default=0, ge=0, description="GPUs per node (sbatch --gres=gpu:N)")
     tasks_per_node: int | None = Field(
         default=None, ge=1, description="ranks per node; unset: one per GPU, or one on nodes without GPUs"
     )
     exclude: Lines = Field(default=(), description="nodes that the job must not use, as Slurm node lists")
     chdir: OptionalPath = Field(default=None, description="working directory; unset: where transom run was called")
-    setup: Texts = Field(default=(), description="shell lines run in the batch script first (module load, source ...)")
-    env: Variables = Field(default={}, description="environment variables of the job; layers are joined by name")
-    sbatch: Flags = Field(default=(), description='further sbatch flags, each one whole, as "--switches=1"')
+    setup: Texts = Field(
+        default=(), description="shell commands at the start of the batch script (module load, source ...)"
+    )
+    env: Variables = Field(default={}, description="environment variables of the job; layers are merged by name")
+    sbatch: Flags = Field(default=(), description='additional sbatch flags, each complete, such as "--switches=1"')
     signal_before: int | None = Field(
         default=None,
         ge=0,
         le=65535,
-        description="seconds before the time limit of the warning (USR2); unset: 120, or a quarter of `time`; 0: never",
+        description="seconds from the warning (USR2) to the time limit; unset: 120, or a quarter of `time`; 0: none",
     )
 
     @model_validator(mode="after")
@@ -81,36 +81,36 @@ class Job(Section):
         if limit is not None and (self.signal_before or 0) >= limit:
             raise ValueError(
                 f"signal_before ({self.signal_before} s) is not below the time limit of {limit} s (time {self.time}): "
-                "the job would be warned at its very start; raise time, or leave signal_before out"
+                "the warning would come when the job starts; raise time, or remove signal_before"
             )
         return self
 
     @property
     def warn_before(self) -> int:
-        """Seconds before the time limit at which Slurm warns; 0: never. Of a short limit, no more than a quarter."""
+        """Seconds from Slurm's warning to the time limit, by default at most a quarter of it; 0: no warning."""
         if self.signal_before is not None:
             return self.signal_before
         return min(WARNING, (slurm_seconds(self.time) or 4 * WARNING) // 4)
 
 
 class Container(Section):
-    """A container of the training step only, by pyxis/enroot or by Apptainer."""
+    """A container for the training step only, with pyxis/enroot or Apptainer."""
 
     image: Line = Field(
-        default="", description="image, as srun --container-image or apptainer exec takes it; empty: no container"
+        default="", description="image for srun --container-image or apptainer exec; empty: no container"
     )
     runtime: Literal["pyxis", "apptainer"] = Field(
-        default="pyxis", description="pyxis: srun --container-image; apptainer: each rank behind `apptainer exec`"
+        default="pyxis", description="pyxis: srun --container-image; apptainer: each rank through `apptainer exec`"
     )
     mounts: Lines = Field(default=(), description="mounts, each as SRC:DST[:flags]")
     args: Flags = Field(
-        default=(), description='further flags of the runtime, as "--no-container-mount-home" or "--cleanenv"'
+        default=(), description='additional flags of the runtime, such as "--no-container-mount-home" or "--cleanenv"'
     )
 
     @model_validator(mode="after")
     def _nothing_without_an_image(self) -> Container:
         if not self.image and (self.mounts or self.args):
-            raise ValueError("mounts or args are given, but no image")
+            raise ValueError("mounts or args are set, but no image")
         return self
 
 
@@ -121,26 +121,28 @@ class Launch(Section):
         default="srun", description="srun: Slurm starts every rank; torchrun: Slurm starts one torchrun per node"
     )
     srun_args: Flags = Field(
-        default=(), description='further flags of the training step\'s srun, as "--cpu-bind=cores"'
+        default=(), description='additional flags of the training step\'s srun, such as "--cpu-bind=cores"'
     )
-    torchrun_args: Flags = Field(default=(), description='further flags of torchrun, as "--max-restarts=0"')
+    torchrun_args: Flags = Field(default=(), description='additional flags of torchrun, such as "--max-restarts=0"')
     python: Text = Field(
         default_factory=lambda: sys.executable,
         min_length=1,
-        description="the interpreter on the nodes that has transom; unset: the one that transom run has",
+        description="interpreter on the nodes that has transom; unset: the interpreter of transom run",
     )
     container: Container = Field(default_factory=Container, description="container of the training step")
 
 
 class Detect(Section):
-    """When a rank or node counts as hung. All in seconds, but for the factor."""
+    """When a rank or node counts as hung. Everything except the factor is in seconds."""
 
     factor: float = Field(default=8.0, gt=1, description="a step may last this many times the run's own median step")
-    floor: float = Field(default=5.0, gt=0, description="no rank is called hung before this many seconds")
-    ceiling: float = Field(default=1800.0, gt=0, description="every rank is called hung after this many seconds")
+    floor: float = Field(default=5.0, gt=0, description="minimum time before a rank counts as hung")
+    ceiling: float = Field(default=1800.0, gt=0, description="time after which any rank counts as hung")
     first_step: float = Field(default=1800.0, gt=0, description="time allowed from start to the end of the first step")
-    checkpoint: float = Field(default=900.0, gt=0, description="time allowed to a step that writes a checkpoint")
-    node_silent: float = Field(default=10.0, gt=0, description="a node whose agent is silent this long is suspected")
+    checkpoint: float = Field(default=900.0, gt=0, description="time allowed for a step that writes a checkpoint")
+    node_silent: float = Field(
+        default=10.0, gt=0, description="a node is suspected when its agent is silent for this long"
+    )
 
     @model_validator(mode="after")
     def _floor_below_ceiling(self) -> Detect:
@@ -150,75 +152,73 @@ class Detect(Section):
 
 
 class Restart(Section):
-    """When and how a failed run is started again."""
+    """When and how a failed run is restarted."""
 
     how: Literal["requeue", "resubmit"] = Field(
         default="requeue",
-        description="requeue: the same job again, or a new one where Slurm refuses that; resubmit: always a new job",
+        description="requeue: the same job, or a new one if Slurm rejects that; resubmit: always a new job",
     )
     max_without_progress: int = Field(
         default=3,
         ge=0,
-        description="restarts in a row with no newer checkpoint (without any: no new step) before the run stops",
+        description="consecutive restarts without a newer checkpoint (if there is none: a new step) before a stop",
     )
     backoff: float = Field(
-        default=5.0, ge=0, description="wait before the first restart without progress; doubles each time, 300 at most"
+        default=5.0, ge=0, description="wait before the first restart without progress; doubles each time, at most 300"
     )
     relaunches: int = Field(
         default=3,
         ge=0,
-        description="relaunches inside the allocation without progress, for each cause, before a requeue; 0: none",
+        description="relaunches in the allocation without progress, for each cause, before a requeue; 0: none",
     )
-    leave_drained: bool = Field(
-        default=True, description="leave a node that an administrator drains, at a checkpoint of the training"
-    )
-    release_held: bool = Field(default=False, description="release the job when Slurm requeued it held")
+    leave_drained: bool = Field(default=True, description="leave a node that an administrator drains, at a checkpoint")
+    release_held: bool = Field(default=False, description="release the job if Slurm requeued it held")
 
 
 class Isolate(Section):
-    """What happens to a node that is to blame."""
+    """What happens to a faulty node."""
 
-    drain: bool = Field(default=True, description="try to drain a bad node; without the right to, it is only excluded")
+    drain: bool = Field(
+        default=True, description="drain a faulty node; without permission to drain, it is only excluded"
+    )
     drain_command: Texts = Field(
-        default=(), description="the site's own drain command; node and reason are added as its last two arguments"
+        default=(), description="the site's drain command; node and reason are its last two arguments"
     )
     drain_spool: OptionalPath = Field(
-        default=None, description="folder for requests to the site's administrators to drain a node; unset: none"
+        default=None, description="folder for drain requests to the site's administrators; unset: none"
     )
-    max_nodes: int = Field(default=2, ge=0, description="nodes isolated per window, at most (the larger cap counts)")
+    max_nodes: int = Field(default=2, ge=0, description="maximum of nodes isolated per window (the larger cap counts)")
     max_fraction: float = Field(
         default=0.10,
         ge=0,
         le=1,
-        description="share of the job's nodes isolated per window, at most (the larger cap counts)",
+        description="share of the job's maximum of nodes isolated per window (the larger cap counts)",
     )
-    window: float = Field(default=3600.0, gt=0, description="length in seconds of the window of the caps")
-    expiry: float = Field(default=3600.0, gt=0, description="seconds after which an exclusion on suspicion alone ends")
+    window: float = Field(default=3600.0, gt=0, description="window of the caps in seconds")
+    expiry: float = Field(default=3600.0, gt=0, description="seconds after which an exclusion on suspicion ends")
 
 
 class Health(Section):
-    """When nodes are examined, and by which checks. `transom check --list` names checks and thresholds."""
+    """When nodes are checked, and how. `transom check --list` lists checks and thresholds."""
 
     preflight: Literal["quick", "deep", "off"] = Field(
-        default="quick", description="examine every node before the first launch of an attempt; deep: minutes each time"
+        default="quick", description="check every node before the first launch of an attempt; deep: takes minutes"
     )
-    budget: float = Field(
-        default=30.0, gt=0, description="seconds for the quick examination; what comes later is unknown"
-    )
+    budget: float = Field(default=30.0, gt=0, description="seconds for the quick checks; later results are unknown")
     deep: bool = Field(
-        default=True, description="examine suspects and their neighbours after a failure that speaks against a node"
+        default=True, description="check suspects and their neighbours after a failure that points to a node"
     )
-    deep_budget: float = Field(default=300.0, gt=0, description="seconds for that deep examination")
+    deep_budget: float = Field(default=300.0, gt=0, description="seconds for these deep checks")
     probe: bool = Field(
-        default=True, description="compute and send a little on every node, and compare them; needs PyTorch"
+        default=True, description="run a short compute and network test on every node and compare them; needs PyTorch"
     )
     python: OptionalText = Field(
-        default=None, description="the interpreter of the probe, which has the job's PyTorch; unset: `launch.python`"
+        default=None, description="interpreter for this test, with the job's PyTorch; unset: `launch.python`"
     )
     watch: bool = Field(default=True, description="repeat the cheap checks while the ranks train")
-    every: float = Field(default=30.0, ge=5, description="seconds between two of these looks")
-    off: CheckNames = Field(default=(), description="checks that are not wanted, by name")
-    limits: Thresholds = Field(default={}, description="thresholds other than the default, by name")
+    every: float = Field(default=30.0, ge=5, description="seconds between two rounds of these checks")
+    off: CheckNames = Field(default=(), description="names of disabled checks")
+    limits: Thresholds = Field(default={}, description="thresholds that differ from the default, by name")
     site_checks: OptionalPath = Field(
         default=None, description="folder of the site's own executables (exit codes 0 to 3, as Nagios has them)"
     )
@@ -228,15 +228,15 @@ class SlurmCalls(Section):
     """How Slurm is called."""
 
     timeout: float = Field(default=30.0, gt=0, description="seconds that one Slurm command may take")
-    poll: float = Field(default=2.0, gt=0, description="seconds between looks at the job's state while things change")
-    poll_max: float = Field(default=30.0, gt=0, description="seconds between looks while nothing changes, at most")
+    poll: float = Field(default=2.0, gt=0, description="seconds between two polls of the job's state while it changes")
+    poll_max: float = Field(default=30.0, gt=0, description="maximum seconds between two polls while nothing changes")
 
     backend: Literal["auto", "pyslurm", "cli"] = Field(
         default="auto",
-        description="the operator's way to Slurm; auto: pyslurm where it fits the cluster's release, else the commands",
+        description="the operator's interface to Slurm; auto: pyslurm if it suits the cluster, else the commands",
     )
     pyslurm_python: OptionalPath = Field(
-        default=None, description="a Python that has pyslurm; unset: the one that transom runs on"
+        default=None, description="a Python with pyslurm; unset: the Python of transom"
     )
 
     @model_validator(mode="after")
@@ -247,78 +247,88 @@ class SlurmCalls(Section):
 
 
 class OperatorSection(Section):
-    """Where a run's operator lives."""
+    """Where a run's operator runs."""
 
     where: Literal["login", "job"] = Field(
-        default="login", description="login: a process where `transom run` is called; job: a one-core Slurm job"
+        default="login", description="login: a process on the host of `transom run`; job: a one-core Slurm job"
     )
-    partition: OptionalLine = Field(default=None, description="partition of such a job; unset: Slurm's default")
+    partition: OptionalLine = Field(default=None, description="partition of that job; unset: Slurm's default")
     time: OptionalTime = Field(
-        default="1-00:00:00", description="its time limit; before that it hands the run to another such job"
+        default="1-00:00:00", description="time limit of that job; before it ends, another such job takes over"
     )
-    sbatch: Flags = Field(default=(), description='further sbatch flags of it, each one whole, as "--qos=service"')
+    sbatch: Flags = Field(
+        default=(), description='additional sbatch flags of that job, each complete, such as "--qos=service"'
+    )
 
 
 class Checkpoint(Section):
-    """Where checkpoints live."""
+    """Where checkpoints are stored."""
 
     directory: OptionalPath = Field(default=None, description="directory of the checkpoints; unset: <run>/checkpoints")
 
 
 class PolicySection(Section):
-    """What is done about a failure: `[[policy.rules]]`, explained in docs/policy.md."""
+    """The reaction to failures: `[[policy.rules]]`, explained in docs/policy.md."""
 
     rules: Rules = Field(
         default=(),
-        description="what is done about a failure; the rules of all layers count, a stronger layer's first",
+        description="the reaction to failures; the rules of all layers apply, a stronger layer's first",
     )
 
 
 class Notify(Section):
-    """Who is told of incidents, holds and ends: `[[notify.targets]]`, explained in docs/notifications.md."""
+    """Notifications of incidents, holds and ends: `[[notify.targets]]`, explained in docs/notifications.md."""
 
     targets: Targets = Field(
-        default=(), description="who is told; the targets of all layers count, one of the same name is replaced"
+        default=(), description="notification targets of all layers; a stronger layer replaces targets of the same name"
     )
     secrets: SecretsPath = Field(
-        default=None, description="file of URLs and tokens, mode 0600; unset: secrets.toml beside your own settings"
+        default=None, description="file with URLs and tokens, mode 0600; unset: secrets.toml beside your own settings"
     )
     per_hour: int = Field(
-        default=20, ge=1, le=1000, description="messages that each target gets in an hour; what is more becomes one"
+        default=20, ge=1, le=1000, description="messages per hour to each target; further ones are combined into one"
     )
-    timeout: float = Field(default=10.0, gt=0, le=60, description="seconds that one message may take to be told")
+    timeout: float = Field(default=10.0, gt=0, le=60, description="timeout in seconds for sending one message")
 
 
 class Metrics(Section):
-    """Numbers for Prometheus (docs/notifications.md). Needs `transom-cli[metrics]`."""
+    """Metrics for Prometheus (docs/notifications.md). Needs `transom-cli[metrics]`."""
 
     textfile: OptionalPath = Field(
-        default=None, description="folder of node_exporter's textfile collector, for a file of this run; unset: none"
+        default=None, description="folder of node_exporter's textfile collector; unset: none"
     )
     port: int | None = Field(default=None, ge=1, le=65535, description="port of an HTTP endpoint; unset: none")
     address: Line = Field(
-        default="127.0.0.1", min_length=1, description="address that this endpoint listens on, with no password"
+        default="127.0.0.1", min_length=1, description="address that this endpoint listens on, without authentication"
     )
-    every: float = Field(default=15.0, ge=1, description="seconds between two looks at the numbers")
+    every: float = Field(default=15.0, ge=1, description="seconds between two updates")
 
     @property
     def wanted(self) -> bool:
         return self.textfile is not None or self.port is not None
 
 
-class Settings(Section):
-    """All of it. Sections are tables in TOML files; the first four keys stand above them."""
+class Security(Section):
+    """Whom you trust. Read from the site's settings, your own and the environment, never from a run's."""
 
-    name: Line = Field(default="run", min_length=1, max_length=200, description="name of the run, and of its Slurm job")
+    trusted_groups: Lines = Field(
+        default=(), description="Unix groups whose members may write to your run directories; commands refuse others"
+    )
+
+
+class Settings(Section):
+    """All settings. Sections are tables in TOML files; the first keys are outside of sections."""
+
+    name: Line = Field(default="run", min_length=1, max_length=200, description="name of the run and of its Slurm job")
     root: Path = Field(
         default_factory=default_root,
-        description="where run directories live; login and compute nodes must see it; unset: ~/.transom/runs",
+        description="folder of the run directories, visible to login and compute nodes; unset: ~/.transom/runs",
     )
-    auto_beat: bool = Field(default=True, description="beats without a changed line, from PyTorch's optimizer steps")
-    steps: int | None = Field(
-        default=None, ge=1, description="how many steps the training makes; nothing but what is shown depends on it"
+    auto_beat: bool = Field(
+        default=True, description="send heartbeats from PyTorch's optimizer steps, without changes in the trainer"
     )
-    log_json: bool = Field(default=False, description="the operator's log as JSON, one object a line")
+    steps: int | None = Field(default=None, ge=1, description="total number of training steps; only used for display")
+    log_json: bool = Field(default=False, description="write the operator's log as JSON lines")
     job: Job = Field(default_factory=Job)
     launch: Launch = Field(default_factory=Launch)
     detect: Detect = Field(default_factory=Detect)
@@ -331,6 +341,7 @@ class Settings(Section):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     notify: Notify = Field(default_factory=Notify)
     metrics: Metrics = Field(default_factory=Metrics)
+    security: Security = Field(default_factory=Security)
 
     @property
     def ranks_per_node(self) -> int:

@@ -1,6 +1,6 @@
-"""Whom to tell, as settings: each target checked by itself, so that all that is wrong is told at once. Pure.
+"""Notification targets as settings. Each is validated separately, so that all problems are reported at once. Pure.
 
-Nothing secret stands in settings: they are frozen into run.toml. A URL and what goes with it are in `notify.secrets`.
+Settings contain no secrets, since they are frozen into run.toml. URLs and tokens are in the file `notify.secrets`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
-from transom_cli.config.values import Line, Text, Texts, empty_as_unset, many
-from transom_cli.telling.news import KINDS, USUAL
-from transom_cli.telling.target import Target
-from transom_cli.telling.words import FIELDS, unknown_fields
+from transom_cli.config.validation import Line, Text, Texts, empty_as_unset, many
+from transom_cli.notify.events import DEFAULT_KINDS, KINDS
+from transom_cli.notify.messages import FIELDS, Target, unknown_fields
 
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=%-]*(@[A-Za-z0-9][A-Za-z0-9.-]*)?")
 _SECRET_KEYS = ("url", "token", "headers", "webhook", "password")
@@ -23,35 +22,35 @@ _OF_KIND = {"command": ("argv",), "mail": ("to", "sender", "program"), "slack": 
 
 def _event(value: str) -> str:
     if value not in KINDS:
-        raise ValueError(f"{value!r} is no kind of news; there are {', '.join(KINDS)}")
+        raise ValueError(f"{value!r} is not an event; valid are {', '.join(KINDS)}")
     return value
 
 
 def _address(value: str) -> str:
     if not _ADDRESS.fullmatch(value):
-        raise ValueError(f"{value!r} is no mail address, as in ops@example.org")
+        raise ValueError(f"{value!r} is not a mail address such as ops@example.org")
     return value
 
 
 def _template(value: str) -> str:
     unknown = unknown_fields(value)
     if unknown:
-        raise ValueError(f"no message has {', '.join(f'{{{u}}}' for u in unknown)}; there are {', '.join(FIELDS)}")
+        raise ValueError(f"unknown field {', '.join(f'{{{u}}}' for u in unknown)}; valid are {', '.join(FIELDS)}")
     return value
 
 
 def _program(value: tuple[str, ...]) -> tuple[str, ...]:
     if value and not value[0]:
-        raise ValueError("the first word is empty, and names the program")
+        raise ValueError("the first word, the name of the program, is empty")
     if value and "/" in value[0] and not value[0].startswith("/"):
-        raise ValueError(f"{value[0]!r} is neither an absolute path nor a name to be found on PATH")
+        raise ValueError(f"{value[0]!r} is neither an absolute path nor a name to search in PATH")
     return value
 
 
 def _no_url(value: Any) -> Any:
-    """Settings are frozen and shown; so is what an error quotes."""
+    """Reject URLs: settings are frozen and shown, and so are error messages."""
     if isinstance(value, str) and re.search("https?:/", value):
-        raise ValueError("is the path of a file that holds URLs, and no URL itself")
+        raise ValueError("must be the path of a file with URLs, not a URL")
     return value
 
 
@@ -69,7 +68,7 @@ class TargetTable(BaseModel):
 
     name: Name
     kind: Literal["slack", "webhook", "command", "mail"]
-    events: Annotated[tuple[Event, ...], BeforeValidator(many)] = USUAL
+    events: Annotated[tuple[Event, ...], BeforeValidator(many)] = DEFAULT_KINDS
     argv: Program = ()
     to: Annotated[tuple[Address, ...], BeforeValidator(many)] = ()
     sender: Annotated[str, AfterValidator(lambda text: _address(text) if text else text)] = ""
@@ -79,15 +78,15 @@ class TargetTable(BaseModel):
 
     @model_validator(mode="after")
     def _whole(self) -> TargetTable:
-        asked = {"command": "argv", "mail": "to"}.get(self.kind)
-        if asked and not getattr(self, asked):
-            raise ValueError(f"target {self.name!r} of kind {self.kind} needs `{asked}`")
+        required = {"command": "argv", "mail": "to"}.get(self.kind)
+        if required and not getattr(self, required):
+            raise ValueError(f"target {self.name!r} of kind {self.kind} needs `{required}`")
         if self.kind == "mail" and not self.program:
             raise ValueError(f"target {self.name!r} has an empty `program`")
         own = {key for keys in _OF_KIND.values() for key in keys}
         strange = sorted((self.model_fields_set & own) - set(_OF_KIND[self.kind]))
         if strange:
-            raise ValueError(f"target {self.name!r} of kind {self.kind} has no use for {', '.join(strange)}")
+            raise ValueError(f"target {self.name!r} of kind {self.kind} does not use {', '.join(strange)}")
         return self
 
     def target(self) -> Target:
@@ -95,22 +94,26 @@ class TargetTable(BaseModel):
 
 
 def unknown_target_key(key: str) -> str:
-    """What is said of a key that no target has. Of what may be a secret the value is never shown."""
+    """Return the message for an unknown key of a target. The value of a possible secret is never shown."""
     if key in _SECRET_KEYS:
-        return "is secret and has no place in settings: it stands in the file `notify.secrets` (docs/notifications.md)"
-    return f"no such key; there are {', '.join(TargetTable.model_fields)}"
+        return (
+            "is a secret and does not belong in settings: put it into the file `notify.secrets` (docs/notifications.md)"
+        )
+    return f"no such key; valid are {', '.join(TargetTable.model_fields)}"
 
 
 def _unique(targets: tuple[TargetTable, ...]) -> tuple[TargetTable, ...]:
     names = [target.name for target in targets]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"two targets are called {', '.join(repr(n) for n in twice)}: their secrets go by the name")
+        raise ValueError(
+            f"two targets have the name {', '.join(repr(n) for n in twice)}: their secrets are found by name"
+        )
     return targets
 
 
-def _told(targets: tuple[TargetTable, ...]) -> list[dict[str, Any]]:
+def _serialize(targets: tuple[TargetTable, ...]) -> list[dict[str, Any]]:
     return [target.model_dump(mode="json", exclude_unset=True) for target in targets]
 
 
-Targets = Annotated[tuple[TargetTable, ...], AfterValidator(_unique), PlainSerializer(_told)]
+Targets = Annotated[tuple[TargetTable, ...], AfterValidator(_unique), PlainSerializer(_serialize)]

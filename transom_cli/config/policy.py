@@ -1,7 +1,6 @@
-"""The rules of a policy as settings: each checked by itself, so that all that is wrong is told at once.
+"""The rules of a policy as settings. Each is validated separately, so that all problems are reported at once.
 
-The default table, `policy.toml` of this package, is the weakest layer; what a run was started with stands whole in its
-run.toml.
+The default table, `policy.toml` of this package, is the weakest layer. A run's own run.toml has the complete table.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
-from transom_cli.config.values import many
+from transom_cli.config.validation import many
 from transom_cli.core.diagnose import CAUSES
 from transom_cli.core.policy import ISOLATE, ROLLBACK, STOP, SWAP, Rule, compiled
-from transom_cli.diagnose.clue import Category
-from transom_cli.diagnose.oddity import ODDITIES, Trouble
+from transom_cli.diagnose.clue import ODDITIES, Category, Trouble
 from transom_cli.slurm.port import JobState
 
 DEFAULT_TABLE = Path(__file__).resolve().parent.parent / "policy.toml"
@@ -32,7 +30,7 @@ _ENDED = tuple(state.value for state in JobState if state.ended)
 def _one_of(what: str, valid: tuple[str, ...]) -> Any:
     def check(value: str) -> str:
         if value not in valid:
-            raise ValueError(f"{value!r} is no {what}; there are {', '.join(valid)}")
+            raise ValueError(f"{value!r} is not a {what}; valid are {', '.join(valid)}")
         return value
 
     return AfterValidator(check)
@@ -41,7 +39,7 @@ def _one_of(what: str, valid: tuple[str, ...]) -> Any:
 def _seconds(value: Any) -> Any:
     found = _SPAN.fullmatch(value.strip()) if isinstance(value, str) else None
     if isinstance(value, str) and found is None:
-        raise ValueError(f'{value!r} is not a length of time: a number of seconds, or as in "30m", "6h", "2d"')
+        raise ValueError(f'{value!r} is not a duration: use seconds, or a form such as "30m", "6h", "2d"')
     return float(found[1]) * _UNITS[found[2]] if found else value
 
 
@@ -55,7 +53,7 @@ def _expression(value: str) -> str:
     except re2.error as error:
         why = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else error.args[0]
         raise ValueError(
-            f"{value!r} is no expression that RE2 takes (it has no look-around and no back-references): {why}"
+            f"{value!r} is not a valid RE2 expression (RE2 has no look-around and no back-references): {why}"
         ) from None
     return value
 
@@ -68,7 +66,7 @@ ExitCode = Annotated[int, Field(ge=1, le=255)]
 Signal = Annotated[int, Field(ge=1, le=64)]
 Expression = Annotated[str, AfterValidator(_expression)]
 ActionName = Literal["relaunch", "swap", "isolate", "stop", "ignore", "rollback"]
-Odd = Annotated[str, _one_of("thing that is reported", ODDITIES)]
+Odd = Annotated[str, _one_of("reported anomaly", ODDITIES)]
 _OF_LOSS = tuple(trouble.value for trouble in Trouble)
 OneOrMany = BeforeValidator(many)
 
@@ -101,12 +99,21 @@ class RuleTable(BaseModel):
     @model_validator(mode="after")
     def _whole(self) -> RuleTable:
         if self.budget is None and (self.within is not None or self.then is not None):
-            raise ValueError(f"rule {self.name!r} has `within` or `then`, but no `budget` that could be spent")
-        asked = (self.category, self.cause, self.pattern, self.exit_code, self.signal, self.slurm_state, self.reported)
-        if self.action == STOP and not any(asked):
+            raise ValueError(f"rule {self.name!r} has `within` or `then`, but no `budget`")
+        conditions = (
+            self.category,
+            self.cause,
+            self.pattern,
+            self.exit_code,
+            self.signal,
+            self.slurm_state,
+            self.reported,
+        )
+        if self.action == STOP and not any(conditions):
             raise ValueError(
-                f"rule {self.name!r} stops whatever happened, and a stop needs evidence: name a category, a cause, a "
-                'pattern, an exit code, a signal or a Slurm state; or give it another action, a budget, then = "stop"'
+                f"rule {self.name!r} stops the run for any failure, but a stop needs evidence: add a category, a "
+                "cause, a pattern, an exit code, a signal or a Slurm state; or use another action with a budget "
+                'and then = "stop"'
             )
         return self
 
@@ -115,23 +122,25 @@ class RuleTable(BaseModel):
         actions = {self.action, self.then}
         if not self.reported:
             if self.lasting or ROLLBACK in actions:
-                asked = "`lasting`" if self.lasting else "a rollback"
-                raise ValueError(f"rule {self.name!r} has {asked}, which is for what is `reported`: name what")
+                what = "`lasting`" if self.lasting else "a rollback"
+                raise ValueError(f"rule {self.name!r} has {what}, which needs `reported`: name the anomaly")
             return self
         never = [n for n in _OF_FAILURES if getattr(self, n) not in ((), None)]
         if never:
             raise ValueError(
-                f"rule {self.name!r} would never fit: it asks for something `reported` and for {', '.join(never)}, and "
-                "a report is about a training that has not failed"
+                f"rule {self.name!r} can never match: it requires `reported` and {', '.join(never)}, but anomalies are "
+                "reported of a training that has not failed"
             )
         if ROLLBACK in actions and not set(self.reported) <= set(_OF_LOSS):
-            raise ValueError(f"rule {self.name!r} rolls back, which helps against {', '.join(_OF_LOSS)} alone")
+            raise ValueError(f"rule {self.name!r} rolls back, which helps only against {', '.join(_OF_LOSS)}")
         if actions & {SWAP, ISOLATE} and set(self.reported) & set(_OF_LOSS):
-            raise ValueError(f"rule {self.name!r} would isolate or swap a node for a loss, which is no node's")
+            raise ValueError(
+                f"rule {self.name!r} would isolate or swap a node because of the loss, which no node causes"
+            )
         if self.budget is None and actions - {STOP, "ignore", None}:
             raise ValueError(
-                f"rule {self.name!r} ends a training that steps, and could do so for ever: give it a budget, as in "
-                'budget = 2, and what follows, as in then = "stop"'
+                f"rule {self.name!r} ends a training that makes progress, and could do so endlessly: add a budget, "
+                'such as budget = 2, and what follows, such as then = "stop"'
             )
         return self
 
@@ -143,27 +152,27 @@ def unique(rules: tuple[RuleTable, ...]) -> tuple[RuleTable, ...]:
     names = [rule.name for rule in rules]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"two rules are called {', '.join(repr(n) for n in twice)}: budgets are counted by name")
+        raise ValueError(f"two rules have the name {', '.join(repr(n) for n in twice)}: budgets are counted by name")
     return rules
 
 
-def _told(rules: tuple[RuleTable, ...]) -> list[dict[str, Any]]:
+def _serialize(rules: tuple[RuleTable, ...]) -> list[dict[str, Any]]:
     return [rule.model_dump(mode="json", exclude_defaults=True) for rule in rules]
 
 
-Rules = Annotated[tuple[RuleTable, ...], AfterValidator(unique), PlainSerializer(_told)]
+Rules = Annotated[tuple[RuleTable, ...], AfterValidator(unique), PlainSerializer(_serialize)]
 
 
-def stacked(above: Any, below: Any) -> Any:
-    """A stronger layer's rules come first, and one of the same name takes the weaker one's place."""
+def merge_named(above: Any, below: Any) -> Any:
+    """Merge two layers: the stronger layer's entries come first and replace weaker ones of the same name."""
     if not (isinstance(above, list) and isinstance(below, list)):
         return above
     names = {rule.get("name") for rule in above if isinstance(rule, dict)}
     return [*above, *(rule for rule in below if not (isinstance(rule, dict) and rule.get("name") in names))]
 
 
-def sourced(rules: Any, source: str) -> Any:
-    """Each rule with the file that it comes from, where it does not say so itself (a run's own run.toml does)."""
+def with_source(rules: Any, source: str) -> Any:
+    """Add to each rule the file that it comes from, unless it has one (as in a run's own run.toml)."""
     if not isinstance(rules, list):
         return rules
     return [{**rule, "source": rule.get("source", source)} if isinstance(rule, dict) else rule for rule in rules]

@@ -75,4 +75,6 @@ class Release(Action):
 
 @dataclass(frozen=True)
 class Cancel(Action):
+    """`job_id` 0: no job is known yet. Submit no more, and cancel what was submitted."""
+
     job_id: int

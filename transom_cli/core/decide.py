@@ -16,7 +16,7 @@ from transom_cli.core import incident as inc
 from transom_cli.core.actions import Action, Cancel, Examine, Isolate, Patch, Probe, Release, Restart, Submit
 from transom_cli.core.asking import Step, both, done, order
 from transom_cli.core.diagnose import PREFLIGHT, UNKNOWN
-from transom_cli.core.state import Phase, Stage, State
+from transom_cli.core.state import Phase, SavesFail, Stage, State
 from transom_cli.layout import parse_attempt
 from transom_cli.plural import several
 
@@ -65,6 +65,15 @@ def _submitted(state: State, e: ev.Submitted) -> Step:
     state = replace(state, job_id=e.job_id, slurm_state="PENDING", phase=Phase.PENDING, since=e.at)
     state = replace(state, let_go=state.attempt if e.released else "")
     return job.cancel(state, e.at) if state.stop_asked else (state, ())
+
+
+def _submission_answered(state: State, e: ev.SubmissionAnswered) -> Step:
+    if e.number <= sum(key == e.key for key, _ in state.submissions):
+        return state, ()
+    state = replace(state, submissions=(*state.submissions, (e.key, e.job_id)))
+    if e.job_id and not state.job_id and state.stop_asked:
+        return _submitted(state, ev.Submitted(e.at, e.key, e.job_id))
+    return state, ()
 
 
 def _slurm_lost(state: State, e: ev.SlurmLost) -> Step:
@@ -140,8 +149,7 @@ def _ended(state: State, e: ev.OutcomeSeen) -> Step:
             state = inc.close(state, e.at, "recovered" if job.starting(state) else "nothing")
         return replace(state, phase=Phase.FINISHING, since=e.at), ()
     # beats are a second old at most; the wrappers know exactly
-    reached = min((x.step for x in e.exits), default=e.step)
-    state = replace(state, step=max(reached, state.step), max_step=max(reached, state.max_step))
+    state = _reached(state, e)
     state = replace(state, durable=max(e.durable, state.durable))
     told = not job.starting(state) and state.incident is not None and state.incident.outcome is not None
     if e.status not in ("failed", "left") or told:
@@ -150,6 +158,24 @@ def _ended(state: State, e: ev.OutcomeSeen) -> Step:
         suspects = _suspects(state, e.suspects)
         return inc.sign(state, e.at, e.why, e.faults, outcome=e, quiet=True, quiet_over=False, quiet_nodes=suspects)
     return inc.sign(state, e.at, e.why, e.faults, outcome=e)
+
+
+def _reached(state: State, e: ev.OutcomeSeen) -> State:
+    own = any(x.step >= 0 and not x.since_start for x in e.exits)
+    exits = [x for x in e.exits if not (own and x.since_start)]
+    step = min((x.step for x in exits), default=e.step)
+    since_start = not own and (e.since_start or any(x.since_start for x in exits))
+    if step < 0:
+        return state
+    return _stepped(state, step, since_start, max(step, e.step))
+
+
+def _stepped(state: State, step: int, since_start: bool, made: int) -> State:
+    """made: the most steps of a launch of the attempt, where they count from the start of the processes."""
+    if state.since_start and not since_start:  # now the training's own step is known
+        return replace(state, step=step, max_step=step, since_start=False)
+    state = replace(state, step=max(step, state.step), max_step=max(step, state.max_step), since_start=since_start)
+    return replace(state, made=max(made, state.made)) if since_start else state
 
 
 def _mine(state: State, attempt: str) -> bool:
@@ -163,7 +189,7 @@ def _suspects(state: State, nodes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _node_silent(state: State, e: ev.NodeSilent) -> Step:
-    if not _mine(state, e.attempt) or e.node not in state.nodes:
+    if not _mine(state, e.attempt) or e.node not in state.nodes or state.suspended:
         return state, ()
     standing_by = any(n not in {x.node for x in state.idle_looks} for n in state.idle)
     if e.node in state.idle or (e.launcher and standing_by):
@@ -177,7 +203,7 @@ def _node_back(state: State, e: ev.NodeBack) -> Step:
 
 
 def _ranks_quiet(state: State, e: ev.RanksQuiet) -> Step:
-    if not _mine(state, e.attempt):
+    if not _mine(state, e.attempt) or state.suspended:
         return state, ()
     if e.step < 0 and state.max_step < 0 and not e.stopped:
         return state, ()  # a trainer that never beats: its silence says nothing, and a restart would loop
@@ -204,9 +230,10 @@ def _ranks_back(state: State, e: ev.RanksBack) -> Step:
 
 
 def _step_seen(state: State, e: ev.StepSeen) -> Step:
-    if e.attempt != state.attempt or e.step <= state.step:
+    recounted = state.since_start and not e.since_start and e.step >= 0
+    if e.attempt != state.attempt or (e.step <= state.step and not recounted):
         return state, ()
-    state = replace(state, step=e.step, max_step=max(e.step, state.max_step))
+    state = _stepped(state, e.step, e.since_start, e.step)
     if state.incident is not None and state.incident.stage is Stage.STARTING:
         state = replace(state, incident=inc.mark(state.incident, e.at, "first_step", f"step {e.step} done"))
         state = inc.close(state, e.at, "recovered")
@@ -216,7 +243,21 @@ def _step_seen(state: State, e: ev.StepSeen) -> Step:
 
 
 def _checkpoint_seen(state: State, e: ev.CheckpointSeen) -> Step:
+    fails = state.saves_fail
+    if fails is not None and e.step > fails.step:  # one that was written since, though nobody has said so
+        state = replace(state, saves_fail=None)
     return replace(state, durable=max(e.step, state.durable)), ()
+
+
+def _saves_seen(state: State, e: ev.SavesSeen) -> Step:
+    if e.attempt != state.attempt:
+        return state, ()
+    if e.failed <= 0:
+        return replace(state, saves_fail=None), ()
+    before = state.saves_fail
+    since, attempt = (before.since, before.attempt) if before is not None else (e.at, e.attempt)
+    fails = SavesFail(since, attempt, e.failed, e.step, e.why, max(e.good, before.good if before is not None else -1))
+    return replace(state, saves_fail=fails), ()
 
 
 def _asked(state: State, key: str, *kinds: type[Action], **about: object) -> bool:
@@ -268,6 +309,8 @@ def _acted(state: State, e: ev.Acted) -> Step:
         return state, ()
     if state.phase is Phase.FINISHING and e.key.startswith(job.FINISH):
         return job.over(state, e.at, Phase.DONE, "", 0)
+    if e.key == job.UNSUBMITTED and not state.job_id:
+        return job.over(state, e.at, inc.final_phase(state), state.verdict, state.exit_code or 1)
     return done(state, e.key), ()
 
 
@@ -306,8 +349,8 @@ def _stop_asked(state: State, e: ev.StopAsked) -> Step:
     if state.phase is Phase.STOPPING or state.stop_asked:
         return state, ()
     state = replace(state, stop_asked=True, verdict=f"stopped by {e.who}", exit_code=130)
-    if not state.job_id:  # the submission is under way: cancel it as soon as its job id is known
-        return state, ()
+    if not state.job_id:
+        return job.cancel_submission(state, e.at)
     if job.restarting(state):  # let it come to its end first: cut off half-way, it could leave a job that lives on
         return replace(state, phase=Phase.STOPPING, since=e.at), ()
     return job.cancel(replace(inc.close(state, e.at, "stopped"), pending=()), e.at)
@@ -334,6 +377,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], Step]] = {
     ev.Started: _started,
     ev.Tick: _tick,
     ev.Submitted: _submitted,
+    ev.SubmissionAnswered: _submission_answered,
     ev.JobSeen: job.seen,
     ev.JobGone: job.gone,
     ev.SlurmLost: _slurm_lost,
@@ -347,6 +391,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], Step]] = {
     ev.RanksBack: _ranks_back,
     ev.StepSeen: _step_seen,
     ev.CheckpointSeen: _checkpoint_seen,
+    ev.SavesSeen: _saves_seen,
     ev.Examined: _examined,
     ev.Probed: _probed,
     ev.Isolated: _isolated,

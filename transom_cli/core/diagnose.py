@@ -18,6 +18,7 @@ NODE_FAULT = "node_fault"  # a check found it, beside a training
 SLOW, DIVERGED = REPORTED = ("slow", "diverged")  # a training that stepped was ended for what the policy saw in it
 DO_NOT_RESTART = 93  # a trainer's own word, as in NVIDIA's resiliency tools
 NO_CHECKPOINT = 15
+WRONG_WORLD = 17  # of a rank, as its first heartbeat finds it (beats.world)
 RUN_DIR_UNSEEN = 14
 CANNOT_RUN = (126, 127)  # of a command, as shells tell it, and the ranks' wrapper too
 UNKNOWN = 22
@@ -33,6 +34,7 @@ TOLD_BY_CODE = ("do_not_restart", "no_checkpoint", "run_dir_unseen")  # exit cod
 SOON = 300.0  # seconds after its start in which a script whose steps nobody sees counts as before its first one
 TOLD = 3  # faults that a diagnosis names, of more
 
+_SPLIT = "the ranks do not form the world that was launched; the log of this rank says why, and what to do"
 _WHY = {126: "the command may not be executed", 127: "there is no such command"}
 _ENDINGS = {
     "TIMEOUT": ("time_limit", "the job reached its time limit"),
@@ -60,6 +62,7 @@ def diagnose(incident: Incident, state: State) -> Diagnosis | None:
         or _reported(incident)
         or _node_fault(incident, state)
         or _user_error(incident, state, first)
+        or _node_unreachable(incident)
         or _never_started(incident, state)
         or _slurm_ended(incident)
         or _rank_ended(incident, state, first)
@@ -93,10 +96,30 @@ def _node_lost(incident: Incident) -> Diagnosis | None:
     return Diagnosis("node_lost", words, names, sure=True, isolate="drain", restart=True)
 
 
+def _node_unreachable(incident: Incident) -> Diagnosis | None:
+    """Nobody but one host has found that these nodes are gone, so they are suspected.
+
+    That host is the operator's, or the batch host: the launcher blames the node, and no probe could tell anything.
+    """
+    looks = [look for look in incident.looks if look.suspected]
+    blamed = incident.outcome.blamed if incident.outcome is not None else ()
+    told = [look for look in incident.looks if look.open and incident.outcome is not None]
+    told = [look for look in told if look.node in blamed and look.node in incident.outcome.missing]  # type: ignore[union-attr]
+    if not looks and not told:
+        return None
+    names = tuple(dict.fromkeys(look.node for look in (*looks, *told)))
+    if looks:
+        why = looks[0].evidence
+    else:
+        why = f"the launcher does not reach it ({incident.outcome.why})" if incident.outcome else ""
+    return Diagnosis("node_silent", f"{', '.join(names)} silent: {why}", names, False, "exclude", restart=True)
+
+
 def _told_to_stop(exits: tuple[RankExit, ...], incident: Incident, state: State) -> Diagnosis | None:
     codes = {x.code for x in exits} | {incident.exit_code}
     told = (
         (DO_NOT_RESTART, "do_not_restart", "the trainer ended with 93: do not restart", 1),
+        (WRONG_WORLD, "do_not_restart", _SPLIT, 1),
         (NO_CHECKPOINT, "no_checkpoint", "checkpoints exist, but none of them restores", NO_CHECKPOINT),
         (RUN_DIR_UNSEEN, "run_dir_unseen", "a node cannot see or write the run directory", RUN_DIR_UNSEEN),
     )
@@ -229,7 +252,8 @@ def _hang(incident: Incident, state: State) -> Diagnosis | None:
     nodes = incident.quiet_nodes
     where = f" ({', '.join(nodes)} stand out)" if nodes else ""
     again = len(nodes) == 1 < len(state.nodes) and _blamed_before(state, nodes[0]) > 0
-    words = f"no rank has stepped since step {incident.step}{where}"
+    last = f"step {incident.step}{' of this start' if incident.since_start else ''}"
+    words = f"no rank has stepped since {last}{where}"
     return Diagnosis("hang", words, nodes, sure=False, isolate="exclude" if again else "none", restart=True)
 
 

@@ -20,6 +20,7 @@ class RankExit:
     signal: int | None
     wall: float = 0.0
     step: int = -1
+    since_start: bool = False  # `step` counts the steps since the process started
 
     @property
     def bad(self) -> bool:
@@ -87,12 +88,24 @@ class Submitted(Event):
 
 
 @dataclass(frozen=True)
+class SubmissionAnswered(Event):
+    """sbatch has answered a submission of action `key` with a job's id. 0: it was sent, and its answer was lost.
+
+    number: of the submission among those of this action, from 1.
+    """
+
+    key: str
+    job_id: int
+    number: int = 1
+
+
+@dataclass(frozen=True)
 class JobSeen(Event):
     """The job as Slurm told it. `state` is a JobState name; `reason` is Slurm's own word.
 
     succeeds: the job that was ours, where its launcher, alone, has submitted this one in its place.
     held_why: the launcher's reason, where it was the launcher that holds the job. by_launcher: the launcher, alone, has
-    requeued it.
+    requeued it. suspended_at: when Slurm last suspended or resumed it, in Slurm's own words; "" if it never did.
     """
 
     job_id: int
@@ -109,6 +122,7 @@ class JobSeen(Event):
     succeeds: int = 0
     held_why: str = ""
     by_launcher: bool = False
+    suspended_at: str = ""
 
     @property
     def ended(self) -> bool:
@@ -188,6 +202,7 @@ class OutcomeSeen(Event):
     durable: the newest checkpoint's step as the launcher knew it, or -1. step: the newest step of this attempt, or -1.
     blamed: nodes of the allocation that should carry no rank of the next attempt, for all that the launcher knows.
     taken: what its policy decided in this attempt; the times are seconds before this outcome, below zero.
+    since_start: the steps count from the start of the processes: `step` is the most that one launch has made.
     """
 
     attempt: str
@@ -203,6 +218,7 @@ class OutcomeSeen(Event):
     step: int = -1
     faults: tuple[NodeFault, ...] = ()  # what checks found against nodes: before the first launch, or beside one
     taken: tuple[Taken, ...] = ()
+    since_start: bool = False
 
 
 @dataclass(frozen=True)
@@ -232,7 +248,7 @@ class RanksQuiet(Event):
     culprits: tuple[int, ...]
     nodes: tuple[str, ...]  # where the culprits are; empty when nobody stands out
     overdue: tuple[str, ...] = ()  # nodes whose own table is late: what is on them cannot be seen any more
-    unseen: bool = False  # all quiet ranks are on such nodes, and the launcher lives: it may be their agents' silence
+    unseen: bool = False  # all quiet ranks are on such nodes: the agents or the run directory may be silent
     stopped: bool = False  # the process of a rank is stopped: more than a silence, also of a trainer that never beats
 
 
@@ -243,10 +259,14 @@ class RanksBack(Event):
 
 @dataclass(frozen=True)
 class StepSeen(Event):
-    """The highest step that every rank has reached: the first of an attempt, then one line a minute."""
+    """The highest step that every rank has reached: the first of an attempt, then one line a minute.
+
+    since_start: it counts from the start of the processes, as automatic heartbeats do.
+    """
 
     attempt: str
     step: int
+    since_start: bool = False
 
 
 @dataclass(frozen=True)
@@ -254,6 +274,18 @@ class CheckpointSeen(Event):
     """A durable checkpoint was published (its manifest stands)."""
 
     step: int
+
+
+@dataclass(frozen=True)
+class SavesSeen(Event):
+    """The training's saves fail, or do so no longer. failed: in a row, 0: the last was good. step: of the last that
+    failed. good: the step of the newest good one, -1: none."""
+
+    attempt: str
+    failed: int
+    step: int = -1
+    why: str = ""
+    good: int = -1
 
 
 @dataclass(frozen=True)

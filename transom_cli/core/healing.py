@@ -30,6 +30,7 @@ def told(state: State, e: HealSeen) -> State:
         state = inc.close(state, at, "failed again")
         own = f"i{len(state.incidents) + 1}"
         incident = Incident(own, state.job_id, state.restarts, at, state.step, Stage.HEALING, healing=number)
+        incident = replace(incident, since_start=state.since_start)
         state = replace(state, phase=Phase.RECOVERING, since=at)
     elif incident is None or incident.stage not in (Stage.HEALING, Stage.EXAMINING, *_AFTER.get(what, ())):
         return state

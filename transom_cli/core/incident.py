@@ -16,8 +16,9 @@ from transom_cli.core.events import NodeFault
 from transom_cli.core.judging import judged
 from transom_cli.core.looks import SECOND_LOOK, look_again, looked
 from transom_cli.core.policy import IGNORE
+from transom_cli.core.progress import made_progress
 from transom_cli.core.state import Exclusion, Incident, Look, Mark, Phase, Stage, State
-from transom_cli.plural import times
+from transom_cli.plural import several, times
 
 HELD = 21
 
@@ -46,7 +47,7 @@ def sign(state: State, at: float, words: str, faults: tuple[NodeFault, ...] = ()
     if incident is None:
         name = f"i{len(state.incidents) + 1}"
         ran = at - state.running if state.running is not None else 0.0
-        incident = Incident(name, state.job_id, state.restarts, at, state.step, ran=ran)
+        incident = Incident(name, state.job_id, state.restarts, at, state.step, ran=ran, since_start=state.since_start)
     incident = mark(replace(incident, stage=Stage.EXAMINING, **about), at, "seen", words)  # type: ignore[arg-type]
     state = replace(state, incident=found(incident, at, faults))
     incident = state.incident
@@ -128,7 +129,9 @@ def _judge(state: State, incident: Incident, at: float) -> Step:
         incident = mark(replace(incident, stage=Stage.HEALING), at, "nothing", "every node that was asked answers")
         return replace(state, incident=incident), ()
     if diagnosis is None:
-        state = replace(state, incident=mark(incident, at, "nothing", "everything answers; no fault found"))
+        unknown = [look for look in incident.looks if look.open]
+        words = f"{unknown[0].node} could not be asked: {unknown[0].evidence}" if unknown else "everything answers"
+        state = replace(state, incident=mark(incident, at, "nothing", f"{words}; no fault found"))
         return close(state, at, "nothing"), ()
     if diagnosis != incident.diagnosis:
         incident = mark(replace(incident, diagnosis=diagnosis), at, "diagnosed", diagnosis.words)
@@ -171,22 +174,32 @@ def isolated(state: State, at: float, node: str, how: str, detail: str) -> Step:
 
 
 def _budget(state: State, incident: Incident, at: float) -> Step:
-    """Progress, not time, refills the budget: a newer durable step, or (without checkpoints) a newer step."""
+    """Progress, not time, refills the budget: a newer durable step, or (without checkpoints) a newer step.
+
+    Steps that count from the start of the processes are judged as `core.progress` says.
+    """
     if incident.not_before is not None:  # paid already, before a second look
         return advance(replace(state, incident=replace(incident, stage=Stage.WAITING)), at)
-    progress = state.durable if state.durable >= 0 else state.max_step
-    further = progress > state.progress or _as_far_as_time_went(state, incident)
+    counted = state.since_start and state.durable < 0
+    progress = state.progress if counted else state.durable if state.durable >= 0 else state.max_step
+    further = made_progress(state.made, state.made_before) if counted else progress > state.progress
+    further = further or _as_far_as_time_went(state, incident)
+    made_before = state.made if state.made >= 0 else state.made_before
     spared = 0 if further else state.spared
     if _preflight_paid(state, incident) and spared < isolating.cap(state):
         incident = mark(incident, at, "spared", "the checks found it before any rank began: no restart is counted")
         stuck = 0 if further else state.no_progress
         state = replace(state, progress=max(progress, state.progress), no_progress=stuck, spared=spared + 1)
+        state = replace(state, made_before=made_before)
         return advance(replace(state, incident=replace(incident, stage=Stage.WAITING, not_before=at)), at)
     stuck = 0 if further else state.no_progress + 1
     state = replace(state, progress=max(progress, state.progress), no_progress=stuck, spared=spared)
+    state = replace(state, made_before=made_before)
     if stuck > state.policy.max_without_progress:
         last = incident.diagnosis.words if incident.diagnosis else ""
         beyond = f" beyond step {progress}" if progress >= 0 else ""
+        if counted and state.made >= 0:
+            beyond = f" ({several(state.made, 'step')} in the last start)"
         words = f"restarted {times(stuck - 1)} without progress{beyond}; last: {last}"
         words += isolating.or_the_checks(incident.diagnosis)
         return stop(state, at, words, HELD)
@@ -267,11 +280,28 @@ def new_attempt(state: State, job_id: int, restarts: int) -> State:
         launch=0 if fresh else state.launch,
         healed=0 if fresh else state.healed,
         step=-1 if fresh else state.step,
+        made=-1 if fresh else state.made,
         idle=() if fresh else state.idle,
         idle_looks=() if fresh else state.idle_looks,
         idle_faults=() if fresh else state.idle_faults,
         slurm_state="PENDING" if fresh else state.slurm_state,
     )
+
+
+def suspended(state: State, at: float) -> State:
+    """Slurm has stopped the job, so a silence was no sign of trouble. What has ended or failed stays as it is."""
+    incident = state.incident
+    silent = (Stage.EXAMINING, Stage.ISOLATING, Stage.WAITING)
+    if incident is None or incident.stage not in silent or not incident.silence_only or incident.faults:
+        return state
+    incident = mark(incident, at, "suspended", "Slurm suspended the job: its silence is no evidence")
+    if incident.healing:  # its launcher handles it, and continues when the job does
+        left = tuple(a for a in state.pending if not a.key.startswith(f"{incident.id}/"))
+        return replace(state, incident=replace(incident, stage=Stage.HEALING, looks=()), pending=left)
+    state = close(replace(state, incident=incident), at, "suspended")
+    if state.phase is not Phase.RECOVERING:
+        return state
+    return replace(state, phase=Phase.TRAINING if state.step >= 0 else Phase.STARTING, since=at)
 
 
 def close(state: State, at: float, result: str) -> State:

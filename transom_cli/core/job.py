@@ -17,6 +17,7 @@ from transom_cli.core.state import Exclusion, Incident, Phase, Stage, State
 from transom_cli.plural import several
 
 FINISH = "finish/"
+UNSUBMITTED = "cancel/submission"
 _LOST = "lost when Slurm requeued the job"
 FINISHING = 90.0  # seconds from the end of the training to that of the job, before Slurm counts as having missed it
 FORGETTING = 30.0  # seconds in which the nodes report to a slurmctld that was started again
@@ -76,8 +77,14 @@ def seen(state: State, e: ev.JobSeen) -> Step:
     nodes = e.nodes if e.nodes and not leaving else state.nodes
     state = replace(state, slurm_state=e.state, slurm_reason=e.reason, nodes=nodes)
     state = replace(state, batch_host=e.batch_host or state.batch_host)
+    was_suspended = e.suspended_at not in ("", state.suspended_at)  # and may have been resumed since
+    state = replace(state, suspended_at=e.suspended_at or state.suspended_at)
     if e.ended:
         return _ended(state, e)
+    if e.state == "SUSPENDED" or (e.state == "RUNNING" and was_suspended):
+        state = inc.suspended(state, e.at)
+    if e.state == "SUSPENDED":
+        return state, ()
     if e.state == "PENDING":
         return _pending(state, e)
     if e.state == "RUNNING":
@@ -197,6 +204,7 @@ def requeued_behind(state: State, e: ev.JobSeen) -> Step:
     name = f"i{len(state.incidents) + 1}"
     words = _behind_words(e)
     incident = Incident(name, state.job_id, state.restarts, e.at, state.step, stage=Stage.STARTING)
+    incident = replace(incident, since_start=state.since_start)
     incident = inc.mark(incident, e.at, "seen", words)
     lost = dict.fromkeys((*known, *e.lost_nodes))
     bad = tuple(n for n in lost if n in state.nodes and n not in state.excluded) if e.state == "PENDING" else ()
@@ -296,6 +304,12 @@ def gone(state: State, e: ev.JobGone) -> Step:
 def cancel(state: State, at: float) -> Step:
     state = replace(state, phase=Phase.STOPPING, since=at)
     return order(state, Cancel(f"cancel/{state.attempt}", state.job_id))
+
+
+def cancel_submission(state: State, at: float) -> Step:
+    """End a run whose job is not known yet: nothing is submitted any more, and what was submitted is cancelled."""
+    state = replace(state, phase=Phase.STOPPING, since=at, pending=())
+    return order(state, Cancel(UNSUBMITTED, 0))
 
 
 def over(state: State, at: float, phase: Phase, verdict: str, exit_code: int) -> Step:

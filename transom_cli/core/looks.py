@@ -13,11 +13,21 @@ UNKNOWN_LOOKS = 3  # probes that could not tell, before the node is left alone
 def looked(look: Look, verdict: str, evidence: str) -> Look:
     """What a further probe of the node adds."""
     if verdict == "FAIL":
-        return replace(look, fails=look.fails + 1, evidence=evidence)
+        return replace(look, fails=look.fails + 1, suspects=look.suspects + 1, evidence=evidence)
+    if verdict == "SUSPECT":
+        return replace(look, fails=0, suspects=look.suspects + 1, evidence=evidence)
     if verdict == "UNKNOWN":
-        return replace(look, unknowns=look.unknowns + 1, fails=0, evidence=look.evidence or evidence)
-    return replace(look, passes=look.passes + 1, fails=0, evidence=evidence)
+        return replace(look, unknowns=look.unknowns + 1, fails=0, suspects=0, evidence=look.evidence or evidence)
+    return replace(look, passes=look.passes + 1, fails=0, suspects=0, evidence=evidence)
 
 
 def look_again(look: Look, verdict: str) -> bool:
-    return (verdict == "FAIL" and look.fails < 2) or (verdict == "UNKNOWN" and look.unknowns < UNKNOWN_LOOKS)
+    """A node that only this host does not reach is asked twice, one that a second opinion calls gone until it is sure.
+
+    The restart waits for no more than that.
+    """
+    if verdict == "FAIL":
+        return look.fails < 2
+    if verdict == "SUSPECT":
+        return look.suspects < 2
+    return verdict == "UNKNOWN" and look.unknowns < UNKNOWN_LOOKS

@@ -12,8 +12,12 @@ A synchronous job stalls as a whole, so a stall is one finding, not one a rank. 
 2. no rank has made a step in this launch yet:                                         first_step
 3. a rank is in phase "checkpoint" or "restore":                                       checkpoint, or patient if longer
 4. too few steps have been seen to know:                                               first_step
-5. a table has not come for half of `node_silent`, and another has:                    tight
+5. a table has not come for half of `node_silent`, another has, and the ranks in it
+   have made no step since:                                                            tight
 6. nothing but the silence:                                                            patient
+
+While a table is late and another one comes, the state of the ranks in the late one is unknown: the ranks that can be
+seen tell of the steps and of a stall. Their silence is then judged with the late ranks as suspects.
 
 Ranks that have finished, and those whose agent said goodbye, are not judged. Neither are ranks that never beat while
 others do: in many trainers rank 0 alone beats. A beat with an old step number is a sign of life too.
@@ -25,7 +29,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from transom_cli.beats.table import NodeTable, RankBeat
+from transom_cli.beats.table import NodeTable, RankBeat, reached
 from transom_cli.core.quiet_shapes import (
     FirstStep,
     NodeBack,
@@ -50,6 +54,7 @@ __all__ = [
     "RanksQuiet",
     "due",
     "expect",
+    "resumed",
     "start",
     "watch",
 ]
@@ -92,6 +97,22 @@ def watch(
     return state, (*first, *nodes, *ranks)
 
 
+def resumed(state: QuietState, now: float) -> QuietState:
+    """Listen again after the observer, or everything it watches, was stopped. That time teaches nothing."""
+    clock = state.clock
+    return replace(
+        state,
+        looked=now if state.looked is not None else None,
+        sources={key: replace(source, arrived=clock) for key, source in state.sources.items()},
+        pulses={rank: pulse._replace(moved=clock, dead_since=None) for rank, pulse in state.pulses.items()},
+        silent=frozenset(),
+        heard_since=None if state.heard_since is None else clock,
+        suspect=clock,
+        quiet=(),
+        quiet_at=0.0,
+    )
+
+
 def due(state: QuietState, limits: QuietLimits) -> float:
     """Seconds from the last look until a silence that goes on is judged anew; inf: there is none, or it was judged."""
     at = [s.arrived + wait for s in state.sources.values() for wait in (limits.node_silent / 2, limits.node_silent)]
@@ -126,6 +147,7 @@ def _newest_launch(
         began=None if first_look and any(r.step >= 0 for r in _ranks(readings, attempt)) else state.clock,
         pulses={},
         step=-1,
+        since_start=False,
         stepping_since=None,
         aside=False,
         suspect=-1.0,
@@ -181,7 +203,7 @@ def _listen(
     )
     if _overdue(state, limits.node_silent) or any(p.dead_since is not None for p in pulses.values()):
         state = replace(state, suspect=clock)
-    return _advance(state)
+    return _advance(state, limits.node_silent)
 
 
 def _still(before: RankBeat, now: RankBeat) -> bool:
@@ -194,16 +216,19 @@ def _slow(before: RankBeat, beat: RankBeat) -> bool:
     return before.phase != "step" or beat.phase != "step"
 
 
-def _advance(state: QuietState) -> tuple[QuietState, tuple[FirstStep, ...]]:
-    steps = [p.beat.step for p in state.pulses.values() if p.beat.step >= 0]
-    if not steps or min(steps) <= state.step:
+def _advance(state: QuietState, node_silent: float) -> tuple[QuietState, tuple[FirstStep, ...]]:
+    late = _late(state, node_silent)
+    steps = [p.beat for p in state.pulses.values() if p.beat.step >= 0 and p.source not in late]
+    step, since_start = reached(steps)
+    recounted = state.since_start and not since_start and step >= 0  # now the training's own step is known
+    if step <= state.step and not recounted:
         return state, ()
-    step, clock = min(steps), state.clock
+    clock = state.clock
     in_phase = any(p.beat.phase in _SLOW for p in state.pulses.values() if p.judged)
-    after = replace(state, step=step, stepped=clock, aside=in_phase)
+    after = replace(state, step=step, stepped=clock, aside=in_phase, since_start=since_start)
     if state.stepping_since is None:
-        return replace(after, stepping_since=clock), (FirstStep(max(steps)),)
-    if state.aside or state.suspect >= state.stepped or clock <= state.stepped:
+        return replace(after, stepping_since=clock), (FirstStep(max(beat.step for beat in steps)),)
+    if recounted or state.aside or state.suspect >= state.stepped or clock <= state.stepped:
         return after, ()
     return replace(after, times=state.times.with_step((clock - state.stepped) / (step - state.step))), ()
 
@@ -233,12 +258,25 @@ def _judge_nodes(state: QuietState, limits: QuietLimits) -> tuple[QuietState, li
     return replace(state, silent=frozenset(silent)), findings
 
 
-def _overdue(state: QuietState, node_silent: float) -> list[int]:
-    """Ranks whose table has not come for half of what makes a node silent, while another's has: else it may be us."""
+def _late(state: QuietState, node_silent: float) -> set[str]:
+    """Tables that have not come for half of what makes a node silent, while another has. All at once: it may be us."""
     late = {key for key, source in state.sources.items() if state.clock - source.arrived >= node_silent / 2}
-    if not late or len(late) == len(state.sources):
-        return []
+    return late if len(late) < len(state.sources) else set()
+
+
+def _overdue(state: QuietState, node_silent: float) -> list[int]:
+    """The ranks in late tables."""
+    late = _late(state, node_silent)
     return [rank for rank, p in state.pulses.items() if p.source in late and _is_judged(state, p)]
+
+
+def _steps_without(state: QuietState, late: Iterable[str], node_silent: float) -> bool:
+    """Whether the ranks that can be seen step although these tables are late: then only the agents are gone.
+
+    A synchronous job whose node died may still end the step that it is in.
+    """
+    since = max((state.sources[key].arrived for key in late), default=math.inf)
+    return state.stepping_since is not None and state.stepped > since + node_silent / 2 + 2 * state.times.median
 
 
 def _is_judged(state: QuietState, pulse: Pulse) -> bool:
@@ -260,7 +298,8 @@ def _limit(state: QuietState, limits: QuietLimits) -> float:
         return max(limits.checkpoint, patient)
     if not state.times.known:
         return limits.first_step
-    return tight if _overdue(state, limits.node_silent) else patient
+    late = {state.pulses[rank].source for rank in _overdue(state, limits.node_silent)}
+    return tight if late and not _steps_without(state, late, limits.node_silent) else patient
 
 
 def _settle(state: QuietState, limits: QuietLimits) -> float:
@@ -273,7 +312,8 @@ def _settle(state: QuietState, limits: QuietLimits) -> float:
 def _judge_ranks(state: QuietState, node_silent: float) -> tuple[QuietState, list[QuietFinding]]:
     stepping = state.stepping_since is not None
     judged = {r: p for r, p in state.pulses.items() if _is_judged(state, p) and (p.beat.count > 0 or not stepping)}
-    judged = _seen_of(state, judged, node_silent)
+    late = set(_overdue(state, node_silent))
+    seen = {r: p for r, p in judged.items() if r not in late} or judged  # of the late ones the state is unknown
     if state.quiet:
         known = [state.pulses[r] for r in state.quiet if r in state.pulses]
         back_again = [p for p in known if p.moved > state.quiet_at or p.beat.phase == "done"]
@@ -282,7 +322,7 @@ def _judge_ranks(state: QuietState, node_silent: float) -> tuple[QuietState, lis
             return state, []
         back = RanksBack(state.quiet, state.step, state.clock - state.quiet_at)
         return replace(state, quiet=(), quiet_at=0.0), [back]
-    if not any(state.clock - p.moved >= state.limit for p in judged.values()):
+    if not any(state.clock - p.moved >= state.limit for p in seen.values()):
         return state, []
     # the others of a synchronous job stopped a moment later: by a step's skew, and by when their table came
     quiet = {r: p for r, p in judged.items() if state.clock - p.moved >= state.limit / 2}
@@ -297,18 +337,6 @@ def _judge_ranks(state: QuietState, node_silent: float) -> tuple[QuietState, lis
         stopped=any(p.dead_since is not None and p.beat.proc == "T" for p in state.pulses.values()),
     )
     return replace(state, quiet=ranks, quiet_at=state.clock), [found]
-
-
-def _seen_of(state: QuietState, judged: dict[int, Pulse], node_silent: float) -> dict[int, Pulse]:
-    """Without the ranks whose table is late, while all others step: they would not, if those ranks did not.
-
-    Then it is their node's agent that is gone, not the training.
-    """
-    late = set(_overdue(state, node_silent))
-    others = {r: p for r, p in judged.items() if r not in late}
-    if late and others and all(state.clock - p.moved < state.limit / 2 for p in others.values()):
-        return others
-    return judged
 
 
 def _culprits(state: QuietState, quiet: Mapping[int, Pulse], node_silent: float) -> tuple[int, ...]:

@@ -97,6 +97,7 @@ class QuietState:
 
     step: int = -1
     limit: float = 0.0
+    since_start: bool = False  # `step` counts from the start of the processes
     expected: tuple[str, ...] = ()
     clock: float = 0.0
     looked: float | None = None  # the observer's clock at the last look

@@ -115,10 +115,21 @@ class Look:
     passes: int = 0
     unknowns: int = 0
     evidence: str = ""
+    suspects: int = 0  # in a row that failed, with or without a second opinion
 
     @property
     def dead(self) -> bool:
         return self.fails >= 2
+
+    @property
+    def suspected(self) -> bool:
+        """It cannot be reached, and nobody but the operator's host has found that."""
+        return self.suspects >= 2 and not self.dead
+
+    @property
+    def open(self) -> bool:
+        """No probe could tell anything of it."""
+        return self.unknowns > 0 and not self.passes and not self.suspects
 
 
 @dataclass(frozen=True)
@@ -156,10 +167,16 @@ class Incident:
     result: str = ""  # recovered, stopped, nothing
     ended_at: float | None = None
     ran: float = 0.0  # seconds that the attempt was seen to run before it began
+    since_start: bool = False  # `step` counts from the start of the processes
 
     @property
     def dead(self) -> tuple[str, ...]:
         return tuple(look.node for look in self.looks if look.dead)
+
+    @property
+    def silence_only(self) -> bool:
+        """Nothing has ended and no node is known to be gone: all that was seen is a silence."""
+        return not (self.outcome or self.ended or self.dead)
 
     @property
     def attempt(self) -> str:
@@ -182,6 +199,24 @@ class Exclusion:
 
 
 @dataclass(frozen=True)
+class SavesFail:
+    """The training's saves fail, and none was good since. count: in a row. step: of the last that failed. good: the
+    step of the newest good one, -1: none. attempt: in which the first of them failed, at `since`."""
+
+    since: float
+    attempt: str
+    count: int
+    step: int
+    why: str
+    good: int
+
+    @property
+    def words(self) -> str:
+        last = f"last good step {self.good:,}" if self.good >= 0 else "no good save so far"
+        return f"{self.why}, {self.count:,} in a row, {last}"
+
+
+@dataclass(frozen=True)
 class State:
     policy: Policy = field(default_factory=Policy)
     num_nodes: int = 0  # asked for, spares included; 0: an unmodified script that leaves it to Slurm
@@ -200,13 +235,18 @@ class State:
     idle_looks: tuple[Look, ...] = ()  # what the probes of such nodes said
     idle_faults: tuple[NodeFault, ...] = ()  # what checks found against them
     batch_host: str = ""
+    suspended_at: str = ""  # when Slurm last suspended or resumed the job, in Slurm's own words
     running: float | None = None  # when this attempt was first seen to run
     launched: bool = False  # the training step of this attempt was started
     launch: int = 0  # the newest launch of this attempt
     healed: int = 0  # the number of the newest fault that this attempt's launcher took up
     step: int = -1  # of this attempt
     max_step: int = -1  # of the run
+    since_start: bool = False  # steps count from the start of the processes: see core.progress
+    made: int = -1  # then: the most steps that a launch of this attempt has made
+    made_before: int = -1  # and of the last attempt before it that made any
     durable: int = -1  # newest published checkpoint
+    saves_fail: SavesFail | None = None
     progress: int = -1  # what the last restart could count on
     no_progress: int = 0
     spared: int = 0  # restarts in a row after a preflight that found bad nodes, which were not counted in no_progress
@@ -217,6 +257,7 @@ class State:
     taken: tuple[Taken, ...] = ()  # what was decided of others, in the attempts before a launcher's own
     exclusions: tuple[Exclusion, ...] = ()
     isolations: tuple[float, ...] = ()  # when nodes were isolated, within the cap's window
+    submissions: tuple[tuple[str, int], ...] = ()  # as in SubmissionAnswered: the action's key, the job's id
     lifts: tuple[str, ...] = ()  # requests to lift exclusions that were heard
     pending: tuple[Action, ...] = ()  # ordered, outcome not yet known
     patches: int = 0
@@ -229,6 +270,11 @@ class State:
     @property
     def attempt(self) -> str:
         return attempt_name(self.job_id, self.restarts) if self.job_id else ""
+
+    @property
+    def suspended(self) -> bool:
+        """Slurm has stopped the job: launcher, agents and ranks. Their silence is no evidence."""
+        return self.slurm_state == "SUSPENDED"
 
     @property
     def excluded(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""What one source tells of a failure, in the words that all sources share. Pure.
+"""The values that all sources of a diagnosis share: categories, actions, culprits and clues. Pure.
 
-Sources: logs, stacks, collectives (flight recorder), beats (silence, slowness), loss (numerics), checks (health).
+Sources: logs, stacks, collectives (flight recorder), heartbeats (stalls, slowness), loss (numerics), checks (health).
 """
 
 from __future__ import annotations
@@ -9,8 +9,34 @@ import enum
 from dataclasses import dataclass
 
 
+class Slow(str, enum.Enum):
+    """Why a training is slow. A clue carries the closest `Category`, which has no value for slowness."""
+
+    STORAGE = "slow_storage"
+    LOADER = "slow_loader"
+    DEVICE = "slow_device"
+    NODE = "slow_node"
+    LINK = "slow_link"
+    ALL = "slow_all"
+
+
+class Trouble(str, enum.Enum):
+    """What is wrong with the loss, the gradient norm or the loss scale."""
+
+    NAN = "nan_loss"
+    INF = "infinite_loss"
+    SPIKE = "loss_spike"
+    STUCK = "stuck_loss"
+    NORM = "gradient_not_finite"
+    EXPLODING = "gradient_explosion"
+    SCALE = "loss_scale_at_minimum"
+
+
+ODDITIES = tuple(one.value for one in (*Slow, *Trouble))
+
+
 class Category(str, enum.Enum):
-    """What went wrong. The names are part of `transom diagnose --json`, of rules and of policies."""
+    """What went wrong. The values appear in `transom diagnose --json`, in log rules and in policies."""
 
     GPU_HARDWARE = "gpu_hardware"
     NVLINK_FABRIC = "nvlink_fabric"
@@ -37,11 +63,11 @@ class Category(str, enum.Enum):
     SLURM_CANCELLED = "slurm_cancelled"
     SLURM_LAUNCH = "slurm_launch"
     UNKNOWN = "unknown"
-    """It failed, and nothing that is known tells why."""
+    """The training failed, and nothing known explains it."""
 
 
 class Action(str, enum.Enum):
-    """What is to be done, as `transom diagnose --json` names it; a run's policy may see it differently."""
+    """What to do, as in `transom diagnose --json`. A run's policy may decide otherwise."""
 
     NONE = "none"
     REQUEUE = "requeue"
@@ -51,7 +77,13 @@ class Action(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Culprit:
-    """node: "" and rank: None where that is not determinable. device: of a GPU or port, as its source names it."""
+    """Who caused a failure.
+
+    Args:
+        node: host name, or "" if it cannot be determined.
+        rank: global rank, or None if it cannot be determined.
+        device: GPU or port, as its source names it.
+    """
 
     node: str = ""
     rank: int | None = None
@@ -64,7 +96,7 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Root:
-    """A line of a log: as it stands there, its file, and its number (from 1)."""
+    """A log line, its file and its line number (from 1)."""
 
     line: str
     file: str = ""
@@ -73,10 +105,16 @@ class Root:
 
 @dataclass(frozen=True)
 class Clue:
-    """source: as above. confidence: 0 to 1. evidence: sentences for a person, the telling one first.
+    """What one source says about a failure.
 
-    at: wall clock in seconds, None where the source has no time. root: of a clue from logs. culprits: the likeliest
-    first; () is an honest "not determinable". consequences: what this explains, in words.
+    Args:
+        source: one of the sources named above.
+        confidence: 0 to 1.
+        evidence: sentences for people, the most telling one first.
+        culprits: the likeliest first; empty if they cannot be determined.
+        at: wall clock in seconds; None if the source has no time.
+        root: the root cause line; only from logs.
+        consequences: what this failure explains, as text.
     """
 
     source: str

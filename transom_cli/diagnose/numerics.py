@@ -1,19 +1,19 @@
-"""What the loss and the gradients' norm tell: not a number, a spike, a training that is stuck. Pure.
+"""Watch the loss and the gradient norm for NaN, spikes and a training that is stuck. Pure.
 
-Samples may be sparse: of a training with short steps, one in some seconds. Everything is judged against the last good
-samples (`WINDOW`), and has to stand for some samples in a row:
+Samples may be sparse: a training with short steps reports one every few seconds. All values are compared with the last
+good samples (`WINDOW`), and a problem must last for some samples in a row:
 
-- not finite: NaN or infinite for 3 samples. One alone is common: a scaler skips that step. For the norm, 16 samples,
-  since a scaler that begins high skips many steps at once.
-- spike: 4 samples that are all beyond the median by half of it, by 8 robust deviations (MAD), and by twice as much as
-  any sample of the window was; or 2 that are five times the median and beyond it by four times as much (ByteRobust,
-  SOSP '25, has the factor 5). If nothing has changed, the 4 newest of 68 are the 4 largest once in 814,385 looks,
-  whatever the distribution; the distances keep slow waves and warm-ups out of it, where samples are not exchangeable.
-- exploding: the same of the norm, with a factor of 10.
-- stuck: 100 samples equal to the last bit. For a value that bfloat16 can hold (few digits: it may be rounded) 1000.
-- scale at its minimum: the scale of the loss, 1 or less for 8 samples, after it was larger.
+- not finite: NaN or infinite for 3 samples. A single one is common, since a loss scaler skips that step. For the norm,
+  16 samples, since a scaler that starts high skips many steps at once.
+- spike: 4 samples that exceed the median by half of it, by 8 robust deviations (MAD) and by twice as much as any sample
+  of the window; or 2 that are five times the median and exceed it by four times as much as any sample (ByteRobust,
+  SOSP '25, has the factor 5). If nothing has changed, the 4 newest of 68 samples are the 4 largest once in 814,385
+  tests, whatever the distribution. The distances exclude slow waves and warm-ups, where samples are not exchangeable.
+- exploding: the same for the norm, with a factor of 10.
+- stuck: 100 samples equal to the last bit; 1000 if bfloat16 can hold the value (it may be rounded).
+- scale at its minimum: a loss scale of 1 or less for 8 samples, after it was larger.
 
-Edges: each is told once, and once more when it is over.
+Each problem is reported once when it begins and once when it is over.
 """
 
 from __future__ import annotations
@@ -23,25 +23,28 @@ import struct
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from transom_cli.diagnose.clue import Category, Clue
-from transom_cli.diagnose.oddity import Trouble
+from transom_cli.diagnose.clue import Category, Clue, Trouble
 
 WINDOW = 64
-KNOWN = 16  # good samples below which there is no spike
+KNOWN = 16  # fewest good samples for a spike
 STAND = {"loss": 3, "norm": 16}  # samples that are not finite
 SPIKE, JUMP = 4, 2  # samples
 RISE, DEVIATIONS, BEYOND = 0.5, 8.0, 2.0
 JUMP_FACTOR, JUMP_BEYOND = {"loss": 5.0, "norm": 10.0}, 4.0
 STUCK, ROUNDED = 100, 10
 SCALE, SCALE_STAND = 1.0, 8
-_MAD = 1.4826  # of a normal distribution: standard deviations in a median absolute deviation
+_MAD = 1.4826  # standard deviations in a median absolute deviation, for a normal distribution
 
 
 @dataclass(frozen=True)
 class Found:
-    """since: the first step that was seen to be bad. good: the last one that was seen to be good before, -1: none.
+    """A problem that began.
 
-    value: of the loss, norm or scale at `step`; usual: its median before, None where there is none.
+    Args:
+        since: the first bad step seen.
+        good: the last good step seen before it; -1 for none.
+        value: of the loss, norm or scale at `step`.
+        usual: its median before, or None.
     """
 
     trouble: Trouble
@@ -70,21 +73,25 @@ class Over:
 
 
 _WORDS = {
-    Trouble.NAN: "the loss is not a number",
+    Trouble.NAN: "the loss is NaN",
     Trouble.INF: "the loss is infinite",
-    Trouble.SPIKE: "the loss is {value:.4g}, usual was {usual:.4g},",
+    Trouble.SPIKE: "the loss is {value:.4g}, the median before was {usual:.4g},",
     Trouble.STUCK: "the loss is {value!r} to the last bit",
-    Trouble.NORM: "the gradients' norm is not finite",
-    Trouble.EXPLODING: "the gradients' norm is {value:.4g}, usual was {usual:.4g},",
-    Trouble.SCALE: "the scale of the loss is at its minimum, {value:.4g},",
+    Trouble.NORM: "the gradient norm is not finite",
+    Trouble.EXPLODING: "the gradient norm is {value:.4g}, the median before was {usual:.4g},",
+    Trouble.SCALE: "the loss scale is at its minimum, {value:.4g},",
 }
 
 
 @dataclass(frozen=True)
 class Track:
-    """Of the loss, or of the norm. good: the last good samples. bad: those since then that are not finite, or too high.
+    """Samples of the loss or of the norm.
 
-    since: the step of the first of them; last: of the last good one.
+    Args:
+        good: the last good samples.
+        last: the step of the last good sample.
+        bad: the samples since then that are not finite or too high.
+        since: the step of the first of them.
     """
 
     name: str
@@ -96,7 +103,7 @@ class Track:
 
 @dataclass(frozen=True)
 class NumericsState:
-    """same: samples in a row with the very same loss. low: with the scale at its minimum; top: its largest value."""
+    """same: how many samples in a row had the same loss. low: the scale at its minimum. top: its largest value."""
 
     step: int = -1
     loss: Track = field(default_factory=lambda: Track("loss"))
@@ -113,10 +120,10 @@ class NumericsState:
 def watch(
     state: NumericsState, step: int, loss: float, grad_norm: float | None = None, loss_scale: float | None = None
 ) -> tuple[NumericsState, tuple[Found | Over, ...]]:
-    """One sample: the loss that was told at `step`, and with it the norm of all gradients and the loss's scale.
+    """Add one sample: the loss reported at `step`, with the norm of all gradients and the loss scale if known.
 
-    A step that is not beyond the last: the training was set back to an earlier one. What is known of the usual is kept,
-    and whether what stands is over shows with the samples to come.
+    A step that is not after the last one means that the training was rolled back. The usual values are kept; later
+    samples show whether a problem is over.
     """
     if step <= state.step:
         state = _set_back(state)
@@ -126,7 +133,7 @@ def watch(
     found = [_not_finite(state.loss, step), _high(state.loss, step)]
     state, stuck = _stuck(state, step, loss, before)
     found.append(stuck)
-    if grad_norm is not None and grad_norm != state.norm_before:  # else it was not fetched anew: see beats.client
+    if grad_norm is not None and grad_norm != state.norm_before:  # else it was not fetched again: see beats.client
         state = replace(state, norm=_sample(state.norm, step, grad_norm), norm_before=grad_norm)
     found += [_not_finite(state.norm, step), _high(state.norm, step)]
     state, scale = _scale(state, step, loss_scale)
@@ -134,15 +141,15 @@ def watch(
 
 
 def last_step_before(found: Found) -> int:
-    """The newest step whose checkpoint is from before the trouble; -1: none is known to be.
+    """Return the newest step whose checkpoint precedes the problem; -1 if none is known.
 
-    A step's loss is made with the weights that the step before left: a good loss at step s vouches for s - 1 alone.
+    The loss of step s is computed with the weights that step s - 1 produced, so it confirms step s - 1 only.
     """
     return max(-1, found.good - 1)
 
 
 def relaunched(state: NumericsState) -> NumericsState:
-    """Another launch: what is known of the usual is kept, and what goes wrong now is told anew."""
+    """Start another launch: keep the usual values, and report new problems again."""
     loss, norm = (replace(track, last=-1, bad=(), since=-1) for track in (state.loss, state.norm))
     return replace(state, step=-1, loss=loss, norm=norm, same=0, low=0, standing=())
 
@@ -153,10 +160,10 @@ def _set_back(state: NumericsState) -> NumericsState:
 
 
 def _sample(track: Track, step: int, value: float) -> Track:
-    """Into the good ones, or to those that may be the beginning of something; a good one after them clears them."""
+    """Add a sample to the good ones, or to those that may begin a problem. A good sample clears the latter."""
     if not math.isfinite(value) or _suspicious(track, value):
         bad = (*track.bad, value)[-WINDOW:]
-        if len(bad) == WINDOW and all(map(math.isfinite, bad)):  # so high it is now: a further spike is told as well
+        if len(bad) == WINDOW and all(map(math.isfinite, bad)):  # the new normal, from which a spike is reported again
             return replace(track, good=bad, last=step, bad=(), since=-1)
         return replace(track, bad=bad, since=track.since if track.bad else step)
     return replace(track, good=(*track.good, value)[-WINDOW:], last=step, bad=(), since=-1)
@@ -167,7 +174,7 @@ def _suspicious(track: Track, value: float) -> bool:
 
 
 def _limit(track: Track, rise: float, beyond: float) -> float:
-    """Above the median by `rise` of it, by what the noise allows, and by `beyond` times the highest there was."""
+    """Return the median plus the largest of: `rise` of it, the noise, `beyond` times the highest sample's distance."""
     middle = median(track.good)
     deviation = _MAD * median(abs(x - middle) for x in track.good)
     return middle + max(rise * abs(middle), DEVIATIONS * deviation, beyond * (max(track.good) - middle))
@@ -182,13 +189,13 @@ def _not_finite(track: Track, step: int) -> Found | None:
 
 
 def _high(track: Track, step: int) -> Found | None:
-    """All of the last samples are far above; those that are not finite are another trouble."""
+    """Find a spike: all of the last samples are finite and far above the median."""
     if len(track.good) < KNOWN:
         return None
     factor = JUMP_FACTOR[track.name]
     for count, least in ((JUMP, _limit(track, factor - 1, JUMP_BEYOND)), (SPIKE, _limit(track, RISE, BEYOND))):
         if track.name == "norm" and count == SPIKE:
-            break  # gradients may well be somewhat larger for a while
+            break  # gradients may be somewhat larger for a while
         newest = track.bad[-count:]
         if len(newest) == count and all(math.isfinite(x) and x > least for x in newest):
             trouble = Trouble.EXPLODING if track.name == "norm" else Trouble.SPIKE
@@ -207,14 +214,14 @@ def _stuck(state: NumericsState, step: int, loss: float, before: float | None) -
 
 
 def _is_rounded(value: float) -> bool:
-    """Whether bfloat16 can hold it: seven bits behind the first one."""
+    """Whether bfloat16 can hold the value: seven bits after the leading one."""
     return not struct.unpack("<Q", struct.pack("<d", value))[0] & ((1 << 45) - 1)
 
 
 def _scale(state: NumericsState, step: int, scale: float | None) -> tuple[NumericsState, Found | None]:
     if scale is None:
         return state, None
-    if scale > SCALE or state.top <= SCALE:  # a scale that is always 1 is one that is not used
+    if scale > SCALE or state.top <= SCALE:  # a scale that is always 1 is not in use
         return replace(state, low=0, top=max(state.top, scale)), None
     state = replace(state, low=state.low + 1, low_since=state.low_since if state.low else step)
     good = min(state.low_since - 1, state.loss.last)
@@ -222,7 +229,7 @@ def _scale(state: NumericsState, step: int, scale: float | None) -> tuple[Numeri
 
 
 def _edges(state: NumericsState, step: int, found: list[Found]) -> tuple[NumericsState, tuple[Found | Over, ...]]:
-    """What began now, and what is over."""
+    """Return the problems that began and those that are over."""
     known = {one.trouble for one in state.standing}
     begun = [one for one in found if one.trouble not in known]
     now = {one.trouble for one in found}
@@ -232,7 +239,7 @@ def _edges(state: NumericsState, step: int, found: list[Found]) -> tuple[Numeric
 
 
 def _is_over(state: NumericsState, found: Found) -> bool:
-    """What is too high is over halfway back; what is not finite, with the first good sample."""
+    """Whether a high value has come halfway down, or a value that was not finite is followed by a good sample."""
     track = state.norm if found.trouble in (Trouble.NORM, Trouble.EXPLODING) else state.loss
     if found.trouble in (Trouble.STUCK, Trouble.SCALE):
         return True

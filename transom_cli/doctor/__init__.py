@@ -1,1 +1,1 @@
-"""`transom doctor`: whether transom can do its work from here, and what is in its way. It changes nothing."""
+"""`transom doctor`: check whether transom can work from here, without changing anything."""

@@ -1,4 +1,4 @@
-"""The doctor's readings: Slurm's commands, the system's files, Python's packages. Each has a deadline of its own."""
+"""The doctor's readers: Slurm's commands, the system's files, Python packages. Each has its own deadline."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from transom_cli.doctor import symptom
 from transom_cli.doctor.symptom import DrainWay, Grade, Symptom
 from transom_cli.errors import TransomError
 from transom_cli.plural import several
-from transom_cli.slurm.port import Slurm
-from transom_cli.slurm.pyslurm.trial import Trial
+from transom_cli.slurm.port import BackendTrial, Slurm
 from transom_cli.slurm.runner import Runner
 
 NEEDED = ("sbatch", "squeue", "scontrol", "scancel", "srun")
@@ -34,7 +33,7 @@ _OPTIONAL = (
     ("torch", "for checkpoints and `transom check` probes, where ranks run: transom-cli[train]"),
     ("nvidia-ml-py", "GPU checks, where ranks run: transom-cli[train]"),
     ("py-spy", "stacks of hung ranks, where ranks run"),
-    ("prometheus-client", "numbers for Prometheus, where the operator runs: transom-cli[metrics]"),
+    ("prometheus-client", "metrics for Prometheus, where the operator runs: transom-cli[metrics]"),
 )
 
 
@@ -45,12 +44,14 @@ def examine(
     slurm: Slurm,
     runner: Runner,
     root: Callable[[], Path],
-    pyslurm: Callable[[], Trial],
+    pyslurm: Callable[[], BackendTrial],
     drain: Callable[[], DrainSettings] = lambda: ((), None),
 ) -> Iterator[Symptom]:
-    """One after the other, as they come.
+    """Yield symptoms as they are found.
 
-    root: where runs live, by the settings; raises what is wrong with these. drain: the site's command and spool.
+    Args:
+        root: returns the root of run directories; raises what is wrong with the settings.
+        drain: returns the site's drain command and spool.
     """
     yield Symptom("transom", Grade.OK, f"{__version__} on Python {sys.version.split()[0]}")
     try:
@@ -58,7 +59,7 @@ def examine(
     except TransomError as error:
         yield Symptom("settings", Grade.FAIL, "; ".join([error.what, *error.why.splitlines()]), error.hint)
     else:
-        yield Symptom("settings", Grade.OK, "those of the site, the user and the environment are well")
+        yield Symptom("settings", Grade.OK, "the settings of the site, the user and the environment are valid")
         yield _runs(runs)
     yield from _slurm(slurm, runner, drain)
     yield from _backend(pyslurm)
@@ -73,7 +74,7 @@ def _slurm(slurm: Slurm, runner: Runner, drain: Callable[[], DrainSettings]) -> 
     missing = [name for name in NEEDED if shutil.which(name) is None]
     if missing:
         hint = "run transom where Slurm's commands are, on a login node; to try it without a cluster: make demo"
-        yield Symptom("slurm", Grade.FAIL, f"no {', '.join(missing)} here", hint)
+        yield Symptom("slurm", Grade.FAIL, f"not found: {', '.join(missing)}", hint)
         return
     yield symptom.of_versions({name: _version(name) for name in (*NEEDED, *USEFUL) if shutil.which(name)})
     began = time.monotonic()
@@ -86,7 +87,7 @@ def _slurm(slurm: Slurm, runner: Runner, drain: Callable[[], DrainSettings]) -> 
         return
     name = config.get("ClusterName", "")
     words = f"{name + ': ' if name else ''}answers in {took * 1000:.0f} ms, {several(len(jobs), 'job')} of yours"
-    slow = Symptom("controller", Grade.WARN, words, "sdiag shows what keeps it")
+    slow = Symptom("controller", Grade.WARN, words, "sdiag shows why it is slow")
     yield slow if took > 2.0 else Symptom("controller", Grade.OK, words)
     yield from symptom.of_cluster(config)
     me = pwd.getpwuid(os.getuid()).pw_name
@@ -96,7 +97,7 @@ def _slurm(slurm: Slurm, runner: Runner, drain: Callable[[], DrainSettings]) -> 
 def _drain_ways(drain: Callable[[], DrainSettings]) -> list[DrainWay]:
     try:
         command, spool = drain()
-    except TransomError:  # told of the settings already
+    except TransomError:  # already reported with the settings
         return []
     ways = []
     if command:
@@ -105,18 +106,19 @@ def _drain_ways(drain: Callable[[], DrainSettings]) -> list[DrainWay]:
         try:
             mode = spool.stat().st_mode
         except OSError as error:
-            ways.append(DrainWay(f"the spool {spool}", error.strerror or "it is not there"))
+            ways.append(DrainWay(f"the spool {spool}", error.strerror or "it does not exist"))
         else:
             writable = os.access(spool, os.W_OK | os.X_OK)
-            amiss = symptom.of_spool(stat.S_IMODE(mode), writable) if stat.S_ISDIR(mode) else "it is no folder"
-            ways.append(DrainWay(f"the spool {spool}", amiss))
+            is_folder = stat.S_ISDIR(mode)
+            broken = symptom.of_spool(stat.S_IMODE(mode), writable) if is_folder else "it is not a folder"
+            ways.append(DrainWay(f"the spool {spool}", broken))
     return ways
 
 
-def _backend(pyslurm: Callable[[], Trial]) -> Iterator[Symptom]:
+def _backend(pyslurm: Callable[[], BackendTrial]) -> Iterator[Symptom]:
     try:
         found = pyslurm()
-    except TransomError:  # the settings are wrong, and are told so above
+    except TransomError:  # the settings are wrong, which is reported above
         return
     yield symptom.of_pyslurm(found.works, found.why_not, found.detours, found.wish)
 
@@ -124,13 +126,13 @@ def _backend(pyslurm: Callable[[], Trial]) -> Iterator[Symptom]:
 def _admin_level(runner: Runner, user: str) -> str:
     words = ["sacctmgr", "-n", "-P", "show", "user", user, "format=AdminLevel"]
     try:
-        return replace(runner, cluster="").run(words, timeout=PATIENCE).strip()  # sacctmgr speaks to slurmdbd alone
+        return replace(runner, cluster="").run(words, timeout=PATIENCE).strip()  # sacctmgr talks only to slurmdbd
     except TransomError:
         return ""
 
 
 def _runs(root: Path) -> Symptom:
-    """Runs' directories are shared by login and compute nodes. Which file systems are, only compute nodes know."""
+    """Judge the root of run directories. Whether compute nodes share it, only they can tell."""
     there = next(path for path in (root, *root.parents) if path.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=there, prefix=".transom-doctor-"):
@@ -142,14 +144,14 @@ def _runs(root: Path) -> Symptom:
     kind = _file_system(there)
     words = f"{root} on {kind or 'a file system'}, {free / (1 << 30):,.0f} GiB free"
     if free < ROOM:
-        return Symptom("runs", Grade.WARN, words, f"make room: df -h {there}")
+        return Symptom("runs", Grade.WARN, words, f"free some space: df -h {there}")
     if kind in ("tmpfs", "ramfs"):
-        return Symptom("runs", Grade.WARN, f"{words}: in this machine's memory alone", "choose a shared file system")
-    return Symptom("runs", Grade.OK, words, "whether compute nodes see it too: transom check")
+        return Symptom("runs", Grade.WARN, f"{words}: only in this machine's memory", "choose a shared file system")
+    return Symptom("runs", Grade.OK, words, "to see whether compute nodes share it: transom check")
 
 
 def _file_system(path: Path) -> str:
-    """Of the longest mount point that the path lies in (proc(5), /proc/self/mounts)."""
+    """Return the file system type of the mount that holds the path (proc(5), /proc/self/mounts)."""
     real = path.resolve()
     try:
         rows = [line.split() for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines()]
@@ -187,9 +189,9 @@ def _version(name: str) -> str:
 
 
 def _packages() -> Iterator[Symptom]:
-    """By their metadata alone: an import may take seconds, or the process with it."""
+    """Check packages by their metadata: an import may take seconds or crash the process."""
     for name, use in _OPTIONAL:
         try:
             yield Symptom(name, Grade.OK, importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
-            yield Symptom(name, Grade.NOTE, f"not in this Python ({use})")
+            yield Symptom(name, Grade.NOTE, f"not installed in this Python ({use})")

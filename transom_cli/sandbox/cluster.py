@@ -1,8 +1,7 @@
 """A real Slurm cluster on this machine, in one folder: up, down, status.
 
-munged, slurmctld and one slurmd per node name, all of the distribution's own,
-as the calling user, on loopback; see `conf` for its settings and `belonging`
-for how its processes are told from all others.
+munged, slurmctld and one slurmd per node, all from the distribution, run as the calling user on loopback. `conf`
+contains the configuration; `processes` recognises the cluster's processes.
 """
 
 from __future__ import annotations
@@ -13,17 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import transom_cli
 from transom_cli.errors import SlurmUnreachable, TransomError, UsageError
-from transom_cli.sandbox import accounting, belonging, procs, state
+from transom_cli.sandbox import daemons as accounting
+from transom_cli.sandbox import processes, state
+from transom_cli.sandbox.conf import keep_private, prepare
 from transom_cli.sandbox.daemons import daemon_env, late_view, log_tail, start_daemon
-from transom_cli.sandbox.folder import prepare
-from transom_cli.sandbox.mounts import unmount
-from transom_cli.sandbox.procs import Ident
+from transom_cli.sandbox.processes import Ident
 from transom_cli.sandbox.release.known import ReleaseHome
-from transom_cli.sandbox.spec import SandboxSpec, check_place, check_spec, node_names
-from transom_cli.sandbox.state import State
-from transom_cli.sandbox.tools import callers_path, find_tools, run_tool
+from transom_cli.sandbox.state import SandboxSpec, State, check_place, check_spec, node_names
+from transom_cli.sandbox.tools import callers_path, find_tools, run_tool, unmount
 
 __all__ = ["DaemonStatus", "NodeStatus", "Sandbox", "SandboxSpec", "Status"]
 
@@ -40,13 +37,13 @@ class DaemonStatus:
 @dataclass(frozen=True)
 class NodeStatus:
     name: str
-    state: str  # sinfo's own word: idle, mixed, allocated, down*, drained, ...
+    state: str  # sinfo's word: idle, mixed, allocated, down*, drained, ...
     reason: str
 
 
 @dataclass(frozen=True)
 class Status:
-    """``why`` quotes Slurm when the controller does not answer; ``nodes`` is empty then."""
+    """The cluster's state. If the controller does not answer, `why` quotes Slurm and `nodes` is empty."""
 
     dir: Path
     up: bool
@@ -56,7 +53,7 @@ class Status:
 
 
 class Sandbox:
-    """A sandbox that exists in a folder, running or not. Made by `up` and `at`."""
+    """A sandbox in a folder, running or not. Created by `up` and `at`."""
 
     def __init__(self, where: Path, spec: SandboxSpec, cluster: str) -> None:
         self.dir = where
@@ -65,10 +62,10 @@ class Sandbox:
 
     @classmethod
     def up(cls, spec: SandboxSpec) -> Sandbox:
-        """Start whatever of it is not running, and return when all of its nodes can be used.
+        """Start whatever is not running, and return when all nodes are usable. Idempotent.
 
-        Idempotent. Jobs, job ids and logs of an earlier start are not kept; job
-        ids go on above the earlier ones. On failure nothing is left running.
+        Jobs and logs of an earlier start are not kept; job IDs continue above the earlier ones. On failure nothing is
+        left running.
         """
         spec = replace(spec, dir=spec.dir.expanduser().absolute())
         check_spec(spec)
@@ -83,15 +80,16 @@ class Sandbox:
     @classmethod
     def _up_locked(cls, spec: SandboxSpec) -> Sandbox:
         old = state.load(spec.dir)
-        if old is not None and old.of_this_boot and any(map(procs.alive, old.daemons.values())):
+        if old is not None and old.of_this_boot and any(map(processes.alive, old.daemons.values())):
             if old.spec.shape() != spec.shape():
                 raise UsageError(
-                    f"The sandbox in {spec.dir} is up already, as another one",
-                    f"it has {old.spec}\nasked for: {spec}",
+                    f"The sandbox in {spec.dir} is already up, with another configuration",
+                    f"it has {old.spec}\nrequested: {spec}",
                     f"transom sandbox down --dir {spec.dir}",
                 )
             known = old
             fresh = False
+            keep_private(spec.dir)  # an earlier version left it open to others
         else:
             known = prepare(spec, old)
             fresh = True
@@ -108,7 +106,7 @@ class Sandbox:
 
     @classmethod
     def at(cls, where: Path) -> Sandbox:
-        """The sandbox that an earlier `up` made in this folder, running or not."""
+        """Return the sandbox that an earlier `up` created in this folder, running or not."""
         where = where.expanduser().absolute()
         known = state.load(where)
         if known is None:
@@ -121,19 +119,19 @@ class Sandbox:
 
     @property
     def daemon_names(self) -> tuple[str, ...]:
-        """In the order in which they are started; a node's slurmd goes by the node's name."""
+        """The daemons in the order in which they start; a node's slurmd has the node's name."""
         database = ("mariadbd", "slurmdbd") if self.spec.accounting else ()
         return ("munged", *database, "slurmctld", *self.node_names)
 
     @property
     def _first_on_path(self) -> str:
-        """transom on the release's Python, where it has one, and the release's Slurm."""
+        """Folders of the release: transom on its Python, if it has one, and its Slurm."""
         return f"{self.dir}/bin{os.pathsep}{self.spec.home}/bin" if self.spec.home else ""
 
     def env(self) -> dict[str, str]:
-        """What any Slurm client needs in its environment to talk to this cluster, and to no other.
+        """Return the variables with which a Slurm client uses this cluster and no other.
 
-        What becomes of these nodes is no part of the user's own history either.
+        They also keep these nodes out of the user's own history of nodes.
         """
         env = {"SLURM_CONF": str(self.dir / "slurm.conf"), "TRANSOM_STATE_DIR": str(self.dir / "state")}
         if self.spec.home:
@@ -144,7 +142,7 @@ class Sandbox:
         return env
 
     def slurm(self, *argv: str, timeout_s: float = 30.0) -> str:
-        """Run a Slurm command as this cluster's administrator; its stdout. Raises with Slurm's own words."""
+        """Run a Slurm command as this cluster's administrator and return its stdout. Raises with Slurm's message."""
         env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_"))}
         return run_tool(argv, {**env, **self.env()}, cwd=self.dir, timeout_s=timeout_s)
 
@@ -154,23 +152,23 @@ class Sandbox:
         return tuple(NodeStatus(name, word, "" if reason == "none" else reason) for name, word, reason in split)
 
     def daemons(self) -> tuple[DaemonStatus, ...]:
-        """Every daemon that was started, from its own process; Slurm is not asked."""
+        """Return every daemon that was started, from its process; Slurm is not called."""
         known = state.load(self.dir)
         recorded = known.daemons if known and known.of_this_boot else {}
-        return tuple(DaemonStatus(name, ident.pid, _word(ident)) for name, ident in recorded.items())
+        return tuple(DaemonStatus(name, ident.pid, _process_state(ident)) for name, ident in recorded.items())
 
     def disks(self) -> tuple[str, ...]:
-        """The small file systems that `faults.fill_disk` mounted."""
+        """Return the small file systems that `faults.fill_disk` mounted."""
         known = state.load(self.dir)
         return tuple(known.disks) if known and known.of_this_boot else ()
 
     def mounts(self) -> tuple[str, ...]:
-        """The folders that `faults.share_disk` serves."""
+        """Return the folders that `faults.share_disk` serves."""
         known = state.load(self.dir)
         return tuple(known.mounts) if known and known.of_this_boot else ()
 
     def late(self) -> dict[str, str]:
-        """The folders that `faults.late_files` shows to the nodes late, and how: "3" seconds, or "nfs=30"."""
+        """Return the folders that nodes see late (`faults.late_files`), and how: "3" seconds, or "nfs=30"."""
         known = state.load(self.dir)
         return dict(known.late) if known and known.of_this_boot else {}
 
@@ -179,7 +177,7 @@ class Sandbox:
         return any(row.state != "dead" for row in self.daemons())
 
     def status(self) -> Status:
-        """What runs and what Slurm says of its nodes. Never raises for a cluster that is down or broken."""
+        """Return what runs and Slurm's view of the nodes. Never raises for a cluster that is down or broken."""
         rows = self.daemons()
         if not any(row.state != "dead" for row in rows):
             return Status(self.dir, False, rows, (), "it was taken down, or the machine was restarted")
@@ -189,7 +187,7 @@ class Sandbox:
             return Status(self.dir, True, rows, (), error.why or error.what)
 
     def down(self) -> None:
-        """Leave no process of it: daemons, slurmstepds, jobs. Also after a crash half-way up. Idempotent."""
+        """End all processes: daemons, slurmstepds, jobs. Works after an interrupted `up`, too. Idempotent."""
         with state.locked(self.dir):
             known = state.load(self.dir)
             if known is not None:
@@ -210,7 +208,7 @@ class Sandbox:
         self.wait_nodes(())
 
     def wait_nodes(self, names: Sequence[str], *, only_idle: bool = False) -> None:
-        """Wait until Slurm can use these nodes (drained ones: until they answer)."""
+        """Wait until Slurm can use these nodes (drained nodes: until they respond)."""
         good = {"idle", "reserved"}  # sinfo's word for an idle node of a reservation
         good |= set() if only_idle else {"mixed", "allocated", "completing", "drained", "draining"}
         last = ""
@@ -219,7 +217,7 @@ class Sandbox:
             nonlocal last
             try:
                 seen = {node.name: node for node in self.nodes()}
-            except TransomError as error:  # a controller that just starts
+            except TransomError as error:  # the controller is starting
                 last = error.why or error.what
                 return False
             late = [seen[name] for name in names if seen[name].state not in good]
@@ -240,12 +238,12 @@ class Sandbox:
 
     def _ensure_daemon(self, known: State, name: str) -> None:
         ident = known.daemons.get(name)
-        if ident is None or not procs.alive(ident):
+        if ident is None or not processes.alive(ident):
             known.daemons[name] = self._start_daemon(known, name)
             state.save(self.dir, known)
 
     def change(self, change: Callable[[State], None]) -> None:
-        """Change what is recorded, under the lock."""
+        """Change the recorded state, under the lock."""
         with state.locked(self.dir):
             known = state.load(self.dir)
             if known is not None:
@@ -265,7 +263,7 @@ class Sandbox:
                 f"--log-file={self._log('munged')}", f"--seed-file={self.dir}/keys/munge.seed",
             ]  # fmt: skip
         elif name in ("mariadbd", "slurmdbd"):
-            return accounting.start(name, self.dir, known.ports, tools, env)
+            return accounting.start(name, self.dir, known.user, known.ports, tools, env)
         elif name == "slurmctld":
             if self.spec.accounting:
                 accounting.register_cluster(self.cluster, self.slurm)
@@ -274,13 +272,15 @@ class Sandbox:
             index = self.node_names.index(name)
             stepd = ["-d", f"{self.spec.home}/bin/slurmstepd"] if self.spec.home else []
             view = late_view(known.late, self._log(f"view-{name}"))
-            env |= {"PYTHONPATH": str(Path(transom_cli.__file__).parents[1])} if view else {}
             argv, port = [*view, str(tools["slurmd"]), "-N", name, *stepd], known.ports.nodes + index
             (self.dir / "spool" / name).mkdir(mode=0o755, exist_ok=True)
         pid_name = f"slurmd-{name}" if is_node else name
-        return start_daemon(
+        started = start_daemon(
             name, argv, env=env, cwd=self.dir, pid_file=run / f"{pid_name}.pid", log=self._log(pid_name), port=port
         )
+        if name == "munged":
+            keep_private(self.dir)
+        return started
 
     def _log(self, name: str) -> Path:
         return self.dir / "log" / f"{name}.log"
@@ -288,12 +288,12 @@ class Sandbox:
     def _down_locked(self, known: State) -> None:
         recorded = known.daemons.values() if known.of_this_boot else ()
 
-        def everything() -> list[procs.Proc]:
-            marked = belonging.of_sandbox(known.cluster)
-            ours = (procs.read(ident.pid) for ident in recorded if procs.alive(ident))
+        def everything() -> list[processes.Proc]:
+            marked = processes.of_sandbox(known.cluster)
+            ours = (processes.read(ident.pid) for ident in recorded if processes.alive(ident))
             return list({proc.ident: proc for proc in [*marked, *filter(None, ours)]}.values())
 
-        procs.freeze_then_kill(everything)
+        processes.freeze_then_kill(everything)
         for mounted in (*known.mounts, *known.disks):
             unmount(Path(mounted))
         known.daemons, known.disks, known.mounts, known.late = {}, [], [], {}
@@ -309,8 +309,8 @@ def wait_until(ready: Callable[[], bool], timeout_s: float, every_s: float = 0.1
     return True
 
 
-def _word(ident: Ident) -> str:
-    proc = procs.read(ident.pid)
+def _process_state(ident: Ident) -> str:
+    proc = processes.read(ident.pid)
     if proc is None or proc.ident != ident:
         return "dead"
     return "stopped" if proc.state in "Tt" else "running"

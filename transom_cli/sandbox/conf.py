@@ -1,30 +1,33 @@
-"""The text of slurm.conf, gres.conf, topology.conf and slurmdbd.conf. Pure.
+"""The sandbox's folder and its configuration files, created from scratch at every start.
 
-What a real cluster's users would feel is left at Slurm's own defaults
-(SlurmdTimeout, KillWait, MinJobAge, requeue delay, scheduler intervals), and so is what newer
-releases of Slurm name differently (task, switch, accounting gatherer: none by default).
+Whatever users of a real cluster would notice is left at Slurm's defaults (SlurmdTimeout, KillWait, MinJobAge, requeue
+delay, scheduler intervals). So is whatever newer releases name differently (task, switch, accounting gatherer: none by
+default).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import os
+import pwd
+import secrets
+import shlex
+import shutil
 from itertools import pairwise
+from pathlib import Path
 
-from transom_cli.sandbox.spec import SandboxSpec
-
-
-@dataclass(frozen=True)
-class Ports:
-    """TCP ports on 127.0.0.1. Node i listens on ``nodes + i`` (i from 0)."""
-
-    controller: int
-    database: int
-    dbd: int
-    nodes: int
+import transom_cli
+from transom_cli.errors import TransomError
+from transom_cli.sandbox import processes, state
+from transom_cli.sandbox.daemons import free_ports
+from transom_cli.sandbox.release.known import ReleaseHome
+from transom_cli.sandbox.state import LOCK_FILE, STATE_FILE, Ports, SandboxSpec, State
+from transom_cli.sandbox.tools import find_tools, slurm_release
+from transom_cli.start import own
 
 
 def slurm_conf(spec: SandboxSpec, *, cluster: str, user: str, ports: Ports, first_job: int) -> str:
-    """Slurm counts CPUs and memory that the machine need not have (config_overrides), so that neither limits a job."""
+    """Return slurm.conf. CPUs and memory may exceed the machine's (config_overrides), so that neither limits a job."""
     where = spec.dir
     last = ports.nodes + spec.nodes - 1
     gpus = spec.gpus_per_node
@@ -36,7 +39,7 @@ def slurm_conf(spec: SandboxSpec, *, cluster: str, user: str, ports: Ports, firs
         "SlurmdUser": user,
         "AuthType": "auth/munge",
         "AuthInfo": f"socket={where}/munge.sock",
-        "CommunicationParameters": "NoCtldInAddrAny",  # the controller listens on loopback alone
+        "CommunicationParameters": "NoCtldInAddrAny",  # the controller listens only on loopback
         "StateSaveLocation": f"{where}/state",
         "SlurmdSpoolDir": f"{where}/spool/%n",
         "SlurmctldPidFile": f"{where}/run/slurmctld.pid",
@@ -77,15 +80,15 @@ def slurm_conf(spec: SandboxSpec, *, cluster: str, user: str, ports: Ports, firs
 
 
 def cgroup_conf(release: tuple[int, int]) -> str:
-    """Keep slurmd away from cgroup v2, whose scope it would have to ask systemd for, which a user may not.
+    """Return cgroup.conf, which keeps slurmd off cgroup v2: it would need a scope from systemd.
 
-    `disabled` exists since 24.05; before, the v1 plugin is one that touches nothing until something uses it.
+    `disabled` exists since 24.05. Before that, the v1 plugin touches nothing until something uses it.
     """
     return f"CgroupPlugin={'disabled' if release >= (24, 5) else 'cgroup/v1'}\n"
 
 
 def gres_conf(spec: SandboxSpec) -> str:
-    """GPUs as a counted gres on stand-in device files: without a File the nodes would go INVAL."""
+    """Return gres.conf: GPUs as a counted gres on placeholder device files. Without a File, nodes become INVAL."""
     if not spec.gpus_per_node:
         return ""
     devices = _span(f"{spec.dir}/dev/nvidia", 0, spec.gpus_per_node - 1)
@@ -93,7 +96,7 @@ def gres_conf(spec: SandboxSpec) -> str:
 
 
 def topology_conf(spec: SandboxSpec) -> str:
-    """Leaf switches under one spine, the nodes divided among them in order."""
+    """Return topology.conf: leaf switches under one spine, the nodes assigned to them in order."""
     ends = [spec.nodes * i // spec.switches for i in range(spec.switches + 1)]
     leaves = [
         f"SwitchName=leaf{i} Nodes={_span('node', first + 1, last)}"
@@ -131,3 +134,109 @@ def _plugins(spec: SandboxSpec) -> str:
 
 def _span(prefix: str, first: int, last: int) -> str:
     return f"{prefix}{first}" if first == last else f"{prefix}[{first}-{last}]"
+
+
+_JOB_IDS_PER_START = 10_000
+
+
+def _user_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError as error:
+        raise TransomError(
+            "Slurm needs a user with a name, and this user has none",
+            f"user ID {os.geteuid()} is in no user database of this machine",
+            "in a container: add the user to its /etc/passwd",
+        ) from error
+
+
+def prepare(spec: SandboxSpec, old: State | None) -> State:
+    """Remove the processes and files of an earlier start, and write the new configuration."""
+    user = _user_name()
+    if old is not None:
+        processes.freeze_then_kill(lambda: processes.of_sandbox(old.cluster))
+    for entry in spec.dir.iterdir():
+        if entry.name not in (STATE_FILE, LOCK_FILE):
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    known = State(
+        cluster=f"sandbox{secrets.token_hex(4)}",
+        generation=old.generation + 1 if old else 0,
+        spec=spec,
+        ports=free_ports(spec.nodes),
+        uid=os.geteuid(),
+        user=user,
+        boot=processes.boot_id(),
+    )
+    state.save(spec.dir, known)
+    keep_private(spec.dir)
+    for name, mode in (
+        ("keys", 0o700),
+        ("state", 0o700),
+        ("run", 0o755),
+        ("log", 0o755),
+        ("spool", 0o755),
+        ("dev", 0o755),
+    ):
+        (spec.dir / name).mkdir()
+        (spec.dir / name).chmod(mode)
+    for index in range(spec.gpus_per_node):
+        # any character device suffices for Slurm to count it and to set CUDA_VISIBLE_DEVICES; nothing opens it
+        (spec.dir / "dev" / f"nvidia{index}").symlink_to("/dev/null")
+    state.write_private(spec.dir / "keys" / "munge.key", secrets.token_bytes(128))
+    text = slurm_conf(
+        spec, cluster=known.cluster, user=known.user, ports=known.ports,
+        first_job=known.generation * _JOB_IDS_PER_START + 1,
+    )  # fmt: skip
+    files = {
+        "slurm.conf": text,
+        "gres.conf": gres_conf(spec),
+        "cgroup.conf": cgroup_conf(slurm_release(find_tools(home=spec.home)["slurmctld"])),
+    }
+    if spec.switches:
+        files["topology.conf"] = topology_conf(spec)
+    for name, content in files.items():
+        (spec.dir / name).write_text(content)
+        (spec.dir / name).chmod(0o644)
+    if spec.home and ReleaseHome(Path(spec.home)).python.exists():
+        _link_transom(spec.dir, ReleaseHome(Path(spec.home)).python)
+    if spec.accounting:
+        prepare_accounting(spec, known.user, known.ports)
+    return known
+
+
+def prepare_accounting(spec: SandboxSpec, user: str, ports: Ports) -> None:
+    """Write slurmdbd.conf and the SQL that creates its database user. Both are private: they contain the password."""
+    where = spec.dir
+    password = secrets.token_urlsafe(24)  # [A-Za-z0-9_-]: needs no quoting in either file
+    state.write_private(where / "slurmdbd.conf", slurmdbd_conf(spec, user=user, ports=ports, password=password))
+    state.write_private(
+        where / "keys" / "database.sql",
+        "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
+        f"CREATE OR REPLACE USER 'slurm'@'127.0.0.1' IDENTIFIED BY '{password}';\n"
+        "GRANT ALL ON slurm_acct_db.* TO 'slurm'@'127.0.0.1';\n",
+    )
+
+
+def keep_private(where: Path) -> None:
+    """Close the folder and its munge socket to other users, unless root runs the sandbox.
+
+    An ordinary user's slurmd runs every job as that user, so anyone with access to the socket could act as that user.
+    Root's slurmd runs each job as its submitter: others may read slurm.conf and use the socket, but never the keys.
+    """
+    as_root = os.geteuid() == 0
+    where.chmod(0o755 if as_root else 0o700)
+    if not as_root:
+        with contextlib.suppress(FileNotFoundError):  # before munged starts
+            (where / "munge.sock").chmod(0o700)  # munged opens it to everyone, whatever the umask
+
+
+def _link_transom(where: Path, python: Path) -> None:
+    """Write `bin/transom`: this transom on the release's Python, which has pyslurm."""
+    (where / "python").mkdir()
+    (where / "python" / "transom_cli").symlink_to(Path(transom_cli.__file__).parent)
+    (where / "bin").mkdir()
+    command = where / "bin" / "transom"
+    folder = where / "python"  # on PYTHONPATH for the trainers of runs that are started with it
+    words = shlex.join(own("transom_cli", python=(str(python),)))
+    command.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(folder))} exec {words} "$@"\n')
+    command.chmod(0o755)

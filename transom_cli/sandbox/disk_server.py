@@ -1,8 +1,8 @@
-"""`python -m transom_cli.sandbox.disk_server FOLDER FLAG`: FOLDER through FUSE, as a network file system is.
+"""`python -m transom_cli.sandbox.disk_server FOLDER FLAG`: serve FOLDER through FUSE, like a network file system.
 
-What it serves is the folder that it covers, so nothing moves, and all is still there when it is unmounted. While the
-file FLAG exists, whatever would change something is refused with "Read-only file system", also through files that were
-open before. Stopped by SIGSTOP it lets every call wait, as a file server does that hangs.
+It serves the folder that it covers, so nothing moves, and everything is still there after unmounting. While the file
+FLAG exists, every change fails with "Read-only file system", even through files that were open before. Stopped with
+SIGSTOP, it lets every call block, like a file server that hangs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STATFS = (
 
 
 class Covered(mfusepy.Operations):
-    """The folder that the mount is about to cover; paths through a descriptor of it lead below the mount."""
+    """The folder under the mount. Paths through a descriptor that was opened before lead below the mount."""
 
     use_ns = True
 
@@ -35,7 +35,7 @@ class Covered(mfusepy.Operations):
         self._flag = str(flag)
 
     def _may_change(self) -> None:
-        if os.path.exists(self._flag):  # noqa: PTH110 - asked at every write
+        if os.path.exists(self._flag):  # noqa: PTH110 - checked at every write
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     # --- looking ---
@@ -49,11 +49,11 @@ class Covered(mfusepy.Operations):
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         found = os.lstat(self._below + path) if fh is None else os.fstat(fh)
-        told: dict[str, Any] = {name: getattr(found, name) for name in _STAT}
-        return told | {name: getattr(found, f"{name}_ns") for name in _TIMES}
+        stat: dict[str, Any] = {name: getattr(found, name) for name in _STAT}
+        return stat | {name: getattr(found, f"{name}_ns") for name in _TIMES}
 
     def readdir(self, path: str, fh: int) -> list[tuple[str, dict[str, int], int]]:
-        """A name without its inode number would not be listed: 0 stands for one that is deleted."""
+        """List names with their inode numbers: 0 would mean a deleted entry."""
         with os.scandir(self._below + path) as entries:
             names = [(entry.name, entry.inode()) for entry in entries]
         here = os.lstat(self._below + path).st_ino
@@ -71,7 +71,7 @@ class Covered(mfusepy.Operations):
     def open(self, path: str, flags: int) -> int:
         if flags & _WRITING:
             self._may_change()
-        return os.open(self._below + path, flags & ~os.O_APPEND)  # the kernel says where to write
+        return os.open(self._below + path, flags & ~os.O_APPEND)  # the kernel passes the offset
 
     def create(self, path: str, mode: int, fi: Any = None) -> int:
         self._may_change()
@@ -148,7 +148,7 @@ class Covered(mfusepy.Operations):
 def main(folder: str, flag: str) -> None:
     options = {"allow_other": True, "default_permissions": True} if os.geteuid() == 0 else {}
     if mfusepy.fuse_version_major < 3:
-        options["nonempty"] = True  # later ones do not ask
+        options["nonempty"] = True  # not needed by later versions
     mfusepy.FUSE(Covered(folder, Path(flag)), folder, foreground=True, fsname=NAME, use_ino=True, **options)
 
 

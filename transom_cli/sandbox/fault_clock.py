@@ -1,9 +1,8 @@
-"""A wall clock that jumps, on one host of the sandbox or on all: for runs that were started under `clock_env`.
+"""A wall clock that jumps, on one or all hosts of the sandbox, for runs that were started with `clock_env`.
 
-The kernel has no wall clock of its own for some processes (time namespaces hold the other clocks only), and the
-machine's clock is everybody's. So it is a library of ours, preloaded into the Python processes of a run; see clock.c.
-libfaketime would do the same, but its 0.9.10 makes every `time.sleep` of Python fail once the monotonic clock is to
-be left alone.
+The kernel cannot give some processes their own wall clock (time namespaces cover only other clocks), and the machine's
+clock is shared. So a small library is preloaded into the Python processes of a run (clock.c). libfaketime would do the
+same, but in 0.9.10 every `time.sleep` of Python fails if the monotonic clock is left alone.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from pathlib import Path
 from transom_cli.errors import NotPermitted, TransomError, UsageError
 from transom_cli.sandbox.cluster import Sandbox
 
-LOGIN = "login"  # the host that is no node: operator and commands
+LOGIN = "login"  # the host without ranks: operator and commands
 _OFFSET = struct.Struct("=q")  # nanoseconds
 _FARTHEST = 10 * 365 * 86400.0
 
 
 def clock_env(sb: Sandbox) -> dict[str, str]:
-    """What a run must be started with for `jump_clock` to reach it: operator, launcher, agents and ranks.
+    """Return the environment with which `jump_clock` affects a run: operator, launcher, agents and ranks.
 
-    Builds the library at the first call. Raises NotPermitted where there is no C compiler.
+    Builds the library at the first call. Raises NotPermitted if there is no C compiler.
     """
     library = _library(sb)
     folder = _folder(sb)
@@ -40,11 +39,11 @@ def clock_env(sb: Sandbox) -> dict[str, str]:
 
 
 def jump_clock(sb: Sandbox, seconds: float, host: str = "") -> None:
-    """The wall clock of ``host`` (all: empty) jumps by ``seconds``, back where that is negative."""
+    """Make the wall clock of `host` ("": all hosts) jump by `seconds`; negative values jump back."""
     if host and host not in hosts(sb):
         raise UsageError(f"The sandbox has no host {host!r}", f"its hosts: {', '.join(hosts(sb))}")
     if not abs(seconds) <= _FARTHEST:
-        raise UsageError(f"A clock jumps by ten years at most, not by {seconds} s")
+        raise UsageError(f"A clock can jump by at most ten years, not by {seconds} s")
     clock_env(sb)
     for name in [host] if host else hosts(sb):
         _set(_folder(sb) / name, offsets(sb)[name] + seconds)
@@ -58,13 +57,13 @@ def reset_clock(sb: Sandbox, host: str = "") -> None:
 
 
 def offsets(sb: Sandbox) -> dict[str, float]:
-    """By host, how many seconds its clock is wrong."""
-    told = {}
+    """Return by host how many seconds its clock is wrong."""
+    found = {}
     for host in hosts(sb):
         path = _folder(sb) / host
         if path.exists():
-            told[host] = _OFFSET.unpack(path.read_bytes())[0] / 1e9
-    return told
+            found[host] = _OFFSET.unpack(path.read_bytes())[0] / 1e9
+    return found
 
 
 def hosts(sb: Sandbox) -> tuple[str, ...]:
@@ -72,7 +71,7 @@ def hosts(sb: Sandbox) -> tuple[str, ...]:
 
 
 def _set(path: Path, seconds: float) -> None:
-    """In place: processes have the file mapped. Eight aligned bytes are written at once."""
+    """Write in place: processes have mapped the file. Eight aligned bytes are written atomically."""
     fd = os.open(path, os.O_WRONLY)
     try:
         os.pwrite(fd, _OFFSET.pack(round(seconds * 1e9)), 0)
@@ -91,8 +90,8 @@ def _library(sb: Sandbox) -> Path:
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         raise NotPermitted(
-            "A clock that can jump cannot be made",
-            "it is a small C library, and no C compiler was found (cc, gcc, clang)",
+            "A clock that can jump needs a C compiler",
+            "it is a small C library, and no compiler was found (cc, gcc, clang)",
             "sudo apt-get install --no-install-recommends gcc libc6-dev",
         )
     fresh = library.with_name(f".clocks.{os.getpid()}.so")

@@ -1,4 +1,4 @@
-"""Real faults in a sandbox: what dies, hangs or fills up here really does. And how to undo them all."""
+"""Real faults in a sandbox, the list of active ones, and how to undo them all."""
 
 from __future__ import annotations
 
@@ -7,38 +7,44 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transom_cli.errors import TransomError
-from transom_cli.sandbox import belonging, procs
+from transom_cli.sandbox import processes
 from transom_cli.sandbox.cluster import Sandbox, wait_until
 from transom_cli.sandbox.fault_clock import clock_env, jump_clock, offsets, reset_clock
-from transom_cli.sandbox.fault_disk import fill_disk, free_disk, small_disk
-from transom_cli.sandbox.fault_jobs import (
-    cont_agent,
-    cont_launcher,
-    kill_agent,
-    kill_launcher,
-    stop_agent,
-    stop_launcher,
-)
-from transom_cli.sandbox.fault_late import fresh_files, late_files
-from transom_cli.sandbox.fault_nodes import (
-    cont_controller,
-    cont_node,
-    kill_controller,
-    kill_node,
-    restore_node,
-    start_controller,
-    stop_controller,
-    stop_node,
-)
-from transom_cli.sandbox.fault_ranks import cont_rank, kill_rank, slow_rank, slowed, stop_rank, unslow_rank
-from transom_cli.sandbox.fault_shared import (
+from transom_cli.sandbox.fault_disks import (
     cont_disk,
+    fill_disk,
+    free_disk,
+    fresh_files,
+    late_files,
     readonly_disk,
     served,
     share_disk,
+    small_disk,
     stall_disk,
     unshare_disk,
     writable_disk,
+)
+from transom_cli.sandbox.fault_processes import (
+    cont_agent,
+    cont_controller,
+    cont_launcher,
+    cont_node,
+    cont_rank,
+    kill_agent,
+    kill_controller,
+    kill_launcher,
+    kill_node,
+    kill_rank,
+    restore_node,
+    slow_rank,
+    slowed,
+    start_controller,
+    stop_agent,
+    stop_controller,
+    stop_launcher,
+    stop_node,
+    stop_rank,
+    unslow_rank,
 )
 
 __all__ = [
@@ -83,14 +89,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Active:
-    """A fault that is there now, and the words after `transom sandbox fault` that undo it."""
+    """An active fault, and the arguments of `transom sandbox fault` that undo it."""
 
     what: str
     undo: str
 
 
 def active(sb: Sandbox) -> list[Active]:
-    """The faults that can be undone, as the processes and mounts show them: nobody's memory is asked."""
+    """Return the active faults that can be undone, from processes and mounts rather than from records."""
     found: list[Active] = []
     down: set[str] = set()
     for daemon in sb.daemons():
@@ -120,21 +126,21 @@ def active(sb: Sandbox) -> list[Active]:
 
 
 def _stopped(sb: Sandbox, down: set[str], slow: set[tuple[str, str]]) -> list[Active]:
-    """Stopped agents, launchers and ranks on nodes that are up."""
-    told: set[tuple[str, str]] = set()
-    for proc in belonging.of_sandbox(sb.cluster):
-        node = belonging.node_of(proc, sb.cluster)
-        if proc.state not in "Tt" or not belonging.is_job_process(proc, sb.cluster) or node in down:
+    """Return the stopped agents, launchers and ranks on nodes that are up."""
+    found: set[tuple[str, str]] = set()
+    for proc in processes.of_sandbox(sb.cluster):
+        node = processes.node_of(proc, sb.cluster)
+        if proc.state not in "Tt" or not processes.is_job_process(proc, sb.cluster) or node in down:
             continue
         env, job = proc.environ, proc.environ["SLURM_JOB_ID"]
         rank = env.get("RANK") or env.get("SLURM_PROCID", "?")
         if not env.get("SLURM_STEP_ID", "").isdigit():
-            told.add((f"the launcher of job {job} is stopped", f"cont-launcher --job {job}"))
+            found.add((f"the launcher of job {job} is stopped", f"cont-launcher --job {job}"))
         elif env.get("TRANSOM_ROLE") == "agent":
-            told.add((f"the agent of job {job} on {node} is stopped", f"cont-agent --job {job} {node}"))
+            found.add((f"the agent of job {job} on {node} is stopped", f"cont-agent --job {job} {node}"))
         elif (job, rank) not in slow:
-            told.add((f"rank {rank} of job {job} is stopped", f"cont-rank --job {job} {rank}"))
-    return [Active(*words) for words in sorted(told)]
+            found.add((f"rank {rank} of job {job} is stopped", f"cont-rank --job {job} {rank}"))
+    return [Active(*words) for words in sorted(found)]
 
 
 def _disk_words(disk: str, word: str) -> tuple[str, str]:
@@ -146,22 +152,22 @@ def heal(sb: Sandbox) -> None:
     """Undo everything: all daemons run, no job is left, every node is idle and undrained."""
     for job, rank in slowed(sb):
         unslow_rank(sb, job, rank)
-    for disk in map(Path, sb.mounts()):  # what waits for one cannot end; it goes when no job is on it any more
+    for disk in map(Path, sb.mounts()):  # blocked processes cannot end; it is unmounted when no job uses it
         cont_disk(sb, disk)
         writable_disk(sb, disk)
     for disk in map(Path, sb.disks()):
         free_disk(sb, disk)
     reset_clock(sb)
-    for proc in belonging.of_sandbox(sb.cluster):
+    for proc in processes.of_sandbox(sb.cluster):
         if proc.state in "Tt":
-            procs.signal_one(proc.ident, signal.SIGCONT)
+            processes.signal_one(proc.ident, signal.SIGCONT)
     dead = [d.name for d in sb.daemons() if d.state == "dead" and d.name in sb.node_names]
     for name in sb.daemon_names:
         if name not in dead:
             sb.start(name)
     sb.wait_answer()
     for name in dead:
-        # Slurm must hear of the death first: it would keep the node's jobs completing for a minute more.
+        # Slurm must learn of the death first: it would keep the node's jobs completing for another minute.
         sb.slurm("scontrol", "update", f"nodename={name}", "state=down", "reason=dead in the sandbox")
         sb.start(name)
 
@@ -169,9 +175,9 @@ def heal(sb: Sandbox) -> None:
         jobs = sb.slurm("squeue", "-h", "-a", "-o", "%A").split()
         if jobs:
             sb.slurm("scancel", *jobs)
-            for job in jobs:  # at once, where a process would sit out KillWait
-                for proc in belonging.of_job(sb.cluster, int(job)):
-                    procs.signal_one(proc.ident, signal.SIGKILL)
+            for job in jobs:  # at once: a process might otherwise last for KillWait
+                for proc in processes.of_job(sb.cluster, int(job)):
+                    processes.signal_one(proc.ident, signal.SIGKILL)
         return not jobs
 
     for node in sb.node_names:

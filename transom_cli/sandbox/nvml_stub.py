@@ -1,7 +1,7 @@
-"""GPUs that are not there: a stub of NVIDIA's libnvidia-ml.so.1 that tells what a file says, by node.
+"""Simulated GPUs: a stub of NVIDIA's libnvidia-ml.so.1 that reports what a file contains, for each node.
 
-The file's lines, "OWNER KEY VALUE", are a dict here: ("system" or a GPU's index as text, key) to value; nvml_stub.c
-lists the keys. `healthy` makes one, the rest change it, `write` puts it in place, even under processes that run:
+The file's lines, "OWNER KEY VALUE", are a dict here: ("system" or a GPU's index as text, key) to value. nvml_stub.c
+lists the keys. `healthy` creates one, other functions change it, and `write` installs it, even for running processes:
 
     libraries = build(folder / "lib")
     write(folder / "state", "node1", with_fault(healthy(8), "row_remap_failed", gpu=3))
@@ -20,11 +20,11 @@ from transom_cli.errors import NotPermitted, TransomError
 State = dict[tuple[str, str], str]
 
 LIBRARY = "libnvidia-ml.so.1"
-LOGIN = "login"  # the host of processes that are on no node
+LOGIN = "login"  # the host of processes that run on no node
 _GIB = 2**30
 _LINKS = 18
 
-# What an H100 SXM says that has nothing to do, by the keys of nvml_stub.c.
+# What an idle H100 SXM reports, by the keys of nvml_stub.c.
 _IDLE_H100 = {
     "name": "NVIDIA H100 80GB HBM3",
     "vbios": "96.00.99.00.01",
@@ -69,7 +69,7 @@ _IDLE_H100 = {
     "events": "0xfc0f",
 }
 
-# What each fault changes on one GPU. An empty value takes the key away.
+# What each fault changes on one GPU. An empty value removes the key.
 FAULTS = {
     "lost": {"lost": "15"},
     "fell_off_the_bus": {"error.nvmlDeviceGetHandleByIndex_v2": "999"},
@@ -97,9 +97,9 @@ FAULTS = {
 
 
 def build(folder: Path) -> Path:
-    """Compiles the stub into ``folder``, which then goes into LD_LIBRARY_PATH. Once built, it is taken as it is.
+    """Compile the stub into `folder`, for LD_LIBRARY_PATH, unless it is already built.
 
-    Raises NotPermitted where there is no C compiler.
+    Raises NotPermitted if there is no C compiler.
     """
     library = folder / LIBRARY
     if library.exists():
@@ -107,8 +107,8 @@ def build(folder: Path) -> Path:
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         raise NotPermitted(
-            "GPUs cannot be pretended",
-            "the stub of NVIDIA's library is written in C, and no C compiler was found (cc, gcc, clang)",
+            "Simulated GPUs need a C compiler",
+            "the stub of NVIDIA's library is written in C, and no compiler was found (cc, gcc, clang)",
             "sudo apt-get install --no-install-recommends gcc libc6-dev",
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,13 +124,13 @@ def build(folder: Path) -> Path:
 
 
 def environment(libraries: Path, states: Path) -> dict[str, str]:
-    """For processes that are to see the GPUs that ``states`` holds, one file a node."""
+    """Return the environment in which processes see the GPUs in `states`, one file per node."""
     path = [str(libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {"LD_LIBRARY_PATH": ":".join(dict.fromkeys(path)), "TRANSOM_SANDBOX_NVML": str(states)}
 
 
 def healthy(gpus: int, node: str = "") -> State:
-    """A node with so many idle H100 on NVLink switches. ``node`` makes its UUIDs its own."""
+    """Return the state of a node with idle H100 GPUs on NVLink switches. node: makes the UUIDs unique."""
     state: State = {
         ("system", "driver"): "570.124.06",
         ("system", "nvml"): "12.570.124.06",
@@ -152,23 +152,23 @@ def healthy(gpus: int, node: str = "") -> State:
 
 
 def with_values(state: State, owner: int | str, **values: str) -> State:
-    """Keys are given with double underscores for dots (`heat__now="90"`); an empty value takes a key away."""
+    """Change keys, given with double underscores for dots (`heat__now="90"`). An empty value removes a key."""
     named = {key.replace("__", "."): value for key, value in values.items()}
     return _changed(state, str(owner), named)
 
 
 def with_fault(state: State, fault: str, gpu: int = 0) -> State:
-    """One of FAULTS on one GPU."""
+    """Add one of FAULTS to one GPU."""
     return _changed(state, str(gpu), FAULTS[fault])
 
 
 def with_missing(state: State, gpus: int = 1) -> State:
-    """So many GPUs less, the last ones."""
+    """Remove the last `gpus` GPUs."""
     return _changed(state, "system", {"count": str(int(state["system", "count"]) - gpus)})
 
 
 def with_hang(state: State, call: str = "nvmlDeviceGetCount_v2", owner: int | str = "system") -> State:
-    """A call that does not return for as long as the state says so."""
+    """Make a call hang while the state says so."""
     return _changed(state, str(owner), {f"hang.{call}": "1"})
 
 
@@ -177,13 +177,13 @@ def with_error(state: State, call: str, code: int, owner: int | str = "system") 
 
 
 def with_event(state: State, gpu: int, kind: int, data: int = 0) -> State:
-    """One more event, for those who listen by then. kind: nvmlEventType*, 8 for an Xid whose code is ``data``."""
+    """Add an event, for processes that are listening by then. kind: nvmlEventType*, 8 for an Xid with code `data`."""
     place = sum(key.startswith("event.") for _, key in state)
     return _changed(state, "system", {f"event.{place}": f"{gpu} {kind} {data}"})
 
 
 def write(states: Path, node: str, state: State) -> None:
-    """At once: who reads sees the former state or this one."""
+    """Replace a node's state atomically."""
     states.mkdir(parents=True, exist_ok=True)
     fresh = states / f".{node}.{os.getpid()}"
     fresh.write_text("".join(f"{owner} {key} {value}\n" for (owner, key), value in state.items()))
@@ -192,7 +192,7 @@ def write(states: Path, node: str, state: State) -> None:
 
 
 def remove(states: Path, node: str) -> None:
-    """The node has no driver any more."""
+    """Remove the node's driver."""
     (states / node).unlink(missing_ok=True)
 
 

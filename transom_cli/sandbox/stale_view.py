@@ -1,10 +1,10 @@
-"""`python -m transom_cli.sandbox.stale_view HOW FOLDER LOG COMMAND...`: COMMAND sees FOLDER as it was some time ago.
+"""`python -m transom_cli.sandbox.stale_view HOW FOLDER LOG COMMAND...`: COMMAND sees FOLDER with a delay.
 
-As a client of a network file system that keeps attributes, names and contents for a while: what others change shows
-late, each file and folder by itself; what COMMAND changes it sees at once. It runs in a mount namespace of its own, so
-that all others see the folder as it is. HOW is "3" for three seconds, "nfs=30" for thirty but where a client of NFS
-asks the server anew. The view ends with COMMAND where LOG is `-`; else it stays until it is killed,
-for a daemon that goes to the background, and its words go to the file LOG. Needs root and FUSE.
+It behaves like a client of a network file system that caches attributes, names and contents. Changes by others appear
+late, for each file and folder separately; changes by COMMAND appear at once. It uses its own mount namespace, so all
+others see the folder as it is. HOW is "3" for three seconds, or "nfs=30" for thirty seconds except where an NFS client
+revalidates. With LOG `-`, the view ends with COMMAND. Otherwise it lasts until it is killed, for daemons that put
+themselves into the background, and its output goes to the file LOG. Needs root and FUSE.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import mfusepy
 
 from transom_cli.sandbox.daemons import NFS
 from transom_cli.sandbox.disk_server import NAME, Covered
+from transom_cli.start import own
 
 T = TypeVar("T")
 PATIENCE = 15.0  # seconds for the mount
@@ -35,14 +36,15 @@ _PR_SET_PDEATHSIG = 1
 @dataclass(frozen=True)
 class _Opened:
     fd: int
-    size: int  # as told then, in bytes
+    size: int  # in bytes, when it was opened
 
 
 class Stale(Covered):
-    """Answers are kept for `seconds`, and so are refusals: a file that was not there is not there for a while.
+    """Caches answers for `seconds`, including errors: a file that did not exist stays missing for a while.
 
-    opens_anew: as Linux' NFS does it (close-to-open). A file that is known to be there, and a folder, is asked for anew
-    when it is opened; what was not there is looked for again in a folder that is opened, or changed by this client.
+    Args:
+        opens_anew: close-to-open consistency, like NFS on Linux. Opening an existing file or a folder revalidates it.
+            Missing names are looked up again in a folder that is opened, or changed by this client.
     """
 
     def __init__(self, folder: str, seconds: float, *, opens_anew: bool) -> None:
@@ -66,7 +68,7 @@ class Stale(Covered):
         return kept  # type: ignore[return-value]
 
     def _sweep(self) -> None:
-        """Forget what is too old. They are in the order of their times."""
+        """Drop expired entries, which are in order of time."""
         limit = time.monotonic() - self._seconds
         while self._kept and next(iter(self._kept.values()))[0] <= limit:
             self._forget(*next(iter(self._kept)))
@@ -77,20 +79,20 @@ class Stale(Covered):
             os.close(kept.fd)
 
     def _written(self, path: str) -> None:
-        """By this client itself, which then knows better of this file; not of the folder that it is in."""
+        """Note a write by this client: its cache of the file is invalid, but not that of the folder."""
         self._forget("file", path)
         self._forget("attributes", path)
         for fh in [fh for fh, (name, _, _) in self._reading.items() if name == path]:
             self._reading[fh] = (path, float("-inf"), 0)
 
     def _changed(self, *paths: str) -> None:
-        """A name, by this client itself: as one of NFS it asks for the whole folder again then."""
+        """Note a change of names by this client: like an NFS client, it revalidates the whole folder."""
         for path in paths:
             self._written(path)
             self._forget("names", path)
-            self._look_anew(str(Path(path).parent))
+            self._revalidate(str(Path(path).parent))
 
-    def _look_anew(self, folder: str) -> None:
+    def _revalidate(self, folder: str) -> None:
         self._forget("names", folder)
         if self._opens_anew:
             missing = [key for key, (_, kept) in self._kept.items() if isinstance(kept, OSError)]
@@ -100,7 +102,7 @@ class Stale(Covered):
 
     def opendir(self, path: str) -> int:
         if self._opens_anew:
-            self._look_anew(path)
+            self._revalidate(path)
         return 0
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
@@ -112,11 +114,11 @@ class Stale(Covered):
         return self._stale("names", path, lambda: super(Stale, self).readdir(path, fh))
 
     def _open_kept(self, path: str) -> _Opened:
-        """With its attributes anew: what a client reads is never older than what it was told of it."""
+        """Open with fresh attributes: a client never reads data older than the attributes that it saw."""
         self._forget("attributes", path)
         fd = os.open(self._below + path, os.O_RDONLY)
-        told = self._stale("attributes", path, lambda: super(Stale, self).getattr(path, fd))
-        return _Opened(fd, int(told["st_size"]))
+        attributes = self._stale("attributes", path, lambda: super(Stale, self).getattr(path, fd))
+        return _Opened(fd, int(attributes["st_size"]))
 
     def open(self, path: str, flags: int) -> int:
         if flags & (os.O_WRONLY | os.O_RDWR):
@@ -184,7 +186,7 @@ class Stale(Covered):
 
 
 def _serve(folder: str, how: str, log: str) -> None:
-    """Until whoever asked for it is gone, or for good."""
+    """Serve until the parent is gone, or until killed."""
     if log == WITH_COMMAND:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
@@ -192,8 +194,8 @@ def _serve(folder: str, how: str, log: str) -> None:
         for there, here in ((nothing, 0), (words, 1), (words, 2)):
             os.dup2(there, here)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each file that was read is kept open for a while
-    timeouts = {"attr_timeout": 0.0, "entry_timeout": 0.0, "negative_timeout": 0.0}  # the kernel's own cache: none
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # files stay open for a while after they were read
+    timeouts = {"attr_timeout": 0.0, "entry_timeout": 0.0, "negative_timeout": 0.0}  # no cache in the kernel
     options = {**timeouts, "allow_other": True, "default_permissions": True}
     if mfusepy.fuse_version_major < 3:
         options["nonempty"] = True
@@ -203,7 +205,7 @@ def _serve(folder: str, how: str, log: str) -> None:
 
 def main(argv: list[str]) -> None:
     if argv[0] != _INSIDE:
-        again = [sys.executable, "-m", "transom_cli.sandbox.stale_view", _INSIDE, *argv]
+        again = own("transom_cli.sandbox.stale_view", _INSIDE, *argv)
         os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", *again])
     how, folder, log, command = argv[1], argv[2], argv[3], argv[4:]
     before = os.stat(folder).st_dev  # noqa: PTH116

@@ -1,4 +1,4 @@
-"""The distribution's own programs that a sandbox is made of: where they are, and how one is run."""
+"""The distribution's programs that a sandbox consists of: where they are, how to run them, and how to unmount."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ ACCOUNTING_PACKAGES = {
     "mariadbd": "mariadb-server",
     "mariadb-install-db": "mariadb-server",
 }
-_MARIADB = {"mariadbd", "mariadb-install-db"}  # these serve any release of Slurm
+_MARIADB = {"mariadbd", "mariadb-install-db"}  # suitable for any release of Slurm
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # sbin is not in a user's PATH
 
 
 def callers_path(first: str) -> str:
-    """What a job submitted from here has, behind `first`."""
+    """Return the caller's PATH, as its jobs get it, after `first`."""
     return os.pathsep.join([first, os.environ.get("PATH") or _SYSTEM_PATH])
 
 
@@ -43,9 +43,10 @@ def search_path(first: str = "") -> str:
 
 
 def find_tools(accounting: bool = False, home: str = "") -> dict[str, Path]:
-    """Every program that is needed, or `SlurmUnreachable` with the packages to install.
+    """Return the path of every needed program. Raises SlurmUnreachable with the packages to install.
 
-    ``home``: of a release, whose Slurm is taken then, and none of this machine's.
+    Args:
+        home: a release, whose Slurm is used instead of this machine's.
     """
     wanted = {**SLURM_PACKAGES, **(ACCOUNTING_PACKAGES if accounting else {})}
     places = {name: f"{home}/bin" if home and name not in _MARIADB else search_path() for name in wanted}
@@ -53,7 +54,7 @@ def find_tools(accounting: bool = False, home: str = "") -> dict[str, Path]:
     missing = [name for name, path in found.items() if path is None]
     if missing and home and not _MARIADB & set(missing):
         raise SlurmUnreachable(
-            f"The release of Slurm in {home} is not there any more",
+            f"The release of Slurm in {home} no longer exists",
             f"not found: {', '.join(missing)}",
             f"transom sandbox up --release {Path(home).name} --release-dir {Path(home).parent}",
         )
@@ -69,7 +70,7 @@ def find_tools(accounting: bool = False, home: str = "") -> dict[str, Path]:
 
 
 def run_tool(argv: Sequence[str], env: Mapping[str, str], *, cwd: Path, timeout_s: float = 30.0) -> str:
-    """Run one program to its end; its stdout. Raises TransomError with the program's own words."""
+    """Run one program and return its stdout. Raises TransomError with the program's own message."""
     name = Path(argv[0]).name
     program = shutil.which(argv[0], path=os.pathsep.join(filter(None, [env.get("PATH", ""), _SYSTEM_PATH])))
     if program is None:
@@ -88,9 +89,24 @@ def run_tool(argv: Sequence[str], env: Mapping[str, str], *, cwd: Path, timeout_
 
 
 def slurm_release(slurmctld: Path) -> tuple[int, int]:
-    """(22, 5) for `slurm-wlm 22.05.8`. Raises SlurmUnreachable when it tells no version."""
+    """Return (22, 5) for `slurm-wlm 22.05.8`. Raises SlurmUnreachable if it prints no version."""
     words = run_tool([str(slurmctld), "-V"], os.environ, cwd=Path("/"))
     found = re.search(r"(\d+)\.(\d+)", words)
     if found is None:
-        raise SlurmUnreachable("Slurm does not tell its version", f"`slurmctld -V` said: {words.strip()!r}")
+        raise SlurmUnreachable("Slurm's version cannot be determined", f"`slurmctld -V` printed: {words.strip()!r}")
     return int(found[1]), int(found[2])
+
+
+def fusermount() -> str | None:
+    return shutil.which("fusermount3") or shutil.which("fusermount")
+
+
+def unmount(where: Path) -> None:
+    """Unmount lazily: open files stay usable until they are closed. Does nothing if nothing is mounted."""
+    argv = ["umount", "--lazy"] if os.geteuid() == 0 else [fusermount() or "fusermount3", "-u", "-z"]
+    subprocess.run([*argv, str(where)], check=False, capture_output=True)
+
+
+def mounted_by_fuse(where: Path) -> bool:
+    lines = Path("/proc/mounts").read_text().splitlines()
+    return any(line.split()[1:3] == [str(where), "fuse"] for line in lines)

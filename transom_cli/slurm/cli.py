@@ -1,4 +1,4 @@
-"""Slurm through its own commands. Every line that Slurm is sent stands here; every answer is read in `parse`."""
+"""The Slurm adapter on its own commands. This module holds every command line; `parse` reads every answer."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 
-from transom_cli.slurm import parse, sacct
+from transom_cli.slurm import accounting, parse
 from transom_cli.slurm.port import Job, Node, NoSuchJob, SlurmRefused, Start, Submission
 from transom_cli.slurm.runner import Runner
 
-# Refusals that mean that the order's work is done.
-PENDING_ALREADY = r"Job is pending execution"
-STARTED_ALREADY = r"Job is no longer pending execution"
-RELEASED_IN_VAIN = r"Requested partition configuration not available"  # it cannot start as it is, and is released
-OVER_ALREADY = r"already completing or completed"
+# Refusals which mean that nothing remains to be done.
+ALREADY_PENDING = r"Job is pending execution"
+ALREADY_STARTED = r"Job is no longer pending execution"
+RELEASED_UNSTARTABLE = r"Requested partition configuration not available"  # released, but cannot start
+ALREADY_ENDED = r"already completing or completed"
 
 
 class CliSlurm:
     """The `Slurm` protocol on squeue, scontrol, sbatch, scancel and sacct (22.05 and later).
 
-    `jobs` leaves `Job.excluded` empty, as squeue has no column for it; `job` fills it.
+    `jobs` leaves `Job.excluded` empty, since squeue has no column for it; `job` fills it in.
     """
 
     def __init__(self, runner: Runner | None = None) -> None:
@@ -46,11 +46,11 @@ class CliSlurm:
         return parse.parse_show_nodes(self._runner.run(["scontrol", "show", "node", "-o", *only]))
 
     def requeue(self, job_id: int) -> None:
-        with unless_done(PENDING_ALREADY):
+        with unless_done(ALREADY_PENDING):
             self._runner.run(["scontrol", "requeue", str(job_id)])
 
     def requeue_hold(self, job_id: int) -> None:
-        with unless_done(PENDING_ALREADY):
+        with unless_done(ALREADY_PENDING):
             self._runner.run(["scontrol", "requeuehold", str(job_id)])
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
@@ -60,24 +60,24 @@ class CliSlurm:
         self, job_id: int, *, exclude: Sequence[str], num_nodes: int | None = None, num_tasks: int | None = None
     ) -> None:
         count = [f"NumNodes={num_nodes}"] if num_nodes is not None else []
-        if num_tasks is not None:  # with a gres a job waits for as many CPUs as it asked for at first
+        if num_tasks is not None:  # with a gres, a job waits for as many CPUs as it requested originally
             count += [f"NumTasks={num_tasks}", f"NumCPUs={num_tasks * self.job(job_id).cpus_per_task}"]
         excluded = hosts(exclude) if exclude else ""
         self._runner.run(["scontrol", "update", f"jobid={job_id}", *count, f"ExcNodeList={excluded}"])
 
     def release(self, job_id: int) -> None:
-        with unless_done(RELEASED_IN_VAIN):
+        with unless_done(RELEASED_UNSTARTABLE):
             self._runner.run(["scontrol", "release", str(job_id)])
 
     def start_now(self, job_id: int) -> None:
-        with unless_done(STARTED_ALREADY):
+        with unless_done(ALREADY_STARTED):
             self._runner.run(["scontrol", "update", f"jobid={job_id}", "StartTime=now"])
 
     def set_comment(self, job_id: int, comment: str) -> None:
         self._runner.run(["scontrol", "update", f"jobid={job_id}", f"Comment={comment}"])
 
     def cancel(self, job_id: int) -> None:
-        with contextlib.suppress(NoSuchJob), unless_done(OVER_ALREADY):
+        with contextlib.suppress(NoSuchJob), unless_done(ALREADY_ENDED):
             self._runner.run(["scancel", str(job_id)])
 
     def signal(self, job_id: int, name: str, *, step: str = "", batch: bool = False) -> None:
@@ -94,19 +94,19 @@ class CliSlurm:
 
     def history(self, *job_ids: int) -> list[Start]:
         jobs = ",".join(map(str, job_ids))
-        argv = ["sacct", "-D", "-X", "-P", "-n", "-o", sacct.SACCT_FORMAT, "-j", jobs]
-        return sacct.parse_sacct(self._runner.run(argv, extra=sacct.SACCT_TIMES), *job_ids)
+        argv = ["sacct", "-D", "-X", "-P", "-n", "-o", accounting.SACCT_FORMAT, "-j", jobs]
+        return accounting.parse_sacct(self._runner.run(argv, extra=accounting.SACCT_TIMES), *job_ids)
 
     def _node(self, name: str) -> Node:
         found = [node for node in self.nodes((name,)) if node.name == name]
         if not found:
-            raise parse.nonsense("(no such node in the answer)", f"scontrol show node -o {name}")
+            raise parse.unexpected_output("(no such node in the answer)", f"scontrol show node -o {name}")
         return found[0]
 
 
 @contextlib.contextmanager
 def unless_done(refusal: str) -> Iterator[None]:
-    """An order whose refusal in these words (a regular expression) means that its work is done."""
+    """Ignore a refusal that matches the regular expression: it means that nothing remains to be done."""
     try:
         yield
     except SlurmRefused as error:
@@ -115,7 +115,7 @@ def unless_done(refusal: str) -> Iterator[None]:
 
 
 def may_undrain(node: Node, reason: str) -> bool:
-    """False when it is not drained; SlurmRefused when it is for another reason than `reason`."""
+    """Return whether the node is drained. Raises SlurmRefused if it is drained for another reason."""
     if node.drain and node.reason != reason:
         raise SlurmRefused(
             f"Node {node.name} is drained for another reason, so it stays drained",
@@ -126,8 +126,8 @@ def may_undrain(node: Node, reason: str) -> bool:
 
 
 def hosts(names: Sequence[str]) -> str:
-    """Names as one list for Slurm; a name can never carry a range, a second name or another key."""
+    """Join names for Slurm. A name can never contain a range, a second name or another key."""
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
-            raise SlurmRefused(f"`{parse.clean(name)}` is not a node's name", "", "sinfo -N")
+            raise SlurmRefused(f"`{parse.clean(name)}` is not a node name", "", "sinfo -N")
     return ",".join(names)

@@ -1,7 +1,7 @@
-"""`FakeSlurm`: the `Slurm` protocol on a cluster in memory, held to the same contract suite as the real adapter.
+"""`FakeSlurm`: the `Slurm` protocol on a cluster in memory, for tests. The same contract suite tests it.
 
-For tests. `sleep` and `clock` are its own time; `calls` is what it was asked; `fail_next` and `fail_call` make
-calls fail before or after they took effect (an answer that was lost).
+`sleep` and `clock` use its own time. `calls` records all calls. `fail_next` and `fail_call` make calls fail before or
+after they take effect (a lost answer).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import wraps
 from typing import TypeVar, cast
 
 from transom_cli.slurm import port
-from transom_cli.slurm.fake_cluster import FakeCluster, FakeJob, FakeNode, read_options, refused, told
+from transom_cli.slurm.fake_cluster import FakeCluster, FakeJob, FakeNode, describe, read_options, refused
 from transom_cli.slurm.port import Job, JobState, Node, NoSuchJob, SlurmDenied, Start, Submission
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -34,7 +34,7 @@ def _recorded(method: F) -> F:
         try:
             return method(self, *args, **kwargs)
         finally:
-            if planned:  # also in place of a refusal: the answer is lost, whatever it was
+            if planned:  # even instead of a refusal: the answer is lost, whatever it was
                 raise planned[0]
 
     return cast(F, call)
@@ -58,8 +58,10 @@ class FakeSlurm:
         self.calls: list[tuple[object, ...]] = []
         self._failures: dict[tuple[str, object], tuple[BaseException, bool]] = {}
         self._next_id = 1
+        self.comment_rule: str | None = None  # what the site's job_submit plugin changes every comment to
+        self.unlisted: set[int] = set()  # jobs that `jobs` leaves out
 
-    # --- what tests do to it ---
+    # --- controls for tests ---
 
     def clock(self) -> float:
         return self.cluster.now
@@ -71,24 +73,24 @@ class FakeSlurm:
         self.cluster.advance(seconds)
 
     def start_pending(self) -> None:
-        """Run the scheduler once, at this moment."""
+        """Run the scheduler once, now."""
         self.cluster.schedule()
 
     def finish(self, job_id: int, code: int = 0, *, signal: int = 0, state: JobState | None = None) -> None:
-        """The batch script ends."""
+        """End the batch script."""
         usual = JobState.FAILED if code or signal else JobState.COMPLETED
         self.cluster.end(self.cluster.jobs[job_id], state or usual, code=code, signal=signal)
 
     def requeue_behind(self, job_id: int) -> None:
-        """Slurm, or an administrator, requeues the job without being asked by us."""
+        """Requeue the job as Slurm or an administrator would, without a request from us."""
         self.cluster.requeue(self.cluster.jobs[job_id], held=False)
 
     def hold_behind(self, job_id: int, reason: str = "launch_failed_requeued_held") -> None:
-        """A failed prolog, or a person, holds a pending job."""
+        """Hold a pending job, as after a failed prolog or by a person."""
         self.cluster.jobs[job_id].held, self.cluster.jobs[job_id].reason = True, reason
 
     def forget(self, job_id: int) -> None:
-        """MinJobAge is over."""
+        """Drop the job, as after MinJobAge."""
         del self.cluster.jobs[job_id]
 
     def kill_node(self, name: str) -> None:
@@ -100,11 +102,11 @@ class FakeSlurm:
         node.alive, node.down = True, False
 
     def fail_next(self, call: str, error: BaseException, *, after: bool = False) -> None:
-        """The next call of this name raises `error`; with `after`, once it took effect."""
+        """Make the next call of this name raise `error`; with `after`, after it took effect."""
         self._failures["name", call] = (error, after)
 
     def fail_call(self, number: int, error: BaseException, *, after: bool = False) -> None:
-        """The call with this index in `calls` raises `error`; with `after`, once it took effect."""
+        """Make the call with this index in `calls` raise `error`; with `after`, after it took effect."""
         self._failures["call", number] = (error, after)
 
     # --- the protocol ---
@@ -128,7 +130,7 @@ class FakeSlurm:
             num_tasks=int(options.get("nodes", "1")) * int(options.get("ntasks-per-node", "0")),
             user=self.user,
             name=options.get("job-name", submission.script.name),
-            comment=options.get("comment", ""),
+            comment=options.get("comment", "") if self.comment_rule is None else self.comment_rule,
             partition=partition,
             requeue="no-requeue" not in options,
             excluded=excluded,
@@ -143,12 +145,13 @@ class FakeSlurm:
 
     @_recorded
     def jobs(self) -> list[Job]:
-        return [told(job, excluded=()) for job in self.cluster.jobs.values() if job.user == self.user]
+        mine = (job for job in self.cluster.jobs.values() if job.user == self.user)
+        return [describe(job, excluded=()) for job in mine if job.job_id not in self.unlisted]
 
     @_recorded
     def job(self, job_id: int) -> Job:
         job = self._known(job_id)
-        return told(job, excluded=job.excluded)
+        return describe(job, excluded=job.excluded)
 
     @_recorded
     def nodes(self, names: Sequence[str] = ()) -> list[Node]:
@@ -277,7 +280,7 @@ class FakeSlurm:
             raise port.SlurmUnknown("Slurm did not answer `sacct`", "Slurm accounting storage is disabled")
         starts = [start for job_id in job_ids for start in self._history(job_id)]
         if not starts:
-            raise port.SlurmUnknown("Accounting has none of these jobs (yet)", "sacct printed nothing")
+            raise port.SlurmUnknown("Accounting has no record of these jobs (yet)", "sacct printed nothing")
         return starts
 
     def _history(self, job_id: int) -> Iterator[Start]:
@@ -285,12 +288,12 @@ class FakeSlurm:
         job = self.cluster.jobs.get(job_id)
         if job is not None and not job.state.ended:
             waits = job.state is JobState.PENDING
-            told = Start(job_id, job.state, None, None, (), comment=job.comment)
-            yield told if waits else replace(told, nodes=job.started_on, began=job.began)
+            start = Start(job_id, job.state, None, None, (), comment=job.comment)
+            yield start if waits else replace(start, nodes=job.started_on, began=job.began)
 
     def _known(self, job_id: int) -> FakeJob:
         if job_id not in self.cluster.jobs:
-            raise NoSuchJob("Slurm does not know this job (any more)", "Invalid job id specified")
+            raise NoSuchJob("Slurm does not know this job", "Invalid job id specified")
         return self.cluster.jobs[job_id]
 
     def _ours(self, job_id: int) -> FakeJob:

@@ -1,7 +1,7 @@
-"""A cluster in memory, with Slurm's manners as they were measured on 22.05: what `fake.FakeSlurm` talks to.
+"""A cluster in memory that behaves like Slurm 22.05 was measured to behave: the backend of `fake.FakeSlurm`.
 
-Time is its own and moves only in `advance`. Nodes hold one job each. The manners that matter to a supervisor:
-a job with a dead node stays COMPLETING until SlurmdTimeout; a requeued job waits out its delay unless told to start
+Its time advances only in `advance`. A node runs one job at a time. The behaviour that matters to a supervisor: a job
+with a dead node stays COMPLETING until SlurmdTimeout; a requeued job waits for its delay unless its StartTime is set to
 now; a start within a second of the last end fails ("Job credential revoked"); a dead node is noticed late.
 """
 
@@ -16,7 +16,7 @@ SLURMD_TIMEOUT = 300.0
 REQUEUE_DELAY = 121.0
 COMPLETE_TIME = 0.5
 CREDENTIAL_GRAIN = 1.0
-TREE, CHILDREN_TIMEOUT = 8, 60.0  # nodes of a step from which a living slurmstepd waits for a dead one; how long
+TREE, CHILDREN_TIMEOUT = 8, 60.0  # from this many nodes on, a living slurmstepd waits for a dead one; seconds
 _ACTIVE = (JobState.RUNNING, JobState.SUSPENDED)
 
 
@@ -36,7 +36,7 @@ class FakeJob:
     job_id: int
     submission: Submission
     num_nodes: int
-    tasks_per_node: int  # 0: not asked for
+    tasks_per_node: int  # 0: not requested
     num_tasks: int
     user: str
     name: str
@@ -53,7 +53,7 @@ class FakeJob:
     restarts: int = 0
     nodes: tuple[str, ...] = ()
     ran_on: tuple[str, ...] = ()
-    started_on: tuple[str, ...] = ()  # all nodes of the last start, before any was given up
+    started_on: tuple[str, ...] = ()  # all nodes of the last start, before any shrink
     batch_host: str = ""
     begin: float = 0.0
     began: float | None = None  # the present start, or the last one
@@ -76,7 +76,7 @@ class FakeCluster:
         self.scheduling = True
 
     def advance(self, seconds: float) -> None:
-        """Let time pass: nodes are noticed dead, jobs stop completing, waiting jobs start."""
+        """Advance the time: dead nodes are noticed, jobs stop completing, pending jobs start."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 0.1)
@@ -126,16 +126,16 @@ class FakeCluster:
             job.completing_since = None
 
     def end(self, job: FakeJob, state: JobState, *, code: int = 0, signal: int = 0) -> None:
-        """This start of the job is over; its nodes have yet to say that nothing is left on them."""
+        """End this start of the job; its nodes have not yet reported that it is gone."""
         over = state.ended  # a requeued start has no exit code
-        told = Start(job.job_id, state, code if over else None, signal if over else None, job.started_on)
-        self.past.append(replace(told, began=job.began, ended=self.now, comment=job.comment))
+        start = Start(job.job_id, state, code if over else None, signal if over else None, job.started_on)
+        self.past.append(replace(start, began=job.began, ended=self.now, comment=job.comment))
         job.ran_on = job.nodes
         job.state, job.exit_code, job.exit_signal = state, code, signal
         job.completing_since = job.ended_at = self.now
 
     def end_waiting(self, job: FakeJob) -> None:
-        """It is cancelled before it could start (again)."""
+        """Cancel the job before it starts (again)."""
         job.state, job.held = JobState.CANCELLED, False
         self.past.append(Start(job.job_id, JobState.CANCELLED, 0, 0, (), None, self.now, comment=job.comment))
 
@@ -155,7 +155,7 @@ class FakeCluster:
         waiting = self._waiting_for_the_dead(job)
         left = (name for name in job.nodes if not (self.nodes[name].alive or self.nodes[name].down))
         job.nodes = (*waiting, *left)
-        if job.nodes:  # a dead node still holds it; the living ones are free for others
+        if job.nodes:  # a dead node still holds the job; the living ones are free
             return
         job.completing_since = None
         if job.state is JobState.PENDING:
@@ -165,7 +165,7 @@ class FakeCluster:
             job.nodes = job.ran_on
 
     def _waiting_for_the_dead(self, job: FakeJob) -> tuple[str, ...]:
-        """The first living node, whose slurmstepd has a dead one below it in the tree by which a step's end is told."""
+        """The first living node: its slurmstepd has a dead one below it in the tree that reports a step's end."""
         over = self.now - (job.completing_since or 0.0) >= CHILDREN_TIMEOUT
         dead = [name for name in job.started_on if not self.nodes[name].alive]
         if over or not dead or len(job.started_on) < TREE:
@@ -190,7 +190,7 @@ def refused(call: str, words: str) -> SlurmRefused:
 
 
 def read_options(options: Sequence[str]) -> dict[str, str]:
-    """`--key=value`, `--flag` and `-N3`, as far as the fake cares."""
+    """Read `--key=value`, `--flag` and `-N3`, as far as the fake needs them."""
     read = {}
     for option in options:
         if option.startswith("-N"):
@@ -201,7 +201,7 @@ def read_options(options: Sequence[str]) -> dict[str, str]:
     return read
 
 
-def told(job: FakeJob, *, excluded: tuple[str, ...]) -> Job:
+def describe(job: FakeJob, *, excluded: tuple[str, ...]) -> Job:
     ended = job.state.ended
     return Job(
         job.job_id,
@@ -221,4 +221,5 @@ def told(job: FakeJob, *, excluded: tuple[str, ...]) -> Job:
         comment=job.comment,
         partition=job.partition,
         user=job.user,
+        command=" ".join((str(job.submission.script.absolute()), *job.submission.args)),
     )

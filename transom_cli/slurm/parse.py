@@ -1,8 +1,8 @@
-"""Slurm's text to the port's shapes. Pure: one function a text, no process, no clock.
+"""Parse Slurm's output into the port's data classes. Pure: one function for each kind of output.
 
-Free text (job names, comments, reasons) may hold spaces, equals signs and newlines, so nothing here
-splits on them: `squeue` is asked for control characters as separators, and in `scontrol show job` the free
-fields are found by the fixed fields around them. What does not fit raises SlurmUnknown with the line in it.
+Free text (job names, comments, reasons) may contain spaces, equals signs and newlines, so nothing splits on them:
+`squeue` is given control characters as separators, and in `scontrol show job` the free fields are located by the fixed
+fields around them. Unexpected output raises SlurmUnknown, which quotes the line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transom_cli.slurm.port import Job, JobState, Node, SlurmUnknown
 FIELD, RECORD = "\x1f", "\x1e"
 _COLUMN_WORDS = (
     "JobID State Reason RestartCnt Requeue NodeList BatchHost NumNodes exit_code PriorityLong "
-    "TimeUsed StartTime EndTime Partition UserName Name Comment"
+    "TimeUsed StartTime EndTime Partition UserName Name Command Comment"
 )
 _COLUMNS = tuple(_COLUMN_WORDS.split())
 SQUEUE_FORMAT = ",".join(f"{column}:{FIELD}" for column in _COLUMNS[:-1]) + f",{_COLUMNS[-1]}:{RECORD}"
@@ -30,10 +30,11 @@ _JOB = re.compile(
     r"(?P<body>MCS_label=\S* Priority=\d+ .*?) Command=(?P<tail>.*)",
     re.DOTALL,
 )
+_COMMAND = re.compile(r"(.*?) WorkDir=", re.DOTALL)
 _COMMENT = re.compile(r".* Comment=(.*?) (?:StdErr|StdIn|StdOut|Power)=", re.DOTALL)
 _SWITCHES = re.compile(r".* Switches=(\d+@[\d:-]+)", re.DOTALL)
-_ASKS = (("reservation", "Reservation"), ("constraint", "Features"), ("nodelist", "ReqNodeList"))
-# Slurm puts no free text behind it.
+_REQUIREMENTS = (("reservation", "Reservation"), ("constraint", "Features"), ("nodelist", "ReqNodeList"))
+# No free text follows it.
 _OUTPUT = re.compile(r".* StdOut=(.*?)(?: Switches=\d+@\S+)?(?: Power=.*)?$", re.DOTALL)
 _NODE_REASON = re.compile(r" Reason=(.*?)(?: \[(\S+)@[^\]\s]+\])?(?: Comment=.*)?$", re.DOTALL)
 _SHORT_STATES = {
@@ -41,7 +42,7 @@ _SHORT_STATES = {
     "TO": "TIMEOUT", "NF": "NODE_FAIL", "PR": "PREEMPTED", "BF": "BOOT_FAIL", "DL": "DEADLINE",
     "OOM": "OUT_OF_MEMORY", "CG": "COMPLETING", "CF": "CONFIGURING", "RD": "RESV_DEL_HOLD",
 }  # fmt: skip
-# Slurm prints a flag in place of the base state; these flags say which base state they stand on.
+# Slurm prints a flag instead of the base state; these flags imply it.
 _FLAG_BASE = {
     "CONFIGURING": JobState.RUNNING, "RESIZING": JobState.RUNNING, "SIGNALING": JobState.RUNNING,
     "STOPPED": JobState.SUSPENDED, "REQUEUED": JobState.PENDING, "REQUEUE_FED": JobState.PENDING,
@@ -50,39 +51,39 @@ _FLAG_BASE = {
 _ENDED_BY_REASON = {
     "NonZeroExitCode": JobState.FAILED, "TimeLimit": JobState.TIMEOUT, "NodeDown": JobState.NODE_FAIL,
     "OutOfMemory": JobState.OUT_OF_MEMORY, "JobLaunchFailure": JobState.FAILED,
-    "RaisedSignal": JobState.FAILED,  # RaisedSignal:9(Killed), from 24.11 on; NonZeroExitCode before
+    "RaisedSignal": JobState.FAILED,  # RaisedSignal:9(Killed) since 24.11; NonZeroExitCode before
 }  # fmt: skip
 
 
-def nonsense(text: str, reading: str) -> SlurmUnknown:
-    """The error for an answer that does not fit what Slurm is documented to print."""
+def unexpected_output(text: str, reading: str) -> SlurmUnknown:
+    """Return the error for output that is not what Slurm is documented to print."""
     return SlurmUnknown(
         f"Slurm's answer to `{reading}` makes no sense",
         clean(text)[:400] or "(an empty answer)",
-        f"run `{reading}` by hand, and check that every Slurm command here is of one version",
+        f"run `{reading}` by hand, and check that all Slurm commands on this host have the same version",
     )
 
 
 def clean(text: str) -> str:
-    """Slurm's words, safe to show: control characters (terminal escapes too) become spaces, lines stay."""
+    """Make Slurm's text safe to show: control characters and terminal escapes become spaces, lines stay."""
     lines = ("".join(c if c.isprintable() else " " for c in line).rstrip() for line in text.splitlines())
     return "\n".join(line for line in lines if line)
 
 
 def parse_nodes(expression: str, reading: str = "a node list") -> tuple[str, ...]:
-    """`gpu[001-003,007]` to names, in Slurm's order of numbers; () for Slurm's several words for none."""
+    """Expand `gpu[001-003,007]` to names, in Slurm's order. () for each of Slurm's words for none."""
     if expression.strip() in _EMPTY:
         return ()
     if re.search(r"[^\w\[\],.:-]", expression):
-        raise nonsense(expression, reading)
+        raise unexpected_output(expression, reading)
     try:
         return tuple(NodeSet(expression, resolver=RESOLVER_NOGROUP))
     except NodeSetException as error:
-        raise nonsense(f"{expression}: {error}", reading) from error
+        raise unexpected_output(f"{expression}: {error}", reading) from error
 
 
 def fold_nodes(names: Iterable[str]) -> str:
-    """The other way round: names to `gpu[001-003,007]`. Names that no node could have stand as they are."""
+    """Fold names to `gpu[001-003,007]`. Names that no node can have are joined with commas."""
     given = tuple(names)
     try:
         return str(NodeSet.fromlist(given, resolver=RESOLVER_NOGROUP))
@@ -91,9 +92,9 @@ def fold_nodes(names: Iterable[str]) -> str:
 
 
 def parse_state(word: str) -> tuple[JobState, bool]:
-    """(base state, COMPLETING) of `RUNNING`, `R`, `CANCELLED by 1000`, `COMPLETING`, `REQUEUE_HOLD`...
+    """Parse `RUNNING`, `R`, `CANCELLED by 1000`, `COMPLETING`, `REQUEUE_HOLD` ... into (base state, COMPLETING).
 
-    COMPLETING alone hides its base state, which is UNKNOWN then; so is a state that is not known here.
+    COMPLETING alone hides the base state, which is then UNKNOWN, like any state that is not known here.
     """
     flags = [_SHORT_STATES.get(flag, flag) for flag in word.split(" by ")[0].rstrip("+*").upper().split("+")]
     completing = "COMPLETING" in flags
@@ -107,17 +108,17 @@ def parse_state(word: str) -> tuple[JobState, bool]:
 
 
 def _base_under_completing(reason: str, priority: int, used: str, start: str, end: str) -> JobState:
-    """What a job printed as COMPLETING will be.
+    """Return the base state of a job that is printed as COMPLETING.
 
-    An ended job ran from its start to its end. For a requeued one Slurm has set the run time to 0 and the
-    times to the next start, with the time limit between them.
+    An ended job ran from its start to its end. For a requeued job Slurm has set the run time to 0, and start and end
+    to those of the next start, one time limit apart.
     """
     if priority == 0 or reason == "job_requeued_in_held_state":
         return JobState.PENDING
     if _seconds_used(used) == 0:
         try:
             length = datetime.fromisoformat(end) - datetime.fromisoformat(start)
-        except ValueError:  # Unknown, N/A, NONE: it has no end
+        except ValueError:  # Unknown, N/A, NONE: no end
             return JobState.PENDING
         if length.total_seconds() > 1:
             return JobState.PENDING
@@ -125,7 +126,7 @@ def _base_under_completing(reason: str, priority: int, used: str, start: str, en
 
 
 def _seconds_used(text: str) -> int:
-    if not re.fullmatch(r"(\d+-)?\d+(:\d+)*", text):  # INVALID, when the clock was set back
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+)*", text):  # INVALID, if the clock was set back
         return -1
     days, _, clock = text.rpartition("-")
     seconds = 0
@@ -140,17 +141,21 @@ def exit_pair(text: str) -> tuple[int, int]:
 
 
 def _squeue_exit(text: str) -> tuple[int, int]:
-    """22.05 prints the wait status, 24.11 and later code:signal, as scontrol always did."""
+    """22.05 prints the wait status; 24.11 and later print code:signal, like scontrol."""
     if ":" in text:
         return exit_pair(text)
     return int(text) >> 8, int(text) & 0x7F
 
 
 def make_job(raw: Mapping[str, str], exit_pair: tuple[int, int], excluded: tuple[str, ...], reading: str) -> Job:
-    """A job from Slurm's own words for it, whoever handed them over.
+    """Build a job from Slurm's fields, from whichever interface they come.
 
-    ``raw``: Id, State, Reason, Priority, Used, Start, End, Restarts, Requeue ("1"), Nodes, NumNodes, Name, Comment,
-    Partition, User and perhaps BatchHost, as Slurm prints them. Raises ValueError or KeyError for what does not fit.
+    Args:
+        raw: Id, State, Reason, Priority, Used, Start, End, Restarts, Requeue ("1"), Nodes, NumNodes, Name, Comment,
+            Partition, User and optionally BatchHost and Command, as Slurm prints them.
+
+    Raises:
+        ValueError, KeyError: a field is missing or unexpected.
     """
     reason = "_".join(raw["Reason"].strip("()").split())
     priority = int(raw["Priority"])
@@ -175,6 +180,7 @@ def make_job(raw: Mapping[str, str], exit_pair: tuple[int, int], excluded: tuple
         comment=_value(raw["Comment"].strip()),
         partition=raw["Partition"],
         user=raw["User"],
+        command=_value(raw.get("Command", "").strip()),
     )
 
 
@@ -183,9 +189,9 @@ def _value(text: str) -> str:
 
 
 def parse_squeue(text: str) -> list[Job]:
-    """`squeue -h -O SQUEUE_FORMAT`. `Job.excluded` is empty here: squeue's -O has no such column."""
+    """Parse `squeue -h -O SQUEUE_FORMAT`. `Job.excluded` stays empty: squeue has no column for it."""
     jobs = []
-    text = re.sub(r"\A\s*CLUSTER: \S*\n", "", text)  # with --clusters, in some releases also without a header
+    text = re.sub(r"\A\s*CLUSTER: \S*\n", "", text)  # with --clusters, some releases print this even without headers
     for record in text.split(RECORD + "\n"):
         if not record:
             continue
@@ -197,25 +203,26 @@ def parse_squeue(text: str) -> list[Job]:
                     "End": raw["EndTime"], "User": raw["UserName"]}  # fmt: skip
             jobs.append(make_job(raw, _squeue_exit(raw["exit_code"]), (), "squeue"))
         except (ValueError, KeyError, AttributeError) as error:
-            raise nonsense(record, "squeue") from error
+            raise unexpected_output(record, "squeue") from error
     return jobs
 
 
 def parse_show_job(text: str) -> Job:
-    """`scontrol show job -o ID`: one job. A job's paths may hold newlines, so the whole text is its line."""
+    """Parse `scontrol show job -o ID`: one job. Its paths may contain newlines, so the whole text is one record."""
     reading = "scontrol show job -o"
     found = _JOB.match(text)
     if not found:
-        raise nonsense(text, reading)
+        raise unexpected_output(text, reading)
     body = dict(re.findall(r"(\S+?)=(\S*)", found["body"]))
     comment, output = _COMMENT.match(found["tail"]), _OUTPUT.match(found["tail"].strip())
+    command = _COMMAND.match(found["tail"])
     try:
         raw = {"Id": found["id"], "Name": found["name"], "User": found["user"], "State": body["JobState"],
                "Comment": comment[1] if comment else "", "Reason": body["Reason"], "Priority": body["Priority"],
                "Restarts": body["Restarts"], "Requeue": body["Requeue"], "Nodes": body.get("NodeList", ""),
                "BatchHost": body.get("BatchHost", ""), "NumNodes": body["NumNodes"], "Used": body["RunTime"],
                "Start": body["StartTime"], "End": body["EndTime"],
-               "Partition": body["Partition"]}  # fmt: skip
+               "Partition": body["Partition"], "Command": command[1] if command else ""}  # fmt: skip
         excluded = parse_nodes(body.get("ExcNodeList", ""), reading)
         cpus = body.get("CPUs/Task", "")
         job = make_job(raw, exit_pair(body["ExitCode"]), excluded, reading)
@@ -224,40 +231,41 @@ def parse_show_job(text: str) -> Job:
             cpus_per_task=int(cpus) if cpus.isdecimal() else 1,
             output=_value(output[1].strip()) if output else "",
             start=expected_start(job, body["StartTime"]),
-            asks=_asks(body, found["tail"]),
+            requirements=_requirements(body, found["tail"]),
+            suspended_at=_value(body.get("SuspendTime", "")),
         )
     except (ValueError, KeyError, AttributeError) as error:
-        raise nonsense(text, reading) from error
+        raise unexpected_output(text, reading) from error
 
 
-def _asks(body: Mapping[str, str], tail: str) -> tuple[tuple[str, str], ...]:
+def _requirements(body: Mapping[str, str], tail: str) -> tuple[tuple[str, str], ...]:
     switches = _SWITCHES.match(tail)
-    told = [(flag, _value(body.get(key, ""))) for flag, key in _ASKS]
-    return tuple((flag, value) for flag, value in (*told, ("switches", switches[1] if switches else "")) if value)
+    found = [(flag, _value(body.get(key, ""))) for flag, key in _REQUIREMENTS]
+    return tuple((flag, value) for flag, value in (*found, ("switches", switches[1] if switches else "")) if value)
 
 
 def expected_start(job: Job, printed: str) -> str:
-    """When a waiting job is to start; of one that is held Slurm tells when it might have started."""
+    """Return when a pending job is expected to start. For a held job Slurm prints when it could have started."""
     waits = job.state is JobState.PENDING and not job.held and printed != "Unknown"
     return printed if waits else ""
 
 
 def parse_show_nodes(text: str) -> list[Node]:
-    """`scontrol show node -o`: one node a line. `IDLE+DRAIN*` is idle, draining and not responding."""
+    """Parse `scontrol show node -o`: one node per line. `IDLE+DRAIN*` is idle, draining and not responding."""
     return [_parse_node(line) for line in text.splitlines() if line.strip()]
 
 
 def _parse_node(line: str) -> Node:
-    # The operating system's name is free text, but holds no key that is read here.
+    # The operating system's name is free text, but contains none of these keys.
     body = dict(re.findall(r"(?:^| )(NodeName|State|NodeAddr|Port)=(\S+)", line))
     if not {"NodeName", "State"} <= body.keys():
-        raise nonsense(line, "scontrol show node -o")
+        raise unexpected_output(line, "scontrol show node -o")
     reason = _NODE_REASON.search(line)
     return make_node(body, _value(reason[1]) if reason else "", (reason[2] or "") if reason else "")
 
 
 def make_node(body: Mapping[str, str], reason: str, reason_user: str) -> Node:
-    """A node from Slurm's words for it. ``body``: NodeName, State with its flags and marks, perhaps NodeAddr, Port."""
+    """Build a node from Slurm's fields: NodeName, State with flags and marks, optionally NodeAddr and Port."""
     base, *flags = body["State"].upper().split("+")
     marks = "".join(mark for part in (base, *flags) for mark in part[len(part.rstrip("*~#!%$@^-")) :])
     flags = [flag.rstrip("*~#!%$@^-") for flag in flags]
@@ -274,13 +282,13 @@ def make_node(body: Mapping[str, str], reason: str, reason_user: str) -> Node:
 
 
 def parse_submitted(text: str) -> int:
-    """`sbatch --parsable`: `ID` or `ID;cluster`, on the last line (plugins may print before it).
+    """Parse `sbatch --parsable`: `ID` or `ID;cluster` on the last line (plugins may print before it).
 
-    Also what sbatch says without that option, since sites put wrappers in its place that drop it.
+    Also accepts sbatch's usual message, since some sites' wrappers drop the option.
     """
     lines = text.strip().splitlines()
     form = r"(?:Submitted batch job )?(\d+)(?:;.*| on cluster \S+)?"
     found = re.fullmatch(form, lines[-1].strip()) if lines else None
     if not found:
-        raise nonsense(text, "sbatch --parsable")
+        raise unexpected_output(text, "sbatch --parsable")
     return int(found[1])

@@ -1,50 +1,67 @@
-"""Slurm as the rest of transom sees it: shapes, errors and the protocol that every adapter keeps.
+"""Slurm as the rest of transom sees it: data classes, errors, and the protocol that every adapter implements. Pure.
 
-Adapters: `slurm.cli` (the commands) and `slurm.fake` (in memory, for tests), held to one contract suite. Every call
-either answers with what Slurm said, or raises one of the errors below; nothing is guessed. "Unknown" is never "dead".
+Adapters are `slurm.cli` (the commands), `slurm.pyslurm` and `slurm.fake` (in memory, for tests). One contract suite
+tests all of them. A call either returns what Slurm answered or raises one of the errors below; nothing is guessed.
+"Unknown" is never "dead".
+
+At the end: Slurm's commands as a person types them, and Slurm's times in seconds.
 """
 
 from __future__ import annotations
 
 import enum
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from transom_cli.errors import NotPermitted, SlurmUnreachable, TransomError
+from transom_cli.errors import NotPermitted, SlurmUnreachable, TransomError, printable
+
+_NEVER_SENT = re.compile(
+    r"unable to contact slurm|connection refused|connect failure|communication connection failure"
+    r"|slurm backup controller in standby|munge encode failed|unable to establish a? ?configuration"
+    r"|could not establish a? ?configuration|unable to process configuration file",
+    re.IGNORECASE,
+)
 
 
 class SlurmUnknown(SlurmUnreachable):
-    """Slurm did not answer, answered too late, or answered nonsense: nothing is known. Worth asking again."""
+    """Slurm did not answer, or not in time, or its answer makes no sense: nothing is known. A retry may help."""
 
     kind = "slurm_unknown"
 
+    @property
+    def never_sent(self) -> bool:
+        """Whether the request cannot have reached Slurm, so that it had no effect."""
+        return bool(_NEVER_SENT.search(self.why))
+
 
 class SlurmRefused(TransomError):
-    """Slurm understood and said no (bad partition, job not pending, ...). Asking again will not help."""
+    """Slurm rejected the request (invalid partition, job not pending, ...). A retry does not help."""
 
     kind = "slurm_refused"
 
 
 class SlurmDenied(NotPermitted):
-    """Slurm said that this user may not (drain without admin rights, another user's job)."""
+    """Slurm denied permission to this user (drain without admin rights, another user's job)."""
 
 
 class NoSuchJob(SlurmRefused):
-    """Slurm does not know the job (any more: it forgets a finished one after MinJobAge)."""
+    """Slurm does not know the job. It forgets a finished job after MinJobAge."""
 
     kind = "no_such_job"
 
 
 class JobCancelled(SlurmRefused):
-    """A person has ended the job, so nothing goes on in its place."""
+    """A person has cancelled the job, so nothing succeeds it."""
 
     kind = "job_cancelled"
 
 
 class JobState(enum.Enum):
-    """The base state of a job; flags are kept apart in `Job.flags`."""
+    """The base state of a job, without flags such as COMPLETING."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -67,29 +84,31 @@ class JobState(enum.Enum):
 
 @dataclass(frozen=True)
 class Job:
-    """One job as Slurm tells it now. Times are left out of decisions: they are the controller's clock, not ours."""
+    """One job as Slurm reports it now. Decisions use no times: they come from the controller's clock, not ours."""
 
     job_id: int
     state: JobState
     completing: bool = False  # the COMPLETING flag: processes of the last start are still being removed
-    held: bool = False  # pending with priority 0 (held by its user, an admin, or Slurm itself)
+    held: bool = False  # pending with priority 0: held by its user, an admin, or Slurm
     reason: str = ""  # Slurm's pending reason, verbatim ("Resources", "JobHeldUser", ...)
     restarts: int = 0
     requeue: bool = True  # Requeue=1: scontrol requeue is allowed
-    nodes: tuple[str, ...] = ()  # allocated now; those of its last start once it has ended
+    nodes: tuple[str, ...] = ()  # allocated now, or in the last start if the job has ended
     batch_host: str = ""
-    num_nodes: int = 0  # asked for
-    cpus_per_task: int = 1  # asked for; from `job` only, as `excluded`
-    excluded: tuple[str, ...] = ()  # from `job` only: `jobs` leaves it empty, as squeue has no column for it
-    exit_code: int | None = None  # of the batch script, when ended
+    num_nodes: int = 0  # requested
+    cpus_per_task: int = 1  # requested; only from `job`, like `excluded`
+    excluded: tuple[str, ...] = ()  # only from `job`: squeue has no column for it
+    exit_code: int | None = None  # of the batch script, if it has ended
     exit_signal: int | None = None
     name: str = ""
-    comment: str = ""  # carries our tag, see `tag`
+    comment: str = ""  # contains our tag (`slurm.tags`)
     partition: str = ""
     user: str = ""
-    output: str = ""  # the file of its batch script's output, as Slurm tells it; from `job` only
-    start: str = ""  # when Slurm expects a pending one to start, as it prints it; for people; from `job` only
-    asks: tuple[tuple[str, str], ...] = ()  # of its nodes: sbatch's flag, and what Slurm shows of it; as `start`
+    command: str = ""  # the batch script and its arguments, as passed to sbatch
+    output: str = ""  # the batch script's output file as Slurm shows it; only from `job`
+    start: str = ""  # expected start of a pending job, as Slurm prints it; only from `job`
+    requirements: tuple[tuple[str, str], ...] = ()  # node requirements: sbatch flag and value; only from `job`
+    suspended_at: str = ""  # last suspended or resumed, as Slurm prints it; only from `job`
 
 
 @dataclass(frozen=True)
@@ -110,11 +129,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Start:
-    """One start of a job in accounting (`sacct -D`). PENDING is the state of one that a requeue ended.
+    """One start of a job in accounting (`sacct -D`). A start that a requeue ended has the state PENDING.
 
-    began, ended: seconds since the epoch, by the controller's clock; None: it has not. What never began has no nodes:
-    a job that waits, or that was cancelled while it did. by: the user id of whoever cancelled it, where that is told.
-    resized: when nodes were given up. comment: the --comment of its submission, "" where that is not told.
+    Attributes:
+        nodes: empty if the start never began: the job is pending, or was cancelled while pending.
+        began, ended: seconds since the epoch, on the controller's clock; None: not yet.
+        by: ID of the user who cancelled the job, if known.
+        resized: times at which the job was shrunk.
+        comment: the --comment of the submission, "" if not known.
     """
 
     job_id: int
@@ -131,7 +153,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Submission:
-    """What `submit` hands to sbatch. `options` are sbatch flags that override the script's own #SBATCH lines."""
+    """What `submit` passes to sbatch. `options` override the script's own #SBATCH lines."""
 
     script: Path
     options: tuple[str, ...] = ()
@@ -140,60 +162,120 @@ class Submission:
     chdir: Path | None = None
 
 
+@dataclass(frozen=True)
+class BackendTrial:
+    """Result of trying pyslurm once, for `transom doctor`.
+
+    works: what works, in a few words; empty if pyslurm does not work, with the reason in `why_not`.
+    detours: by call, why it goes through the command line. wish: the setting that requests pyslurm.
+    """
+
+    works: str = ""
+    why_not: str = ""
+    detours: Mapping[str, str] = field(default_factory=dict)
+    wish: str = ""
+
+
 class Slurm(Protocol):
     def submit(self, submission: Submission) -> int:
-        """Submit and return the job id. Not repeated by the adapter: a lost answer is looked up by comment tag."""
+        """Submit and return the job ID. Adapters never retry: after a lost answer, look the job up by its tag."""
 
     def jobs(self) -> list[Job]:
-        """All jobs of the calling user that Slurm still knows, one call."""
+        """Return all jobs of the calling user that Slurm still knows, in one call."""
 
     def job(self, job_id: int) -> Job:
-        """One job in full. NoSuchJob when Slurm has forgotten it."""
+        """Return one job in full. Raises NoSuchJob if Slurm has forgotten it."""
 
     def nodes(self, names: Sequence[str] = ()) -> list[Node]:
-        """The named nodes, or all."""
+        """Return the named nodes, or all."""
 
     def requeue(self, job_id: int) -> None:
-        """`scontrol requeue`: it waits out Slurm's own delay. A job that is pending already is a success."""
+        """`scontrol requeue`; the job then waits for Slurm's own delay. Succeeds if the job is already pending."""
 
     def requeue_hold(self, job_id: int) -> None:
-        """`scontrol requeuehold`. A job that is pending already is a success."""
+        """`scontrol requeuehold`. Succeeds if the job is already pending."""
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
-        """Give up all nodes of a running job but these. SlurmRefused when the batch host is not among them."""
+        """Shrink a running job to these nodes. Raises SlurmRefused unless the batch host is among them."""
 
     def update_pending(
         self, job_id: int, *, exclude: Sequence[str], num_nodes: int | None = None, num_tasks: int | None = None
     ) -> None:
-        """Replace the exclusion list (and the counts) of a pending job. SlurmRefused unless it is PENDING.
+        """Replace the exclusion list (and the counts) of a pending job. Raises SlurmRefused unless it is PENDING.
 
-        A job with --ntasks-per-node never starts on fewer nodes than its numbers of tasks and of CPUs need: with
-        `num_tasks` these are changed too.
+        A job with --ntasks-per-node never starts on fewer nodes than its task and CPU counts need: `num_tasks` changes
+        these too.
         """
 
     def release(self, job_id: int) -> None:
-        """Lift a user's hold. A job that is not held is a success."""
+        """Release a user's hold. Succeeds if the job is not held."""
 
     def start_now(self, job_id: int) -> None:
-        """StartTime=now: do not pay Slurm's requeue delay. Only useful once COMPLETING has ended."""
+        """StartTime=now: skip Slurm's requeue delay. Only useful when COMPLETING has ended."""
 
     def set_comment(self, job_id: int, comment: str) -> None:
-        """Replace the job's Comment (never AdminComment or SystemComment), in any state but an ended one."""
+        """Replace the job's Comment (never AdminComment or SystemComment), unless the job has ended."""
 
     def cancel(self, job_id: int) -> None:
-        """`scancel`. A job that has ended or is forgotten is a success."""
+        """`scancel`. Succeeds if the job has ended or is forgotten."""
 
     def signal(self, job_id: int, name: str, *, step: str = "", batch: bool = False) -> None:
-        """Send signal `name` ("USR2") to the job's steps, one step, or (batch=True) the batch shell alone."""
+        """Send signal `name` ("USR2") to the job's steps, to one step, or only to the batch shell (batch=True)."""
 
     def drain(self, node: str, reason: str) -> None:
-        """Drain. SlurmDenied for ordinary users. A node that is drained already keeps its reason, and is a success."""
+        """Drain a node. Raises SlurmDenied for ordinary users. A drained node keeps its reason."""
 
     def undrain(self, node: str, *, reason: str) -> None:
-        """Resume a drained node, only while its reason is still `reason`: never another owner's. SlurmRefused else."""
+        """Resume a drained node if its reason is still `reason`. Raises SlurmRefused for another owner's drain."""
 
     def history(self, *job_ids: int) -> list[Start]:
-        """All that accounting has of these jobs, in one call; those of one job are in the order of time, and the last
-        is its present state: that of a job that waits has not begun. A job id that came round again has older starts,
-        of a job that was not ours. SlurmUnknown where there is no accounting, or none of these is in it (yet).
+        """Return all starts of these jobs in accounting, in one call.
+
+        The starts of one job are in order of time, and the last one is its present state; that of a pending job has
+        not begun. A reused job ID also has the starts of an older job.
+
+        Raises:
+            SlurmUnknown: there is no accounting, or it has none of these jobs (yet).
         """
+
+
+def cluster_command(command: str, cluster: str = "") -> str:
+    """Return a Slurm command for one of several clusters: `scontrol release 7` as `scontrol -M alps release 7`.
+
+    Two clusters use the same job IDs and may use the same node names. A command without its cluster could affect
+    another job or node.
+
+    Args:
+        cluster: as in `job.cluster`; "" is the cluster that Slurm's commands use by default.
+    """
+    if not cluster:
+        return command
+    name, _, words = command.partition(" ")
+    return f"{name} -M {shlex.quote(printable(cluster))} {words}".rstrip()
+
+
+def release_commands(job_id: int, reason: str, excluded: tuple[str, ...], cluster: str = "") -> dict[str, str]:
+    """Return the commands after which a held job may start, by their purpose. reason: Slurm's reason of the hold.
+
+    If only excluded nodes would fit, Slurm holds a released job again at once. It does not notice by itself when other
+    nodes become suitable, for example when a reservation gets more nodes.
+    """
+    release = cluster_command(f"scontrol release {job_id}", cluster)
+    release += "   # by an administrator" if reason == "JobHeldAdmin" else ""  # Slurm refuses everyone else
+    if reason.startswith("BadConstraints") and excluded:
+        return {"go on": f"transom nodes --lift {','.join(excluded)}", "new nodes": release}
+    return {"go on": release}
+
+
+def slurm_seconds(value: str | None) -> int | None:
+    """Return a Slurm time limit in seconds, rounded up to minutes. None: unset, or no limit (UNLIMITED, 0)."""
+    if value is None or not value[0].isdigit():
+        return None
+    days, dash, rest = value.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:  # D-H, D-H:M, D-H:M:S
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    else:  # M, M:S, H:M:S
+        hours, minutes, seconds = parts if len(parts) == 3 else (0, *parts, 0)[:3]
+    total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    return -(-total // 60) * 60 or None

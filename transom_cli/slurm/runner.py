@@ -1,4 +1,4 @@
-"""The only place that starts Slurm's commands: no shell, a deadline, a clean environment, errors by kind."""
+"""Run Slurm's commands: no shell, a deadline, a clean environment, and errors by kind. The only place that does."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transom_cli.errors import SlurmUnreachable, TransomError
-from transom_cli.slurm.byhand import by_hand
+from transom_cli.inherited import rank_variables
 from transom_cli.slurm.parse import clean
-from transom_cli.slurm.port import NoSuchJob, SlurmDenied, SlurmRefused, SlurmUnknown
+from transom_cli.slurm.port import NoSuchJob, SlurmDenied, SlurmRefused, SlurmUnknown, cluster_command
 
 PACKAGES = "slurm-client (Debian, Ubuntu) or slurm (Fedora, RHEL)"
-# Slurm's own words (slurm_errno.c, and the commands' own messages), by what they mean to a caller.
+# Slurm's messages (slurm_errno.c and the commands themselves), by what they mean to a caller.
 _UNKNOWN = re.compile(
     r"unable to contact slurm|socket timed out|connection refused|connection timed out|connect failure"
     r"|communication connection failure|zero bytes were transmitted|message receive failure"
@@ -32,26 +32,28 @@ _UNKNOWN = re.compile(
 _DENIED = re.compile(r"invalid user id|access/permission denied|access denied|user not permitted", re.IGNORECASE)
 _NO_CONF = re.compile(r"could not establish a? ?configuration|unable to establish a? ?configuration", re.IGNORECASE)
 _NO_CLUSTER = re.compile(r"No cluster '|invalid entry for --cluster", re.IGNORECASE)
-_LOOKED_AT = 4096  # characters of an error's words, the last ones
+_SEARCHED = 4096  # last characters of an error message
 _NO_JOB = re.compile(r"invalid job id specified", re.IGNORECASE)
-# These would filter or reshape answers behind our back, or, started inside another job, hand that job's
-# shape to ours. SBATCH_* stays: it is how a site or a user sets defaults for sbatch; but with SBATCH_WAIT it would
-# answer at the job's end only.
+# These variables would filter or reformat Slurm's output, or, inside another job, give that job's shape to ours.
+# SBATCH_* is kept: sites and users set defaults for sbatch there. With SBATCH_WAIT, sbatch would answer only when the
+# job ends.
 _STRIPPED = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SLURM_", "SLURMD_", "SRUN_", "SBATCH_WAIT")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
 
 
 class SlurmTimeout(SlurmUnknown):
-    """The command was still running at its deadline, and was killed."""
+    """The command was still running at its deadline and was killed."""
 
 
 @dataclass(frozen=True)
 class Runner:
     """Runs Slurm's commands.
 
-    `timeout` is in seconds, for each command. `prefix` is put before every argv (`sudo -n -u trainer`, or a
-    wrapper of the site). `env` replaces the caller's environment. `cluster` is asked for by name (--clusters, for which
-    Slurm's commands need slurmdbd); "": the one that they speak to.
+    Attributes:
+        timeout: seconds for each command.
+        prefix: put before every command line (`sudo -n -u trainer`, or a wrapper of the site).
+        env: replaces the caller's environment.
+        cluster: the name for --clusters, for which Slurm's commands need slurmdbd; "": their default cluster.
     """
 
     timeout: float = 30.0
@@ -67,18 +69,25 @@ class Runner:
         cwd: Path | None = None,
         extra: Mapping[str, str] | None = None,
     ) -> str:
-        """What the command printed; SlurmUnknown, SlurmDenied, NoSuchJob or SlurmRefused when it failed.
+        """Return what the command printed.
 
-        `extra`: variables of Slurm's own by which the command shapes its answer.
+        Args:
+            extra: Slurm's variables that format the output.
+
+        Raises:
+            SlurmUnknown, SlurmDenied, NoSuchJob, SlurmRefused: the command failed.
         """
         return self._run(argv, self.environment({"LC_ALL": "C", **(extra or {})}), timeout, cwd)
 
     def submit(self, argv: Sequence[str], extra: Mapping[str, str], cwd: Path | None) -> str:
-        """As `run`, for sbatch, whose environment becomes the job's: only `extra` is added, no locale set."""
-        return self._run(argv, self.environment(extra), None, cwd)
+        """Like `run`, for sbatch. Its environment becomes the job's, so only `extra` is added and no locale is set."""
+        env = self.environment(extra)
+        for name in rank_variables(env):  # of an outer launch: the job is no rank of it
+            del env[name]
+        return self._run(argv, env, None, cwd)
 
     def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
-        """What a process that speaks to Slurm gets: nothing that would reshape its answers."""
+        """Return the environment for a Slurm client, without variables that would reformat its output."""
         base = os.environ if self.env is None else self.env
         kept = {key: value for key, value in base.items() if key in _KEPT or not key.startswith(_STRIPPED)}
         return kept | dict(extra)
@@ -100,11 +109,11 @@ class Runner:
             )
         except FileNotFoundError as error:
             if cwd is not None and not cwd.is_dir():
-                raise SlurmRefused(f"Cannot run {argv[0]} in {cwd}", "there is no such directory") from error
+                raise SlurmRefused(f"Cannot run {argv[0]} in {cwd}", "no such directory") from error
             raise SlurmUnreachable(
-                f"Slurm's command `{argv[0]}` is not here",
+                f"Slurm's command `{argv[0]}` was not found",
                 str(error),
-                f"install {PACKAGES}, or run this where `which {argv[0]}` finds it",
+                f"install {PACKAGES}, or run this on a host where `which {argv[0]}` finds it",
             ) from error
         except OSError as error:
             raise SlurmUnknown(f"Slurm's command `{argv[0]}` could not be started", str(error)) from error
@@ -114,7 +123,7 @@ class Runner:
             raise SlurmTimeout(
                 f"Slurm did not answer `{argv[0]}` within {limit:g} s",
                 clean(_text(expired.stderr)),
-                by_hand("scontrol ping", self.cluster),
+                cluster_command("scontrol ping", self.cluster),
             ) from expired
         finally:
             _end_group(process)
@@ -128,7 +137,7 @@ def _text(data: bytes | None) -> str:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """After this no process of the command is left: not at the deadline, not on Ctrl-C."""
+    """Leave no process of the command behind, neither at the deadline nor on Ctrl-C."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -139,26 +148,33 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def classify(argv: Sequence[str], code: int, out: str, err: str, cluster: str = "") -> TransomError:
-    """The error for a failed command, by Slurm's words in it."""
+    """Return the error for a failed command, by Slurm's message."""
     words = clean(err) or clean(out) or f"(nothing; exit status {code})"
     command = " ".join(argv[:2] if argv[0] == "scontrol" else argv[:1])
-    what, ping = f"Slurm refused `{command}`", by_hand("scontrol ping", cluster)
+    what, ping = f"Slurm refused `{command}`", cluster_command("scontrol ping", cluster)
     if code < 0:
         return SlurmUnknown(f"`{command}` was killed by signal {-code}", words, ping)
     if _DENIED.search(words):
         return SlurmDenied(what, f"Slurm said: {words}", "ask an administrator of the cluster")
     if _NO_JOB.search(words):
-        sacct = by_hand("sacct -D -j JOBID", cluster)
-        return NoSuchJob("Slurm does not know this job (any more)", f"Slurm said: {words}", sacct)
-    if _UNKNOWN.search(words[-_LOOKED_AT:]):
-        return SlurmUnknown(f"Slurm did not answer `{command}`", f"Slurm said: {words}", _what_now(words, ping))
-    return SlurmRefused(what, f"Slurm said: {words}", _what_now(words, ping) if _NO_CLUSTER.search(words) else "")
+        sacct = cluster_command("sacct -D -j JOBID", cluster)
+        return NoSuchJob("Slurm does not know this job", f"Slurm said: {words}", sacct)
+    if _UNKNOWN.search(words[-_SEARCHED:]):
+        return SlurmUnknown(f"Slurm did not answer `{command}`", f"Slurm said: {words}", _hint(words, ping))
+    return SlurmRefused(what, f"Slurm said: {words}", _hint(words, ping) if _NO_CLUSTER.search(words) else "")
 
 
-def _what_now(words: str, ping: str) -> str:
+def _hint(words: str, ping: str) -> str:
     if _NO_CLUSTER.search(words):
-        told = "`sacctmgr show clusters` lists those that Slurm's database knows; the name comes from --clusters (-M),"
-        return f"{told}\njob.cluster, the script, SBATCH_CLUSTERS or SLURM_CLUSTERS"
+        where = "`sacctmgr show clusters` lists the clusters; the name comes from --clusters (-M),"
+        return f"{where}\njob.cluster, the script, SBATCH_CLUSTERS or SLURM_CLUSTERS"
     if _NO_CONF.search(words):
-        return "no slurm.conf is found from here: go to a login node, or `export SLURM_CONF=/path/to/slurm.conf`"
+        return "no slurm.conf was found: use a login node, or `export SLURM_CONF=/path/to/slurm.conf`"
     return ping
+
+
+def read_cluster_name(runner: Runner) -> str:
+    """Return the ClusterName of the controller that answers, or "" if it reports none. Raises the port's errors."""
+    text = runner.run(["scontrol", "show", "config"])
+    rows = (line.partition("=") for line in text.splitlines())
+    return next((value.strip() for name, _, value in rows if name.strip() == "ClusterName"), "")

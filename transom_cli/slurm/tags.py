@@ -1,24 +1,26 @@
-"""How a run's jobs are known in Slurm: their comment's first word is a tag, what follows is for people. Pure.
+"""Recognise a run's jobs by their comment: its first word is a tag, the rest is for people. Pure.
 
-transom:<run id>                       the first job of a run
-transom:<run id>:after-<attempt>       the job that goes on in the place of that attempt's
-<either> held: <reason>                a job that its launcher has held
+    transom:<run id>                       the first job of a run
+    transom:<run id>:after-<attempt>       the successor of the job of that attempt
+    <either> held: <reason>                a job that its launcher has held
+
+A site's job_submit plugin may rewrite comments; `tagged` reports whether a tag is still there.
 """
 
 from __future__ import annotations
 
-_OURS = "transom:"
+_PREFIX = "transom:"
 _AFTER = ":after-"
 _HELD = "held:"
-_LONGEST = 200  # of a reason, in characters
+_MAX_REASON = 200  # characters
 
 
 def run_tag(run_id: str) -> str:
-    return f"{_OURS}{run_id}"
+    return f"{_PREFIX}{run_id}"
 
 
 def successor_tag(tag: str, attempt: str) -> str:
-    """Of the one job that may follow on this attempt, whoever submits it: operator or launcher."""
+    """Return the tag of the only job that may succeed this attempt. Operator and launcher both use it."""
     return f"{tag}{_AFTER}{attempt}"
 
 
@@ -26,33 +28,45 @@ def tag_of(comment: str) -> str:
     return comment.partition(" ")[0]
 
 
+def tagged(comment: str) -> bool:
+    """Return whether the comment has the tag of any run."""
+    return tag_of(comment).startswith(_PREFIX)
+
+
 def of_run(comment: str, tag: str) -> bool:
-    """Whether a job with this comment belongs to the run with this tag."""
+    """Return whether a job with this comment belongs to the run with this tag."""
     return tag_of(comment) == tag or tag_of(comment).startswith(f"{tag}:")
 
 
-def is_anothers(comment: str, tag: str) -> bool:
-    """Whether a job is surely another run's, though it has the number of one of ours: a slurmctld that has lost its
-    state gives the numbers again. Any other comment says nothing: people change it, and sites take it away.
+def is_other_runs(comment: str, tag: str) -> bool:
+    """Return whether the job certainly belongs to another run, although it has the ID of one of ours.
+
+    A slurmctld that lost its state reuses job IDs. A comment without any tag proves nothing: people and sites change
+    comments.
     """
-    return tag_of(comment).startswith(_OURS) and not of_run(comment, tag.partition(_AFTER)[0])
+    return tagged(comment) and not of_run(comment, tag.partition(_AFTER)[0])
 
 
-def succeeds_job(comment: str, tag: str, job_id: int) -> bool:
-    """Whether a job with this comment was submitted in the place of that job, whichever attempt was its last."""
+def is_successor(comment: str, tag: str) -> bool:
+    """Return whether a job with this comment succeeds another job of the run with this tag."""
+    return tag_of(comment).startswith(f"{tag}{_AFTER}")
+
+
+def replaces_job(comment: str, tag: str, job_id: int) -> bool:
+    """Return whether a job with this comment succeeds the given job, whichever attempt was its last."""
     return tag_of(comment).startswith(successor_tag(tag, f"{job_id}."))
 
 
 def held_comment(comment: str, tag: str, why: str) -> str:
-    """The comment that tells why a job is held; its own tag stays, since it is found by it."""
+    """Return the comment of a held job, with the reason. The job keeps its own tag, by which it is found."""
     return f"{tag_of(comment) if of_run(comment, tag) else tag} {_HELD} {one_line(why)}"
 
 
-def says_held(comment: str) -> bool:
+def has_hold_reason(comment: str) -> bool:
     return comment.partition(" ")[2].startswith(_HELD)
 
 
 def one_line(text: str) -> str:
-    """One short line without control characters, nor the `=` by which `scontrol show job` is read."""
+    """Shorten to one line without control characters, and without `=`, which `scontrol show job` is parsed by."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text.replace("=", ":")).split())
-    return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."
+    return line if len(line) <= _MAX_REASON else line[: _MAX_REASON - 3] + "..."

@@ -1,26 +1,98 @@
-"""The #SBATCH lines of a script, read as sbatch reads them. Pure; every rule was tried on Slurm 22.05.
+"""Read sbatch options and the #SBATCH lines of a script as sbatch does. Pure; every rule was tested on Slurm 22.05.
 
-A line counts when it starts with `#SBATCH` in its first column, up to the first line that is neither blank nor a
-comment. Quotes of both kinds group; a backslash takes the next character as it is, inside quotes too, but for a blank
-outside of them; an unquoted `#` and an empty word end the line. `#PBS` lines count wherever they stand, unless
-`--ignore-pbs` is given.
+Options are read as getopt_long reads them: long ones may be abbreviated, short ones bundled. The table is that of
+sbatch 22.05 to 25.11. An unknown option is kept unchanged, for sbatch to judge.
+
+A line counts if it starts with `#SBATCH` in the first column, up to the first line that is neither blank nor a comment.
+Both kinds of quotes group. A backslash escapes the next character, even inside quotes, except a blank outside of
+quotes. An unquoted `#` or an empty word ends the line. `#PBS` lines count everywhere, unless `--ignore-pbs` is given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from transom_cli.errors import UsageError
-from transom_cli.submit.options import Option, read_options
 
-_BLANKS = " \t\n\v\f\r"  # those of C's isspace: a script may hold others
+# short|long, then "=" for a required value or "?" for an optional one
+_TABLE = """
+A|account= acctg-freq= a|array= batch= bb= bbf= b|begin= D|chdir= cluster-constraint= M|clusters= comment=
+C|constraint= consolidate-segments container= container-id= contiguous S|core-spec= cores-per-socket= cpu-freq=
+cpus-per-gpu= c|cpus-per-task= deadline= delay-boot= d|dependency= m|distribution= e|error= x|exclude= exclusive?
+export= export-file= extra= B|extra-node-info= get-user-env? gid= gpu-bind= gpu-freq= G|gpus= gpus-per-node=
+gpus-per-socket= gpus-per-task= gres= gres-flags= h|help hint= H|hold ignore-pbs i|input= J|job-name=
+kill-on-invalid-dep= L|licenses= mail-type= mail-user= mcs-label= mem= mem-bind= mem-per-cpu= mem-per-gpu= mincpus=
+network= nice? k|no-kill? no-requeue F|nodefile= w|nodelist= N|nodes= n|ntasks= ntasks-per-core= ntasks-per-gpu=
+ntasks-per-node= ntasks-per-socket= oom-kill-step? open-mode= o|output= O|overcommit s|oversubscribe? parsable
+p|partition= power= prefer= priority= profile= propagate? q|qos= Q|quiet reboot requeue? reservation= resv-ports?
+segment= share signal= sockets-per-node= spread-job stepmgr switches= test-only thread-spec= threads-per-core= t|time=
+time-min= tmp= tres-bind= tres-per-task= uid= u|usage use-min-nodes v|verbose V|version W|wait wait-all-nodes=
+wckey= workdir= wrap=
+"""
+
+TAKES: dict[str, str] = {}
+SHORT: dict[str, str] = {}
+for _entry in _TABLE.split():
+    _short, _, _long = _entry.rpartition("|")
+    _name = _long.rstrip("=?")
+    TAKES[_name] = _long[len(_name) :]
+    if _short:
+        SHORT[_short] = _name
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option by its full long name. `value` is None if none was given."""
+
+    name: str
+    value: str | None = None
+
+
+def full_name(name: str) -> str:
+    """Return the long option that `name` abbreviates, or `name` itself if none or several match."""
+    if name in TAKES:
+        return name
+    matches = [known for known in TAKES if known.startswith(name)]
+    return matches[0] if len(matches) == 1 else name
+
+
+def read_options(words: Sequence[str]) -> Iterator[Option]:
+    """Yield the options among `words`; other words are skipped. A missing value is None."""
+    waiting = iter(words)
+    for word in waiting:
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].partition("=")
+            name = full_name(name)
+            if not equals and TAKES.get(name) == "=":
+                yield Option(name, next(waiting, None))
+            else:
+                yield Option(name, value if equals else None)
+        elif word.startswith("-") and word != "-" and word != "--":
+            yield from _bundle(word[1:], waiting)
+
+
+def _bundle(letters: str, waiting: Iterator[str]) -> Iterator[Option]:
+    """Read `-HN2`: flags, then possibly an option with its value, joined or as the next word."""
+    while letters:
+        name, letters = SHORT.get(letters[0], letters[0]), letters[1:]
+        takes = TAKES.get(name, "")
+        if takes == "=":
+            yield Option(name, letters or next(waiting, None))
+            return
+        if takes == "?":
+            yield Option(name, letters or None)
+            return
+        yield Option(name)
+
+
+_BLANKS = " \t\n\v\f\r"  # C's isspace
 _HET_WORDS = ("hetjob", "packjob")
 
 
 @dataclass(frozen=True)
 class Directive:
-    """One option of a script and the line (from 1) it stands on. ``pbs`` tells a #PBS line's from sbatch's own."""
+    """One option of a script and its line number (from 1). pbs: it comes from a #PBS line."""
 
     line: int
     option: Option
@@ -28,7 +100,7 @@ class Directive:
 
 
 def read_directives(text: str) -> list[Directive]:
-    """Every option of the script's directives, in order. UsageError for a heterogeneous job and unclosed quotes."""
+    """Return the options of all directives in order. Raises UsageError for heterogeneous jobs and unclosed quotes."""
     directives = [Directive(line, option) for line, words in _sbatch_lines(text) for option in read_options(words)]
     if any(d.option.name == "ignore-pbs" for d in directives):
         return directives
@@ -56,14 +128,14 @@ def _pbs_lines(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _pbs_options(words: list[str]) -> Iterator[tuple[str, str | None]]:
-    """Of PBS's options only those that matter here: both forms of an array."""
+    """Yield the PBS options that matter here: both forms of a job array."""
     for at, word in enumerate(words):
         if word[:2] in ("-J", "-t"):
             yield "array", word[2:] or (words[at + 1] if at + 1 < len(words) else None)
 
 
 def _words(text: str, line: int) -> list[str]:
-    """One line's words. sbatch's quoting is not the shell's: see the head of this module."""
+    """Split one line into words, with sbatch's quoting rules."""
     words: list[str] = []
     at = 0
     while True:
@@ -78,17 +150,17 @@ def _words(text: str, line: int) -> list[str]:
                 why=f"sbatch refuses an unmatched {quote} in [{text.strip()}]",
                 hint=f"close the quote on line {line}",
             )
-        if not word:  # the line's end, a comment, or an empty word, after which sbatch reads no further either
+        if not word:  # end of line, a comment, or an empty word, at which sbatch stops too
             return words
         words.append(word)
 
 
 def _word(text: str, at: int) -> tuple[str, int, str]:
-    """The word at ``at``, where it ends, and the quote that is still open there."""
+    """Return the word at `at`, where it ends, and the quote that is still open there."""
     word, quote, escaped = "", "", False
     while at < len(text):
         c = text[at]
-        if not quote and c in _BLANKS:  # also after a backslash: outside quotes none protects a blank
+        if not quote and c in _BLANKS:  # even after a backslash: outside quotes it does not escape a blank
             break
         if escaped:
             word, escaped = word + c, False
@@ -109,6 +181,6 @@ def _word(text: str, at: int) -> tuple[str, int, str]:
 def _het(line: int, mark: str) -> UsageError:
     return UsageError(
         "heterogeneous jobs are not supported",
-        why=f"line {line} of the script separates the parts of one with {mark}",
-        hint="submit the parts as runs of their own, or ask for one kind of node",
+        why=f"line {line} of the script separates the components of one with {mark}",
+        hint="submit each component as its own run, or request one kind of node",
     )

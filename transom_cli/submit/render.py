@@ -1,20 +1,85 @@
-"""The sbatch script of a run, from its settings. Pure but for reading templates; `--dry-run` shows this very text."""
+"""Render batch scripts: the job's, from its settings, and the operator's when it runs as a Slurm job. Pure.
+
+`transom run --dry-run` shows exactly the text of `render_script`.
+
+Quoting: sbatch does not parse #SBATCH lines like a shell (tested on Slurm 22.05). Both kinds of quotes group, a
+backslash escapes the next character *even inside single quotes*, and an unquoted `#` starts a comment. So `shlex.quote`
+is wrong there; `directive` is right.
+"""
 
 from __future__ import annotations
 
-import sys
+import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transom_cli.errors import UsageError
 from transom_cli.layout import JOB_LOG, RunDir
-from transom_cli.submit.options import read_options
-from transom_cli.submit.quoting import Quoted, code, directive, output_pattern, sh
-from transom_cli.submit.templates import template_folder
+from transom_cli.start import installed
+from transom_cli.submit.directives import read_options
+from transom_cli.submit.inputs import template_folder
 
 if TYPE_CHECKING:
-    from transom_cli.config.model import Settings
+    from transom_cli.config.model import OperatorSection, Settings
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+")
+
+
+class Quoted(str):
+    """Text that is safe in a script as it is. Templates print nothing else."""
+
+
+def sh(value: object) -> Quoted:
+    """Quote for a line of shell. Anything except NUL is possible, even line breaks."""
+    return Quoted(shlex.quote(_text(value)))
+
+
+def code(value: object) -> Quoted:
+    """Accept shell code as the user wrote it (``job.setup``)."""
+    return Quoted(_text(value))
+
+
+def directive(value: object) -> Quoted:
+    """Quote for an #SBATCH line. Raises UsageError for line breaks and other control characters."""
+    text = _text(value)
+    bad = next((c for c in text if ord(c) < 32 or ord(c) == 127), None)
+    if bad is not None:
+        raise UsageError(
+            f"{text!r} is not possible in an #SBATCH line",
+            why=f"an #SBATCH line cannot contain the control character {bad!r}",
+            hint="choose another name or folder (--name, --root, --chdir)",
+        )
+    if _PLAIN.fullmatch(text):
+        return Quoted(text)
+    return Quoted('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"')
+
+
+def output_pattern(folder: str, pattern: str) -> str:
+    """Return the path of a log file `pattern` (with `%j`) in `folder`, with the folder's own percent signs escaped.
+
+    Raises:
+        UsageError: the folder's name contains a backslash, which disables Slurm's `%j` and is dropped from the name.
+    """
+    if "\\" in folder:
+        raise UsageError(
+            f"Slurm cannot write logs into {folder!r}",
+            why="a backslash in a log file's path disables Slurm's %j",
+            hint="choose a run directory without a backslash in its path (--root)",
+        )
+    return folder.replace("%", "%%") + "/" + pattern
+
+
+def _text(value: object) -> str:
+    text = str(value)
+    if "\0" in text:
+        raise UsageError(
+            f"{text!r} contains a NUL character", hint="neither a script nor a command line can contain one"
+        )
+    return text
+
 
 _SETTINGS = {
     "account": "job.account",
@@ -35,20 +100,20 @@ _SETTINGS = {
     "time": "job.time",
     "workdir": "job.chdir",
 }
-"""Flags that a setting stands for: the flag would win in the script, and a restart asks for what the setting says."""
+"""Flags that have a setting. The flag would win in the script, but a restart uses the setting."""
 
 _IN_RUN_DIR = "the log is in the run directory"
-_REQUEUED = "a run lives on being requeued, and asks for it itself"
-_ANSWER = "transom reads what sbatch answers"
-_NOT_YOURS = {
+_REQUEUED = "transom requeues the job, and sets this itself"
+_ANSWER = "transom reads the output of sbatch"
+_UNSUPPORTED = {
     **{flag: f"use `{setting}`" for flag, setting in _SETTINGS.items()},
     "gpus-per-node": "use `job.gpus_per_node` (for GPUs of one type: `--gres=gpu:TYPE:N` and `job.tasks_per_node`)",
-    "array": "start a run for each element, or write `#SBATCH --array=0-7` into a script of your own",
-    "comment": "transom tags its jobs with the comment",
+    "array": "start one run per element, or use `#SBATCH --array=0-7` in your own script",
+    "comment": "transom stores the tag of its jobs there",
     "error": _IN_RUN_DIR,
     "output": _IN_RUN_DIR,
-    "open-mode": "the log of a requeued job must be appended to",
-    "no-kill": "use `job.spares`: without spares a job that loses a node is to end",
+    "open-mode": "a requeued job must append to its log",
+    "no-kill": "use `job.spares`: without spares, a job that loses a node must end",
     "requeue": _REQUEUED,
     "no-requeue": _REQUEUED,
     "parsable": _ANSWER,
@@ -63,15 +128,16 @@ _NOT_YOURS = {
 
 
 def render_script(settings: Settings, run_dir: Path, command: Sequence[str]) -> str:
-    """The batch script that starts ``command`` under `transom launch`, for the run at ``run_dir`` (absolute).
+    """Return the batch script that starts `command` under `transom launch`. run_dir: absolute.
 
-    Raises UsageError for an empty command, for what Slurm cannot carry in an #SBATCH line, and for sbatch flags that a
-    run cannot live with.
+    Raises:
+        UsageError: the command is empty, a value is not possible in an #SBATCH line, or `job.sbatch` contains an
+            unsupported option.
     """
     if not command:
         raise UsageError("no command to run", hint="transom run [options] -- python train.py")
     _refuse_flags(settings.job.sbatch)
-    # Jinja costs start-up time: only who renders pays
+    # imported here to keep the start-up time of other commands low
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -93,7 +159,7 @@ def render_script(settings: Settings, run_dir: Path, command: Sequence[str]) -> 
         signal_before=settings.job.warn_before,
         flags=_flags(settings),
         slurm_tasks_per_node=1 if torchrun else settings.ranks_per_node,
-        python=interpreter(launch.python),
+        transom=installed(launch.python, "transom_cli"),
         run_dir=run_dir,
         checkpoints=settings.checkpoint.directory or RunDir(run_dir).checkpoints,
         ranks_per_node=settings.ranks_per_node,
@@ -106,9 +172,9 @@ def render_script(settings: Settings, run_dir: Path, command: Sequence[str]) -> 
 
 
 def _flags(settings: Settings) -> list[str]:
-    """sbatch flags for what was asked for; what is unset is left to Slurm."""
+    """Return the sbatch flags of the settings. Settings without a value are left to Slurm."""
     job = settings.job
-    asked = {
+    given = {
         "partition": job.partition,
         "account": job.account,
         "qos": job.qos,
@@ -120,34 +186,88 @@ def _flags(settings: Settings) -> list[str]:
         "exclude": ",".join(job.exclude) or None,
         "chdir": job.chdir,
     }
-    return [f"--{flag}={value}" for flag, value in asked.items() if value is not None] + list(job.sbatch)
+    return [f"--{flag}={value}" for flag, value in given.items() if value is not None] + list(job.sbatch)
 
 
 def _srun_args(settings: Settings) -> tuple[str, ...]:
-    """Since Slurm 22.05 srun no longer takes --cpus-per-task over from sbatch, and would bind a rank to one CPU."""
+    """Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch and would bind each rank to one CPU."""
     cpus = settings.job.cpus_per_task
     own = any(option.name == "cpus-per-task" for option in read_options(settings.launch.srun_args))
-    taken_over = (f"--cpus-per-task={cpus}",) if cpus is not None and not own else ()
-    return (*taken_over, *settings.launch.srun_args)
-
-
-def interpreter(python: str) -> tuple[str, ...]:
-    """With -P (Python 3.11) the job's folder is not searched for modules: a user's `queue.py` must not stop transom."""
-    return (python, "-P") if python == sys.executable and sys.version_info >= (3, 11) else (python,)
+    inherited = (f"--cpus-per-task={cpus}",) if cpus is not None and not own else ()
+    return (*inherited, *settings.launch.srun_args)
 
 
 def _refuse_flags(flags: Sequence[str]) -> None:
-    bad = [(option.name, _NOT_YOURS[option.name]) for option in read_options(flags) if option.name in _NOT_YOURS]
+    bad = [(option.name, _UNSUPPORTED[option.name]) for option in read_options(flags) if option.name in _UNSUPPORTED]
     if bad:
         raise UsageError(
-            "`job.sbatch` holds what a run cannot live with",
+            "`job.sbatch` contains an unsupported option",
             why="\n".join(f"--{name}: {why}" for name, why in bad),
-            hint="take it out of `job.sbatch`; docs/settings.md explains the settings",
+            hint="remove it from `job.sbatch`; docs/settings.md explains the settings",
         )
 
 
 def _only_quoted(value: object) -> object:
-    """Jinja's last word on every printed value: numbers and quoted text, and nothing that could be forgotten."""
+    """Jinja's `finalize`: print only numbers and quoted text, so that no value is printed unquoted by mistake."""
     if isinstance(value, (int, Quoted)):
         return value
     raise TypeError(f"a template prints {value!r} unquoted")
+
+
+WARNED = 180  # seconds before its time limit at which the operator job leaves and the next one is submitted
+RUN_CONTINUES = 22  # exit code of an operator that left an unfinished run
+_SCRIPT = """\
+#!/bin/bash
+# The operator of this run. On USR1, before the time limit, it leaves and another job replaces it. On TERM (scancel,
+# preemption) it leaves without a replacement; `transom attach` starts another one.
+again= left= operator=
+trap 'again=yes; [ -z "$operator" ] || kill -TERM $operator' USR1
+trap 'left=yes; [ -z "$operator" ] || kill -TERM $operator' TERM
+{transom} operate --run-dir {run} &
+operator=$!
+[ -z "$again$left" ] || kill -TERM $operator  # the signal arrived before the operator started
+wait $operator
+code=$?
+while kill -0 $operator 2>/dev/null; do  # a trap ends `wait`, but not the operator
+    wait $operator
+    code=$?
+done
+if [ -n "$again" ] && [ $code -eq {run_continues} ]; then
+    exec {transom} attach --detach {run}
+fi
+exit $code
+"""
+
+
+def operator_tag(run_id: str) -> str:
+    """Return the comment of a run's operator jobs. It differs from the tags by which the run's own jobs are found."""
+    return f"transom-operator:{run_id}"
+
+
+def operator_script(run: RunDir, transom: Sequence[str]) -> str:
+    """Return the operator's batch script. transom: the command line that starts transom."""
+    words = " ".join(str(sh(word)) for word in transom)
+    return _SCRIPT.format(transom=words, run=sh(str(run.path)), run_continues=RUN_CONTINUES)
+
+
+def operator_options(run: RunDir, section: OperatorSection) -> tuple[str, ...]:
+    """Return the sbatch options of the operator job: one core, requeued like any job.
+
+    They go on sbatch's command line, where SBATCH_* variables cannot override them. `operator.sbatch` comes last, so it
+    has priority.
+    """
+    given = {"partition": section.partition, "time": section.time}
+    return (
+        f"--job-name=operator-{run.run_id}",
+        f"--output={output_pattern(str(run.path), run.operator_log.name)}",
+        "--open-mode=append",
+        "--nodes=1",
+        "--ntasks=1",
+        "--cpus-per-task=1",
+        "--mem=1G",
+        "--requeue",
+        f"--signal=B:USR1@{WARNED}",
+        f"--comment={operator_tag(run.run_id)}",
+        *(f"--{name}={value}" for name, value in given.items() if value is not None),
+        *section.sbatch,
+    )

@@ -1,4 +1,4 @@
-"""Run directories: made whole or not at all, and found again by name, id or path."""
+"""Run directories: created completely or not at all, and found by name, ID or path."""
 
 from __future__ import annotations
 
@@ -16,28 +16,32 @@ from typing import TYPE_CHECKING
 from transom_cli.errors import NoSuchRun, NotPermitted, TransomError, UsageError
 from transom_cli.files import fsync_dir, publish_text
 from transom_cli.layout import RUN_ID, RunDir
+from transom_cli.ownership import is_own, other_owner
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
 
-_NAME_LENGTH = 100  # with stamp and suffix far below the 255 bytes that file systems allow
+_MAX_NAME = 100  # with stamp and suffix, far below the 255 bytes that file systems allow
 
 
 def clean_name(name: str) -> str:
-    """``name`` in the letters that a run id may have. A name with none of them becomes "run"."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:_NAME_LENGTH] or "run"
+    """Return `name` with only the characters that a run ID may have, or "run" if none remain."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:_MAX_NAME] or "run"
 
 
 def plan_run(root: Path, name: str, now: datetime) -> RunDir:
-    """A new run's id and directory. Nothing is made yet: `--dry-run` needs no more. Ids sort by ``now``: give UTC."""
+    """Return a new run's ID and directory without creating anything. now: UTC, by which IDs sort."""
     return RunDir(root.absolute() / f"{clean_name(name)}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
 
 
 def create_run(run: RunDir, settings: Settings, script_text: str) -> RunDir:
-    """Make a planned run's directory with run.toml and job.sbatch in it, readable by its owner only.
+    """Create a planned run's directory with run.toml and job.sbatch, readable only by its owner.
 
-    It appears by one rename when all of it is on disk. Raises TransomError (NotPermitted where rights are lacking)
-    with nothing left behind; FileExistsError when another run took the id.
+    It appears by one rename when all of it is on disk. On an error nothing is left behind.
+
+    Raises:
+        TransomError: it cannot be created (NotPermitted: permissions are missing).
+        FileExistsError: another run has the ID.
     """
     from transom_cli.config.load import freeze
 
@@ -46,12 +50,12 @@ def create_run(run: RunDir, settings: Settings, script_text: str) -> RunDir:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft.mkdir(mode=0o700)
         try:
-            half_made = RunDir(draft)
-            for folder in (half_made.attempts, half_made.epochs, half_made.requests):
+            draft_run = RunDir(draft)
+            for folder in (draft_run.attempts, draft_run.epochs, draft_run.requests):
                 folder.mkdir(mode=0o700)
-            publish_text(half_made.settings, freeze(settings))
-            publish_text(half_made.script, script_text)
-            draft.rename(run.path)  # onto another run's directory, which is not empty, this fails
+            publish_text(draft_run.settings, freeze(settings))
+            publish_text(draft_run.script, script_text)
+            draft.rename(run.path)  # fails if another run's directory is there, since it is not empty
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
@@ -62,13 +66,13 @@ def create_run(run: RunDir, settings: Settings, script_text: str) -> RunDir:
             raise
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and run.path.exists():
-            raise FileExistsError(error.errno, "the run id is taken", str(run.path)) from error
-        raise explain(error, run.path) from error
+            raise FileExistsError(error.errno, "the run ID is already used", str(run.path)) from error
+        raise path_error(error, run.path) from error
     return run
 
 
 def new_run(root: Path, name: str, now: datetime, settings: Settings, script: str | Callable[[Path], str]) -> RunDir:
-    """Plan and create. ``script`` is the text of job.sbatch, or renders it for the directory it is given."""
+    """Plan and create a run. script: the text of job.sbatch, or what renders it for a given directory."""
     while True:
         run = plan_run(root, name, now)
         with contextlib.suppress(FileExistsError):
@@ -76,13 +80,13 @@ def new_run(root: Path, name: str, now: datetime, settings: Settings, script: st
 
 
 def list_runs(root: Path) -> list[RunDir]:
-    """The runs under ``root``, newest first. A root that does not exist yet has none."""
+    """Return the runs in `root`, newest first; none if `root` does not exist."""
     try:
         entries = list(root.iterdir())
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise explain(error, root, doing="read the runs in") from error
+        raise path_error(error, root, doing="read the runs in") from error
     dated = []
     for path in entries:
         match = RUN_ID.fullmatch(path.name)
@@ -93,7 +97,7 @@ def list_runs(root: Path) -> list[RunDir]:
 
 
 def unreadable_runs(root: Path) -> list[RunDir]:
-    """The runs under ``root`` that `list_runs` leaves out, since their directories are not open to us."""
+    """Return the runs in `root` that `list_runs` omits because we may not read their directories."""
     found = []
     for path in sorted(root.iterdir()) if root.is_dir() else ():
         if RUN_ID.fullmatch(path.name):
@@ -106,11 +110,15 @@ def unreadable_runs(root: Path) -> list[RunDir]:
     return found
 
 
-def find_run(root: Path, wanted: str | None = None) -> RunDir:
-    """The run that ``wanted`` names: a path, an id, a name (its newest run) or the unique start of an id.
+def find_run(root: Path, wanted: str | None = None, *, own: bool = False) -> RunDir:
+    """Return the run that `wanted` names: a path, an ID, a name (its newest run) or the unique start of an ID.
 
-    None is the newest run. Raises NoSuchRun, which lists the nearest, or all that an ambiguous start would fit;
-    NotPermitted where only one fits that we may not read.
+    None means the newest run. The user's own runs come before those of others. With `own`, None never selects another
+    user's run.
+
+    Raises:
+        NoSuchRun: with the nearest names, or all IDs with an ambiguous start.
+        NotPermitted: the only match is a run that we may not read.
     """
     if wanted and "/" in wanted:
         return _run_at(Path(wanted))
@@ -118,13 +126,20 @@ def find_run(root: Path, wanted: str | None = None) -> RunDir:
     if not runs:
         _refuse_unreadable(root, wanted)
         raise NoSuchRun(
-            f"no runs in {root}", hint="start one with `transom run -- COMMAND`, or name another folder with --root"
+            f"no runs in {root}", hint="start one with `transom run -- COMMAND`, or give another folder with --root"
         )
     if wanted is None:
-        return runs[0]
+        mine = _first_own(runs)
+        if own and mine is None:
+            raise NoSuchRun(
+                f"you have no runs in {root}",
+                f"the newest, {runs[0].run_id}, belongs to {other_owner(runs[0]) or 'another user'}",
+                "`transom list` shows all runs; give your own folder of runs with --root",
+            )
+        return mine or runs[0]
     exact = [run for run in runs if run.run_id == wanted] or [run for run in runs if run_name(run) == wanted]
     if exact:
-        return exact[0]
+        return _first_own(exact) or exact[0]
     fitting = [run.run_id for run in runs if wanted and run.run_id.startswith(wanted)]
     if len(fitting) == 1:
         return RunDir(root.absolute() / fitting[0])
@@ -132,37 +147,43 @@ def find_run(root: Path, wanted: str | None = None) -> RunDir:
         raise NoSuchRun(
             f"{len(fitting)} runs start with `{wanted}`",
             why="\n".join(fitting[:10]),
-            hint="give more of the id, or the whole name for its newest run",
+            hint="give more of the ID, or the whole name for its newest run",
         )
     _refuse_unreadable(root, wanted)
     raise NoSuchRun(f"no run `{wanted}` in {root}", why=_near(wanted, runs), hint="`transom list` shows all runs")
+
+
+def _first_own(runs: list[RunDir]) -> RunDir | None:
+    return next((run for run in runs if is_own(run)), None)
 
 
 def _refuse_unreadable(root: Path, wanted: str | None) -> None:
     fitting = [run for run in unreadable_runs(root) if run.run_id.startswith(wanted or "")]
     if fitting:
         path = fitting[-1].path
-        raise NotPermitted(f"cannot read the run {path}", "Permission denied", hint=f"whose is it? `ls -ld {path}`")
+        raise NotPermitted(
+            f"cannot read the run {path}", "Permission denied", hint=f"check its owner and mode: ls -ld {path}"
+        )
 
 
 def run_name(run: RunDir) -> str:
-    """The name in a run id."""
+    """Return the name in a run ID."""
     match = RUN_ID.fullmatch(run.run_id)
     return match["name"] if match else run.run_id
 
 
-def explain(
-    error: OSError, path: Path, *, doing: str = "make the run directory", instead: str = "choose another --root"
+def path_error(
+    error: OSError, path: Path, *, doing: str = "create the run directory", instead: str = "choose another --root"
 ) -> TransomError:
-    """What a failed system call means to a person: full, read-only, forbidden, or as the system says it."""
+    """Return the error for a failed system call: disk full, read-only, no permission, or the system's message."""
     what = f"cannot {doing} {path}"
     why = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return TransomError(what, why, hint=f"make room (`df -h {path.parent}`; `quota`), or {instead}")
+        return TransomError(what, why, hint=f"free some space (`df -h {path.parent}`; `quota`), or {instead}")
     if error.errno == errno.EROFS:
-        return NotPermitted(what, why, hint=f"{instead}, on a file system that can be written to")
+        return NotPermitted(what, why, hint=f"{instead}, on a writable file system")
     if error.errno in (errno.EACCES, errno.EPERM):
-        return NotPermitted(what, why, hint=f"look at `ls -ld {path.parent}`, or {instead}")
+        return NotPermitted(what, why, hint=f"check the permissions (`ls -ld {path.parent}`), or {instead}")
     if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.EEXIST, errno.ELOOP):
         return UsageError(what, why, hint=instead)
     return TransomError(what, why, hint=instead)
@@ -175,9 +196,9 @@ def _run_at(path: Path) -> RunDir:
     try:
         if run.settings.is_file():
             return run
-        why = "there is no run.toml in it" if run.path.is_dir() else "there is no such directory"
+        why = "it contains no run.toml" if run.path.is_dir() else "no such directory"
     except OSError as error:
-        raise explain(error, run.path, doing="look for a run at", instead="name another run") from error
+        raise path_error(error, run.path, doing="look for a run at", instead="name another run") from error
     raise NoSuchRun(f"no run at {run.path}", why=why, hint="`transom list` shows all runs")
 
 
@@ -185,4 +206,4 @@ def _near(wanted: str, runs: list[RunDir]) -> str:
     ids = [run.run_id for run in runs]
     names = list(dict.fromkeys(run_name(run) for run in runs))
     near = difflib.get_close_matches(wanted, names, n=3) + difflib.get_close_matches(wanted, ids, n=3)
-    return f"near: {', '.join(near)}" if near else f"the newest are: {', '.join(ids[:3])}"
+    return f"similar: {', '.join(near)}" if near else f"the newest are: {', '.join(ids[:3])}"

@@ -108,7 +108,7 @@ def _told(one: goodput.Attempt, records: Iterable[Mapping[str, Any]], seen: _See
     code, (incident, why) = outcome.get("exit_code"), seen.given_up.get(one.name, ("", ""))
     return AttemptTold(
         name=one.name,
-        began=one.begun / NS if one.begun is not None else None,
+        began=one.began / NS if one.began is not None else None,
         ended=one.ended / NS if one.ended is not None else seen.ended(parse_attempt(one.name)),
         nodes=tuple(map(str, written)) if isinstance(written, list) else seen.nodes.get(one.name, ()),
         launches=tuple((launch.number, launch.at / NS) for launch in one.launches if one.launcher),

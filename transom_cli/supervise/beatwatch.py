@@ -35,6 +35,12 @@ class BeatWatch:
         """Nodes of the attempt: one of them that never sends a table is found silent too."""
         self._quiet = quiet.expect(self._quiet, nodes)
 
+    def resumed(self, now: float) -> None:
+        """Everything was stopped up to now (by Slurm, say): listen with fresh patience."""
+        self._quiet = quiet.resumed(self._quiet, now)
+        self._renewed = dict.fromkeys(self._renewed, now)
+        self._alone, self._found, self._due = {}, None, float("-inf")
+
     def look(self, now: float) -> tuple[quiet.QuietFinding, ...]:
         if now < self._due <= now + LONGEST:  # a clock that was set back keeps nobody from looking
             return ()
@@ -81,6 +87,10 @@ class BeatWatch:
         """The last step that every rank of this launch has done; -1: none, or the tables are still about another."""
         return self._quiet.step if self.launch == launch else -1
 
+    def since_start(self, launch: int) -> bool:
+        """Whether that step counts from the start of the processes."""
+        return self.launch == launch and self._quiet.since_start
+
     @property
     def step_time(self) -> float:
         """Median seconds of a step; 0 as long as too few were seen."""
@@ -105,6 +115,11 @@ class BeatWatch:
     def overdue(self, now: float) -> tuple[str, ...]:
         """Nodes whose own table is late: what is on them cannot be seen any more."""
         return tuple(sorted(node for node, at in self._renewed.items() if now - at > OVERDUE))
+
+    @property
+    def seen(self) -> dict[str, NodeTable]:
+        """The tables without those that are late while others come: what is on those nodes is not known."""
+        return {key: table for key, table in self.tables.items() if table.node not in self._alone}
 
     def alone(self, now: float) -> tuple[tuple[str, float], ...]:
         """Nodes whose table is late, and for how many seconds it has been, while another's came all the time."""

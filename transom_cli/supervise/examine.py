@@ -12,12 +12,11 @@ from transom_cli.core.category import OWN_ERRORS
 from transom_cli.core.events import Examined
 from transom_cli.core.rootline import clean, log_order
 from transom_cli.diagnose.clue import Category
-from transom_cli.diagnose.logs import exchange
-from transom_cli.diagnose.logs.blame import CRIES
-from transom_cli.diagnose.logs.cause import incidents
-from transom_cli.diagnose.logs.hit import Hit
-from transom_cli.diagnose.logs.rule import Level
-from transom_cli.diagnose.unknown.reading import stands_out
+from transom_cli.diagnose.logs import matches
+from transom_cli.diagnose.logs.cause import CRIES, incidents
+from transom_cli.diagnose.logs.matches import Hit
+from transom_cli.diagnose.logs.rulebook import Level
+from transom_cli.diagnose.unknown.store import new_errors
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.supervise.batchlog import error_in, of_attempt
 from transom_cli.supervise.pastlogs import of_past_runs
@@ -112,7 +111,7 @@ def _with_new(told: Examined, run: RunDir, paths: Sequence[Path]) -> Examined:
     """Where no rule knows why: what is like nothing that this run or one before it has printed, rather than its last
     line."""
     try:
-        found = stands_out([path for path in paths if path.exists()], of_past_runs(run))
+        found = new_errors([path for path in paths if path.exists()], of_past_runs(run))
     except OSError:
         return told
     if not found:
@@ -133,5 +132,5 @@ def _heard(asked: Sequence[Mapping[str, object]]) -> tuple[list[Hit], dict[str, 
             read |= {name for name in names if isinstance(name, str)}
         if isinstance(lines, dict):
             last.update({clean(str(name)): clean(str(line)) for name, line in lines.items()})
-        hits += exchange.heard(answer.get("hits"), rulebook().by_name)
+        hits += matches.decode(answer.get("hits"), rulebook().by_name)
     return hits, last, read

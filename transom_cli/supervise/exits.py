@@ -36,4 +36,5 @@ def _record(number: int, path: Path) -> RankExit:
         signal=data["signal"],
         wall=float(data["wall"]),
         step=int(data.get("steps", -1)),
+        since_start=data.get("since_start") is True,
     )

@@ -13,12 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from transom_cli.beats.table import NodeTable
+from transom_cli.ckpt.failing import Saves, worst
 from transom_cli.core import events as ev
 from transom_cli.core import quiet
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.diagnose import first_bad
 from transom_cli.core.state import Stage, State
-from transom_cli.files import json_lines, look_anew
+from transom_cli.files import json_lines, refresh_directory
 from transom_cli.layout import AttemptDir, RunDir, attempt_name, parse_attempt
 from transom_cli.supervise.beatwatch import BeatWatch
 from transom_cli.supervise.exits import ExitRecords
@@ -61,6 +62,7 @@ class AttemptFollower:
         self._watch = BeatWatch(attempt.nodes, limits)
         self._outcome = False
         self._step = -1
+        self._since_start = False  # it counts from the start of the processes
         self._told = (-1, 0.0)  # the step last put in an event, and when
         self._launch: ev.LaunchSeen | None = None
         self._looked = float("-inf")  # at the ranks' own exit records
@@ -70,6 +72,9 @@ class AttemptFollower:
         self._signed = float("-inf")
         self._held: ev.RanksQuiet | None = None  # a silence that is left to the launcher as long as it lives
         self._taken: ev.HealSeen | None = None  # the launcher is at a fault of this launch
+        self._saves_looked = float("-inf")
+        self._saves: tuple[Saves, float] | None = None  # what was last told of the saves, and when
+        self._suspended = (False, "")  # whether Slurm has stopped the job, and when it last stopped or resumed it
 
     @property
     def name(self) -> str:
@@ -77,12 +82,20 @@ class AttemptFollower:
 
     @property
     def tables(self) -> dict[str, NodeTable]:
-        return self._watch.tables
+        return self._watch.seen
 
-    def poll(self, now: float, batch_host: str = "") -> Iterator[ev.Event]:
+    def poll(self, now: float, batch_host: str = "", suspended: tuple[bool, str] = (False, "")) -> Iterator[ev.Event]:
+        """`suspended`: whether Slurm has stopped the job, and when it last stopped or resumed it.
+
+        The silence of a job that is stopped is not judged, and after it the watch starts again.
+        """
+        if suspended != self._suspended:
+            self._suspended = suspended
+            self._watch.resumed(now)
+            self._signed, self._held, self._ended_since = now, None, None
         if now - self._anew >= LOOK_EVERY:
             self._anew = now
-            look_anew(self._dir.path)
+            refresh_directory(self._dir.path)
         for record in self._tail.records():
             told = _from_journal(now, self.name, record)
             if isinstance(told, ev.LaunchSeen):
@@ -94,17 +107,25 @@ class AttemptFollower:
                 self._taken = told
             if told is not None:
                 yield told
-        yield from self._beats(now)
+        if not suspended[0]:
+            yield from self._beats(now)
+        if now - self._saves_looked >= LOOK_EVERY:
+            self._saves_looked = now
+            yield from self._tell_saves(now)
         if not self._outcome:
-            outcome = read_outcome(self._dir, now) or self._abandoned(now, batch_host)
+            outcome = read_outcome(self._dir, now)
+            if outcome is None and not suspended[0]:
+                outcome = self._abandoned(now, batch_host)
             if outcome is not None:
                 self._outcome = True
                 yield from self._tell_step(now)
+                yield from self._tell_saves(now)
                 yield outcome
 
     def _begin_launch(self) -> None:
         """The steps of a former launch, and its end, tell nothing of this one."""
         self._step, self._told, self._ended_since = -1, (-1, 0.0), None
+        self._since_start = False
         self._held = self._taken = None
 
     def _launcher_lives(self, now: float) -> bool:
@@ -152,7 +173,12 @@ class AttemptFollower:
 
     def _beats(self, now: float) -> Iterator[ev.Event]:
         findings = self._watch.look(now)
-        self._step = max(self._step, self._watch.step(self._launch.launch if self._launch else 0))
+        launch = self._launch.launch if self._launch else 0
+        step, since_start = self._watch.step(launch), self._watch.since_start(launch)
+        if self._since_start and not since_start and step >= 0:  # now the training's own step is known
+            self._step, self._told = -1, (-1, 0.0)
+        self._since_start = since_start if step >= 0 else self._since_start
+        self._step = max(self._step, step)
         if self._step > self._told[0] and (self._told[0] < 0 or now - self._told[1] >= PROGRESS_EVERY):
             yield from self._tell_step(now)
         for finding in findings:
@@ -166,12 +192,24 @@ class AttemptFollower:
         if held is not None and (ignored or not lives):
             yield from self._tell_step(now)
             self._held = None
-            yield replace(held, at=now, overdue=self._watch.overdue(now), unseen=lives and self._watch.blind(now))
+            yield replace(held, at=now, overdue=self._watch.overdue(now), unseen=self._watch.blind(now))
 
     def _tell_step(self, now: float) -> Iterator[ev.Event]:
         if self._step > self._told[0]:
             self._told = (self._step, now)
-            yield ev.StepSeen(now, self.name, self._step)
+            yield ev.StepSeen(now, self.name, self._step, self._since_start)
+
+    def _tell_saves(self, now: float) -> Iterator[ev.Event]:
+        """That saves fail, for which reason, and that they do so no longer; how many by now, once a minute."""
+        saves = read_saves(self._dir)
+        if saves is None:
+            return
+        told, at = self._saves if self._saves is not None else (None, 0.0)
+        same = told is not None and (saves.failed > 0, saves.why) == (told.failed > 0, told.why)
+        if same and (saves == told or now - at < PROGRESS_EVERY):
+            return
+        self._saves = saves, now
+        yield ev.SavesSeen(now, self.name, saves.failed, saves.step, saves.why, saves.good)
 
     def _event(self, finding: quiet.QuietFinding, now: float) -> ev.Event | None:
         if isinstance(finding, quiet.NodeSilent):
@@ -220,7 +258,8 @@ class Follower:
         if name and (self._attempt is None or self._attempt.name != name):
             self._attempt = AttemptFollower(AttemptDir(self._run.attempts / name), self._limits)
         if self._attempt is not None:
-            for event in self._attempt.poll(now, state.batch_host):
+            suspended = (state.suspended, state.suspended_at)
+            for event in self._attempt.poll(now, state.batch_host, suspended):
                 if isinstance(event, (ev.OutcomeSeen, ev.NodeSilent, ev.RanksQuiet)):
                     yield from self._checkpoint(now)  # the budget of a restart counts on what is durable by now
                 if isinstance(event, ev.HealSeen) and event.durable is not None:
@@ -288,6 +327,14 @@ def read_outcome(attempt: AttemptDir, now: float) -> ev.OutcomeSeen | None:
     try:
         return replace(build(ev.OutcomeSeen, {**data, "at": now}), attempt=attempt.name)
     except BadRecord:
+        return None
+
+
+def read_saves(attempt: AttemptDir) -> Saves | None:
+    """What the training tells of its saves; None where it has told nothing."""
+    try:
+        return worst(attempt.saves.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
 
 

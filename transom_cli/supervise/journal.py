@@ -14,14 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from transom_cli import __version__
 from transom_cli.core.actions import Action
 from transom_cli.core.codec import BadRecord, build, event_from_json, event_to_json, plain
 from transom_cli.core.decide import decide
 from transom_cli.core.events import Event, StepSeen
 from transom_cli.core.state import Phase, Policy, State
 from transom_cli.errors import TransomError
+from transom_cli.layout import RUN_FORMAT, RunDir, other_format
 
-SCHEMA = 1
 Seen = Callable[[State, Event, State], None]  # an event, with the states before and after it
 
 
@@ -42,7 +43,8 @@ class Folded:
 
 def write_header(path: Path, policy: Policy, num_nodes: int, spares: int = 0) -> None:
     """Begin a run's journal. Called once, when the run directory is made. num_nodes: spares included."""
-    header = {"type": "Header", "schema": SCHEMA, "policy": plain(policy), "num_nodes": num_nodes, "spares": spares}
+    header = {"type": "Header", "format": RUN_FORMAT, "transom": __version__, "policy": plain(policy)}
+    header |= {"num_nodes": num_nodes, "spares": spares}
     with path.open("x", encoding="utf-8") as f:
         f.write(json.dumps(header) + "\n")
         f.flush()
@@ -109,7 +111,7 @@ class Folding:
         self._last_at = max(self._last_at, event.at)
         self._events.append(event)
         if not self._each_step and isinstance(event, StepSeen) and _only_further(self._state, event):
-            if self._further is None or event.step > self._further.step:
+            if self._further is None or _newer(self._further, event):
                 self._further = event
             if self._seen is not None:
                 self._seen(self._state, event, self._state)
@@ -124,6 +126,10 @@ class Folding:
         if self._further is not None:
             self._state, _ = decide(self._state, self._further)
             self._further = None
+
+
+def _newer(known: StepSeen, event: StepSeen) -> bool:
+    return event.step > known.step or (known.since_start and not event.since_start)
 
 
 def fold(path: Path, seen: Seen | None = None, *, each_step: bool = True) -> Folded:
@@ -145,11 +151,10 @@ def _record(line: str) -> dict[str, Any] | None:
 
 
 def _first_state(path: Path, header: dict[str, Any]) -> State:
-    if header.get("type") != "Header" or header.get("schema") != SCHEMA:
-        raise JournalError(
-            f"`{path}` is not a journal that this transom can read",
-            f"its first line has type {header.get('type')!r} and schema {header.get('schema')!r}, not schema {SCHEMA}",
-        )
+    if header.get("type") != "Header":
+        raise JournalError(f"`{path}` is not a journal of transom", f"its first line has type {header.get('type')!r}")
+    if header.get("format") != RUN_FORMAT:
+        raise JournalError(*other_format(RunDir(path.parent), header, __version__))
     state = State(policy=build(Policy, header["policy"]), num_nodes=int(header["num_nodes"]))
     return replace(state, spares=int(header.get("spares", 0)))
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from transom_cli.errors import OperatorAlive
-from transom_cli.files import look_anew, publish_text
+from transom_cli.files import publish_text, refresh_directory
 from transom_cli.layout import RunDir
 
 RENEW = 2.0  # seconds between renewals
@@ -134,7 +134,7 @@ class Lease:
         """A newer operator exists: stop, and touch nothing more. Over NFS too one on another host shows in a second."""
         if time.monotonic() - self._asked >= ANEW:
             self._asked = time.monotonic()
-            look_anew(self._run.epochs)
+            refresh_directory(self._run.epochs)
         return self._next.exists()
 
     def renew(self) -> None:

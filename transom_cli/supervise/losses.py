@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from transom_cli.core.goodput.curves import Loss
+from transom_cli.core.goodput.account import Loss
 from transom_cli.files import json_lines
 from transom_cli.layout import AttemptDir
 

@@ -11,8 +11,7 @@ import re
 from pathlib import Path
 
 from transom_cli.core.rootline import log_order
-from transom_cli.diagnose.unknown.reading import all_of
-from transom_cli.diagnose.unknown.store import load, save
+from transom_cli.diagnose.unknown.store import load, mine_logs, save
 from transom_cli.diagnose.unknown.templates import Templates
 from transom_cli.errors import TransomError
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
@@ -29,7 +28,7 @@ def remember(run: RunDir) -> None:
     try:
         logs = _last_logs(run)
         if logs:
-            save(run.templates, all_of(logs))
+            save(run.templates, mine_logs(logs))
     except OSError as error:
         log.warning("what the run printed is not kept for the next one: %s", error)
 

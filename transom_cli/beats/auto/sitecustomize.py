@@ -2,9 +2,9 @@
 
 Python imports `sitecustomize` at its start. It waits for the trainer to import torch's optimizers and registers a
 step hook on them; it never imports torch itself. Only the first optimizer that steps is counted (a GAN has two), and
-the steps count from 1 in this process, told from the second on. A trainer's own call of `transom_cli.beat` ends
-the automatic ones. A `sitecustomize` that this one hides is found and run. Nothing that happens here may reach the
-trainer.
+the steps count from 1 in this process, told from the second on, and are marked as such. A trainer's own call of
+`transom_cli.beat` ends the automatic ones. A `sitecustomize` that this one hides is found and run. Nothing that happens
+here may reach the trainer.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ class Exported:
 
 def export(
     candidate: Candidate, out: Path, form: str, *, only: Sequence[str] = (), everything: bool = False, force: bool,
+    allow_code: bool = False,
     expect: Told = nobody, told: Told = nobody,
 ) -> Exported:  # fmt: skip
     """Write a verified checkpoint to `out`, as `form`: "torch" or "safetensors".
@@ -39,9 +40,9 @@ def export(
     `only`: names of top-level entries; by default all but the per-rank ones, with `everything` those too. In memory at
     a time: one tensor with one of its shards, and all values that are no tensors. `expect` is called with how many
     bytes of tensors there will be. Raises UsageError, StateMismatch for
-    a checkpoint that torch cannot read, BadFile and OSError; then there is no new file.
+    a checkpoint that torch cannot read, NeedsCode unless `allow_code`, BadFile and OSError; then there is no new file.
     """
-    whole = Whole(candidate.path)
+    whole = Whole(candidate.path, allow_code=allow_code)
     keys = _chosen(whole.paths, only, everything)
     left_out = not only and not everything and any(path[0] == RANKS for path in whole.paths.values())
     tensors = {key: whole.placeholder(key) for key in keys if whole.is_tensor(key)}

@@ -16,10 +16,23 @@ from transom_cli.ckpt.failures import StateMismatch
 from transom_cli.ckpt.tree import local_part
 
 
-def read(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> dict[str, Any]:
-    """`{"state": {name: {...}}, "param_groups": [{..., "params": [name, ...]}]}`: the layout of DCP's own helpers."""
+def usual(packed: Mapping[str, Any]) -> bool:
+    """Whether an optimizer's `state_dict` has torch's own layout, with parameters by number."""
+    groups, state = packed.get("param_groups"), packed.get("state")
+    numbered = isinstance(groups, list) and all(
+        isinstance(group, dict) and all(type(index) is int for index in group.get("params", ("",))) for group in groups
+    )
+    return numbered and isinstance(state, dict) and all(type(index) is int for index in state)
+
+
+def named(
+    optimizer: torch.optim.Optimizer, packed: Mapping[str, Any], names: Mapping[torch.Tensor, str]
+) -> dict[str, Any]:
+    """`{"state": {name: {...}}, "param_groups": [{..., "params": [name, ...]}]}`: the layout of DCP's own helpers.
+
+    packed: its `state_dict`, of torch's own layout.
+    """
     order = parameter_names(optimizer, names)
-    packed = optimizer.state_dict()
     return {
         "state": {order[index]: dict(value) for index, value in packed["state"].items()},
         "param_groups": [

@@ -6,7 +6,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from zlib import crc32
 from transom_cli.beats import places
 from transom_cli.ckpt.memory import messages
 from transom_cli.ckpt.memory.messages import HolderGone
+from transom_cli.start import own
 
 SOCKET = "memory"  # in the beats folder of the node
 LINGER = "TRANSOM_MEMORY_LINGER"
@@ -86,7 +86,7 @@ def start(path: str, *more: str) -> subprocess.Popen[bytes]:
     log = os.open(f"{path}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", "transom_cli.ckpt.memory.holder", "--socket", path, *more],
+            own("transom_cli.ckpt.memory.holder", "--socket", path, *more),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True, env=env,
         )  # fmt: skip
     finally:

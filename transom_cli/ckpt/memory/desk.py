@@ -115,7 +115,9 @@ class Desk:
         index, why = self.holding.shelf.take(
             self.launch, self._rank, min(PATIENCE, float(about["patience"])), about.get("index")
         )
-        return {"index": index, "busy": why, "words": self._words() if about.get("words") else []}, []
+        pinned = self.holding.shelf.pinned if index is None else None
+        words = self._words() if about.get("words") else []
+        return {"index": index, "busy": why, "pinned": pinned, "words": words}, []
 
     def _do_drop(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         self.holding.shelf.drop(self.launch, self._rank, int(about["index"]))
@@ -133,9 +135,29 @@ class Desk:
         data, size = messages.unpack(fds[0]), int(about["manifest"])
         record = Record(data[:size], data[size:])
         step, uses = int(about["step"]), [str(why) for why in about["reserve"]]
-        self.holding.shelf.commit(self.launch, step, record, uses)
+        self.holding.shelf.commit(self.launch, step, record, uses, restored=about.get("restored") is True)
         if RESERVED in uses:
             self.holding.persisting.tried_again(step)
+        return {}, []
+
+    def _do_superseded(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """All ranks of all nodes have committed a step that is newer than the restored one."""
+        self.holding.shelf.superseded(self.launch, int(about["step"]))
+        return {}, []
+
+    def _do_secure(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """Begin to make the restored step durable, by the holder of `by`: its memory is needed. Answers whether it is
+        kept at all."""
+        step, attempt = int(about["step"]), str(about["attempt"])
+        kept = self.holding.shelf.pinned == step
+        if kept:
+            self.holding.persisting.tried_again(step)
+            self.holding.neighbours.ask(str(about["by"]), "persist", SURVEY, step=step, attempt=attempt)
+        return {"kept": kept}, []
+
+    def _do_durable(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
+        """The restored step is on disk."""
+        self.holding.shelf.durable(self.launch, int(about["step"]))
         return {}, []
 
     def _do_plan(self, about: Mapping[str, Any], fds: list[int]) -> Answer:

@@ -20,6 +20,7 @@ from transom_cli.ckpt.memory.protection import NONE
 from transom_cli.ckpt.memory.rebuilding import Rebuilding
 from transom_cli.ckpt.memory.shelf import Shelf
 from transom_cli.ckpt.memory.slot import part, views
+from transom_cli.ckpt.memory.writing import Order
 from transom_cli.ckpt.names import step_name
 from transom_cli.ckpt.pace.coming import Coming
 from transom_cli.ckpt.underway import Part, joined
@@ -98,6 +99,10 @@ class Holding:
             self.parity.only(step, self.shelf.protected)
             left_out = about.get("left_out")
             self._left_out = tuple(map(str, left_out)) if isinstance(left_out, list) else ()
+            return {}, ()
+        if name == "persist":
+            self.persisting.tried_again(step)
+            self.persisting.begin(Order(step, str(about.get("attempt")), self.persisting.keep))
             return {}, ()
         if name == "reserve":
             self.shelf.reserve(step, RESERVED)

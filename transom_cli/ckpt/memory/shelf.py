@@ -2,9 +2,13 @@
 
 A step is *held* here when this node's ranks have said that their copies are whole; it is *committed* when its record
 has come: the manifest that names every rank's share by its checksum, made when all of them were held. Never given out
-to be overwritten: the newest committed step, the newest that is protected, what is reserved to be made durable or
-protected, and what is being read. A step
+to be overwritten: the newest committed step, the newest that is protected, the step that this launch was restored from,
+what is reserved to be made durable or protected, and what is being read. A step
 that was held and never committed is only a candidate: another node may know its record.
+
+After a restore the ranks may be on other nodes, or fewer. The restored step stays in the slots of the former ranks
+until a newer step is committed on all nodes, and protected where that is asked for, or until the restored one is
+durable.
 """
 
 from __future__ import annotations
@@ -41,6 +45,9 @@ class Shelf:
         self.protected: int | None = None
         self.records: dict[int, Record] = {}
         self._ranks: dict[int, _Rank] = {}
+        self._restored: int | None = None  # the step that this launch was restored from, while it must be kept
+        self._superseded: int | None = None  # the newest step that is committed on all nodes, after a restore
+        self._durable: int | None = None  # a restored step that is on disk by now
         self._readers: Counter[int] = Counter()
         self._reserved = Reservations()
         self._changed = threading.Condition()
@@ -55,6 +62,7 @@ class Shelf:
             if self.launch is not None and self.launch != launch:
                 self._former.add(self.launch.token)
                 self._reserved.clear()  # who was to ask for it is gone
+                self._restored = self._superseded = self._durable = None  # the restore to come says
             self.launch = launch
             self.protect = protect
             mine = self._ranks.setdefault(rank, _Rank({}, launch))
@@ -84,8 +92,9 @@ class Shelf:
     def take(self, launch: Launch, rank: int, patience: float, index: int | None = None) -> tuple[int | None, str]:
         """A slot that may be overwritten, whose content is forgotten at once; or why there is none (yet).
 
-        A rank that has a single slot gets it when nothing reads it, though it holds the newest step. `index`: the slot
-        that a holder which is gone had given out.
+        A rank that has a single slot gets it when nothing reads it, though it holds the newest step; but not while that
+        is the step that was restored (`pinned`): this does not wait then. `index`: the slot that a holder which is gone
+        had given out.
         """
         deadline = time.monotonic() + patience
         with self._changed:
@@ -96,13 +105,16 @@ class Shelf:
                 if mine.writing is not None:
                     mine.slots[mine.writing].share = None
                     return mine.writing, ""
-                kept = self._kept() if len(mine.slots) > 1 else self._in_use()
+                kept = self._kept() if len(mine.slots) > 1 else {**self._in_use(), **self._pinned()}
                 free = [(self._worth(slot), n) for n, slot in mine.slots.items() if not _is_of(slot, kept)]
                 if free:
                     mine.writing = min(free)[1]
                     mine.slots[mine.writing].share = None
                     return mine.writing, ""
                 busy = ", ".join(f"step {step} is {why}" for step, why in sorted(kept.items()))
+                pinned = self._pinned()
+                if mine.slots and not self._in_use() and all(_is_of(slot, pinned) for slot in mine.slots.values()):
+                    return None, busy  # nothing but a copy on disk frees it
                 if not mine.slots or not self._changed.wait(deadline - time.monotonic()):
                     return None, busy or "there is no memory for it"
 
@@ -116,11 +128,14 @@ class Shelf:
             mine.writing = None
 
     def leave(self, launch: Launch, rank: int) -> bool:
-        """The rank needs nothing of it any more. Returns whether it was the last."""
+        """The rank needs nothing of it any more: all is durable. Returns whether it was the last of its launch; what
+        earlier ranks have left goes with that one."""
         with self._changed:
             self._mine(launch, rank)
             for slot in self._ranks.pop(rank).slots.values():
                 slot.close()
+            if all(had.launch != self.launch for had in self._ranks.values()):
+                self._close_former({})
             return not self._ranks
 
     def hold(self, launch: Launch, rank: int, share: Share) -> None:
@@ -137,9 +152,11 @@ class Shelf:
         with self._changed:
             self._mine(launch, rank).slots[index].holds(share)
 
-    def commit(self, launch: Launch, step: int, record: Record, reserve: Iterable[str] = ()) -> None:
+    def commit(
+        self, launch: Launch, step: int, record: Record, reserve: Iterable[str] = (), *, restored: bool = False
+    ) -> None:
         """Raises BadManifest and ValueError for a record that is not that of `step`. `reserve`: for what the step will
-        be read soon; each ends with `release`."""
+        be read soon; each ends with `release`. `restored`: the launch was restored from it."""
         if record.read.step != step:
             raise ValueError(f"a record of step {record.read.step}, not {step}")
         with self._changed:
@@ -147,10 +164,31 @@ class Shelf:
             if self.records.get(step) != record:
                 self.records[step] = record
                 self._reserved.commit(step, reserve)
-            for rank in [rank for rank, had in self._ranks.items() if self.launch and self.launch != had.launch]:
-                for slot in self._ranks.pop(rank).slots.values():  # of ranks that are on other nodes by now
-                    slot.close()
+            if restored:
+                self._restored = step
+            elif self._restored is None:
+                self._close_former(self._in_use())
             self._forget_old()
+
+    def superseded(self, launch: Launch, step: int) -> None:
+        """All ranks of all nodes have committed `step`, which is newer than the one that was restored."""
+        with self._changed:
+            self._fence(launch)
+            self._superseded = step
+            self._let_restored_go()
+
+    def durable(self, launch: Launch, step: int) -> None:
+        """The restored step is on disk: its memory may be used."""
+        with self._changed:
+            self._fence(launch)
+            if step == self._restored:
+                self._durable = step
+                self._let_restored_go()
+
+    @property
+    def pinned(self) -> int | None:
+        """The step that was restored, while it must be kept."""
+        return self._restored
 
     def rewind(self, launch: Launch, step: int | None) -> None:
         """The training goes on from `step` (None: from its start): what is newer is of a past that did not happen."""
@@ -165,12 +203,16 @@ class Shelf:
                 for slot in had.slots.values():
                     if slot.share is not None and (step is None or slot.share.step > step):
                         slot.share = None
+            if step is None or step != self._restored:
+                self._restored = None  # it was not restored from memory
+            self._close_former(self._kept() if self._restored is not None else self._in_use())
             self._changed.notify_all()
 
     def settled(self, step: int) -> None:
         """`step` is protected, as far as that can be."""
         with self._changed:
             self.protected = step if self.protected is None else max(self.protected, step)
+            self._let_restored_go()
             self._forget_old()
 
     def reserve(self, step: int, why: str) -> None:
@@ -259,12 +301,34 @@ class Shelf:
 
     def _kept(self) -> dict[int, str]:
         """Steps that must not be overwritten, and why."""
-        kept = self._in_use()
+        kept = {**self._pinned(), **self._in_use()}
         if self.newest is not None:
             kept.setdefault(self.newest, "the newest")
-        if self.protect and self.protected is not None:
+        if self.protect and self.protected is not None and self.protected != self._durable:
             kept.setdefault(self.protected, "the newest that is protected")
         return kept
+
+    def _pinned(self) -> dict[int, str]:
+        return {} if self._restored is None else {self._restored: "restored, and no newer one counts everywhere yet"}
+
+    def _let_restored_go(self) -> None:
+        """Where a newer step is as safe as the restored one was, or that one is on disk."""
+        if self._restored is None:
+            return
+        newer = self._superseded is not None and self._superseded > self._restored
+        safe = not self.protect or (self.protected is not None and self.protected > self._restored)
+        if self._durable == self._restored or (newer and safe):
+            self._restored = None
+            self._close_former(self._in_use())
+            self._forget_old()
+
+    def _close_former(self, kept: dict[int, str]) -> None:
+        """Give back the memory of ranks that are not of this launch, but for what is in it of the `kept` steps."""
+        for rank, had in [(rank, had) for rank, had in self._ranks.items() if self.launch != had.launch]:
+            for index in [n for n, slot in had.slots.items() if not _is_of(slot, kept)]:
+                had.slots.pop(index).close()
+            if not had.slots:
+                del self._ranks[rank]
 
     def _worth(self, slot: Slot) -> tuple[int, int]:
         """Lowest goes first: nothing in it; an old committed step; one that was never committed."""

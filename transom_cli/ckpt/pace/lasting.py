@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from transom_cli.ckpt.failures import RanksDiffer
 from transom_cli.ckpt.pace.intervals import span
 from transom_cli.ckpt.pace.schedule import AUTO
 from transom_cli.ckpt.saving.snapshots import Snapshots
@@ -77,12 +78,14 @@ class Rule:
 
 
 class Saving:
-    """One save. `over` is done when nothing more comes of it: it is durable, or is not to be, or failed."""
+    """One save. `over` is done when nothing more comes of it: it is durable, or is not to be, or failed. `compared`:
+    once the ranks have compared what they hold; why nothing is saved, or None."""
 
     def __init__(self, step: int, asked: bool) -> None:
         self.step, self.asked = step, asked
         self.began = time.monotonic()
         self.over: Future[None] = Future()
+        self.compared: Future[RanksDiffer | None] = Future()
 
 
 class Lasting:

@@ -71,7 +71,7 @@ class Carrier(Ranks):
     """The same ranks for the writer, with notes beside its own values. Used in the background thread alone."""
 
     def __init__(self, ranks: Ranks) -> None:
-        self.size, self.rank, self.group = ranks.size, ranks.rank, ranks.group  # no process group of its own
+        self.size, self.rank, self._own = ranks.size, ranks.rank, ranks._own  # no process group of its own
         self.meeting: Meeting | None = None
 
     def gather(self, value: Any) -> list[Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import io
 import mmap
-import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from torch.futures import Future
 from transom_cli.ckpt.failures import StateMismatch
 from transom_cli.ckpt.names import DCP_METADATA
 from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.restoring import plain
 from transom_cli.ckpt.restoring.exchange import Part, Parts, divide, exchange, parts
 from transom_cli.ckpt.restoring.placing import Wanted, Whole, plan
 from transom_cli.ckpt.restoring.progress import Progress
@@ -55,7 +55,7 @@ class Source(Protocol):
     checks: bool
     path: Path  # for DCP's words; a snapshot in memory has none of its own
 
-    def metadata(self) -> Metadata: ...
+    def metadata(self, *, allow_code: bool = False) -> Metadata: ...
 
     def open(self, name: str, *, check: bool = True) -> Opened:
         """Without `check` the reader may have to, before it believes anything; what is damaged is opened again."""
@@ -68,8 +68,8 @@ class OnDisk:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def metadata(self) -> Metadata:
-        return unpickled((self.path / DCP_METADATA).read_bytes())
+    def metadata(self, *, allow_code: bool = False) -> Metadata:
+        return checked_metadata((self.path / DCP_METADATA).read_bytes(), allow_code=allow_code)
 
     def open(self, name: str, *, check: bool = True) -> Opened:
         with (self.path / name).open("rb") as file:
@@ -77,19 +77,28 @@ class OnDisk:
             return Opened(data, 0, len(data))
 
 
-def unpickled(data: bytes) -> Metadata:
-    """torch's own metadata. Raises StateMismatch for what is none of ours."""
-    metadata = pickle.loads(data)
+def checked_metadata(data: bytes, *, allow_code: bool = False) -> Metadata:
+    """Load torch's own metadata.
+
+    Raises NeedsCode, and StateMismatch where it is not that of a Checkpointer's checkpoint.
+    """
+    metadata = plain.metadata(data, allow_code=allow_code)
     if not isinstance(metadata, Metadata) or not isinstance(metadata.planner_data, dict):
         raise StateMismatch("torch's own metadata is not that of a checkpoint of ours")
+    stored: Any = metadata.storage_data
+    names = {info.relative_path for info in stored.values()} if isinstance(stored, dict) else set()
+    for name in names:
+        if not isinstance(name, str) or "/" in name or name in ("", ".", ".."):
+            raise StateMismatch(f"torch's own metadata names a file outside the checkpoint: {name!r}")
     return metadata
 
 
 class MappedReader(FileSystemReader):
     """A storage reader for `dcp.load`."""
 
-    def __init__(self, source: Source, metadata: Metadata, progress: Progress) -> None:
+    def __init__(self, source: Source, metadata: Metadata, progress: Progress, *, allow_code: bool = False) -> None:
         super().__init__(source.path)
+        self._allow_code = allow_code
         self._source = source
         self._metadata = metadata
         self._progress = progress
@@ -148,7 +157,7 @@ class MappedReader(FileSystemReader):
             self._progress.add(tensor.length)
         for one in wanted.objects:
             at = opened.start + one.start
-            targets[one.key] = _object(opened.data[at : at + one.length])
+            targets[one.key] = self._object(one.key, opened.data[at : at + one.length])
             self._progress.add(one.length)
 
     def _serve(self, part: Part) -> bytes:
@@ -162,7 +171,10 @@ class MappedReader(FileSystemReader):
         for tensor in wanted.tensors:
             self._fill(tensor, bytearray(found[name, tensor.start, tensor.length]), 0)
         for one in wanted.objects:
-            targets[one.key] = _object(found[name, one.start, one.length])
+            targets[one.key] = self._object(one.key, found[name, one.start, one.length])
+
+    def _object(self, key: str, data: bytes) -> Any:
+        return plain.value(data, key, allow_code=self._allow_code)
 
     def _fill(self, tensor: Whole, data: mmap.mmap | bytearray, start: int) -> None:
         stored = self._stored(tensor.which, data, start, tensor.length)
@@ -204,8 +216,7 @@ class MappedReader(FileSystemReader):
             where = self.storage_data[item.storage_index]
             start = base + where.offset
             if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, io.BytesIO(data[start : start + where.length]))
-                continue
+                raise StateMismatch(f"{item.storage_index.fqn} is no tensor")  # DCP would run code that it names
             stored = self._stored(item.storage_index, data, start, where.length)
             for dimension, (first, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
                 stored = stored.narrow(dimension, first, length)
@@ -249,10 +260,6 @@ def _in_turns(pieces: list[Piece]) -> Iterator[list[Piece]]:
             some, size = [], 0
     if some:
         yield some
-
-
-def _object(data: bytes) -> Any:
-    return torch.load(io.BytesIO(data), weights_only=False)
 
 
 def _is_ours(around: Envelope, data: mmap.mmap | bytearray, start: int, length: int) -> bool:

@@ -16,7 +16,7 @@ from transom_cli.ckpt.memory.inventory import known
 from transom_cli.ckpt.memory.messages import FAILURES
 from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.names import step_name
-from transom_cli.ckpt.restoring.reading import Opened, unpickled
+from transom_cli.ckpt.restoring.reading import Opened, checked_metadata
 from transom_cli.ckpt.saving.snapshots import Snapshots
 
 
@@ -74,8 +74,8 @@ class InMemory:
         self._entries = {entry.name: entry for entry in found.manifest.files}
         self.where: dict[str, str] = {}  # by share, from whose memory it came
 
-    def metadata(self) -> Metadata:
-        return unpickled(self._found.record.metadata)
+    def metadata(self, *, allow_code: bool = False) -> Metadata:
+        return checked_metadata(self._found.record.metadata, allow_code=allow_code)
 
     def open(self, name: str, *, check: bool = True) -> Opened:
         entry = self._entries[name]

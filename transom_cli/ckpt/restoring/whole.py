@@ -1,7 +1,7 @@
 """A checkpoint read value by value, each tensor put together from its shards: any number of ranks may have written it.
 
-Nothing is verified here: the caller has. Like a restore, this unpickles torch's own metadata and plain values: whoever
-can write into a checkpoints directory can run code in who reads it.
+Nothing is verified here: the caller has. Torch's own metadata and values that are not tensors are read without running
+code (`restoring.plain`), unless the caller allows it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
 from transom_cli.ckpt.failures import StateMismatch
+from transom_cli.ckpt.restoring import plain
 from transom_cli.ckpt.restoring.reading import OnDisk
 from transom_cli.ckpt.restoring.restore import paths_of
 from transom_cli.ckpt.saving.engine import describe
@@ -28,10 +29,10 @@ from transom_cli.ckpt.tree import Paths
 class Whole:
     """`paths` names all values: flat key -> where it stands. Raises StateMismatch when it is none of ours."""
 
-    def __init__(self, checkpoint: Path) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, checkpoint: Path, *, allow_code: bool = False) -> None:
+        self._checkpoint, self._allow_code = checkpoint, allow_code
         try:
-            self._metadata = OnDisk(checkpoint).metadata()
+            self._metadata = OnDisk(checkpoint).metadata(allow_code=allow_code)
         except StateMismatch:
             raise
         except Exception as error:  # bytes that are as they were written, and not torch's
@@ -60,13 +61,13 @@ class Whole:
         return target
 
     def value(self, key: str) -> tuple[Any, bool]:
-        """A value that is no tensor, and whether it needs no code to load (torch's `weights_only`)."""
+        """A value that is no tensor, and whether torch's `weights_only` loads it. Raises NeedsCode."""
         try:
             data = self._read({key: None})[key]
             try:
                 return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), True
             except pickle.UnpicklingError:
-                return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False), False
+                return plain.value(data, key, map_location="cpu", allow_code=self._allow_code), False
         except (ImportError, AttributeError) as error:
             raise StateMismatch(
                 f"`{key}` cannot be loaded here",

@@ -22,12 +22,14 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageIn
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import WriteResult
 
+from transom_cli.ckpt.failures import RanksDiffer
 from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
 from transom_cli.ckpt.memory import messages
 from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.names import DCP_METADATA, data_name, step_name
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.saving import direct
+from transom_cli.ckpt.saving.alike import Proof, Short, differing, of_broadcast, refusal
 from transom_cli.ckpt.saving.image import Layout, Place, Snapshot, pack
 from transom_cli.ckpt.saving.publishing import words
 from transom_cli.ckpt.saving.sharing import Share, Sharing
@@ -59,16 +61,28 @@ class Writer:
         except FAILURES:
             pass
 
-    def write(self, step: int, snapshot: Snapshot | None, trouble: str = "", *, uses: Callable[[], Uses]) -> Written:
+    def write(
+        self, step: int, snapshot: Snapshot | None, trouble: str = "", *, uses: Callable[[], Uses],
+        proof: Proof | None = None, compared: Callable[[Compared], None] = lambda _: None,
+    ) -> Written:  # fmt: skip
         """Let `snapshot` count as `step`. On all ranks alike: why it does not, or what else is to be done with it, for
         which rank 0 asks `uses`.
 
         `snapshot` is None, with the `trouble`, where a rank could not take its copy: the others must learn of it here,
-        or they would wait for it.
+        or they would wait for it. `proof`: checksums to be compared with those of the other ranks first; `compared` is
+        told what comes of it, before anything is written.
         """
         written = Written(trouble)
         try:
-            agreed, written.trouble = self._meet(step, trouble, snapshot is not None and snapshot.agreed)
+            agreed, written.trouble, shorts = self._meet(
+                step, trouble, snapshot is not None and snapshot.agreed, proof.short if proof is not None else None
+            )
+            if not written.trouble and any(short is not None for short in shorts):
+                found = differing(self._ranks, proof, shorts)
+                refused = refusal(found) if found else None
+                noted = of_broadcast(proof, shorts) if proof is not None and not found else ""
+                compared(Compared(refused, noted, whole=all(short is not None for short in shorts)))
+                written.trouble = f"{refused.what}: {found[0].words}" if refused is not None else ""
             if not written.trouble and snapshot is not None:
                 share = None if agreed else self._sharing.agree(snapshot.layout)
                 written.trouble = share.trouble if share else ""
@@ -79,20 +93,22 @@ class Writer:
             written.trouble = describe(error)
         return written
 
-    def _meet(self, step: int, trouble: str, agreed: bool) -> tuple[bool, str]:
-        """Whether the shares stand, and first trouble, on all ranks alike, once all of them come with `step`.
+    def _meet(self, step: int, trouble: str, agreed: bool, short: Short | None) -> tuple[bool, str, list[Short | None]]:
+        """Whether the shares stand, first trouble, and the ranks' checksums, on all ranks alike, once all of them come
+        with `step`.
 
         They may come with different ones: a flush that not all ranks were told of in time. Those that are behind give
         theirs up and those ahead ask again, so that no checkpoint is made of two steps, and the next one that all
         ranks save is saved. Until then the background thread of a rank that is ahead waits here.
         """
         while True:
-            answers = self._ranks.gather((step, trouble, agreed))
+            answers = self._ranks.gather((step, trouble, agreed, short))
             ahead = max(answer[0] for answer in answers)
             if step < ahead:
-                return agreed, f"not all ranks save this step: others are at {step_name(ahead)}"
+                return agreed, f"not all ranks save this step: others are at {step_name(ahead)}", []
             if all(answer[0] == step for answer in answers):
-                return all(answer[2] for answer in answers), _first_trouble([answer[1] for answer in answers])
+                first = _first_trouble([answer[1] for answer in answers])
+                return all(answer[2] for answer in answers), first, [answer[3] for answer in answers]
 
     def _get_ready(self, snapshot: Snapshot, share: Share | None) -> None:
         if share is not None:
@@ -139,8 +155,20 @@ class Writer:
                 made = trouble, frozenset(), None
         trouble, chosen, record = self._ranks.from_first(made)
         if record is not None:
-            self._snapshots.commit(step, record, chosen)
+            self._commit_everywhere(step, record, chosen)
         return Written(trouble, chosen)
+
+    def _commit_everywhere(self, step: int, record: Record, uses: Uses) -> None:
+        """After a restore from memory, once all ranks have committed a newer step, each holder hears that."""
+        failed: Exception | None = None
+        try:
+            self._snapshots.commit(step, record, uses)
+        except Exception as error:  # the others wait in the collective below
+            failed = error
+        if self._snapshots.superseding and all(self._ranks.gather(failed is None)):
+            self._snapshots.supersede(step)
+        if failed is not None:
+            raise failed
 
     def _record(self, step: int, entries: list[FileEntry], places: list[list[Place]]) -> Record:
         assert self._sharing.metadata is not None
@@ -155,6 +183,15 @@ class Writer:
             files=tuple(sorted([own, *entries], key=lambda entry: entry.name)),
         )
         return Record(encode(manifest), metadata)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What came of the ranks' checksums: why nothing is written, or what is to be said. whole: all ranks had some."""
+
+    refused: RanksDiffer | None = None
+    noted: str = ""
+    whole: bool = False
 
 
 @dataclass

@@ -28,8 +28,10 @@ from transom_cli.ckpt.memory.protecting import domain
 from transom_cli.ckpt.memory.protection import NONE, Protection
 from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.memory.slot import Share
+from transom_cli.ckpt.names import step_name
 from transom_cli.ckpt.pace.coming import Coming
 from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.recorded import Recorder
 from transom_cli.ckpt.restoring.questions import Questions
 from transom_cli.ckpt.retention import Keep
 from transom_cli.ckpt.room import room
@@ -60,6 +62,8 @@ class Snapshots:
         self._also = dict(also or {})
         self._most = self._slots = SLOTS + (protection != NONE) + bool(self._also)  # one being protected, one copied
         self._told_busy = False
+        self._restored: int | None = None  # the step that this launch resumed from, while its memory must be kept
+        self.superseding = False  # a step was restored from memory, and no newer one is committed everywhere yet
         self.awaited = False  # whether somebody waits for the memory that is made
         self._plan: dict[str, Any] | None = None  # when it saves, for whoever looks: the first rank's goes for all
         made = None
@@ -75,6 +79,8 @@ class Snapshots:
             if trouble:
                 say(f"the snapshots of {node} live only as long as its ranks: {trouble}")
         self._node = nodes[ranks.rank]
+        self.nodes = tuple(sorted(set(nodes)))
+        self._recorder = Recorder(directory, attempt, self.nodes)
         self.by = nodes[0]  # whose holder sees to it that checkpoints become durable
         self._durability = Durability(self._at, directory, self._token, self.by)
         self.questions = Questions(lambda: self._client)
@@ -99,14 +105,19 @@ class Snapshots:
     def arena(self, need: int, size: int) -> Arena:
         """Memory to copy into: of `need` bytes at least, made with `size` where there is none that fits. Raises
         MemoryError, and HolderGone."""
-        self._make_one_more(size)
-        taken = self._taken if self._taken is not None else self._take()
-        arena = self._arenas[taken]
-        if not need <= arena.size <= 2 * size + 2 * PAGE:
+        while True:
+            self._make_one_more(size)
+            taken = self._taken if self._taken is not None else self._take()
+            arena = self._arenas[taken]
+            if need <= arena.size <= 2 * size + 2 * PAGE:
+                return arena
             self._taken = None
             self._give_back(taken)
-            arena = self._make(taken, size)
-        return arena
+            try:
+                return self._make(taken, size)
+            except MemoryError:  # give back more that does not fit, but never the only copy of what was restored
+                if self._restored is None or not (self._arenas or self._secure()):
+                    raise
 
     def ready(self, size: int) -> None:
         """Ahead of the next save, see to it that there is a slot for it: one more, until there are enough; then one
@@ -135,9 +146,19 @@ class Snapshots:
     def commit(self, step: int, record: Record, uses: Iterable[str]) -> None:
         """Every rank's copy of `step` is held, as its record says. `uses`: for what it is kept until that is done."""
         self._records[step] = record
-        for old in sorted(self._records)[:-_RECORDS]:
+        for old in [n for n in sorted(self._records)[:-_RECORDS] if n != self._restored]:
             del self._records[old]
         self._again(lambda: self._tell_record(step, record, list(uses)))
+        if self._ranks.first:
+            self._recorder.note(step)
+
+    def supersede(self, step: int) -> None:
+        """All ranks have committed `step`: what was restored need not be kept for its sake any more."""
+        self.superseding = False
+        if self._protection == NONE:  # else the holder waits until `step` is protected too
+            self._restored = None
+        self._most = self._slots  # there may be memory for more now
+        self._again(lambda: self._client.ask("superseded", step=step))
 
     def persist(self, step: int, keep: Keep) -> None:
         """Begin to make it durable. By the first rank."""
@@ -184,8 +205,11 @@ class Snapshots:
     def rewind(self, step: int | None, record: Record | None = None) -> None:
         """The training goes on from `step`, which was restored, from memory if there is a record."""
         self._taken = None
+        self._restored = None
         if record is not None and step is not None:
-            self.commit(step, record, ())
+            self._records[step], self._restored = record, step
+            self._again(lambda: self._tell_record(step, record, [], restored=True))
+        self.superseding = self._restored is not None
         self._again(lambda: self._client.ask("rewind", step=step), once_more=True)
 
     def trust(self, directory: Path, manifest: bytes, keep: Keep) -> None:
@@ -214,15 +238,16 @@ class Snapshots:
             self._one_more(size, take=True)
 
     def _one_more(self, size: int, *, take: bool) -> None:
-        if len(self._arenas) >= self._most:
-            return
-        try:
-            self._make(next(n for n in range(self._slots) if n not in self._arenas), size, take=take)
-        except MemoryError as error:
-            if not self._arenas:
-                raise
-            self._most = len(self._arenas)
-            self._say(f"{self._most} snapshot(s) in memory at a time and not {self._slots}: {error}")
+        while len(self._arenas) < self._most:
+            try:
+                self._make(next(n for n in range(self._slots) if n not in self._arenas), size, take=take)
+                return
+            except MemoryError as error:
+                if self._arenas:
+                    self._most = len(self._arenas)
+                    self._say(f"{self._most} snapshot(s) in memory at a time and not {self._slots}: {error}")
+                elif not self._secure():
+                    raise
 
     def _take(self) -> int:
         words = self._ranks.first
@@ -238,6 +263,34 @@ class Snapshots:
             if not self._told_busy:
                 self._told_busy = True
                 self._say(f"there is no memory yet for the next snapshot: {told.get('busy')}")
+            if told.get("pinned") is not None and not self._secure():
+                time.sleep(1.0)
+
+    def _secure(self) -> bool:
+        """There is no memory for the next snapshot beside the one that was restored: make that one durable, so that its
+        memory may be used. Returns False where nothing is kept for a restore. Raises MemoryError: nothing was lost."""
+        step = self._restored
+        if step is None:
+            return False
+        record = self._records.get(step)
+        ask = lambda: self._client.ask("secure", step=step, by=self.by, attempt=self._attempt)  # noqa: E731
+        try:
+            answer = self._again(ask, once_more=True)
+            if answer is None or not answer[0].get("kept"):
+                self._restored = None  # a newer step counts by now: there may be memory
+                return True
+            why = "there is no memory for another beside it"
+            self._say(f"step {step}, restored from memory, is written to disk: {why}")
+            trouble = self._durability.outcome(step, record)
+            if not trouble and not self._durability.on_disk(step, record):
+                trouble = f"{step_name(step)} is not in {self._directory}"
+        except messages.Refused as error:
+            trouble = error.what
+        if trouble:
+            raise MemoryError(f"no memory is free beside that of step {step}, which cannot be made durable: {trouble}")
+        self._restored = None
+        self._again(lambda: self._client.ask("durable", step=step), once_more=True)
+        return True
 
     def _keeping(self, keep: Keep) -> dict[str, Any]:
         return {"attempt": self._attempt, "keep": keep.newest, "keep_every": keep.every}
@@ -274,10 +327,11 @@ class Snapshots:
         finally:
             os.close(fd)
 
-    def _tell_record(self, step: int, record: Record, reserve: list[str]) -> None:
+    def _tell_record(self, step: int, record: Record, reserve: list[str], *, restored: bool = False) -> None:
         fd = messages.parcel(record.manifest + record.metadata)
+        about = {"restored": True} if restored else {}
         try:
-            self._client.ask("commit", [fd], step=step, manifest=len(record.manifest), reserve=reserve)
+            self._client.ask("commit", [fd], step=step, manifest=len(record.manifest), reserve=reserve, **about)
         finally:
             os.close(fd)
 
@@ -331,7 +385,7 @@ class Snapshots:
             if index in self._shares:
                 self._tell_share(self._shares[index], index)
         for step, record in self._records.items():
-            self._tell_record(step, record, [])
+            self._tell_record(step, record, [], restored=step == self._restored)
         self._tell_plan()
         if self._taken is not None:
             self._client.ask("take", patience=0.0, index=self._taken, words=False)

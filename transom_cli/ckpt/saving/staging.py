@@ -27,13 +27,13 @@ Provide = Callable[[int, int], Arena]
 class Stager:
     """Knows the layout. For one thread at a time. `provide`: memory of so many bytes at least, made with so many."""
 
-    def __init__(self, provide: Provide, *, first: bool) -> None:
+    def __init__(self, provide: Provide, pickles: Pickles | None = None, *, first: bool) -> None:
         self._provide = provide
         self._first = first
         self._layout: Layout | None = None
         self._agreed = False
         self._copier = Copier()
-        self._pickles = Pickles()
+        self._pickles = pickles or Pickles()
         self._copying: Copying | None = None
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="transom-later")  # its thread comes with the first use
         self._side: torch.cuda.Stream | None = None

@@ -1,13 +1,12 @@
 """Goodput: every nanosecond of a run counts to exactly one kind of time (docs/goodput.md). Pure.
 
-`logs` reads what launchers have written, `history` adds what the operator's journal knows, `partition` writes the
-account forward in time, `account` sums it.
+`history` merges the records of launchers and operator, `partition` divides the time of the run into spans, and
+`account` sums them and makes time series.
 """
 
 from transom_cli.core.goodput.account import Account, Category, Sums, account, cost
-from transom_cli.core.goodput.history import history
-from transom_cli.core.goodput.logs import attempt_of
-from transom_cli.core.goodput.shapes import NS, Attempt, Cause, History, Kind, Span
+from transom_cli.core.goodput.history import attempt_of, history
+from transom_cli.core.goodput.model import NS, Attempt, Cause, History, Kind, Launch, Span
 
 __all__ = [
     "NS",
@@ -17,6 +16,7 @@ __all__ = [
     "Cause",
     "History",
     "Kind",
+    "Launch",
     "Span",
     "Sums",
     "account",

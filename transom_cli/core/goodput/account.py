@@ -1,20 +1,21 @@
-"""Sums of a run's spans: by kind, by attempt, by cause; and what share of which time was productive. Pure."""
+"""The account of a run's time: sums by kind, attempt, cause and category, shares, and time series. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from transom_cli.core.goodput.model import NS, Cause, History, Kind, Launch, Span
 from transom_cli.core.goodput.partition import START, partition
-from transom_cli.core.goodput.shapes import Cause, History, Kind, Span
 
 _NO_NODES = (Kind.QUEUE, Kind.HOLD, Kind.IDLE)
-_NOT_WANTED = (Kind.HOLD, Kind.IDLE)
+_NOT_ELIGIBLE = (Kind.HOLD, Kind.IDLE)
 
 
 @dataclass(frozen=True)
 class Sums:
-    """ns by kind; each is there, and together they are `wall`."""
+    """Nanoseconds by kind. Every kind has an entry; their sum is `wall`."""
 
     ns: Mapping[Kind, int]
 
@@ -26,29 +27,29 @@ class Sums:
         return sum(n for kind, n in self.ns.items() if kind not in kinds)
 
     def share(self, *without: Kind) -> float | None:
-        """Productive, of all that is not of these kinds; None where there is none."""
+        """Return the productive share of the time without these kinds; None if there is no such time."""
         whole = self.without(*without)
         return self.ns[Kind.PRODUCTIVE] / whole if whole else None
 
     @property
     def goodput(self) -> float | None:
-        """Of the wall time since submission."""
+        """Share of the wall time since submission."""
         return self.share()
 
     @property
     def ettr(self) -> float | None:
-        """Meta's effective training time ratio: of the time in which the run had nodes, or was eligible for them."""
-        return self.share(*_NOT_WANTED)
+        """Meta's effective training time ratio: share of the time with nodes or eligible for them."""
+        return self.share(*_NOT_ELIGIBLE)
 
     @property
     def runtime(self) -> float | None:
-        """Google's runtime goodput: of the time in which the run had its nodes."""
+        """Google's runtime goodput: share of the time with nodes."""
         return self.share(*_NO_NODES)
 
 
 @dataclass(frozen=True)
 class Category:
-    """All causes of one category (as in `Cause`), so many, and what they cost together."""
+    """All causes of one category. causes: their number."""
 
     name: str
     causes: int
@@ -57,18 +58,24 @@ class Category:
 
 @dataclass(frozen=True)
 class Account:
-    """spans: in the order of time, without gap or overlap, from the submission to `until`."""
+    """The account of a run.
+
+    Attributes:
+        spans: In order of time, without gap or overlap, from submission to `until`.
+        by_cause: Lost time by cause, the most expensive first.
+        by_category: The same by category.
+    """
 
     begin: int
     until: int
     over: bool
-    beats: bool
+    steps_seen: bool
     spans: tuple[Span, ...]
     causes: tuple[Cause, ...]
     whole: Sums
     attempts: tuple[tuple[str, Sums], ...]
-    by_cause: tuple[tuple[Cause, Sums], ...]  # of time that was lost for a reason, the most expensive first
-    by_category: tuple[Category, ...]  # the same, put together
+    by_cause: tuple[tuple[Cause, Sums], ...]
+    by_category: tuple[Category, ...]
 
 
 def account(history: History) -> Account:
@@ -82,7 +89,7 @@ def account(history: History) -> Account:
         begin=history.begin,
         until=history.until,
         over=history.over,
-        beats=history.beats,
+        steps_seen=history.steps_seen,
         spans=spans,
         causes=causes,
         whole=_sums(spans),
@@ -93,12 +100,12 @@ def account(history: History) -> Account:
 
 
 def _category(cause: Cause) -> str:
-    """The start of a run is one of its own: no fault made it take its time."""
+    """The start of a run is a category of its own, because no fault caused it."""
     return cause.category or (START if cause.key == START else "unknown")
 
 
 def cost(of: Account, key: str) -> Sums | None:
-    """What an incident has cost so far; None where the account has none of that name."""
+    """Return the cost of an incident so far; None if the account does not have it."""
     return next((sums for cause, sums in of.by_cause if cause.key == key), None)
 
 
@@ -114,3 +121,56 @@ def _sums(spans: Iterable[Span]) -> Sums:
     for span in spans:
         total[span.kind] += span.length
     return Sums(total)
+
+
+# --- time series ---
+
+Point = tuple[float, float]
+"""Unix time and value."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of a step. at: when it was reported (Unix time; 0: unknown)."""
+
+    attempt: str
+    launch: int
+    at: float
+    step: int
+    loss: float
+
+
+def step_times(launch: Launch) -> list[Point]:
+    """Return seconds per step, between consecutive samples."""
+    pairs = zip(launch.samples, launch.samples[1:], strict=False)
+    return [
+        ((a.at + b.at) / 2 / NS, (b.at - a.at) / NS / (b.step - a.step)) for a, b in pairs if b.step > a.step
+    ]  # fmt: skip
+
+
+def goodput_series(spans: Sequence[Span], points: int) -> list[Point]:
+    """Return the productive share (0 to 1) of the time so far, at `points` equally spaced times.
+
+    Args:
+        spans: As an account has them. The last value is the account's goodput.
+    """
+    if not spans or points < 1:
+        return []
+    begin, whole = spans[0].begin, spans[-1].end - spans[0].begin
+    if not whole:
+        return []
+    begins = [span.begin for span in spans]
+    before = [0]  # productive ns before each span
+    for span in spans:
+        before.append(before[-1] + _productive(span, span.end))
+    found = []
+    for n in range(1, points + 1):
+        at = begin + whole * n // points
+        here = bisect_right(begins, at) - 1
+        if at > begin:
+            found.append((at / NS, (before[here] + _productive(spans[here], at)) / (at - begin)))
+    return found
+
+
+def _productive(span: Span, until: int) -> int:
+    return min(until, span.end) - span.begin if span.kind is Kind.PRODUCTIVE else 0

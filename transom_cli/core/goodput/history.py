@@ -1,19 +1,106 @@
-"""What the operator's journal adds to the launchers' own words: when the job waited, and what they did not write. Pure.
+"""The history of a run, from the launchers' files and the operator's journal. Pure.
 
-The journal is read through the core: of what kind a second is follows from the states that it went through, so that
-there is one judgement of what Slurm's words mean.
+A launcher's records (`launcher.jsonl`, `progress.jsonl`, `outcome.json`) are JSON values; damaged ones are ignored.
+The journal adds when the job waited, and what a launcher did not write. It is played through the core, so that
+Slurm's states are interpreted in one place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from transom_cli.core import events as ev
-from transom_cli.core.goodput.logs import shifted
-from transom_cli.core.goodput.shapes import Attempt, History, Kind, Launch, Point, Sample, Sign, ns
+from transom_cli.core.goodput.model import Attempt, History, Kind, Launch, Observation, Sample, Sign, ns
 from transom_cli.core.state import Incident, Phase, Stage, State
 from transom_cli.layout import attempt_name
+
+Record = Mapping[str, Any]
+_HANDOFFS = ("requeued", "resubmitted", "held")  # as in `supervise.handed`
+_FAR = 2**40  # seconds: an implausible time
+
+
+def attempt_of(name: str, journal: Iterable[Record], progress: Iterable[Record], outcome: Record) -> Attempt:
+    """Build an attempt from its launcher's records."""
+    attempt = Attempt(name)
+    launches: dict[int, Launch] = {}
+    for record in journal:
+        if (at := _time(record)) is None:
+            continue
+        if attempt.began is None:
+            attempt = replace(attempt, launcher=True, began=at)
+        kind = record.get("type")
+        if kind == "launch" and isinstance(number := record.get("launch"), int):
+            launches.setdefault(number, Launch(number, at))
+        elif kind == "heal":
+            attempt = _healed(attempt, at, record, bool(launches))
+        elif kind == "outcome":
+            attempt = replace(attempt, ended=at, status=str(record.get("status", "")))
+        elif kind == "requeued" and record.get("how") in _HANDOFFS:
+            attempt = replace(attempt, handoff=at, held=record.get("how") == "held")
+    samples: dict[int, list[Sample]] = {}
+    counted: dict[int, bool] = {}  # by launch: whether the newest line counts from the start of the processes
+    for record in progress:
+        at, step, number = _time(record), record.get("step"), record.get("launch")
+        if at is not None and isinstance(step, int) and isinstance(number, int):
+            since_start = record.get("since_start") is True
+            if counted.get(number) and not since_start:
+                samples[number] = []  # the earlier ones are not steps of the training
+            counted[number] = since_start
+            samples.setdefault(number, []).append(Sample(at, step, _stalled(record)))
+    with_samples = [
+        replace(one, samples=tuple(samples[n]), exact=True, since_start=counted[n]) if n in samples else one
+        for n, one in sorted(launches.items())
+    ]
+    step, cause = outcome.get("step", -1), str(outcome.get("cause", ""))
+    step = -1 if outcome.get("since_start") is True else step
+    return replace(attempt, launches=tuple(with_samples), step=step if isinstance(step, int) else -1, cause=cause)
+
+
+def _healed(attempt: Attempt, at: int, record: Record, launched: bool) -> Attempt:
+    what, name = record.get("what"), str(record.get("incident", ""))
+    if what == "checked" and not name and not launched:
+        return replace(attempt, checked=at)
+    if what == "seen" and name:
+        return replace(attempt, signs=(*attempt.signs, Sign(at, name)))
+    if what == "diagnosed" and attempt.signs and attempt.signs[-1].incident == name:
+        decided = record.get("decided")
+        category = str(decided.get("category", "")) if isinstance(decided, Mapping) else ""
+        last = replace(attempt.signs[-1], category=category or str(record.get("cause", "")))
+        return replace(attempt, signs=(*attempt.signs[:-1], last))
+    return attempt
+
+
+def _stalled(record: Record) -> int | None:
+    seconds = record.get("seconds")
+    if not isinstance(seconds, Mapping):
+        return None
+    stalled = seconds.get("checkpoint", 0.0)
+    return ns(stalled) if isinstance(stalled, (int, float)) and 0 <= stalled < _FAR else None
+
+
+def _time(record: Record) -> int | None:
+    wall = record.get("wall")
+    return ns(wall) if isinstance(wall, (int, float)) and not isinstance(wall, bool) and 0 < wall < _FAR else None
+
+
+def shifted(attempt: Attempt, by: int) -> Attempt:
+    """Shift all times of an attempt, because the launcher's clock is not the operator's."""
+    if not by:
+        return attempt
+
+    def move(at: int | None) -> int | None:
+        return None if at is None else at + by
+
+    launches = tuple(
+        replace(one, at=one.at + by, samples=tuple(replace(s, at=s.at + by) for s in one.samples))
+        for one in attempt.launches
+    )
+    signs = tuple(replace(sign, at=sign.at + by) for sign in attempt.signs)
+    moved = replace(attempt, began=move(attempt.began), checked=move(attempt.checked), launches=launches, signs=signs)
+    return replace(moved, ended=move(attempt.ended), handoff=move(attempt.handoff))
+
 
 Seen = tuple[ev.Event, State]  # an event of the journal, and the state after it
 
@@ -30,7 +117,13 @@ _NO_FAULT = ("nothing", "ignored")  # results of an incident that cost nothing
 
 
 def history(seen: Sequence[Seen], attempts: Iterable[Attempt], now: float, *, alive: bool) -> History:
-    """now: seconds, where the run is not over. alive: its operator is."""
+    """Merge the journal and the attempts.
+
+    Args:
+        seen: Events of the journal, each with the state after it.
+        now: Unix time, for a run that is not over.
+        alive: The operator is alive.
+    """
     if not seen:
         return History(ns(now), ns(now), over=False, alive=alive)
     last = seen[-1][1]
@@ -39,11 +132,11 @@ def history(seen: Sequence[Seen], attempts: Iterable[Attempt], now: float, *, al
     for event, state in seen:
         if name := _about(event, state):
             about.setdefault(name, []).append(event)
-    told = {a.name: a for a in attempts}
+    by_name = {a.name: a for a in attempts}
     for name, events in about.items():
-        told[name] = _completed(told.get(name, Attempt(name)), events)
+        by_name[name] = _completed(by_name.get(name, Attempt(name)), events)
     incidents = (*last.incidents, *((last.incident,) if last.incident is not None else ()))
-    known = [_named(a, incidents, about.get(a.name, ())) for a in sorted(told.values(), key=lambda a: a.order)]
+    known = [_named(a, incidents, about.get(a.name, ())) for a in sorted(by_name.values(), key=lambda a: a.order)]
     if not any(a.launcher for a in known):
         known = [_scripted(a, about.get(a.name, ())) for a in known]
     exact = any(one.exact for a in known for one in a.launches)
@@ -52,34 +145,34 @@ def history(seen: Sequence[Seen], attempts: Iterable[Attempt], now: float, *, al
         until=ns(max(*(e.at for e, _ in seen), now) if end is None else end),
         over=end is not None,
         alive=alive,
-        beats=exact or any(isinstance(e, ev.StepSeen) for e, _ in seen),
-        points=_points(seen),
+        steps_seen=exact or any(isinstance(e, ev.StepSeen) for e, _ in seen),
+        observations=_observations(seen),
         attempts=tuple(known),
         signs=tuple((i.attempt, _sign(i)) for i in incidents if i.result not in _NO_FAULT),
     )
 
 
-def _points(seen: Sequence[Seen]) -> tuple[Point, ...]:
-    """In the order of time; what adds nothing to the one before is left out."""
-    found: list[Point] = []
-    for point in sorted((_point(*one) for one in seen), key=lambda p: p.at):
-        if point.woke or not found or (point.kind, point.attempt) != (found[-1].kind, found[-1].attempt):
-            found.append(point)
+def _observations(seen: Sequence[Seen]) -> tuple[Observation, ...]:
+    """Return observations in order of time, without repetitions."""
+    found: list[Observation] = []
+    for one in sorted((_observation(*one) for one in seen), key=lambda p: p.at):
+        if one.restarted or not found or (one.kind, one.attempt) != (found[-1].kind, found[-1].attempt):
+            found.append(one)
     return tuple(found)
 
 
-def _point(event: ev.Event, state: State) -> Point:
+def _observation(event: ev.Event, state: State) -> Observation:
     kind = _OF_PHASE.get(state.phase)
     if kind is None:
         busy = state.incident is not None and state.incident.stage is not Stage.STARTING
         waits = state.slurm_state == "PENDING" and not busy
         kind = Kind.QUEUE if waits else Kind.RESTART
-    woke = isinstance(event, ev.Started) and event.epoch > 1
-    return Point(ns(event.at), kind, state.attempt, woke)
+    restarted = isinstance(event, ev.Started) and event.epoch > 1
+    return Observation(ns(event.at), kind, state.attempt, restarted)
 
 
 def _about(event: ev.Event, state: State) -> str:
-    """The attempt of which an event tells; "" for none."""
+    """Return the attempt that an event concerns; "" if none."""
     if isinstance(event, ev.JobSeen):
         name = attempt_name(event.job_id, event.restarts)
         return name if event.state == "RUNNING" and name == state.attempt else ""
@@ -89,32 +182,32 @@ def _about(event: ev.Event, state: State) -> str:
 
 
 def _completed(attempt: Attempt, events: Sequence[ev.Event]) -> Attempt:
-    """With what the operator saw of it and its launcher has not written."""
+    """Add what the operator saw and the launcher has not written."""
     attempt = shifted(attempt, _ahead(attempt, events))
     for e in events:
-        if isinstance(e, ev.JobSeen) and (attempt.begun is None or not attempt.launcher):
-            attempt = replace(attempt, begun=min(attempt.begun or ns(e.at), ns(e.at)))
+        if isinstance(e, ev.JobSeen) and (attempt.began is None or not attempt.launcher):
+            attempt = replace(attempt, began=min(attempt.began or ns(e.at), ns(e.at)))
         elif isinstance(e, ev.LaunchSeen) and e.launch not in {one.number for one in attempt.launches}:
             launches = sorted((*attempt.launches, Launch(e.launch, ns(e.at))), key=lambda one: one.number)
             attempt = replace(attempt, launches=tuple(launches), launcher=True)
         elif isinstance(e, ev.OutcomeSeen):
             ended = ns(e.at) if attempt.ended is None else attempt.ended
             attempt = replace(attempt, ended=ended, status=attempt.status or e.status, cause=attempt.cause or e.cause)
-            attempt = replace(attempt, step=max(attempt.step, e.step), launcher=True)
+            attempt = replace(attempt, step=max(attempt.step, -1 if e.since_start else e.step), launcher=True)
         elif isinstance(e, ev.HealSeen) and e.what == "seen" and e.incident not in {s.incident for s in attempt.signs}:
             attempt = replace(attempt, signs=(*attempt.signs, Sign(ns(e.at), e.incident)), launcher=True)
     return replace(attempt, launches=_with_samples(attempt.launches, events))
 
 
 def _scripted(attempt: Attempt, events: Sequence[ev.Event]) -> Attempt:
-    """A script of the user's own, without a launcher: it may train from its start on."""
-    if attempt.begun is None:
+    """A user's own script without a launcher may train from its start."""
+    if attempt.began is None:
         return attempt
-    return replace(attempt, launches=_with_samples((Launch(0, attempt.begun),), events))
+    return replace(attempt, launches=_with_samples((Launch(0, attempt.began),), events))
 
 
 def _ahead(attempt: Attempt, events: Sequence[ev.Event]) -> int:
-    """By how much (ns, 0 or less) the launcher's clock is to be moved: nothing is seen before it has happened."""
+    """Return the shift of the launcher's clock (ns, 0 or less) with which nothing is seen before it happened."""
     at = {one.number: one.at for one in attempt.launches}
     late = [ns(e.at) - at[e.launch] for e in events if isinstance(e, ev.LaunchSeen) and e.launch in at]
     if attempt.ended is not None:
@@ -123,9 +216,9 @@ def _ahead(attempt: Attempt, events: Sequence[ev.Event]) -> int:
 
 
 def _with_samples(launches: Sequence[Launch], events: Sequence[ev.Event]) -> tuple[Launch, ...]:
-    """Where the launcher has written none: steps that the operator saw; a published checkpoint's step is done, too.
+    """Add samples to launches without any: steps that the operator saw, and steps of published checkpoints.
 
-    Not before the first step of that launch was seen: it may be an older launch's that was published late.
+    Checkpoints count only after the first step of the launch: an older launch may have published late.
     """
     found: list[Launch] = []
     bounds = [*(one.at for one in launches[1:]), None]
@@ -135,23 +228,27 @@ def _with_samples(launches: Sequence[Launch], events: Sequence[ev.Event]) -> tup
             found.append(one)
             continue
         samples: list[Sample] = []
+        since_start = False
         for e in events:
             if ns(e.at) < one.at or (end is not None and ns(e.at) >= end):
                 continue
             if isinstance(e, ev.StepSeen) or (isinstance(e, ev.CheckpointSeen) and (samples or not stepping)):
-                samples.append(Sample(ns(e.at), e.step))
-        found.append(replace(one, samples=tuple(samples)))
+                if isinstance(e, ev.StepSeen) and e.since_start != since_start:
+                    samples, since_start = [], e.since_start
+                if not (since_start and isinstance(e, ev.CheckpointSeen)):
+                    samples.append(Sample(ns(e.at), e.step))
+        found.append(replace(one, samples=tuple(samples), since_start=since_start))
     return tuple(found)
 
 
 def _sign(incident: Incident) -> Sign:
-    told = incident.diagnosis
-    category = (told.decided.category or told.cause) if told is not None else ""
+    diagnosis = incident.diagnosis
+    category = (diagnosis.decided.category or diagnosis.cause) if diagnosis is not None else ""
     return Sign(ns(incident.began), incident.id, category)
 
 
 def _named(attempt: Attempt, incidents: Iterable[Incident], events: Sequence[ev.Event]) -> Attempt:
-    """The launcher saw the first sign, and when; the operator's name for it is the one that people know."""
+    """Use the launcher's time of the first sign, and the operator's name of the incident."""
     marks = {(m.at, m.what, m.words): _sign(i) for i in incidents if i.attempt == attempt.name for m in i.marks}
     heard = [e for e in events if isinstance(e, ev.HealSeen)]
     healed = {e.incident: sign for e in heard if (sign := marks.get((e.at, "seen", e.words))) is not None}

@@ -1,7 +1,7 @@
-"""Every nanosecond of a run, from its submission to its end or to now, as a row of spans without gap or overlap. Pure.
+"""Divides the time of a run, from submission to its end or to now, into spans without gap or overlap. Pure.
 
-The account is written forward, from one boundary to the next (`_Ledger.until`): whatever the journals say, and in
-whatever order, its spans follow each other, and their lengths add up to the whole.
+Spans are only ever appended up to the next boundary (`_Ledger.until`), so whatever the journals contain, and in
+whatever order, the lengths of the spans add up to the whole.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from transom_cli.core.goodput.shapes import NS, Attempt, Cause, History, Kind, Launch, Sample, Sign, Span
+from transom_cli.core.goodput.model import NS, Attempt, Cause, History, Kind, Launch, Sample, Sign, Span
 
-START = "start"  # the cause of what precedes the first step of a run
-SLACK = 180 * NS  # a training that told of a step not longer ago than this, or three of its intervals, still steps
+START = "start"  # the cause of the time before the first step of a run
+SLACK = 180 * NS  # a training counts as stepping this long after its last sample, or three of its intervals
 
 
 _ON_PURPOSE = ("done", "left", "stopped")
@@ -21,7 +21,7 @@ _WITHOUT_CAUSE = (Kind.PRODUCTIVE, Kind.CHECKPOINT, Kind.IDLE, Kind.UNSEEN)
 
 
 def partition(history: History) -> tuple[tuple[Span, ...], tuple[Cause, ...]]:
-    """Spans in the order of time, from `begin` to `until`; and the causes that they name."""
+    """Return the spans in order of time, from `begin` to `until`, and the causes that they name."""
     walk = _Walk(history)
     for number, attempt in enumerate(history.attempts):
         walk.attempt(attempt, history.attempts[number + 1 :])
@@ -35,7 +35,7 @@ class _Ledger:
         self.now, self._end = begin, until
 
     def until(self, at: int, kind: Kind, attempt: str, cause: str = "") -> None:
-        """What lies between the present boundary and `at` was of this kind. A time that is past adds nothing."""
+        """Count the time up to `at` as of this kind. A time before the current boundary adds nothing."""
         at = min(at, self._end)
         if at <= self.now:
             return
@@ -48,8 +48,14 @@ class _Ledger:
 
 @dataclass(frozen=True)
 class _Ending:
-    """How a launch came to its end. stop: from then on it is known not to step. sign: of what. purpose: the attempt's
-    status, where it was ended on purpose."""
+    """How a launch ended.
+
+    Attributes:
+        stop: From then on, it is known not to step.
+        sign: The first sign of the fault.
+        goes_on: It has not ended.
+        purpose: The attempt's status if it was ended on purpose.
+    """
 
     stop: int
     sign: Sign | None = None
@@ -60,34 +66,34 @@ class _Ending:
 class _Walk:
     def __init__(self, history: History) -> None:
         self._history = history
-        self._signs: dict[str, list[Sign]] = {}  # of the operator's incidents, by attempt
+        self._signs: dict[str, list[Sign]] = {}  # operator's incidents, by attempt
         for name, sign in history.signs:
             self._signs.setdefault(name, []).append(sign)
         self.ledger = _Ledger(history.begin, history.until)
         self.causes: dict[str, Cause] = {START: Cause(START, at=history.begin)}
-        self._cause = self._undone = START  # why it does not step now; why steps have to be done again
-        self._best = -1  # the newest step that was ever done
+        self._cause = self._undone = START  # why it does not step; why steps are repeated
+        self._best = -1  # the newest step ever finished
         self._attempt = history.attempts[0].name if history.attempts else ""
-        self._between, self._handed = Kind.IDLE, False  # what is known when no attempt runs, from its launcher
+        self._between, self._handoff = Kind.IDLE, False  # the last launcher's account of the time after it
 
     # --- between two attempts ---
 
     def gap(self, end: int) -> None:
-        """Up to `end` no attempt runs: the operator tells why, and before it did, the last launcher."""
+        """Count the time up to `end` without an attempt, by what the operator or the last launcher knew."""
         kind = self._between
-        for point in self._history.points:
-            if point.at <= self.ledger.now and not (point.at == self.ledger.now and not self._handed):
+        for one in self._history.observations:
+            if one.at <= self.ledger.now and not (one.at == self.ledger.now and not self._handoff):
                 continue
-            if point.at > end:
+            if one.at > end:
                 break
-            self._wait(point.at, Kind.IDLE if point.woke and self._deserted(kind) else kind)
-            kind = kind if point.woke and self._handed else point.kind
+            self._wait(one.at, Kind.IDLE if one.restarted and self._deserted(kind) else kind)
+            kind = kind if one.restarted and self._handoff else one.kind
         away = end == self._history.until and not self._history.over and not self._history.alive
         self._wait(end, Kind.IDLE if away and self._deserted(kind) else kind)
 
     def _deserted(self, kind: Kind) -> bool:
-        """Nobody is at it: it takes an operator to go on, and there is none."""
-        return kind is Kind.RESTART and not self._handed
+        """Whether the run needs an operator to continue, and has none."""
+        return kind is Kind.RESTART and not self._handoff
 
     def _wait(self, at: int, kind: Kind) -> None:
         self.ledger.until(at, kind, self._attempt, "" if kind is Kind.IDLE else self._cause)
@@ -95,7 +101,7 @@ class _Walk:
     # --- an attempt ---
 
     def attempt(self, attempt: Attempt, later: Sequence[Attempt]) -> None:
-        starts = [at for at in (attempt.begun, *(one.at for one in attempt.launches[:1])) if at is not None]
+        starts = [at for at in (attempt.began, *(one.at for one in attempt.launches[:1])) if at is not None]
         if not starts:
             return
         self.gap(min(starts))
@@ -111,32 +117,34 @@ class _Walk:
             self._blame(attempt, self._sign(attempt, self.ledger.now, end), stepped=False)
         self._spend(end, Kind.RESTART)
         done = attempt.status == "done" or (attempt.status == "stopped" and not later and self._history.over)
-        self._between, self._handed = Kind.IDLE if done else Kind.RESTART, False
-        if attempt.handed is not None:
-            self._spend(attempt.handed, Kind.RESTART)
-            self._between, self._handed = Kind.HOLD if attempt.held else Kind.QUEUE, True
+        self._between, self._handoff = Kind.IDLE if done else Kind.RESTART, False
+        if attempt.handoff is not None:
+            self._spend(attempt.handoff, Kind.RESTART)
+            self._between, self._handoff = Kind.HOLD if attempt.held else Kind.QUEUE, True
 
     def _end(self, attempt: Attempt, later: Sequence[Attempt]) -> int:
         if attempt.ended is not None:
             return attempt.ended
-        other = (p.at for p in self._history.points if p.at > self.ledger.now and _newer(p.attempt, attempt))
-        begun = (a.begun for a in later if a.begun is not None)
-        return min((*other, *begun, self._history.until))
+        other = (p.at for p in self._history.observations if p.at > self.ledger.now and _newer(p.attempt, attempt))
+        began = (a.began for a in later if a.began is not None)
+        return min((*other, *began, self._history.until))
 
     def _launch(self, attempt: Attempt, launch: Launch, end: int, *, last: bool) -> None:
         samples = _rising(launch.samples, self.ledger.now, end)
         ending = self._ending(attempt, launch, samples, end, last=last)
         if not launch.exact:
             samples = _rising(launch.samples, self.ledger.now, ending.stop)
-        seen = attempt.launcher and self._history.beats  # else its checkpoints are all that is known of its steps
+        seen = attempt.launcher and self._history.steps_seen  # else only its checkpoints are known
         if samples:
-            self._first(samples[0], Kind.RESTART if seen else Kind.UNSEEN)
-            self._steps(samples)
+            best = -1 if launch.since_start else self._best
+            self._first(samples[0], Kind.RESTART if seen else Kind.UNSEEN, own_steps=not launch.since_start)
+            self._steps(samples, best)
         else:
             self._spend(ending.stop, Kind.RESTART if seen else Kind.UNSEEN)
-        self._best = max(self._best, attempt.step if last else -1, samples[-1].step if samples else -1)
+        if not launch.since_start:
+            self._best = max(self._best, attempt.step if last else -1, samples[-1].step if samples else -1)
         if ending.goes_on:
-            self._tail(samples, end, seen=seen)
+            self._tail(samples, end, -1 if launch.since_start else self._best, seen=seen)
         elif ending.purpose == "done":
             self._spend(end, Kind.PRODUCTIVE)
         else:
@@ -146,8 +154,10 @@ class _Walk:
         self._spend(end, Kind.RESTART)
 
     def _ending(self, attempt: Attempt, launch: Launch, samples: Sequence[Sample], end: int, *, last: bool) -> _Ending:
-        """A fault's first sign comes after the last step; or before it, where the ranks stepped on until their end.
-        What an operator took for a fault while they stepped on for long was none."""
+        """Find the first sign of the fault: after the last step, or before it if the ranks stepped until they ended.
+
+        A sign after which the ranks stepped on for long was no fault.
+        """
         purpose = attempt.status if last and attempt.ended is not None and attempt.status in _ON_PURPOSE else ""
         if purpose:
             return _Ending(end, self._sign(attempt, launch.at, end), purpose=purpose)
@@ -158,15 +168,18 @@ class _Walk:
         sign = sign or self._sign(attempt, launch.at, since)
         return _Ending(end if sign is None else min(max(sign.at, since), end), sign)
 
-    def _first(self, sample: Sample, kind: Kind) -> None:
-        """A launch's first step: all before it is its start; and what it does not go on from is lost."""
+    def _first(self, sample: Sample, kind: Kind, *, own_steps: bool) -> None:
+        """Count the time up to a launch's first step, and the steps lost by the rollback.
+
+        Args:
+            own_steps: Steps count from the start of the training, not of the processes.
+        """
         self._spend(sample.at, kind)
-        if kind is Kind.RESTART:
+        if kind is Kind.RESTART and own_steps:
             known = self.causes[self._undone]
             self.causes[self._undone] = replace(known, lost=max(known.lost, 0, self._best - sample.step + 1))
 
-    def _steps(self, samples: Sequence[Sample]) -> None:
-        best = self._best
+    def _steps(self, samples: Sequence[Sample], best: int) -> None:
         for one, other in pairwise(samples):
             stall = 0
             if one.stalled is not None and other.stalled is not None:
@@ -178,12 +191,12 @@ class _Walk:
             self._spend(other.at - stall, Kind.PRODUCTIVE)
             self._spend(other.at, Kind.CHECKPOINT)
 
-    def _tail(self, samples: Sequence[Sample], end: int, *, seen: bool) -> None:
-        """What is known of a training that goes on ends with its newest sample; soon after, it may be taken to step."""
+    def _tail(self, samples: Sequence[Sample], end: int, best: int, *, seen: bool) -> None:
+        """Count the time after the newest sample of a live training: as stepping for a while, then as unseen."""
         if not samples or not seen:
             return self._spend(end, Kind.UNSEEN)
         slack = max(SLACK, 3 * max((b.at - a.at for a, b in pairwise(samples)), default=0))
-        self._spend(min(end, samples[-1].at + slack), Kind.REDONE if samples[-1].step < self._best else Kind.PRODUCTIVE)
+        self._spend(min(end, samples[-1].at + slack), Kind.REDONE if samples[-1].step < best else Kind.PRODUCTIVE)
         self._spend(end, Kind.UNSEEN)
 
     def _spend(self, at: int, kind: Kind) -> None:
@@ -193,7 +206,7 @@ class _Walk:
     # --- faults ---
 
     def _sign(self, attempt: Attempt, since: int, end: int) -> Sign | None:
-        """The first one between; with the operator's name for it, where it has one."""
+        """Return the first sign in this time, with the operator's name if it has one."""
         own = [s for s in attempt.signs if since <= s.at <= end]
         theirs = [s for s in self._signs.get(attempt.name, ()) if since <= s.at <= end]
         found = min((*own, *theirs), key=lambda s: s.at, default=None)
@@ -203,7 +216,7 @@ class _Walk:
         return replace(named, at=found.at, category=named.category or found.category)
 
     def _blame(self, attempt: Attempt, sign: Sign | None, *, stepped: bool) -> None:
-        """From here on, up to the first new step, this is why. One that failed at its start has undone no step."""
+        """Set the cause of the time from now to the first new step. A launch that failed at its start lost no step."""
         late = (s for s in self._signs.get(attempt.name, ()) if s.at >= self.ledger.now)
         sign = sign or next(late, None)
         if sign is None:
@@ -217,7 +230,7 @@ class _Walk:
 
 
 def _rising(samples: Sequence[Sample], begin: int, end: int) -> list[Sample]:
-    """In the order of time, each a newer step than the one before. What was told later than `end` was done by then."""
+    """Return samples in order of time and step. Those reported later than `end` were finished by then."""
     found: list[Sample] = []
     for sample in sorted(samples, key=lambda s: s.at):
         if sample.at >= begin and (not found or sample.step > found[-1].step):

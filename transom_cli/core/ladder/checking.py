@@ -25,7 +25,7 @@ def begun(state: LadderState, e: Begun) -> Step:
     if state.launch >= 0 or state.begun is not None:
         return state, ()
     state = replace(state, since=e.at, durable=e.durable, began_durable=e.durable, progress=e.durable, begun=e)
-    state = replace(state, began_step=e.step, stuck=e.stuck)
+    state = replace(state, began_step=e.step, began_made=e.made, stuck=e.stuck)
     state = replace(state, taken=tuple(replace(t, at=e.at + t.at) for t in e.taken))
     if not state.policy.preflight:
         return _first_launch(state, e.at)

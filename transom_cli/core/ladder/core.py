@@ -180,7 +180,8 @@ def _silent(state: LadderState, e: Silent) -> Step:
     still = e.at - (state.stepped_at if state.step >= 0 else state.since)
     if e.silent_for < wait or still < wait:
         return state, ()
-    done = f"no rank has stepped since step {state.step}" if state.step >= 0 else "no rank has made a step"
+    last = f"step {state.step}{' of this start' if state.since_start else ''}"
+    done = f"no rank has stepped since {last}" if state.step >= 0 else "no rank has made a step"
     words = f"nothing is heard of {e.node} for {e.silent_for:.0f} s, its slurmd gives no answer, and {done}"
     return fault.fail(state, e.at, words, quiet=True, quiet_nodes=(e.node,))
 
@@ -196,10 +197,12 @@ def _ended(state: LadderState, e: Ended) -> Step:
 
 
 def _stepped(state: LadderState, e: Stepped) -> Step:
-    if e.launch != state.launch or state.rung is not Rung.TRAINING or e.step <= state.step:
+    recounted = state.since_start and not e.since_start and e.step >= 0  # now the training's own step is known
+    if e.launch != state.launch or state.rung is not Rung.TRAINING or (e.step <= state.step and not recounted):
         return state, ()
     first = state.step < 0
-    state = replace(state, step=e.step, max_step=max(e.step, state.max_step), stepped_at=e.at)
+    furthest = e.step if recounted else max(e.step, state.max_step)
+    state = replace(state, step=e.step, max_step=furthest, stepped_at=e.at, since_start=e.since_start)
     told: tuple[Order, ...] = ()
     if state.incident is not None:
         told = (Tell(state.incident.id, "recovered", f"step {e.step} done in launch {state.launch}"),)

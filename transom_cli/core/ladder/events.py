@@ -20,6 +20,7 @@ class Begun(Heard):
     """The attempt has its nodes; `durable` is the newest checkpoint's step, or -1.
 
     step: the newest step of the attempts before this one, or -1. stuck: how many of them, in a row, made no progress.
+    made: where steps count from the start of the processes, those of the last attempt that made any; else -1.
     isolated: nodes that are to carry no rank; with `insist` (nobody else keeps them out) not even where there are too
     few others. lacked: the attempt before this one was left for that very reason.
     memory: agents run, so that the nodes may come to hold snapshots.
@@ -34,6 +35,7 @@ class Begun(Heard):
     lacked: bool = False
     memory: bool = False
     taken: tuple[Taken, ...] = ()
+    made: int = -1
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,11 @@ class Silent(Heard):
 
 @dataclass(frozen=True)
 class Stepped(Heard):
-    """A step that every rank of the launch has done."""
+    """A step that every rank of the launch has done. since_start: it counts from the start of the processes."""
 
     launch: int
     step: int
+    since_start: bool = False
 
 
 @dataclass(frozen=True)

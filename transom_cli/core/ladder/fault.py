@@ -14,12 +14,14 @@ from transom_cli.core.diagnose import first_bad
 from transom_cli.core.events import NodeFault
 from transom_cli.core.ladder.events import Ended, Read
 from transom_cli.core.ladder.judging import judged_by, told_of
+from transom_cli.core.ladder.made import made
 from transom_cli.core.ladder.orders import CheckNodes, End, Order, ReadLogs, Start, Tell
 from transom_cli.core.ladder.outcome import close, leave, saved_words
 from transom_cli.core.ladder.state import LadderState, Leaving, Rung
 from transom_cli.core.policy import SWAP
+from transom_cli.core.progress import made_progress
 from transom_cli.core.state import Diagnosis, Incident, Mark, Stage
-from transom_cli.plural import times
+from transom_cli.plural import several, times
 
 Step = tuple[LadderState, tuple[Order, ...]]
 _OURS = (9, 15)  # signals by which the rest of a launch is ended
@@ -35,6 +37,7 @@ def fail(state: LadderState, at: float, words: str, **found: object) -> Step:
     name = f"l{len(state.incidents) + 1}"
     incident = Incident(name, state.job_id, state.restart, at, max(state.step, state.max_step))
     incident = replace(incident, marks=(Mark(at, "seen", words),), **found)  # type: ignore[arg-type]
+    incident = replace(incident, since_start=state.since_start)
     cause = "hang" if incident.quiet else ""
     return replace(state, incident=incident, rung=Rung.ENDING, since=at), (
         Tell(name, "seen", words, cause, incident.quiet_nodes),
@@ -163,6 +166,8 @@ def after_diagnosis(state: LadderState, at: float, diagnosis: Diagnosis | None, 
     if spent < state.policy.relaunches:
         return relaunch(state, at, diagnosis.cause, state.nodes)
     beyond = f" beyond step {state.progress}" if state.progress >= 0 else ""
+    if _counted(state):
+        beyond = f" ({several(made(state)[0], 'step')} in the last start)"
     why = f"{words}; relaunched {times(spent)} without progress{beyond}"
     suspects = tuple(n for n in diagnosis.nodes if n in state.nodes)
     return _swap(state, at, diagnosis, suspects, why) if suspects else leave(state, at, "failed", why)
@@ -185,7 +190,10 @@ def _swap(state: LadderState, at: float, diagnosis: Diagnosis, suspects: tuple[s
 
 
 def swap(state: LadderState, at: float, out: tuple[str, ...], into: tuple[str, ...], cause: str) -> Step:
-    """`into` take the ranks of `out`, which carry none any more in this attempt. Fresh nodes, fresh relaunches."""
+    """`into` take the ranks of `out`, which carry none any more in this attempt. Fresh nodes, fresh relaunches.
+
+    All other ranks stay on their nodes: the memory there holds their snapshots.
+    """
     name = state.incident.id if state.incident is not None else ""
     words = f"{', '.join(into)} for {', '.join(out)}"
     state = replace(
@@ -195,7 +203,8 @@ def swap(state: LadderState, at: float, out: tuple[str, ...], into: tuple[str, .
         given_up=(*state.given_up, *out),
         spent=(),
     )
-    nodes = state.in_order((*(n for n in state.nodes if n not in out), *into))
+    instead = dict(zip(out, into, strict=True))
+    nodes = tuple(instead.get(n, n) for n in state.nodes)
     faults = tuple(f for f in state.faults if f.node in out)
     diagnosis = state.incident.diagnosis if state.incident is not None else None
     decided = diagnosis.decided if diagnosis is not None and diagnosis.cause == cause else UNDECIDED
@@ -209,19 +218,36 @@ def reached(state: LadderState) -> int:
     return state.durable if state.durable >= 0 else state.max_step
 
 
+def _counted(state: LadderState) -> bool:
+    """Whether nothing but steps that count from the start of the processes tells of progress."""
+    return state.durable < 0 and made(state)[1]
+
+
+def _progressed(state: LadderState) -> bool:
+    """Whether the launch came further than those before it."""
+    if _counted(state):
+        return made_progress(made(state)[0], state.made)
+    return reached(state) > state.progress
+
+
 def _spent(state: LadderState, cause: str) -> int:
-    return 0 if reached(state) > state.progress else dict(state.spent).get(cause, 0)
+    return 0 if _progressed(state) else dict(state.spent).get(cause, 0)
 
 
 def relaunch(state: LadderState, at: float, cause: str, nodes: tuple[str, ...]) -> Step:
-    spent = {} if reached(state) > state.progress else dict(state.spent)
+    spent = {} if _progressed(state) else dict(state.spent)
     if nodes == state.nodes:
         spent[cause] = spent.get(cause, 0) + 1
     incident = replace(state.incident, stage=Stage.STARTING) if state.incident else None
+    steps, since_start = made(state)
+    counted = _counted(state)
     state = replace(
         state,
         rung=Rung.TRAINING,
         nodes=nodes,
+        since_start=since_start,
+        made=steps if since_start and steps >= 0 else state.made,
+        max_step=max(steps, state.max_step) if since_start else state.max_step,
         since=at,
         launch=state.launch + 1,
         appeared=False,
@@ -237,7 +263,7 @@ def relaunch(state: LadderState, at: float, cause: str, nodes: tuple[str, ...]) 
         cannot_save="",
         ask_again=None,
         alone=False,
-        progress=max(state.progress, reached(state)),
+        progress=state.progress if counted else max(state.progress, reached(state)),
         spent=tuple(sorted(spent.items())),
         incident=incident,
         reports=(),

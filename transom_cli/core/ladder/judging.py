@@ -69,6 +69,7 @@ def _as_the_operator_sees_it(state: LadderState) -> State:
         nodes=state.allocated,
         launched=True,
         step=state.step,
+        since_start=state.since_start,
         max_step=max(state.max_step, state.began_step),
         durable=state.durable,
         incidents=state.incidents,

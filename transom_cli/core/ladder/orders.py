@@ -35,7 +35,7 @@ class Start:
 
 @dataclass(frozen=True)
 class CheckNodes:
-    """Examine these nodes. tier: as in `health.about.Tier`. key: by which the answer is known."""
+    """Examine these nodes. tier: as in `health.check.Tier`. key: by which the answer is known."""
 
     key: str
     nodes: tuple[str, ...]

@@ -7,8 +7,10 @@ from dataclasses import replace
 from transom_cli.core.diagnose import NODE_FAULT, REPORTED, first_bad
 from transom_cli.core.events import OutcomeSeen
 from transom_cli.core.judging import taken_in
+from transom_cli.core.ladder.made import made
 from transom_cli.core.ladder.orders import Keep, Leave, Order
 from transom_cli.core.ladder.state import LadderState, Leaving, Memory, Rung
+from transom_cli.core.progress import made_progress as made_new_steps
 from transom_cli.core.state import Stage
 from transom_cli.plural import several, was
 
@@ -42,7 +44,9 @@ def leave(
         cause = cause or (told if told in (NODE_FAULT, *REPORTED) else "")
     cause = cause or ("hang" if hung else Leaving.TIME_LIMIT.value if status == "stopped" and state.warned else "")
     outcome = OutcomeSeen(at, state.attempt, status, why, exits, missing, state.nodes, cause, suspects, state.durable)
-    outcome = replace(outcome, blamed=_blamed(state), step=state.max_step)
+    steps, since_start = made(state)
+    step = max(state.max_step, steps) if since_start else state.max_step
+    outcome = replace(outcome, blamed=_blamed(state), step=step, since_start=since_start)
     outcome = replace(outcome, faults=state.faults if status == "failed" else ())
     again = _again(state, outcome)
     if again == "hold":
@@ -101,20 +105,23 @@ def _again(state: LadderState, outcome: OutcomeSeen) -> str:
     diagnosis = state.incident.diagnosis if state.incident is not None else None
     if outcome.status == "done" or (outcome.status == "failed" and diagnosis is not None and not diagnosis.restart):
         return ""
-    progressed = made_progress(outcome, state.began_durable, state.began_step)
+    progressed = made_progress(outcome, state.began_durable, state.began_step, state.began_made)
     enough = not progressed and state.stuck + 1 > state.policy.max_without_progress
     if outcome.status == "stopped" or state.leaving is Leaving.TOLD:
         return "" if enough else "uncancelled"
     return "hold" if enough else "requeue"
 
 
-def made_progress(outcome: OutcomeSeen, durable: int, step: int) -> bool:
-    """Beyond what stood when the attempt began. Without a checkpoint of ours, by its steps; and there a trainer may
-    count them from its own start, so one that stepped up to its time limit has made progress.
+def made_progress(outcome: OutcomeSeen, durable: int, step: int, steps_made: int) -> bool:
+    """Whether an attempt came further than those before it: by their newest checkpoint of transom's, else by steps.
+
+    Steps that count from the start of the processes are judged as `core.progress` says; steps_made: of the last attempt
+    before that made any. An attempt that stepped up to its time limit made progress in any case.
     """
     if max(outcome.durable, durable) >= 0:
         return outcome.durable > durable
-    return outcome.step > step or (outcome.step >= 0 and outcome.cause in _ON_PURPOSE)
+    further = made_new_steps(outcome.step, steps_made) if outcome.since_start else outcome.step > step
+    return further or (outcome.step >= 0 and outcome.cause in _ON_PURPOSE)
 
 
 def _code(state: LadderState, status: str, exits: tuple[object, ...]) -> int:

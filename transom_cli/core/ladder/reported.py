@@ -20,7 +20,7 @@ from transom_cli.core.ladder.orders import GoBack, Order, Tell
 from transom_cli.core.ladder.state import LadderState, Leaving, Memory, Rung
 from transom_cli.core.policy import IGNORE, ISOLATE, ROLLBACK, STOP, SWAP, Facts, Verdict, decide_by
 from transom_cli.core.state import Diagnosis, Incident, Mark
-from transom_cli.diagnose.oddity import Trouble
+from transom_cli.diagnose.clue import Trouble
 
 Step = tuple[LadderState, tuple[Order, ...]]
 _OF_LOSS = frozenset(trouble.value for trouble in Trouble)

@@ -106,10 +106,13 @@ class LadderState:
     came_up: float = 0.0  # seconds that the first launch took to be seen
     step: int = -1  # of this launch
     max_step: int = -1  # of this attempt
+    since_start: bool = False  # both count from the start of the processes: see core.progress
+    made: int = -1  # then: the steps of the last launch before this one that made any
     stepped_at: float = 0.0  # when that was seen
     durable: int = -1
     began_durable: int = -1  # when the attempt began
     began_step: int = -1  # the newest step of the attempts before
+    began_made: int = -1  # as `Begun.made`
     stuck: int = 0  # attempts in a row before this one that came to no newer checkpoint
     exits: tuple[RankExit, ...] = ()
     over_since: float | None = None  # its srun has ended

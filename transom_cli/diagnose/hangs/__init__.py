@@ -1,9 +1,9 @@
-"""Which rank the others of a hung training wait for: from their stacks and from torch's flight recorder.
+"""Find the rank that the others of a hung training wait for, from stacks and from torch's flight recorder.
 
-- reading.py: a folder of dumps -> clues; the only module here that touches the disk
-- dumps.py: py-spy's or faulthandler's text -> threads; unpickle.py: a flight recorder's bytes -> plain values
-- places.py: a main thread -> where it stands; clusters.py: all of them -> who stands apart
-- flight.py: plain values -> one rank's collectives; matching.py: all ranks' -> who is missing, stuck or late;
-  mismatches.py: who calls something else; waits.py: who waits for whom
-- syndromes.py: C4's four classes; one clue of all this
+- reader.py: a folder of dumps -> clues; the only module here that reads files
+- dumps.py: text of py-spy or faulthandler -> threads; bytes of a flight recorder -> plain values
+- stacks.py: a main thread -> its place in the code; all of them -> which ranks differ
+- flight_recorder.py: plain values -> the collectives of one rank; who waits for whom
+- findings.py, matching.py: all ranks' collectives -> who is missing, stuck, late, or calls something else
+- syndromes.py: C4's four classes, and one clue from all of this
 """

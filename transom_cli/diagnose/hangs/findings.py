@@ -1,4 +1,4 @@
-"""What comes of comparing flight recorders, and the groups as they are compared: all ranks' views of each. Pure."""
+"""The results of comparing flight recorders, and each group as all its ranks saw it. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from transom_cli.diagnose.hangs.flight import Flight, View
-from transom_cli.diagnose.hangs.waits import Count, Group
+from transom_cli.diagnose.hangs.flight_recorder import Count, Flight, Group, View
 
 
 class What(str, enum.Enum):
-    """What does not match, the most telling first."""
+    """A mismatch, the most telling first."""
 
     TYPE = "another collective"
     SIZE = "another size"
@@ -31,7 +30,7 @@ MISMATCHES = (What.TYPE, What.SIZE, What.DTYPE, What.ORDER)
 
 @dataclass(frozen=True)
 class Finding:
-    """ranks: those to blame, () where that is not determinable. others: who calls it, or waits. seq: 0 for none."""
+    """ranks: to blame, or () if undetermined. others: who calls it, or waits. seq: the call's number, 0 for none."""
 
     what: What
     group: str
@@ -44,25 +43,25 @@ class Finding:
 
 @dataclass
 class Room:
-    """One group with the views of its ranks. name: for a person."""
+    """One group with the views of its ranks. name: for display."""
 
     name: str
     members: tuple[int, ...]
     views: dict[int, View] = field(default_factory=dict)
 
     def op(self, rank: int, seq: int) -> str:
-        """`all_reduce(4)`, or so much as is known of it."""
+        """Return `all_reduce(4)`, or as much as is known of the call."""
         calls = self.views[rank].rounds.get(seq) if rank in self.views else None
         return str(calls[0]) if calls else "a collective"
 
     def place(self, rank: int, seq: int) -> str:
-        """` in step (train.py:12)`, "" where it is not recorded."""
+        """Return ` in step (train.py:12)`, or "" if it was not recorded."""
         calls = self.views[rank].rounds.get(seq) if rank in self.views else None
         return f" in {calls[0].place}" if calls and calls[0].place else ""
 
 
 def rooms(by_rank: Mapping[int, Flight]) -> list[Room]:
-    """Groups by name and members: one name may stand for several, each of other ranks (split groups)."""
+    """Group the views by name and members: split groups of different ranks may share a name."""
     found: dict[tuple[str, tuple[int, ...]], Room] = {}
     for rank, flight in by_rank.items():
         for view in flight.views:
@@ -73,7 +72,7 @@ def rooms(by_rank: Mapping[int, Flight]) -> list[Room]:
     for (name, members), room in found.items():
         if members:
             continue
-        for rank in list(room.views):  # a dump that does not name them, of a group that others do
+        for rank in list(room.views):  # a dump without member names, of a group that other dumps name
             home = next((r for (n, m), r in found.items() if n == name and rank in m), None)
             if home is not None:
                 home.views[rank] = room.views.pop(rank)
@@ -82,9 +81,9 @@ def rooms(by_rank: Mapping[int, Flight]) -> list[Room]:
 
 
 def counted(room: Room, by_rank: Mapping[int, Flight]) -> Group:
-    """How far each rank is. One of which it is not known, since its entries were overwritten, has no count."""
+    """Return how far each rank is. A rank whose entries were overwritten has no count."""
     counts = {rank: view.count for rank, view in room.views.items()}
-    for rank in room.members:  # a rank that has called nothing there, if it is certain that it has not
+    for rank in room.members:  # a rank that certainly called nothing in this group
         if rank not in counts and rank in by_rank and not by_rank[rank].overwritten:
             counts[rank] = Count(0, 0)
     return Group(room.name, room.members, counts)

@@ -1,8 +1,8 @@
-"""C4's four classes (HPCA'25): a training hangs or is slow, by its communication or by one rank's own doing. Pure.
+"""Classify a hang by C4's four classes (HPCA'25): hang or slow, caused by communication or by one rank itself. Pure.
 
-A rank that has not called what the others wait in is kept by something else than communication: its own code, data,
-storage, GPU. Where all have called it and it does not end, the communication itself hangs, which is nobody's fault that
-could be told from here: a link, a switch, a card.
+A rank that has not made the call in which the others wait is kept by something other than communication: its own code,
+data, storage or GPU. If all ranks have made the call and it does not complete, the communication itself hangs. The logs
+and dumps cannot show whether a link, a switch or a card causes that.
 """
 
 from __future__ import annotations
@@ -12,15 +12,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from transom_cli.diagnose.clue import Category, Clue, Culprit
-from transom_cli.diagnose.hangs.clusters import Stand, apart, category, cluster, told_apart
 from transom_cli.diagnose.hangs.findings import MISMATCHES, What
+from transom_cli.diagnose.hangs.flight_recorder import Group
 from transom_cli.diagnose.hangs.matching import Matched
-from transom_cli.diagnose.hangs.places import NOWHERE, PERHAPS, WAITING, Kind
-from transom_cli.diagnose.hangs.waits import Group
-from transom_cli.diagnose.hangs.words import do, told
+from transom_cli.diagnose.hangs.stacks import (
+    NOWHERE,
+    PERHAPS,
+    WAITING,
+    Kind,
+    Stand,
+    category,
+    cluster,
+    describe_clusters,
+    find_odd_ranks,
+    rank_names,
+    ranks_do,
+)
 
-STOPPED, GONE, ASLEEP = "Tt", "XZ", "D"  # states of proc(5)
-SHOWN = 6  # findings told
+STOPPED, GONE, ASLEEP = "Tt", "XZ", "D"  # process states, see proc(5)
+SHOWN = 6  # most findings reported
 
 
 class Syndrome(str, enum.Enum):
@@ -42,12 +52,12 @@ _CALLS = {
     What.LATE: (Syndrome.NON_COMMUNICATION_SLOW, Category.NCCL_HANG, 0.5),
     What.STUCK: (Syndrome.COMMUNICATION_HANG, Category.NCCL_HANG, 0.6),
 }
-"""What a finding that comes first says: the class, the cause, and how sure."""
+"""What the first finding means: class, cause and confidence."""
 
 
 @dataclass(frozen=True)
 class Rank:
-    """What is known of one rank. process: its state's letter as in proc(5), "" where unknown."""
+    """What is known about one rank. process: its state letter as in proc(5), or ""."""
 
     stand: Stand
     process: str = ""
@@ -55,22 +65,30 @@ class Rank:
 
 @dataclass(frozen=True)
 class Verdict:
-    """ranks: to blame, the likeliest first; () not determinable. told: sentences, the telling one first. held: the
-    ranks that a communication hang holds."""
+    """The class of a hang.
+
+    Args:
+        ranks: to blame, the likeliest first; () if undetermined.
+        reasons: sentences, the most telling one first.
+        held: the ranks that a communication hang holds.
+    """
 
     syndrome: Syndrome
     category: Category
     sure: float
     ranks: tuple[int, ...]
-    told: tuple[str, ...]
+    reasons: tuple[str, ...]
     held: tuple[int, ...] = ()
 
 
 def classify(ranks: Sequence[Rank], matched: Matched | None = None, before: Sequence[Group] = ()) -> Verdict | None:
-    """The class and whom it names, from the most certain sign that there is: processes, collectives, stacks.
+    """Return the class and the culprits, from the most certain source available: processes, collectives, stacks.
 
-    before: how far the groups were some time ago; with progress since then it is slow, not hung. None where nothing
-    is known, or all processes are gone: that is no hang.
+    Args:
+        before: how far the groups were some time ago; if they have progressed since, the job is slow, not hung.
+
+    Returns:
+        None if nothing is known, or if all processes are gone, which is not a hang.
     """
     if not ranks and matched is None:
         return None
@@ -85,7 +103,7 @@ def classify(ranks: Sequence[Rank], matched: Matched | None = None, before: Sequ
 
 
 def progressed(before: Sequence[Group], now: Sequence[Group]) -> bool:
-    """Whether a collective has ended since: of a group, by name and members, somebody has completed more."""
+    """Whether a collective has completed since, by any rank of a group with the same name and members."""
     then = {(g.name, g.members): g.counts for g in before}
     return any(
         (old := then.get((g.name, g.members), {}).get(rank)) is not None and count.completed > old.completed
@@ -95,10 +113,12 @@ def progressed(before: Sequence[Group], now: Sequence[Group]) -> bool:
 
 
 def as_clue(verdict: Verdict, nodes: Mapping[int, str], source: str) -> Clue:
-    """nodes: by rank, "" or missing where unknown. A communication that is held within one of several nodes speaks
-    against that node, whichever rank it is."""
+    """Return the verdict as a clue. nodes: by rank, "" or missing if unknown.
+
+    If a communication hang is confined to one of several nodes, the clue blames that node, whichever rank it is.
+    """
     culprits = tuple(Culprit(nodes.get(rank, ""), rank) for rank in verdict.ranks)
-    first, *rest = verdict.told
+    first, *rest = verdict.reasons
     holds = {nodes.get(rank, "") for rank in verdict.held}
     if len(holds) == 1 and "" not in holds and len(set(nodes.values())) > 1:
         culprits = culprits or (Culprit(node=holds.pop()),)
@@ -109,33 +129,33 @@ def as_clue(verdict: Verdict, nodes: Mapping[int, str], source: str) -> Clue:
 
 def _by_process(ranks: Sequence[Rank], gone: Sequence[int]) -> Verdict | None:
     stopped = tuple(r.stand.rank for r in ranks if r.process and r.process in STOPPED)
-    # NCCL's watchdog and gloo abort the victims of a hang, too
+    # NCCL's watchdog and gloo abort the victims of a hang too
     died = [r.stand for r in ranks if r.stand.died and not r.stand.died.endswith(": Aborted")]
     hang = Syndrome.NON_COMMUNICATION_HANG
     if gone or died:
         both = tuple(dict.fromkeys([*gone, *(s.rank for s in died)]))
         if len(both) < len(ranks):
-            words = f"the process of {told(both)} is gone or has crashed, and the others live"
+            words = f"the process of {rank_names(both)} is gone or has crashed, the others are alive"
             more = tuple(f"rank {s.rank}: {s.died}" for s in died[:SHOWN])
             return Verdict(hang, Category.PROCESS_CRASH, 0.85, both, (words, *more))
     if stopped and len(stopped) < len(ranks):
-        words = f"{do(stopped, 'are', 'is')} stopped (state T: a signal or a debugger), and the others are not"
+        words = f"{ranks_do(stopped, 'are', 'is')} stopped (state T: a signal or a debugger), the others are not"
         return Verdict(hang, Category.NCCL_HANG, 0.95, stopped, (words,))
     return None
 
 
 def _stronger(calls: Verdict | None, stacks: Verdict | None) -> Verdict | None:
-    """Collectives know better than stacks who is waited for; but their dumps may be missing, or tell little."""
+    """Combine both. Collectives show better than stacks who is waited for, but their dumps may be missing or empty."""
     if calls is None or stacks is None:
         return calls or stacks
-    if calls.syndrome is Syndrome.COMMUNICATION_HANG:  # whoever has called it is not waited for, wherever it stands
-        return replace(calls, told=(*calls.told, f"by their stacks: {stacks.told[0]}"))
+    if calls.syndrome is Syndrome.COMMUNICATION_HANG:  # a rank that made the call is not waited for, wherever it is
+        return replace(calls, reasons=(*calls.reasons, f"by their stacks: {stacks.reasons[0]}"))
     if calls.ranks and set(calls.ranks) == set(stacks.ranks):
         sure = max(calls.sure, stacks.sure, min(calls.sure + 0.05, 0.95))
         cause = stacks.category if calls.category is Category.NCCL_HANG else calls.category
-        return replace(calls, sure=sure, category=cause, told=(*calls.told, stacks.told[0]))
+        return replace(calls, sure=sure, category=cause, reasons=(*calls.reasons, stacks.reasons[0]))
     if stacks.ranks and stacks.sure > calls.sure:
-        return replace(stacks, told=(*stacks.told, *calls.told))
+        return replace(stacks, reasons=(*stacks.reasons, *calls.reasons))
     return calls
 
 
@@ -150,9 +170,9 @@ def _by_calls(ranks: Sequence[Rank], matched: Matched | None) -> Verdict | None:
     waiting = {r.stand.rank for r in ranks if r.stand.place.kind in WAITING or r.stand.place.kind in PERHAPS}
     if first.what is What.STUCK:
         held = tuple(rank for f in findings if f.what is What.STUCK for rank in f.others)
-        said = (*said, "which link or card it is, is not determinable from here")
+        said = (*said, "the dumps do not show which link or card is at fault")
     blamed = first.ranks
-    if first.what is What.NO_DUMP:  # who has no dump but waits like the others, by its stack, is none
+    if first.what is What.NO_DUMP:  # a rank without a dump that waits like the others, by its stack, is not to blame
         blamed = tuple(rank for rank in blamed if rank not in waiting)
     less = 0.15 if matched.missing and first.what is not What.NO_DUMP else 0.0
     syndrome, category, sure = _CALLS[first.what]
@@ -162,16 +182,16 @@ def _by_calls(ranks: Sequence[Rank], matched: Matched | None) -> Verdict | None:
 
 
 def _absent(ranks: Sequence[Rank], matched: Matched) -> Verdict:
-    """Who has not called what others wait in; their stacks tell why."""
+    """Blame the ranks that have not made the call in which others wait. Their stacks show why."""
     roots = matched.waits.roots
     places = {r.stand.rank: r.stand.place for r in ranks}
-    # who waits by its stack is in a call that the recorder does not show (gloo's receives): a victim, if others are not
+    # a rank that waits by its stack is in a call that the recorder does not show (gloo's receives): usually a victim
     busy = tuple(rank for rank in roots if places.get(rank, NOWHERE).kind not in WAITING)
     roots = busy or roots
     kinds = [kind for rank in roots if (kind := places.get(rank, NOWHERE).kind) is not Kind.UNKNOWN]
     said = [f.words for f in matched.findings if f.ranks][:SHOWN]
     said += [
-        f"rank {rank} stands in {places[rank].kind.value}: {places[rank].words}"
+        f"rank {rank} is in {places[rank].kind.value}: {places[rank].words}"
         for rank in roots[:SHOWN]
         if places.get(rank, NOWHERE).kind is not Kind.UNKNOWN
     ]
@@ -179,20 +199,20 @@ def _absent(ranks: Sequence[Rank], matched: Matched) -> Verdict:
     sure = 0.9 - (0.15 if matched.missing else 0.0)
     everyone = {rank for group in matched.groups for rank in group.members}
     if 2 * len(roots) > max(len(everyone), 2):
-        said.insert(0, f"{do(roots, 'are', 'is')} waited for: too many for a fault of one of them")
+        said.insert(0, f"the others wait for {rank_names(roots)}: too many for a fault of one rank")
         return Verdict(Syndrome.NON_COMMUNICATION_HANG, why, 0.5, (), tuple(said))
     return Verdict(Syndrome.NON_COMMUNICATION_HANG, why, sure, roots, tuple(said))
 
 
 def _by_stacks(ranks: Sequence[Rank]) -> Verdict | None:
     clusters = cluster([r.stand for r in ranks])
-    found = apart(clusters)
-    said = (found.words, *told_apart(clusters))
+    found = find_odd_ranks(clusters)
+    said = (found.words, *describe_clusters(clusters))
     if found.ranks:
         return Verdict(Syndrome.NON_COMMUNICATION_HANG, category(found.kind), found.sure, found.ranks, said)
     asleep = tuple(r.stand.rank for r in ranks if r.process == ASLEEP)
     if asleep and 2 * len(asleep) < len(ranks):
-        words = f"{do(asleep, 'sleep', 'sleeps')} in the kernel (state D), the others do not"
+        words = f"{ranks_do(asleep, 'sleep', 'sleeps')} in the kernel (state D), the others do not"
         return Verdict(Syndrome.NON_COMMUNICATION_HANG, Category.STORAGE_IO, 0.5, asleep, (words, *said))
     if found.kind is Kind.UNKNOWN:
         return None

@@ -1,1 +1,1 @@
-"""Logs of any job: read in a stream, known failures found by rules, the cause told from its victims."""
+"""Diagnose the logs of any job: read them as a stream, match lines with rules, find the cause behind its symptoms."""

@@ -1,37 +1,88 @@
-"""Of all that logs tell, what came first in time and causality: the root, its consequences, and what stands alone.
+"""Find the cause of a failure among the matched lines of all ranks. Pure.
 
-The loudest line is a victim's, mostly. So: who knows it (`Level.AUTHORITY`) is believed, whatever was printed before;
-else the first thing that went wrong (CAUSE), unless the job was ended from outside before it (ENDING); only where none
-of these is there, the strongest of the victims' words (SIGN). What comes later is a consequence. Warnings count only
-beside something that is more than one.
+The loudest line usually comes from a victim. The order of trust is therefore:
+
+1. a line whose author knows the cause (`Level.AUTHORITY`), whatever was printed before it;
+2. the first line that reports an error (CAUSE), unless the job was ended from outside before it (ENDING);
+3. the strongest symptom (SIGN).
+
+Later lines are consequences. A warning counts only beside something worse. In a hang, a rank whose watchdog complains
+has launched its collective and waits; the culprit is a rank that lags behind, or that prints nothing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transom_cli.diagnose.clue import Action, Category, Culprit
-from transom_cli.diagnose.logs.blame import CRIES, completed, who_lags
-from transom_cli.diagnose.logs.hit import RAISED, Hit
-from transom_cli.diagnose.logs.rule import Level
+from transom_cli.diagnose.logs.matches import RAISED, Hit
+from transom_cli.diagnose.logs.rulebook import Blames, Level
 from transom_cli.plural import several
+
+CRIES = (Category.NETWORK_FABRIC, Category.NCCL_HANG)  # printed by victims
+FEW = 0.25  # largest share of silent ranks that are still named as culprits
+BOX = "elastic-box"  # the rule for torchrun's failure box, which lists the rank that failed first last
+
+Blamed = tuple[tuple[Culprit, ...], tuple[str, ...]]
+
+
+def who_lags(hits: Sequence[Hit], ranks: frozenset[int] = frozenset()) -> Blamed | None:
+    """Return the culprits of a hang and the reason, or None if the logs do not show them. ranks: all known ranks."""
+    enqueued: dict[int, int] = {}
+    for hit in hits:
+        rank, number = hit.record.rank, hit.where.get("enqueued") or hit.where.get("seq", "")
+        if rank is not None and number.isdigit():
+            enqueued[rank] = max(enqueued.get(rank, 0), int(number))
+    if len(set(enqueued.values())) > 1:
+        least = min(enqueued.values())
+        behind = sorted(rank for rank, number in enqueued.items() if number == least)
+        if len(behind) <= max(1, len(enqueued) // 2):
+            said = f"it has launched {least} collectives, others up to {max(enqueued.values())}"
+            return tuple(Culprit(rank=rank) for rank in behind), (said,)
+    missing = {int(number) for hit in hits for number in hit.where.get("missing", "").split(",") if number.strip()}
+    if missing:
+        return tuple(Culprit(rank=rank) for rank in sorted(missing)), ("the other ranks report that they wait for it",)
+    crying = {hit.record.rank for hit in hits if hit.rule.category in CRIES and hit.record.rank is not None}
+    silent = sorted(ranks - crying)
+    if crying and 0 < len(silent) <= max(1, int(FEW * len(ranks))):
+        said = f"{len(crying)} ranks wait in a collective or have lost their connections, this rank printed nothing"
+        return tuple(Culprit(rank=rank) for rank in silent), (said,)
+    if len(enqueued) > 1:
+        return (), (f"all {len(enqueued)} ranks that report a count have launched the same collectives",)
+    return None
+
+
+def with_nodes(culprits: Sequence[Culprit], hits: Sequence[Hit], root: Hit) -> tuple[Culprit, ...]:
+    """Add the node of a rank from other lines; use torchrun's report if the root names nobody."""
+    boxes = [hit for hit in hits if hit.rule.name == BOX and hit.where.get("rank", "").isdigit()]
+    known = [culprit for culprit in culprits if culprit != Culprit()]
+    if not known and boxes and root.rule.blames is Blames.PRINTER:
+        known = [Culprit(rank=int(boxes[-1].where["rank"]))]
+    nodes: dict[int, str] = {}
+    for hit in hits:
+        rank = hit.where.get("rank", "")
+        of, node = int(rank) if rank.isdigit() else hit.record.rank, hit.where.get("node") or hit.record.node
+        if of is not None and node:
+            nodes.setdefault(of, node)
+    return tuple(c if c.node or c.rank not in nodes else replace(c, node=nodes[c.rank]) for c in known)
+
 
 Survived = Callable[[Hit], bool]
 _ENDS = ("task-exited", "own-exit-code", "bare-killed", "worker-killed", "abort", "segfault", "mpi-abort")
-"""Rules of how a rank's process ended."""
+"""Rules for the end of a rank's process."""
 _SHOWN = 12  # kinds of consequences
-NEAR = 5  # lines between an exception's own words and the exit
+NEAR = 5  # lines between an exception's message and the exit
 EVENT = 64 << 10  # bytes between lines of one kind
-CANCELLED = "step-cancelled"  # the rule of Slurm's bare word for it
-UNTOLD = "python-exception"  # the rule of exceptions that no other one knows
-KILLED, ENDED = "bare-killed", ("step-ended", "mpi-abort")  # a task's end by SIGKILL, and who sends one to all
+CANCELLED = "step-cancelled"  # the rule for Slurm's plain "CANCELLED"
+UNTOLD = "python-exception"  # the rule for exceptions without a rule of their own
+KILLED, ENDED = "bare-killed", ("step-ended", "mpi-abort")  # a task killed by SIGKILL, and who kills all tasks
 
 
 @dataclass(frozen=True)
 class Incident:
-    """root: the hit that tells. others: what it explains. culprits: () is an honest "not determinable"."""
+    """One failure. root: the deciding line. others: lines it explains. culprits: empty if they cannot be determined."""
 
     root: Hit
     others: tuple[Hit, ...] = ()
@@ -50,8 +101,13 @@ def incidents(
     ranks: frozenset[int] = frozenset(),
     died: int | None = None,
 ) -> tuple[Incident, ...]:
-    """The deciding one first; () for healthy logs. survived: whether the training went on after a hit. ranks: all that
-    there are, as far as the logs show it. died: the rank that died first, where that is known."""
+    """Return the incidents, the deciding one first; none for healthy logs.
+
+    Args:
+        survived: whether the training continued after a line.
+        ranks: all ranks, as far as the logs show them.
+        died: the rank that died first, if known.
+    """
     left = _in_order(_often_enough(hits))
     asked: dict[tuple[str, str, int], bool] = {}
 
@@ -84,8 +140,8 @@ def _often_enough(hits: Iterable[Hit]) -> list[Hit]:
 
 
 def _in_order(hits: Iterable[Hit]) -> list[Hit]:
-    """By time, as far as it is known; of one file in its own order: a line without a time is of the time of what is
-    before it. Files of which none has a time stand side by side."""
+    """Sort by time. Lines of one file keep their order: a line without a time has the time of the line before it. Files
+    without any times are read in parallel."""
     times: dict[str, float] = {}
     timed = []
     for hit in sorted(hits, key=lambda h: (h.file, h.offset)):
@@ -95,14 +151,14 @@ def _in_order(hits: Iterable[Hit]) -> list[Hit]:
 
 
 def _late(hit: Hit) -> bool:
-    """Of a log beside others, with whose clocks nobody compares it: who waits has not begun it, and what Slurm or a
-    person ended may have gone wrong before."""
+    """Whether the line is from a second log whose clock cannot be compared: a rank that waits has not caused the
+    failure, and an error may have preceded what Slurm or a person ended."""
     return hit.rule.category is Category.NCCL_HANG or hit.level is Level.ENDING
 
 
 def _lasting(hits: Sequence[Hit], survived: Survived) -> set[int]:
-    """The places of those that nothing shows to have been survived. Lines of one kind that stand near each other are
-    one event, asked at its last line: other ranks' progress goes on for a moment."""
+    """Return the places of the lines that the training did not survive. Nearby lines of one kind are one event, judged
+    at its last line, since other ranks print progress a little longer."""
     lasting: set[int] = set()
     verdicts: dict[tuple[str, str], tuple[int, bool]] = {}
     for place in sorted(range(len(hits)), key=lambda n: hits[n].offset, reverse=True):
@@ -121,23 +177,23 @@ def _root(hits: Sequence[Hit], survived: Survived) -> Hit | None:
     fatal = [hit for place, hit in enumerate(hits) if place in lasting]
     root = _first([hit for hit in fatal if not hit.mild])
     if root is not None and root.level is Level.SIGN:
-        root = _first(fatal)  # something did end it: a warning may tell what
+        root = _first(fatal)  # something ended the job: a warning may explain it
     if root is not None and root.rule.category is Category.UNKNOWN:
-        # what seemed to have been survived may tell, too, and an exception of which only the message was printed
+        # a line that seemed survived may explain it, and so may an exception whose message alone was printed
         raised = (hit for hit in reversed(hits) if hit.level is Level.CAUSE and not hit.mild)
         spoken = (hit for hit in reversed(fatal) if hit.printed and not hit.mild and _shortly_before(hit, root))
         root = next(raised, None) or next(spoken, root)
     if root is None or root.level is Level.SIGN:
         return root
-    if root.rule.name == UNTOLD:  # what its node had warned of tells more
+    if root.rule.name == UNTOLD:  # an earlier warning of its node says more
         root = next((hit for hit in fatal[: fatal.index(root)] if hit.mild and _nodes(hit, root)), root)
-    if RAISED.match(root.record.text):  # it says more than a warning before it
+    if RAISED.match(root.record.text):  # an exception says more than a warning before it
         return root
-    return next((hit for hit in fatal if hit.rule is root.rule), root)  # it may have begun with a warning
+    return next((hit for hit in fatal if hit.rule is root.rule), root)  # the failure may have begun as a warning
 
 
 def _shortly_before(hit: Hit, end: Hit) -> bool:
-    """Last words: an exception that was printed without its traceback, before the exit that it explains."""
+    """Whether this is an exception printed without its traceback shortly before the exit that it explains."""
     return hit.file == end.file and 0 < end.lineno - hit.lineno <= NEAR
 
 
@@ -161,13 +217,13 @@ def _first(fatal: Sequence[Hit]) -> Hit | None:
 
 
 def _yields(hit: Hit, later: Sequence[Hit]) -> bool:
-    """Whether it was gone past, as a script goes past a command that it does not find, to what failed otherwise."""
+    """Whether the program continued past this line (a script whose command was not found) to another failure."""
     return hit.rule.yields and any(h.rule.category is not hit.rule.category for h in later)
 
 
 def _without_a_word(signs: Sequence[Hit]) -> Hit | None:
-    """The end of a rank that did not cry as the others did, whose connections it closed by ending. None: there is none,
-    or it cannot be told."""
+    """Return the end of the rank that printed no symptom: its exit closed the others' connections. None if there is
+    none or it cannot be determined."""
     crying = {h.record.rank for h in signs if h.rule.category in CRIES} - {None}
     ended = [h for h in signs if h.rule.name in _ENDS and h.culprit.rank is not None]
     quiet = [h for h in ended if h.culprit.rank not in crying]
@@ -176,8 +232,8 @@ def _without_a_word(signs: Sequence[Hit]) -> Hit | None:
 
 
 def _follows(ending: Hit, hits: Sequence[Hit]) -> bool:
-    """Whether a step was cancelled because a task of it had ended badly: srun does so, and nobody else. In another log,
-    with which nobody compares clocks, all tasks that were killed may have been so by the cancelling."""
+    """Whether srun cancelled the step because one of its tasks had failed. Without comparable clocks, all killed tasks
+    of another log may be victims of the cancellation."""
     if ending.rule.name != CANCELLED:
         return False
     ends = [h for h in hits if h.rule.name in _ENDS and (h.file != ending.file or h.offset < ending.offset)]
@@ -186,19 +242,19 @@ def _follows(ending: Hit, hits: Sequence[Hit]) -> bool:
 
 
 def _swept(killed: Hit, signs: Sequence[Hit]) -> bool:
-    """Whether srun, or MPI_Abort, had begun to kill the tasks before this one was reported killed."""
+    """Whether srun or MPI_Abort had begun to kill the tasks before this task was reported killed."""
     if killed.rule.name != KILLED:
         return False
     return any(h.rule.name in ENDED and h.file == killed.file and h.offset < killed.offset for h in signs)
 
 
 def _ending(fatal: Sequence[Hit], first: Hit) -> Hit:
-    """Of several words for one end the one that says most: "DUE TO TIME LIMIT" rather than a bare "CANCELLED"."""
+    """Of several messages for one end, return the most specific: "DUE TO TIME LIMIT" before "CANCELLED"."""
     return max((h for h in fatal if h.level is Level.ENDING), key=lambda h: (h.rule.weight, h is first))
 
 
 def _explains(root: Hit, other: Hit, later: bool) -> bool:
-    """What is weaker, what comes later, and what the rule says; not an earlier cause of another kind."""
+    """Whether the root explains a line: weaker lines, later lines and what its rule lists, but not an earlier cause."""
     if other.level < Level.CAUSE or other.rule.category is root.rule.category:
         return True
     return later or other.rule.category in root.rule.explains
@@ -211,7 +267,7 @@ def _incident(root: Hit, others: tuple[Hit, ...], ranks: frozenset[int]) -> Inci
         lagging = who_lags([root, *others], ranks)
         if lagging is not None:
             culprits, why = lagging
-    culprits = completed(culprits, (root, *others), root)
+    culprits = with_nodes(culprits, (root, *others), root)
     same = [h for h in others if h.rule.name == root.rule.name and h.record.rank != root.record.rank]
     told = tuple(dict.fromkeys(c for c in culprits if c != Culprit()))
     signs = any(h.level <= Level.ENDING for h in others)
@@ -220,7 +276,7 @@ def _incident(root: Hit, others: tuple[Hit, ...], ranks: frozenset[int]) -> Inci
 
 
 def consequences(incident: Incident) -> tuple[str, ...]:
-    """In words, by kind, the commonest first."""
+    """Count the consequences by kind, the most frequent first."""
     counts: Counter[str] = Counter()
     ranks: dict[str, set[int]] = {}
     for hit in incident.others:

@@ -1,4 +1,4 @@
-"""Diagnoses log files: which of them, read with which rules, and what comes of it."""
+"""Diagnose log files: choose the files, match their lines, and turn the incidents into values and sentences."""
 
 from __future__ import annotations
 
@@ -7,18 +7,50 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from transom_cli.diagnose.logs import errorfile, grammar
-from transom_cli.diagnose.logs.cause import Incident, incidents
-from transom_cli.diagnose.logs.collector import collected
-from transom_cli.diagnose.logs.hit import Hit
-from transom_cli.diagnose.logs.hits import hit_of, hits_of
-from transom_cli.diagnose.logs.reading import Found
+from transom_cli.diagnose.clue import Root
+from transom_cli.diagnose.combine import DiagnosedFailure
+from transom_cli.diagnose.logs import grammar, reader
+from transom_cli.diagnose.logs.cause import Incident, consequences, incidents
+from transom_cli.diagnose.logs.matches import Hit, collect
+from transom_cli.diagnose.logs.reader import Found, hit_of, hits_in_file, training_continued
 from transom_cli.diagnose.logs.rulebook import Rulebook
-from transom_cli.diagnose.logs.survival import went_on
+from transom_cli.plural import times
 
-MOST = 200_000  # files of a folder
-_LARGEST = 4 << 20  # bytes of an error file
-_PROBE = 4096  # bytes that are looked at to tell a log from something else
+
+def from_incident(incident: Incident) -> DiagnosedFailure:
+    root = incident.root
+    return DiagnosedFailure(
+        category=incident.category,
+        action=root.rule.action,
+        scope=root.rule.scope.value,
+        confidence=incident.confidence,
+        rule=root.rule.name,
+        root=Root(root.record.line.strip(), root.file, root.lineno),
+        culprits=incident.culprits,
+        consequences=consequences(incident),
+        evidence=evidence(incident),
+    )
+
+
+def evidence(incident: Incident) -> tuple[str, ...]:
+    """Return sentences for people, the most telling one first."""
+    root = incident.root
+    said = [f"{root.file}:{root.lineno} matches the rule {root.rule.name} ({incident.category.value})", *incident.why]
+    if root.more:
+        said.append(f"the same line was printed {times(root.more)} more")
+    same = {h.record.rank for h in incident.others if h.rule.name == root.rule.name and h.record.rank is not None}
+    if same - {root.record.rank}:
+        said.append(f"{len(same | {root.record.rank})} ranks print the same; this one was first")
+    if not incident.culprits:
+        said.append("these logs do not show which rank or node is to blame")
+    if root.rule.note:
+        said.append(root.rule.note)
+    return tuple(said)
+
+
+MOST_FILES = 200_000  # in one folder
+_LARGEST = 4 << 20  # bytes of a torchelastic error file
+_PROBE = 4096  # bytes read to tell a log from a binary file
 _BINARY = (
     ".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp", ".npy", ".npz", ".arrow", ".parquet", ".pkl", ".so",
 )  # fmt: skip
@@ -30,12 +62,12 @@ _SOURCE = (
 )  # fmt: skip
 _SETTINGS = (".toml", ".yaml", ".yml", ".ini", ".cfg", ".conf", ".md", ".rst", ".html", ".css", ".xml", ".csv", ".tsv")
 _NO_LOG = frozenset((*_BINARY, *_PACKED, *_SOURCE, *_SETTINGS, ".jsonl", ".beats", ".lock", ".pid"))
-"""Not looked at in a folder, though when they are named: what says "ValueError" in a program is no failure of it."""
+"""Skipped in a folder, but read if named: a program that contains "ValueError" has not failed with it."""
 
 
 @dataclass(frozen=True)
 class Diagnosed:
-    """incidents: the deciding one first. files: that were read. unread: those that could not be, and why."""
+    """incidents: the deciding one first. files: those read. unread: those that could not be read, and why."""
 
     incidents: tuple[Incident, ...]
     files: tuple[str, ...]
@@ -43,45 +75,45 @@ class Diagnosed:
 
 
 def diagnose_logs(paths: Iterable[Path], book: Rulebook) -> Diagnosed:
-    """Of files and folders, taken together as the logs of one job."""
+    """Diagnose files and folders as the logs of one job."""
     hits: list[Hit] = []
     read: dict[str, Path] = {}
     unread: list[tuple[str, str]] = []
     for path in logs_in(paths):
         name = str(path)
         try:
-            hits += _error_file(path, book, name) if path.suffix == ".json" else hits_of(path, book, name)
+            hits += _error_file(path, book, name) if path.suffix == ".json" else hits_in_file(path, book, name)
         except (OSError, EOFError, zlib.error) as error:
             unread.append((name, getattr(error, "strerror", None) or str(error)))
         else:
             read[name] = path
     ranks = {rank for rank, _ in map(grammar.of_file, read) if rank is not None}
     ranks |= {hit.record.rank for hit in hits if hit.record.rank is not None}
-    found = incidents(hits, lambda hit: went_on(hit, read[hit.file]), frozenset(ranks))
+    found = incidents(hits, lambda hit: training_continued(hit, read[hit.file]), frozenset(ranks))
     return Diagnosed(found, tuple(read), tuple(unread))
 
 
 def _error_file(path: Path, book: Rulebook, name: str) -> tuple[Hit, ...]:
-    """What torchelastic has written of a rank's end; () for any other JSON."""
+    """Return the failure in a torchelastic error file; () for other JSON."""
     if path.stat().st_size > _LARGEST:
         return ()
-    told = errorfile.parse(path.read_text(encoding="utf-8", errors="replace"))
-    if told is None:
+    from_incident = reader.parse_error_file(path.read_text(encoding="utf-8", errors="replace"))
+    if from_incident is None:
         return ()
-    line = told.message.encode().replace(b"\n", b" ")
-    hits = collected(iter(filter(None, [hit_of(Found(line, 1, 0), book)])), name)
-    return tuple(replace(hit, record=replace(hit.record, at=told.at)) for hit in hits)
+    line = from_incident.message.encode().replace(b"\n", b" ")
+    hits = collect(iter(filter(None, [hit_of(Found(line, 1, 0), book)])), name)
+    return tuple(replace(hit, record=replace(hit.record, at=from_incident.at)) for hit in hits)
 
 
 def logs_in(paths: Iterable[Path]) -> Iterator[Path]:
-    """Files as they are named; of folders all that are text, in order, no links followed out of them."""
+    """Yield the named files, and all text files of the named folders in order, without following links out of them."""
     for path in paths:
         if not path.is_dir():
             yield path
             continue
         inside = (one for one in sorted(path.rglob("*")) if one.is_file() and not one.is_symlink())
         for number, one in enumerate(inside):
-            if number >= MOST:
+            if number >= MOST_FILES:
                 return
             if one.suffix.lower() not in _NO_LOG and _is_text(one):
                 yield one
@@ -94,6 +126,6 @@ def _is_text(path: Path) -> bool:
         with path.open("rb") as file:
             head = file.read(_PROBE)
     except OSError:
-        return True  # it is told as one that cannot be read
+        return True  # reported later as a file that cannot be read
     odd = sum(byte < 9 or 13 < byte < 27 for byte in head)
-    return odd * 10 <= len(head)  # a log may hold a run of NULs, of a node that went down
+    return odd * 10 <= len(head)  # a log of a node that went down may contain a run of NULs

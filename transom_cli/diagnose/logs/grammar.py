@@ -1,4 +1,4 @@
-"""What stands before a log line's text: ranks, hosts, times and levels, as the programs of a training label them. Pure.
+"""Parse the labels before a log line's text: ranks, hosts, times and levels, as training programs print them. Pure.
 
     [rank3]: ...                                             torch, since 2.3, and torchrun's `--tee`
     [rank3]:[E709 17:05:38.16 ProcessGroupNCCL.cpp:632] [Rank 3] ...      torch's C++ (glog)
@@ -13,7 +13,7 @@
     worker-1: ... | 10.0.0.7: ...                            pdsh, DeepSpeed over several nodes
     trainer-1  | ... | [pod/train-0/pytorch] ... | (head, rank=0, pid=17) ...     Compose, kubectl, SkyPilot
 
-A label is taken away once for each kind, in whatever order they stand; what is none stays in the text.
+Each kind of label is removed once, in whatever order the labels appear; anything else stays in the text.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-LOOKED_AT = 8448  # characters of a line: what `reading` takes of an endless one, on both sides of a find
+LOOKED_AT = 8448  # characters of a line: what `reader` keeps of a very long one, on both sides of a match
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?"
 _SOURCE = r"[\w./+-]{1,120}\.(?:cpp|cc|cu|h|hpp|py|c):\d{1,6}"
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
-# Each is anchored, and bounded: it meets whatever a job prints.
+# All are anchored and bounded, since they run on whatever a job prints.
 _LABELS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -82,8 +82,8 @@ _FILE_NODE = re.compile(r"(?:^|[/_.-])(?:host|node)[-_=]([A-Za-z][\w-]{0,62})(?=
 class Record:
     """One line. text: without labels. node, rank: as the labels name them, "" and None without. device: of NCCL's.
 
-    local: a rank's number on its node, where only that is named. at: seconds of the wall clock; a time without a zone
-    is taken as UTC, which does for comparing lines of one job. level: E, W, I, F, or a name in full.
+    local: a rank's number on its node, if only that is known. at: wall clock in seconds; a time without a zone is taken
+    as UTC, which is enough to compare the lines of one job. level: E, W, I, F, or a full name.
     indent: blanks before the text.
     """
 
@@ -99,12 +99,12 @@ class Record:
 
     @property
     def mild(self) -> bool:
-        """Its own program says that it is no failure: a warning, or less."""
+        """Whether the program itself prints it as a warning or less."""
         return self.level[:1] in ("D", "I", "W")
 
 
-def cleaned(raw: bytes) -> str:
-    """A line without control characters, at most `LOOKED_AT` characters of it, colours and broken UTF-8 taken away."""
+def clean(raw: bytes) -> str:
+    """Return a line without control characters, colours and invalid UTF-8, cut to `LOOKED_AT` characters."""
     text = (
         raw.decode("utf-8", "replace") if len(raw) <= 4 * LOOKED_AT else raw[: 4 * LOOKED_AT].decode("utf-8", "replace")
     )
@@ -112,7 +112,7 @@ def cleaned(raw: bytes) -> str:
 
 
 def record(line: str) -> Record:
-    """A clean line, taken apart."""
+    """Split a clean line into its labels and its text."""
     found: dict[str, str] = {}
     at, seen = 0, 0
     task = _TASK.match(line) or _FANNED.match(line) or _COMPOSE.match(line)
@@ -147,7 +147,7 @@ def record(line: str) -> Record:
 
 
 def of_file(name: str) -> tuple[int | None, str]:
-    """The rank and the node that a log's own name tells: `rank-3.log`, `job.rank3.err`, `node=n7.log`."""
+    """Return the rank and node in a log's file name: `rank-3.log`, `job.rank3.err`, `node=n7.log`."""
     rank, node = _FILE_RANK.search(name), _FILE_NODE.search(name)
     return (int(rank[1]) if rank else None), (node[1] if node else "")
 
@@ -167,10 +167,10 @@ def _time(found: dict[str, str]) -> float | None:
             stamp = f"{year}-{_MONTHS.index(month) + 1:02d}-{int(day):02d}T{clock}+00:00"
             return datetime.fromisoformat(stamp).timestamp()
     except ValueError:
-        return None  # it only looked like a time
+        return None  # not a time
     return None
 
 
 def _colon(zone: str) -> str:
-    """`+0200` as Python 3.10 wants it."""
+    """Return `+0200` as `+02:00`, as Python 3.10 needs it."""
     return f"{zone[:3]}:{zone[3:]}" if len(zone) == 5 else zone

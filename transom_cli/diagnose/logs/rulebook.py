@@ -1,60 +1,240 @@
-"""All rules together, compiled: which of them know a line."""
+"""The log rules: what is known about one message that failing jobs print, compiled for fast matching. Pure.
+
+A rule describes one line. `any`: literal texts, one of which the line must contain; lower case matches any case.
+`match`: RE2 expressions, one of which must match the text after its labels (`grammar`); the groups node, rank, peer,
+device and code are reported. `unless`: expressions for lines that only look alike.
+
+Many texts are searched at once, with RE2 if it is installed, else in pure Python (the agent runs in other people's
+containers). Both give the same answers, which the tests check. RE2 reads hundreds of megabytes a second, pure Python a
+few: enough for an agent, which reads 64 KiB at a time.
+"""
 
 from __future__ import annotations
 
+import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, Protocol
 
-from transom_cli.diagnose.logs import engines
+from transom_cli.diagnose.clue import Action, Category
 from transom_cli.diagnose.logs.grammar import Record
-from transom_cli.diagnose.logs.rule import Level, Rule
 
-_DIGIT = re.compile(r"(?<!\{)(?<!\{\d)(?<!,)(?:\d|\\d)(?![\d,]*\})")  # in an expression, but for a quantifier's
+
+class Level(enum.IntEnum):
+    """How close a line is to the cause. A lower level is reported only if no higher one explains the failure.
+
+    SIGN: a symptom that victims print (a watchdog, a reset connection, an exit code). ENDING: the job was ended from
+    outside (time limit, cancelled). CAUSE: what went wrong. AUTHORITY: the author knows the cause, whatever was printed
+    before (Slurm's node failure, the kernel's record of a lost GPU, an OOM kill).
+    """
+
+    BENIGN = 0
+    SIGN = 1
+    ENDING = 2
+    CAUSE = 3
+    AUTHORITY = 4
+
+
+class Blames(str, enum.Enum):
+    """Whom a line blames: the rank and node that print it, those that it names, or nobody."""
+
+    PRINTER = "printer"
+    NAMED = "named"
+    NOBODY = "nobody"
+
+
+class Scope(str, enum.Enum):
+    """Where the fault is: on a node (avoid it), in the job (restart it), or with its user (it would happen again)."""
+
+    NODE = "node"
+    JOB = "job"
+    USER = "user"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule.
+
+    Args:
+        weight: of two rules of one level that match a line, the heavier (more specific) one wins.
+        explains: categories of its consequences, even if they were printed earlier.
+        below: the next exception below the line says the cause; for a benign rule, that exception is harmless too.
+        lasts: a healthy run may print the line and continue; it counts unless the training went on.
+        over: expressions for later lines that end the trouble.
+        yields: the program continues after the line, so a later cause of another kind wins.
+        times: how many such lines it takes.
+        traced: an exception's last line; without a traceback above it, it is only a message and counts as a symptom.
+        source: the rule file.
+    """
+
+    name: str
+    category: Category | None
+    level: Level
+    any: tuple[str, ...]
+    match: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+    scope: Scope = Scope.JOB
+    action: Action = Action.REQUEUE
+    blames: Blames = Blames.PRINTER
+    weight: int = 50
+    confidence: float = 0.8
+    explains: tuple[Category, ...] = ()
+    below: bool = False
+    lasts: bool = True
+    over: tuple[str, ...] = ()
+    yields: bool = False
+    times: int = 1
+    traced: bool = False
+    note: str = ""
+    examples: tuple[str, ...] = ()
+    look_alikes: tuple[str, ...] = ()
+    source: str = ""
+
+
+try:
+    import re2
+except ImportError:
+    re2 = None
+
+Expression = Any  # a compiled expression of either engine; RE2's has no type hints
+FAST = re2 is not None
+_ERRORS: tuple[type[Exception], ...] = (re.error, re2.error) if FAST else (re.error,)
+
+
+class Texts(Protocol):
+    """Search for many texts. A text in lower case matches any case."""
+
+    def first(self, data: bytes, at: int, end: int) -> tuple[int, int] | None:
+        """Return the bounds of the first text in data[at:end], or None."""
+
+    def which(self, line: bytes) -> Sequence[int]:
+        """Return the numbers of the texts that the line contains, in any order."""
+
+
+def compile_texts(of: Sequence[str]) -> Texts:
+    return _Fast(of) if FAST else Plain(of)
+
+
+def compile_expression(pattern: str) -> Expression:
+    """Compile an RE2 expression. Raises `Mistake` if it is invalid."""
+    try:
+        return re2.compile(pattern) if FAST else re.compile(pattern)
+    except _ERRORS as error:
+        said = error.args[0] if error.args else error
+        raise Mistake(said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)) from None
+
+
+class Mistake(ValueError):
+    """An invalid expression, with the compiler's message."""
+
+
+_WINDOW = 4096  # bytes searched for all texts before the next window, so that a rare text is not searched to the end
+
+
+class _Fast:
+    def __init__(self, of: Sequence[str]) -> None:
+        options = re2.Options()
+        options.max_mem = 16 << 20  # for automata; an agent uses about 60 MB, and more makes nothing faster
+        options.log_errors = False
+        options.encoding = re2.Options.Encoding.LATIN1  # bytes: invalid UTF-8 is searched too
+        patterns = [_pattern(text).encode() for text in of]
+        self._any = re2.compile(b"|".join(patterns) or b"$.", options)
+        self._set = re2.Set.SearchSet(options)
+        for pattern in patterns or [b"$."]:
+            self._set.Add(pattern)
+        self._set.Compile()
+
+    def first(self, data: bytes, at: int, end: int) -> tuple[int, int] | None:
+        found = self._any.search(data, at, end)
+        return found.span() if found else None
+
+    def which(self, line: bytes) -> Sequence[int]:
+        return self._set.Match(line) or ()
+
+
+class Plain:
+    """Search for one text after the other: some milliseconds for a hundred kilobytes."""
+
+    def __init__(self, of: Sequence[str]) -> None:
+        self._texts = [(text == text.lower(), text.encode()) for text in of]
+        self._last = self._texts[0] if of else (False, b"\0")  # usually matches next, which leaves less to search
+        self._of = self._lower = b""
+
+    def first(self, data: bytes, at: int, end: int) -> tuple[int, int] | None:
+        if self._of is not data:  # called repeatedly for the next match in the same data
+            self._of, self._lower = data, data.lower()
+        for window in range(at, end, _WINDOW):
+            found = self._in_window(data, window, min(end, window + _WINDOW), end)
+            if found:
+                return found
+        return None
+
+    def _in_window(self, data: bytes, at: int, until: int, end: int) -> tuple[int, int] | None:
+        """Return the first match that begins before `until`."""
+        found: tuple[int, int] | None = None
+        for any_case, text in (self._last, *self._texts):
+            where = self._lower if any_case else data
+            start = where.find(text, at, min(end, (found[0] if found else until) + len(text) - 1))
+            if start >= 0:
+                found, self._last = (start, start + len(text)), (any_case, text)
+        return found
+
+    def which(self, line: bytes) -> Sequence[int]:
+        lower = line.lower()
+        return [n for n, (any_case, text) in enumerate(self._texts) if text in (lower if any_case else line)]
+
+
+def _pattern(text: str) -> str:
+    escaped = re2.escape(text)
+    return f"(?i:{escaped})" if text == text.lower() else escaped
+
+
+_DIGIT = re.compile(r"(?<!\{)(?<!\{\d)(?<!,)(?:\d|\\d)(?![\d,]*\})")  # in an expression, except in quantifiers
 _NUMBERS = b"0123456789.+-"
 _DULL = 4096  # kinds of lines
 
 
 @dataclass(frozen=True)
 class Match:
-    """A rule that knows a line. where: the groups of its expression that were found."""
+    """A rule that matches a line, and the groups that its expression found."""
 
     rule: Rule
     where: dict[str, str] = field(default_factory=dict)
 
 
 class Rulebook:
-    """`first` finds, in megabytes at once, lines that any rule may know; `matches` tells which do."""
+    """All rules, compiled. `first` searches megabytes for lines worth a look; `matches` says which rules match one."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = tuple(rules)
         texts = sorted({text for rule in self.rules for text in rule.any}, key=lambda t: (-len(t), t))
         telling = {text for rule in self.rules if rule.level is not Level.BENIGN or rule.below for text in rule.any}
-        self.first = engines.texts([text for text in texts if text in telling]).first
-        self._which = engines.texts(texts).which
+        self.first = compile_texts([text for text in texts if text in telling]).first
+        self._which = compile_texts(texts).which
         self._of = [tuple(n for n, rule in enumerate(self.rules) if text in rule.any) for text in texts]
         self._blind = [not any(map(_DIGIT.search, (*rule.match, *rule.unless))) for rule in self.rules]
         self._dull: set[bytes] = set()
-        self._match = [tuple(map(engines.expression, rule.match)) for rule in self.rules]
-        self._unless = [tuple(map(engines.expression, rule.unless)) for rule in self.rules]
+        self._match = [tuple(map(compile_expression, rule.match)) for rule in self.rules]
+        self._unless = [tuple(map(compile_expression, rule.unless)) for rule in self.rules]
 
     def dull(self, raw: bytes) -> bool:
-        """Whether a line that differs in its numbers alone was known by no rule, so that this one is not either.
+        """Whether no rule matched a line that differs from this one only in its numbers.
 
-        A training may print one of the texts in every line, as a column's name.
+        A training may print one of the texts in every line, as a column name.
         """
         return raw.translate(None, _NUMBERS) in self._dull
 
     def remember_dull(self, raw: bytes, record: Record) -> None:
-        """Nobody knew it. Not where a rule that might have looks at numbers (an Xid, an exit code)."""
+        """Remember that no rule matched the line, unless a candidate rule looks at numbers (an Xid, an exit code)."""
         hits = self._which(record.line.encode("utf-8", "replace"))
         if len(self._dull) < _DULL and all(self._blind[n] for hit in hits for n in self._of[hit]):
             self._dull.add(raw.translate(None, _NUMBERS))
 
     def matches(self, record: Record, *, benign: bool = False) -> tuple[Match, ...]:
-        """The best first: by weight, then level. Nothing when a benign rule knows the line, but for `benign`, or where
-        it speaks of what is below it: then it stands first."""
+        """Return the matching rules, best first: by weight, then level. A benign match returns nothing, except with
+        `benign` or if the rule concerns the exception below the line: then it comes first."""
         hits = self._which(record.line.encode("utf-8", "replace"))
         known = sorted({n for hit in hits for n in self._of[hit]})
         found = []

@@ -1,1 +1,1 @@
-"""Failures that no rule knows: what is new near their end, beside their own healthy phase and past runs."""
+"""Failures that no rule matches: new lines near their end, compared with the healthy phase and with past runs."""

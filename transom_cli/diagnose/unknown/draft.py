@@ -1,4 +1,4 @@
-"""From a line that was not recognised to the draft of a rule that recognises it. Pure; a person has the last word."""
+"""Draft a rule from a line that no rule matches. Pure; a person completes it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import re
 from transom_cli.core.rootline import clean
 from transom_cli.diagnose.clue import Category
 from transom_cli.diagnose.unknown.novel import New
-from transom_cli.diagnose.unknown.tokens import ANY, NUMBER, PATH, is_telling, masked, words_of
+from transom_cli.diagnose.unknown.templates import ANY, NUMBER, PATH, has_error_word, masked, words_of
 
-LITERAL = 6  # characters that a literal has at least
+LITERAL = 6  # least characters of a literal
 _NUMBER = r"[-+.,:/xeE%\d]+"
 _SLUG = re.compile(r"[^a-z0-9]+")
 
 
 def draft(new: New) -> str:
-    """A `[[rule]]` in TOML; "" where nothing in the line would name it (no six characters without a number).
+    """Return a `[[rule]]` in TOML; "" if no part of the line could identify it (six characters without a number).
 
-    What it asks is right for the line it was learned from: category, scope and action are for whoever takes it over.
+    The expressions fit the line it was learned from. Category, scope and action are left to the person who adopts it.
     """
     line = clean(new.first.text).replace("\n", " ")
     runs = [run for run in _runs(line) if len(run) >= LITERAL]
     if not runs:
         return ""
-    literal = max(runs, key=lambda run: (is_telling(run), len(run)))
+    literal = max(runs, key=lambda run: (has_error_word(run), len(run)))
     where = f"{clean(new.first.file)}:{new.first.lineno}" if new.first.file else "a log without a name"
     choices = ", ".join(c.value for c in Category if c is not Category.UNKNOWN)
     return "\n".join(
@@ -46,7 +46,7 @@ def draft(new: New) -> str:
 
 
 def expression(line: str) -> str:
-    """An RE2 expression for the line and others of its kind, from its first literal word to its last."""
+    """Return an RE2 expression for lines of this kind, from the first literal word to the last."""
     found = list(re.finditer(r"\S+", line))
     told = words_of(masked(line))
     literal = [i for i, word in enumerate(told) if _is_literal(word)]
@@ -60,7 +60,7 @@ def expression(line: str) -> str:
 
 
 def _gap(gap: str) -> str:
-    """Of RE2 `\\s` is ASCII alone; words here may be parted by other scripts' blanks."""
+    """RE2's `\\s` is ASCII only; words may be separated by blanks of other scripts."""
     return r"\s+" if gap and not gap.strip(" \t") else ".{1,20}" if gap else ""
 
 
@@ -77,7 +77,7 @@ def _is_literal(word: str) -> bool:
 
 
 def _runs(line: str) -> list[str]:
-    """The stretches of literal words, as they stand in the line."""
+    """Return the runs of literal words, in the order of the line."""
     told = words_of(masked(line))
     runs: list[tuple[int, int]] = []
     before = False
@@ -96,12 +96,12 @@ def _name(literal: str, line: str) -> str:
 
 
 def _text(value: str) -> str:
-    """A TOML string: JSON's, but for what is no character (half of a surrogate pair), and DEL."""
+    """Return a TOML string: JSON's, except for unpaired surrogates and DEL."""
     readable = value.encode("utf-8", "replace").decode()
     return json.dumps(readable, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _raw(value: str) -> str:
-    """A literal string, as expressions are best read, where it can be one."""
+    """Return a TOML literal string, the most readable form for expressions, if possible."""
     plain = value.isprintable() and "'''" not in value and not value.endswith("'")
     return f"'''{value}'''" if plain else _text(value)

@@ -1,25 +1,32 @@
-"""Templates on disk: one plain JSON file a run, readable by its owner only, of bounded size. Nothing is unpickled."""
+"""Store templates on disk, and read logs for the search for new lines. Nothing is unpickled.
+
+A run's templates are one plain JSON file of bounded size, readable by its owner only. Of each log the beginning and the
+end are read, line by line, with rank and time.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from transom_cli.diagnose.unknown.miner import TEMPLATES
-from transom_cli.diagnose.unknown.templates import Template, Templates
-from transom_cli.diagnose.unknown.tokens import WORDS
+from transom_cli.diagnose.logs import grammar
+from transom_cli.diagnose.logs.reader import open_log
+from transom_cli.diagnose.unknown.novel import Line, New, Tape, find_new
+from transom_cli.diagnose.unknown.templates import TEMPLATES, WORDS, Template, Templates, has_error_word, mine
 from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
 
 SCHEMA = 1
-BYTES = 16 * 1024 * 1024  # of a file; larger ones are not read
-_WORD = 200  # characters of a word that are kept
+BYTES = 16 * 1024 * 1024  # of one file; larger files are not read
+_WORD = 200  # characters kept of a word
 
 
 def save(path: Path, templates: Templates) -> None:
-    """Replace what is there at once. OSError where it cannot be written. The rarest templates are left out for size."""
+    """Replace the file atomically. Raises OSError. The rarest templates are dropped if there are too many."""
     kept: list[dict[str, Any]] = []
     room = BYTES // 2
     for template in templates.templates[:TEMPLATES]:
@@ -33,15 +40,17 @@ def save(path: Path, templates: Templates) -> None:
 
 
 def load(path: Path) -> Templates:
-    """The templates of a run; none where there is no such file.
+    """Return the templates of a run, or none if there is no such file.
 
-    TransomError where it is not what `save` writes, whoever wrote it; OSError where it cannot be read.
+    Raises:
+        TransomError: the file is not what `save` writes.
+        OSError: it cannot be read.
     """
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > BYTES:
-                raise _bad(path, f"it has {size} bytes, and {BYTES} at most are read")
+                raise _bad(path, f"it has {size} bytes; the limit is {BYTES}")
             data = file.read(BYTES)
     except FileNotFoundError:
         return Templates()
@@ -61,11 +70,72 @@ def _templates(document: dict[str, Any]) -> Templates:
             raise ValueError(f"not a template: {str(told)[:100]}")
         found.append(Template(tuple(words[:WORDS]), count))
     if type(document["lines"]) is not int:
-        raise ValueError("its number of lines is none")
+        raise ValueError("its number of lines is not a number")
     return Templates(tuple(found), document["lines"])
 
 
 def _bad(path: Path, why: str) -> TransomError:
     return TransomError(
-        f"`{path}` holds no templates of a run", why, f"remove it; it is only for comparison: rm {path}"
+        f"`{path}` does not contain a run's templates", why, f"Remove it; it is only used for comparison: rm {path}"
     )
+
+
+PART = 2 << 20  # bytes of a log's beginning, and of its end
+NONE = Templates()
+ALL = 128 << 20  # bytes of all logs together; five megabytes take about a second
+
+
+def new_lines(paths: Iterable[Path], known: Templates = NONE) -> tuple[New, ...]:
+    """Return the new kinds of lines near the logs' ends: not before, nor in healthy runs."""
+    tape = _taped(paths)
+    return find_new(mine(tape.healthy()).merge(known), tape.near())
+
+
+def new_errors(paths: Iterable[Path], known: Templates = NONE) -> tuple[New, ...]:
+    """Return the new kinds of lines that report an error. Empty if there is nothing to compare with."""
+    tape = _taped(paths)
+    healthy = tape.healthy()
+    found = find_new(mine(healthy).merge(known), tape.near()) if healthy or known.templates else ()
+    return tuple(new for new in found if has_error_word(new.first.text))
+
+
+def mine_logs(paths: Iterable[Path]) -> Templates:
+    """Return the templates of the logs of a healthy run."""
+    return mine(line.text for path in _some(paths) for line in _lines(path))
+
+
+def _taped(paths: Iterable[Path]) -> Tape:
+    tape = Tape()
+    for line in itertools.chain.from_iterable(_lines(path) for path in _some(paths)):
+        tape.add(line)
+    return tape
+
+
+def _some(paths: Iterable[Path]) -> Iterator[Path]:
+    left = ALL
+    for path in paths:
+        if left > 0:
+            left -= min(2 * PART, path.stat().st_size)
+            yield path
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    rank, _ = grammar.of_file(str(path))
+    with open_log(path) as file:
+        head = file.read(PART)
+        start, tail = len(head), b""
+        if path.suffix != ".gz":  # which is read from its beginning only
+            start = max(len(head), file.seek(0, 2) - PART)
+            file.seek(start)
+            tail = file.read(PART)
+    yield from _of(head, str(path), 1, rank)
+    # line numbers after the skipped part are unknown, except in what follows without a gap
+    yield from _of(tail, str(path), head.count(b"\n") + 1 if start == len(head) else 0, rank)
+
+
+def _of(data: bytes, name: str, first: int, rank: int | None) -> Iterator[Line]:
+    for number, raw in enumerate(data.split(b"\n")):
+        told = grammar.record(grammar.clean(raw.rpartition(b"\r")[2] or raw))
+        if told.line:
+            known = told.rank if told.rank is not None else rank
+            yield Line(told.text, name, first + number if first else 0, known, told.at)

@@ -1,1 +1,1 @@
-"""What the GPUs say of themselves: NVML, the Xid catalogue, DCGM."""
+"""GPU checks: NVML readings by subject, Xids, and DCGM's diagnostic."""

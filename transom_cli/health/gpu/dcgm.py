@@ -1,30 +1,39 @@
-"""What NVIDIA's own diagnostic, `dcgmi diag`, says of a node's GPUs. Pure; `dcgm_run` runs it.
+"""NVIDIA's own diagnostic, `dcgmi diag`: takes minutes on idle GPUs, for suspect nodes. The judge is pure.
 
-Its JSON has two layouts: DCGM 2 and 3 give "DCGM GPU Diagnostic" with results by "gpu_ids", DCGM 4 gives "DCGM
-Diagnostic" with results by entity and a severity for each warning. Not exercised on hardware: composed from NVIDIA's
-schema and sources (dcgm_diag_schema.json, JsonResult tests).
+Its JSON has two layouts: DCGM 2 and 3 have "DCGM GPU Diagnostic" with results by "gpu_ids", DCGM 4 has "DCGM
+Diagnostic" with results by entity and a severity per warning. Not exercised on hardware: composed from NVIDIA's schema
+and sources (dcgm_diag_schema.json, JsonResult tests).
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from transom_cli.core.rootline import clean
-from transom_cli.health.about import About
-from transom_cli.health.finding import Finding, Remedy, Verdict, not_applicable
+from transom_cli.health.check import About, Check, Tier
+from transom_cli.health.finding import Finding, Remedy, Verdict, not_applicable, rank
+from transom_cli.health.system import tracked
 from transom_cli.plural import several
 
-CHECK = "gpu_dcgm"
+DCGM = "gpu_dcgm"
+LEVEL = "TRANSOM_DCGM_LEVEL"
+SECONDS = 900.0  # deadline of a reading; level 2 takes 2.5 to 10 minutes
+_TIMEOUT = SECONDS - 30.0  # end the diagnostic before the reader itself is killed
 
 
 @dataclass(frozen=True)
 class DcgmTest:
-    """One test on one GPU. severity: of its worst warning, dcgmErrorSeverity_t; 0 where none is told (before DCGM 4).
+    """One test on one GPU. severity: dcgmErrorSeverity_t of its worst warning; 0 if not reported (before DCGM 4).
 
-    device: as DCGM numbers them. status: lower case: "pass", "fail", "warn", "skip".
+    device: as DCGM numbers it. status: "pass", "fail", "warn" or "skip". words: DCGM's warnings.
     """
 
     name: str
@@ -37,7 +46,7 @@ class DcgmTest:
 
 @dataclass(frozen=True)
 class DcgmReading:
-    """absent: why it was not run. error: why there is no result although it was."""
+    """absent: why it was not run. error: why it ran without a result."""
 
     absent: str = ""
     error: str = ""
@@ -48,64 +57,55 @@ class DcgmReading:
 
 @dataclass(frozen=True)
 class DcgmLimits:
-    """There is nothing to set: DCGM has its own criteria. Its level is the reader's (`dcgm_run`)."""
+    """No thresholds: DCGM has its own."""
 
 
-def parse_dcgm(said: str, level: int = 0) -> DcgmReading:
-    """Words may come before the document and after it. Pure."""
-    begin, end = said.find("{"), said.rfind("}")
+def read_dcgm(about: About) -> DcgmReading:
+    """Run level 2, or 1 to 4 by $TRANSOM_DCGM_LEVEL. Not on a shared node, where it would load other jobs' GPUs."""
+    program = shutil.which("dcgmi")
+    if program is None:
+        return DcgmReading(absent="dcgmi is not installed")
+    present = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    if about.gpus and present > about.gpus:
+        return DcgmReading(absent=f"the job has {about.gpus} of the node's {present} GPUs")
+    value = os.environ.get(LEVEL, "")
+    level = int(value) if value in ("1", "2", "3", "4") else 2
     try:
-        document = json.loads(said[begin : end + 1])
+        output = _run([program, "diag", "-r", str(level), "-j"])
+    except OSError as error:
+        return DcgmReading(error=f"dcgmi: {error.strerror or error}", level=level)
+    except subprocess.TimeoutExpired:
+        return DcgmReading(error=f"it did not finish in {_TIMEOUT:.0f} s", level=level)
+    return parse_dcgm(output, level)
+
+
+def _run(argv: list[str]) -> str:
+    """Return standard output, whatever the exit code: a failed test has its own."""
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    ) as child:
+        try:
+            with tracked(child.pid):
+                return child.communicate(timeout=_TIMEOUT)[0].decode("utf-8", "replace")
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            raise
+
+
+def parse_dcgm(output: str, level: int = 0) -> DcgmReading:
+    """Parse dcgmi's output; text may come before and after the JSON document."""
+    begin, end = output.find("{"), output.rfind("}")
+    try:
+        document = json.loads(output[begin : end + 1])
         found = document.get("DCGM Diagnostic") or document["DCGM GPU Diagnostic"]
         tests = tuple(_tests(found.get("test_categories") or (), _serials(document)))
         version = str((document.get("metadata") or {}).get("version") or found.get("version") or "")
         failed = found.get("runtime_error") or found.get("error")
     except (ValueError, KeyError, TypeError, AttributeError):
-        return DcgmReading(error=_clean(said) or "dcgmi said nothing", level=level)
+        return DcgmReading(error=_clean(output) or "dcgmi printed nothing", level=level)
     if failed or not tests:
         return DcgmReading(error=_clean(str(failed or "it ran no test")), level=level, version=_clean(version))
     return DcgmReading(level=level, version=_clean(version), tests=tests)
-
-
-def judge_dcgm(node: str, reading: DcgmReading, about: About, limits: DcgmLimits) -> tuple[Finding, ...]:
-    """One finding for each GPU and test that failed or warned; one PASS when none did."""
-    if reading.absent:
-        return (not_applicable(CHECK, node, reading.absent),)
-    run = f"dcgmi diag -r {reading.level}" + (f" (DCGM {reading.version})" if reading.version else "")
-    if reading.error:
-        return (Finding(CHECK, Verdict.UNKNOWN, node, f"{run}: {reading.error}"),)
-    bad = [test for test in reading.tests if test.status in ("fail", "warn")]
-    found = tuple(_judged(node, run, test) for test in bad)
-    passed = sum(test.status == "pass" for test in reading.tests)
-    if not found and not passed:
-        return (Finding(CHECK, Verdict.UNKNOWN, node, f"{run}: all tests were skipped"),)
-    devices = len({test.device for test in reading.tests})
-    return found or (
-        Finding(CHECK, Verdict.PASS, node, f"{run}: {several(passed, 'test')} passed on {several(devices, 'GPU')}"),
-    )
-
-
-def overdue_dcgm(node: str, waited: float, about: About) -> Finding:
-    return Finding(CHECK, Verdict.UNKNOWN, node, f"dcgmi diag has not ended within {waited:.0f} s")
-
-
-# dcgmErrorSeverity_t: what DCGM 4 says of each warning. 3 is an error that it does not know, 4 one to be looked into.
-_SEVERITIES = {
-    1: (Verdict.MONITOR, Remedy.WATCH),
-    2: (Verdict.FAIL, Remedy.REPAIR),
-    3: (Verdict.SUSPECT, Remedy.AVOID),
-    4: (Verdict.SUSPECT, Remedy.AVOID),
-    5: (Verdict.MONITOR, Remedy.SETUP),
-    6: (Verdict.FAIL, Remedy.RESET_GPU),
-}
-
-
-def _judged(node: str, run: str, test: DcgmTest) -> Finding:
-    verdict, remedy = _SEVERITIES.get(test.severity, (Verdict.SUSPECT, Remedy.AVOID))
-    if test.status == "warn":
-        verdict, remedy = Verdict.MONITOR, Remedy.WATCH
-    said = f"{run}: {test.name} on {test.device}: {test.status}" + (f": {test.words}" if test.words else "")
-    return Finding(CHECK, verdict, node, said, remedy, test.device, test.serial)
 
 
 def _tests(categories: Any, serials: dict[str, str]) -> Iterator[DcgmTest]:
@@ -115,9 +115,8 @@ def _tests(categories: Any, serials: dict[str, str]) -> Iterator[DcgmTest]:
                 severity, words = _warnings(result.get("warnings"))
                 status = _status(str(result.get("status", "")))
                 for device in _devices(result):
-                    yield DcgmTest(
-                        _clean(str(test.get("name", "?"))), device, status, severity, words, serials.get(device, "")
-                    )
+                    name, serial = _clean(str(test.get("name", "?"))), serials.get(device, "")
+                    yield DcgmTest(name, device, status, severity, words, serial)
 
 
 def _devices(result: dict[str, Any]) -> list[str]:
@@ -126,31 +125,25 @@ def _devices(result: dict[str, Any]) -> list[str]:
     return [f"GPU {number.strip()}" for number in str(result.get("gpu_ids", "?")).split(",")]
 
 
-def _warnings(given: Any) -> tuple[int, str]:
-    """A list of objects (DCGM 4, and late 3), of words, or words alone."""
-    given = given if isinstance(given, list) else [given] if given else []
+def _warnings(value: Any) -> tuple[int, str]:
+    """Parse a list of objects (DCGM 4, and late 3), a list of texts, or one text."""
+    value = value if isinstance(value, list) else [value] if value else []
     severity, words = 0, []
-    for warning in given:
+    for warning in value:
         if isinstance(warning, dict):
-            rank = int(warning.get("error_severity") or 0)
-            severity = max(severity, rank, key=_rank)
+            severity = max(severity, int(warning.get("error_severity") or 0), key=_severity_rank)
             words.append(str(warning.get("warning", "")))
         else:
             words.append(str(warning))
     return severity, _clean("; ".join(words))
 
 
-def _rank(severity: int) -> int:
-    verdict = _SEVERITIES.get(severity, (Verdict.PASS, Remedy.NONE))[0]
-    return (Verdict.PASS, Verdict.MONITOR, Verdict.SUSPECT, Verdict.FAIL).index(verdict)
-
-
-def _status(given: str) -> str:
-    return given.strip().lower().removesuffix("ed").replace("skipp", "skip")
+def _status(value: str) -> str:
+    return value.strip().lower().removesuffix("ed").replace("skipp", "skip")
 
 
 def _serials(document: dict[str, Any]) -> dict[str, str]:
-    """Of DCGM 4: "GPU 3" to its serial number, where it has one."""
+    """Return serial numbers by entity ("GPU 3"), as DCGM 4 reports them."""
     return {
         f"{group.get('entity_group')} {entity.get('entity_id')}": str(entity["serial_num"])
         for group in document.get("entity_groups") or ()
@@ -161,3 +154,59 @@ def _serials(document: dict[str, Any]) -> dict[str, str]:
 
 def _clean(text: str) -> str:
     return clean(" ".join(text.split()))
+
+
+def judge_dcgm(node: str, reading: DcgmReading, about: About, limits: DcgmLimits) -> tuple[Finding, ...]:
+    """Return one finding per GPU and test that failed or warned, or one PASS."""
+    if reading.absent:
+        return (not_applicable(DCGM, node, reading.absent),)
+    command = f"dcgmi diag -r {reading.level}" + (f" (DCGM {reading.version})" if reading.version else "")
+    if reading.error:
+        return (Finding(DCGM, Verdict.UNKNOWN, node, f"{command}: {reading.error}"),)
+    found = tuple(_judge(node, command, test) for test in reading.tests if test.status in ("fail", "warn"))
+    passed = sum(test.status == "pass" for test in reading.tests)
+    if not found and not passed:
+        return (Finding(DCGM, Verdict.UNKNOWN, node, f"{command}: all tests were skipped"),)
+    devices = several(len({test.device for test in reading.tests}), "GPU")
+    passes = f"{command}: {several(passed, 'test')} passed on {devices}"
+    return found or (Finding(DCGM, Verdict.PASS, node, passes),)
+
+
+# dcgmErrorSeverity_t, DCGM 4's severity of a warning. 3: an error that DCGM does not know; 4: to be triaged.
+_SEVERITIES = {
+    1: (Verdict.MONITOR, Remedy.WATCH),
+    2: (Verdict.FAIL, Remedy.REPAIR),
+    3: (Verdict.SUSPECT, Remedy.AVOID),
+    4: (Verdict.SUSPECT, Remedy.AVOID),
+    5: (Verdict.MONITOR, Remedy.SETUP),
+    6: (Verdict.FAIL, Remedy.RESET_GPU),
+}
+
+
+def _severity_rank(severity: int) -> int:
+    return rank(_SEVERITIES.get(severity, (Verdict.PASS, Remedy.NONE))[0])
+
+
+def _judge(node: str, command: str, test: DcgmTest) -> Finding:
+    verdict, remedy = _SEVERITIES.get(test.severity, (Verdict.SUSPECT, Remedy.AVOID))
+    if test.status == "warn":
+        verdict, remedy = Verdict.MONITOR, Remedy.WATCH
+    text = f"{command}: {test.name} on {test.device}: {test.status}" + (f": {test.words}" if test.words else "")
+    return Finding(DCGM, verdict, node, text, remedy, test.device, test.serial)
+
+
+def overdue_dcgm(node: str, waited: float, about: About) -> Finding:
+    return Finding(DCGM, Verdict.UNKNOWN, node, f"dcgmi diag did not finish in {waited:.0f} s")
+
+
+CHECK = Check(
+    name="dcgm",
+    reader="transom_cli.health.gpu.dcgm:read_dcgm",
+    judge=judge_dcgm,
+    reading=DcgmReading,
+    limits=DcgmLimits,
+    seconds=SECONDS,
+    tier=Tier.DEEP,
+    findings=(DCGM,),
+    overdue=overdue_dcgm,
+)

@@ -1,7 +1,7 @@
-"""NVIDIA's Xid and SXid codes: what the driver logs of a GPU or an NVSwitch, and what each asks for. Pure.
+"""Xids: NVIDIA's error codes of GPUs (Xid) and NVSwitches (SXid), from the kernel log and from NVML's events. Pure.
 
-The catalogue is data: `xid_table`. A site changes or adds rows with lines of the same form (`xid_site`); a code that is
-in neither is worth watching, no more. Standard library only, since the node's agent runs it.
+The catalogue is data: `xid_table`. A site overrides or adds rows with lines of the same form ($TRANSOM_XID_RULES, read
+by `checks.kernel`). An unknown code is MONITOR. Standard library only: the node's agent runs this.
 """
 
 from __future__ import annotations
@@ -12,13 +12,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from transom_cli.health.finding import Finding, Remedy, Verdict
+from transom_cli.health.gpu.presence import ACTIONS
 from transom_cli.health.gpu.xid_table import TABLE
 
 CHECK = "gpu_xid"
 RECOVERY_CHANGED = 154
 
-_XID = re.compile(r"\bNVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)(?:, (.*))?")
-_SXID = re.compile(r"\bSXid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+), ((?:Non-fatal|Fatal)\b.*)", re.IGNORECASE)
+# Patterns match only at the start of the kernel's message: later text may quote names that users choose. A program's
+# name at the start has 15 bytes at most, too few to imitate the driver up to the code.
+_ADDRESS = r"\((?:PCI:)?([0-9a-fA-F]+:[0-9a-fA-F]+(?::[0-9a-fA-F.]+)?)(?: GPU-I:\w+)?\)"
+_XID = re.compile(rf"NVRM: Xid {_ADDRESS}: (\d+)(?:, (.*)|$)")
+_SXID = re.compile(rf"nvidia-nvswitch\d*: SXid {_ADDRESS}: (\d+), ((?:Non-fatal|Fatal)\b.*)", re.IGNORECASE)
+FIREWALL = re.compile(r"IN=\S* OUT=\S* (?:MAC=\S* )?SRC=\S+ DST=")  # the rule's prefix, any text, comes before it
+_NO_PROCESS = "pid='<unknown>', name=<unknown>, "
 _NVLINK5 = range(144, 151)
 _FATAL = re.compile(r"(?<!\w)(?<!non-)fatal\b", re.IGNORECASE)
 _NEW_ACTION = re.compile(r"\bto 0x[0-9a-fA-F]+ \(([^)]*)\)")
@@ -27,7 +33,7 @@ _UNKNOWN = "not in the catalogue"
 
 @dataclass(frozen=True)
 class Rule:
-    """code: a number, or "fatal" and "non-fatal" for an SXid without a row of its own. action: in NVIDIA's words."""
+    """code: a number, or "fatal" and "non-fatal" for an SXid without its own row. action: NVIDIA's term."""
 
     kind: str
     code: str
@@ -40,7 +46,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class SiteRules:
-    """Rows of the site's own, as text; trouble: why they could not be read."""
+    """The site's own rows as text; trouble: why they could not be read."""
 
     lines: tuple[str, ...] = ()
     trouble: str = ""
@@ -51,7 +57,7 @@ NO_SITE_RULES = SiteRules()
 
 @dataclass(frozen=True)
 class Catalogue:
-    """troubles: what could not be understood, line by line; those rows are left out."""
+    """troubles: one message per line that could not be parsed; those rows are missing."""
 
     rules: Mapping[tuple[str, str], Rule]
     troubles: tuple[str, ...] = ()
@@ -59,7 +65,7 @@ class Catalogue:
 
 @dataclass(frozen=True)
 class Xid:
-    """One line. kind: "xid" or "sxid". device: the PCI address as the line has it."""
+    """One log line. kind: "xid" or "sxid". device: the PCI address as logged."""
 
     kind: str
     code: int
@@ -70,14 +76,14 @@ class Xid:
 
 @lru_cache(maxsize=4)
 def catalogue(site: SiteRules = NO_SITE_RULES) -> Catalogue:
-    """NVIDIA's, with the site's rows over it."""
-    own, theirs = parse_catalogue(tuple(TABLE.splitlines())), parse_catalogue(site.lines)
-    troubles = ((site.trouble,) if site.trouble else ()) + theirs.troubles
-    return Catalogue({**own.rules, **theirs.rules}, tuple(f"the site's Xid rules: {words}" for words in troubles))
+    """Return NVIDIA's catalogue, overridden by the site's rows."""
+    nvidia, own = parse_catalogue(tuple(TABLE.splitlines())), parse_catalogue(site.lines)
+    troubles = ((site.trouble,) if site.trouble else ()) + own.troubles
+    return Catalogue({**nvidia.rules, **own.rules}, tuple(f"the site's Xid rules: {text}" for text in troubles))
 
 
 def parse_catalogue(lines: Iterable[str]) -> Catalogue:
-    """Lines of `kind,code,name,action,verdict,remedy,note`, the last two of which may be left out; # is a comment."""
+    """Parse lines of `kind,code,name,action,verdict[,remedy[,note]]`; # starts a comment."""
     rules, troubles = {}, []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith(("#", "kind,")):
@@ -85,7 +91,7 @@ def parse_catalogue(lines: Iterable[str]) -> Catalogue:
         try:
             kind, code, name, action, verdict, *rest = (part.strip() for part in line.split(",", 6))
             if kind not in ("xid", "sxid") or not (code.isdecimal() or (kind, code) in _GENERAL):
-                raise ValueError(f"neither an Xid nor an SXid: {line[:80]!r}")
+                raise ValueError(f"not an Xid or SXid: {line[:80]!r}")
             remedy, note = (*rest, "", "")[:2]
             rules[kind, code] = Rule(kind, code, name, action, Verdict(verdict), Remedy(remedy or "none"), note)
         except ValueError as error:
@@ -97,9 +103,15 @@ _GENERAL = (("sxid", "fatal"), ("sxid", "non-fatal"))
 
 
 def parse_xid(line: str) -> Xid | None:
+    """Parse a line of the driver, a kernel message without its time.
+
+    If the line names a process, the text is empty: after a name that a user chose, nothing is certain to be the
+    driver's.
+    """
     for kind, pattern in (("xid", _XID), ("sxid", _SXID)):
-        if found := pattern.search(line):
-            return Xid(kind, int(found[2]), found[1], found[3] or "", line)
+        if (found := pattern.match(line)) and not FIREWALL.search(line):
+            text = (found[3] or "").removeprefix(_NO_PROCESS)
+            return Xid(kind, int(found[2]), found[1], "" if text.startswith("pid=") else text, line)
     return None
 
 
@@ -111,17 +123,20 @@ def rule_of(xid: Xid, known: Catalogue) -> Rule:
     if rule is None:
         return Rule("xid", str(xid.code), _UNKNOWN, "", Verdict.MONITOR, Remedy.WATCH)
     if xid.code == RECOVERY_CHANGED:
-        return _obeyed(xid, rule)
+        return _requested_action(xid, rule)
     if xid.code in _NVLINK5 and rule.verdict is Verdict.MONITOR and _FATAL.search(xid.text):
         return Rule("xid", rule.code, rule.name, rule.action, Verdict.SUSPECT, Remedy.RESET_GPU, rule.note)
     return rule
 
 
 def judge_xids(node: str, lines: Iterable[str], known: Catalogue, uuids: Mapping[str, str]) -> tuple[Finding, ...]:
-    """One finding for each code on each device, in the order of their first lines. Pure.
+    """Return one finding per code and device, in the order of their first lines.
 
-    Of several 154 on a device the last holds. Where it says that the driver asks for nothing any more, what was logged
-    of the device before it is only worth watching. uuids: of the node's GPUs, by PCI address.
+    The last 154 of a device counts. If it says that the driver no longer requests an action, earlier faults of the
+    device are only MONITOR.
+
+    Args:
+        uuids: of the node's GPUs, by PCI address.
     """
     seen = [xid for xid in map(parse_xid, lines) if xid is not None]
     last = {address(xid.device): place for place, xid in enumerate(seen) if _changed(xid)}
@@ -135,15 +150,15 @@ def judge_xids(node: str, lines: Iterable[str], known: Catalogue, uuids: Mapping
     found = []
     for (_, _, device), places in groups.items():
         xid, rule = seen[places[-1]], rule_of(seen[places[-1]], known)
-        verdict, remedy, said = rule.verdict, rule.remedy, _words(xid, rule, len(places))
+        verdict, remedy, text = rule.verdict, rule.remedy, _describe(xid, rule, len(places))
         if verdict.bad and places[-1] < cleared.get(device, -1):
-            verdict, remedy, said = Verdict.MONITOR, Remedy.WATCH, f"{said}; since then the driver asks for nothing"
-        found.append(Finding(CHECK, verdict, node, said, remedy, names.get(device, xid.device)))
+            verdict, remedy, text = Verdict.MONITOR, Remedy.WATCH, f"{text}; the driver no longer requests any action"
+        found.append(Finding(CHECK, verdict, node, text, remedy, names.get(device, xid.device)))
     return tuple(found)
 
 
 def address(pci: str) -> tuple[int, ...]:
-    """Domain, bus and device as numbers: "0000:0f:00" and NVML's "00000000:0F:00.0" are the same."""
+    """Return domain, bus and device as numbers: "0000:0f:00" and NVML's "00000000:0F:00.0" are the same."""
     try:
         return tuple(int(part, 16) for part in pci.partition(".")[0].split(":"))
     except ValueError:
@@ -154,18 +169,18 @@ def _changed(xid: Xid) -> bool:
     return xid.kind == "xid" and xid.code == RECOVERY_CHANGED
 
 
-def _obeyed(xid: Xid, rule: Rule) -> Rule:
-    """154 names what the driver now asks for: "changed from 0x0 (None) to 0x1 (GPU Reset Required)"."""
+def _requested_action(xid: Xid, rule: Rule) -> Rule:
+    """Judge a 154 by the action that it names: "changed from 0x0 (None) to 0x1 (GPU Reset Required)"."""
     found = _NEW_ACTION.search(xid.text)
-    asked = (found[1] if found else xid.text).lower()
-    for words, verdict, remedy in _ASKED:
-        if any(word in asked for word in words):
+    action = (found[1] if found else xid.text).lower()
+    for words, verdict, remedy in _ACTION_WORDS:
+        if any(word in action for word in words):
             return Rule("xid", rule.code, rule.name, rule.action, verdict, remedy, rule.note)
     return rule
 
 
-# Drivers name the same action in several ways ("Node Reboot Required", "OS Reboot"; "GPU Reset Required", "PF FLR").
-_ASKED = (
+# Drivers have several names for one action ("Node Reboot Required", "OS Reboot"; "GPU Reset Required", "PF FLR").
+_ACTION_WORDS = (
     (("p2p", "peer"), Verdict.SUSPECT, Remedy.RESET_GPU),
     (("imex",), Verdict.SUSPECT, Remedy.AVOID),
     (("reboot",), Verdict.FAIL, Remedy.REBOOT),
@@ -174,7 +189,103 @@ _ASKED = (
 )
 
 
-def _words(xid: Xid, rule: Rule, times: int) -> str:
+def _describe(xid: Xid, rule: Rule, count: int) -> str:
     action = f", NVIDIA's action: {rule.action}" if rule.action else ""
-    often = f", {times} times" if times > 1 else ""
-    return f"{xid.line} [{rule.name}{action}{often}]"
+    times = f", {count} times" if count > 1 else ""
+    return f"{xid.line} [{rule.name}{action}{times}]"
+
+
+# nvmlEventType*, by the names that `watch` prints. Single-bit errors, clocks and power sources are left out.
+EVENT_TYPES = {
+    0x2: "double_bit_ecc",
+    0x8: "xid",
+    0x400: "dram_retirement",
+    0x800: "dram_retirement_failure",
+    0x1000: "non_fatal_poison",
+    0x2000: "fatal_poison",
+    0x4000: "gpu_unavailable",
+    0x8000: "recovery_action",
+}
+_OTHER_EVENTS = {
+    "double_bit_ecc": ("gpu_ecc", Verdict.FAIL, Remedy.RESET_GPU, "a double-bit ECC error"),
+    "dram_retirement": ("gpu_rows", Verdict.MONITOR, Remedy.WATCH, "memory is being retired or remapped"),
+    "dram_retirement_failure": ("gpu_rows", Verdict.FAIL, Remedy.REPAIR, "retiring or remapping memory failed"),
+    "non_fatal_poison": ("gpu_ecc", Verdict.MONITOR, Remedy.RESTART_APP, "a contained memory error (poison)"),
+    "fatal_poison": ("gpu_ecc", Verdict.FAIL, Remedy.RESET_GPU, "an uncontained memory error (poison)"),
+    "gpu_unavailable": ("gpu_lost", Verdict.FAIL, Remedy.REBOOT, "the GPU is unavailable"),
+}
+EVENT_LASTS = 3600.0  # seconds for which an event counts, as Xids in the kernel log do
+
+
+@dataclass(frozen=True)
+class GpuEvent:
+    """event: one of EVENT_TYPES. xid: the code of an Xid. recovery: the recovery action that the driver requested right
+    after the event. site: the site's Xid rules."""
+
+    event: str
+    device: str = ""
+    serial: str = ""
+    xid: int = 0
+    recovery: int | None = None
+    wall: float = 0.0
+    site: SiteRules = NO_SITE_RULES
+
+
+def judge_event(node: str, event: GpuEvent) -> Finding:
+    request = ACTIONS.get(event.recovery or 0)
+    suffix = f"; the driver requests recovery action {event.recovery} ({request[0]})" if request else ""
+    if event.event == "recovery_action" or (event.event == "xid" and event.xid == RECOVERY_CHANGED):
+        action, verdict, remedy = request or ("none", Verdict.MONITOR, Remedy.NONE)
+        text = f"NVML event: the driver's recovery action changed to {event.recovery} ({action})"
+        return Finding("gpu_recovery", verdict, node, text, remedy, event.device, event.serial)
+    if event.event == "xid":
+        rule = rule_of(Xid("xid", event.xid, event.device, "", ""), catalogue(event.site))
+        action = f", NVIDIA's action: {rule.action}" if rule.action else ""
+        text = f"NVML event: Xid {event.xid}, {rule.name}{action}{suffix}"
+        return Finding(CHECK, rule.verdict, node, text, rule.remedy, event.device, event.serial)
+    other = _OTHER_EVENTS.get(event.event, (CHECK, Verdict.MONITOR, Remedy.WATCH, event.event))
+    check, verdict, remedy, what = other
+    return Finding(check, verdict, node, f"NVML event: {what}{suffix}", remedy, event.device, event.serial)
+
+
+class EventHistory:
+    """Each GPU's last Xid, and the events that still accuse a GPU.
+
+    Args:
+        former: by UUID, the last Xid that an earlier agent saw, and when.
+
+    Attributes:
+        xids: the same, updated; device "" if NVML did not name the GPU.
+        since: start of gapless listening to all GPUs; None if there is none now.
+    """
+
+    def __init__(self, former: Mapping[str, tuple[int, float]] | None = None) -> None:
+        self.xids = dict(former or {})
+        self.since: float | None = None
+        self._bad: dict[tuple[str, str], tuple[Finding, GpuEvent]] = {}
+
+    @property
+    def fatal(self) -> dict[str, int]:
+        """The Xid that accuses each device; a harmless one may have come later."""
+        return {event.device: event.xid for _, event in self._bad.values() if event.xid}
+
+    def set_listening(self, listening: bool, at: float) -> None:
+        self.since = (at if self.since is None else self.since) if listening else None
+
+    def add(self, event: GpuEvent, found: Finding, *, counts: bool = True) -> None:
+        """Add an event and its finding. A driver that no longer requests an action clears the GPU's earlier events.
+
+        Args:
+            counts: whether the finding's check is enabled.
+        """
+        if event.xid:
+            self.xids[event.device] = event.xid, event.wall
+        if found.verdict.bad and counts:
+            self._bad[found.check, event.device] = found, event
+        elif found.check == "gpu_recovery":
+            self._bad = {key: value for key, value in self._bad.items() if key[1] != event.device}
+
+    def findings(self, now: float) -> tuple[Finding, ...]:
+        """Return the findings of events that are recent enough to count."""
+        self._bad = {key: one for key, one in self._bad.items() if now - one[1].wall <= EVENT_LASTS}
+        return tuple(found for found, _ in self._bad.values())

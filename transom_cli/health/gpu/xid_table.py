@@ -1,12 +1,12 @@
-"""The Xid catalogue as data; `xid` reads it, and says what the columns mean. Pure.
+"""NVIDIA's Xid catalogue as data, parsed by `xid`.
 
 Codes, actions and names: NVIDIA's Xid catalogue r590 (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html),
-as of 2025-10-29; codes that it calls unused are left out. Verdicts and remedies are ours:
+as of 2025-10-29, without codes that it calls unused. Verdicts and remedies are ours:
 
-- RESTART_APP, IGNORE: the program's fault, or nobody's. Worth watching; the node is left alone.
-- RESET_GPU, RESTART_BM (a reboot), RESTART_VM: NVIDIA asks for the device to be taken out of use. A failure.
-- CHECK_MECHANICALS and workflows in which the code alone does not tell whose fault it is: suspect, or worth watching.
-- XID_154: the line itself says what the driver asks for, and is obeyed.
+- RESTART_APP, IGNORE: the program's fault or no fault: MONITOR.
+- RESET_GPU, RESTART_BM (a reboot), RESTART_VM: NVIDIA says not to use the device any longer: FAIL.
+- CHECK_MECHANICALS, and workflows in which the code alone does not show the cause: SUSPECT or MONITOR.
+- XID_154: the log line names the action that the driver requests.
 """
 
 # kind, code, name, action, verdict, remedy, note

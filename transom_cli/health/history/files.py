@@ -1,8 +1,8 @@
-"""The history's files, of one user: `~/.transom/nodes/`, or `nodes/` in $TRANSOM_STATE_DIR.
+"""The files of a user's node history: `~/.transom/nodes/`, or `nodes/` in $TRANSOM_STATE_DIR.
 
 Every file has one writer: `<run id>.jsonl` that run's operator, `lift-<time>-<pid>.json` one command. So no lock is
-needed, on a network file system neither. A file that nobody has written to for 90 days tells nothing any more: whoever
-writes next removes it.
+needed, not even on a network file system. A file that was not written for 90 days no longer counts, and the next writer
+removes it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from transom_cli.files import json_lines, publish_text
-from transom_cli.health.history.fold import REMEMBERED
+from transom_cli.health.history.nodes import REMEMBERED
 from transom_cli.health.history.records import Lift, Record, from_json, to_json
 
 _MOST = 16 << 20  # bytes read of one file, from its end: years of a run's attempts
@@ -23,15 +23,16 @@ _VARIABLE = "TRANSOM_STATE_DIR"
 
 
 def history_dir(environ: Mapping[str, str]) -> Path:
-    """Where the user's history lives. The sandbox gives its own runs a place of their own."""
-    told = environ.get(_VARIABLE)
-    return (Path(told).absolute() if told else Path.home() / ".transom") / "nodes"
+    """Return the folder of the user's history. The sandbox sets another one for its runs."""
+    state = environ.get(_VARIABLE)
+    return (Path(state).absolute() if state else Path.home() / ".transom") / "nodes"
 
 
 def read_history(folder: Path, now: float) -> list[Record]:
-    """All that can be read. A file or a line that is damaged is passed over; no folder is no history.
+    """Return all readable records; damaged files and lines are skipped. Without a folder there is no history.
 
-    OSError where there is a folder and it cannot be read.
+    Raises:
+        OSError: the folder exists but cannot be read.
     """
     records: list[Record] = []
     try:
@@ -47,7 +48,7 @@ def read_history(folder: Path, now: float) -> list[Record]:
 
 
 def _counts(path: Path, now: float) -> bool:
-    """A temporary file of somebody who writes begins with a dot."""
+    """Return whether to read the file. The name of a writer's temporary file begins with a dot."""
     ours = path.suffix in (".jsonl", ".json") and not path.name.startswith(".")
     return ours and path.is_file() and path.stat().st_mtime > now - REMEMBERED
 
@@ -60,14 +61,14 @@ def _tail(path: Path) -> bytes:
 
 
 class HistoryFile:
-    """A run's own file, which its operator appends to."""
+    """A run's file, to which its operator appends."""
 
     def __init__(self, folder: Path, run_id: str) -> None:
         self._folder = folder
         self._path = folder / f"{run_id}.jsonl"
 
     def add(self, records: Iterable[Record]) -> None:
-        """Append those that are not there yet, and have them durable. OSError when it cannot."""
+        """Append records that are not in the file yet, and fsync. Raises OSError on failure."""
         lines = [json.dumps(to_json(r), sort_keys=True).encode() for r in records]
         known = set(self._read().splitlines())
         new = [line for line in dict.fromkeys(lines) if line not in known]
@@ -77,9 +78,9 @@ class HistoryFile:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "ab", buffering=0) as file:
             torn = b"" if self._read().endswith(b"\n") or not file.tell() else b"\n"
-            left = memoryview(torn + b"".join(line + b"\n" for line in new))
-            while left:
-                left = left[file.write(left) :]
+            rest = memoryview(torn + b"".join(line + b"\n" for line in new))
+            while rest:
+                rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
 
     def _read(self) -> bytes:
@@ -90,7 +91,7 @@ class HistoryFile:
 
 
 def make_folder(folder: Path) -> None:
-    """Its owner's alone; and what has been forgotten is removed from it."""
+    """Create the folder, readable by its owner only, and remove files that no longer count."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     old = time.time() - REMEMBERED
     for path in folder.iterdir():
@@ -100,7 +101,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_lift(folder: Path, lift: Lift) -> None:
-    """OSError when it cannot."""
+    """Write a lift to a file of its own. Raises OSError on failure."""
     make_folder(folder)
     path = folder / f"lift-{time.time_ns()}-{os.getpid()}.json"
     publish_text(path, json.dumps(to_json(lift), sort_keys=True) + "\n")

@@ -1,7 +1,7 @@
-"""The records of the history, as they stand in its files: one JSON object a line. Pure.
+"""The records of the node history: one JSON object per line. Pure.
 
-A run's operator writes `Isolation`, `Over`, `Attempt` and `RunOver`, a person's command line `Lift`. Times are seconds
-of the wall clock of whoever wrote the record. Records of another version that cannot be read are passed over.
+A run's operator writes `Isolation`, `Over`, `Attempt` and `RunOver`; `transom nodes --lift` writes `Lift`. Times are
+seconds of the writer's wall clock. Unreadable records of other versions are ignored.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Record:
 
 @dataclass(frozen=True)
 class Isolation(Record):
-    """A run keeps away from a node, since `wall`.
+    """A run stopped using a node, at `wall`.
 
-    how: drained or excluded. until: when that ends by itself; None: when a person ends it. check: the check that found
-    it, or "" where the run itself saw it; then `cause` says how (node_lost, rank_killed, ...). verdict: FAIL (proven)
-    or SUSPECT. detail: who else drains the node, or why it could not be drained. folder: the run's. cluster: by its
-    controller's own name; "": of a run that did not keep it. Nodes of two clusters may have the same names.
+    how: drained or excluded. until: when the isolation expires; None: when a person ends it. check: the check that
+    found the fault; "" if the run itself saw it, as `cause` says (node_lost, rank_killed, ...). verdict: FAIL (proven)
+    or SUSPECT. detail: who else drained the node, or why it could not be drained. folder: the run directory. cluster:
+    its ClusterName, "" if unknown; nodes of two clusters may have the same name.
     """
 
     run: str
@@ -51,13 +51,13 @@ class Isolation(Record):
 
     @property
     def what(self) -> str:
-        """The check, or what the run itself saw."""
+        """The check that found the fault, or what the run itself saw."""
         return self.check or self.cause
 
 
 @dataclass(frozen=True)
 class Over(Record):
-    """The run uses the node again, if it gets it: the isolation has expired, or was lifted or given up."""
+    """The run may use the node again: the isolation expired, was lifted, or was dropped."""
 
     run: str
     node: str
@@ -65,10 +65,8 @@ class Over(Record):
 
 @dataclass(frozen=True)
 class Attempt(Record):
-    """An attempt that began at `began` has ended. blamed: nodes that were to blame for faults in it, each once.
-
-    cause: of its last fault; or how the run ended.
-    """
+    """An attempt that began at `began` has ended. blamed: nodes at fault in it, each once. cause: of its last fault, or
+    how the run ended."""
 
     run: str
     attempt: str
@@ -84,14 +82,14 @@ class Attempt(Record):
 
 @dataclass(frozen=True)
 class RunOver(Record):
-    """What the run excluded it keeps away from no longer; what it drained stays so."""
+    """The run has ended. Its exclusions end with it; nodes that it drained stay drained."""
 
     run: str
 
 
 @dataclass(frozen=True)
 class Lift(Record):
-    """A person ended the isolations of these nodes, in all runs or in one."""
+    """A person ended the isolations of these nodes, in all runs or in `run`."""
 
     who: str
     nodes: tuple[str, ...]

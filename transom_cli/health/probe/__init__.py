@@ -1,1 +1,1 @@
-"""Does a node compute and send as the others do? Small kernels and messages, compared over the job."""
+"""The probe: do a job's nodes compute and communicate as well as each other? Small kernels and messages, compared."""

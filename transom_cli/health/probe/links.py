@@ -1,7 +1,7 @@
-"""Meet the others of a group at its board, then add up with all of them, or send to and fro with the one.
+"""Meet the other members of a group, then all-reduce with all of them, or send back and forth with one.
 
-What went wrong is told with the step it happened in, and with the name of whoever did not come. Every wait ends with
-the ask's deadline; what a library does not let one bound, the process's own alarm does (`rank`).
+Errors name the step in which they happened and the members that did not arrive. Every wait ends at the request's
+deadline; where a library offers no timeout, the process's own alarm ends it (`rank`).
 """
 
 from __future__ import annotations
@@ -19,108 +19,139 @@ import torch.distributed as dist
 from torch import Tensor
 
 from transom_cli.core.rootline import clean
-from transom_cli.health.probe.board import Board, OwnBoard, TheirBoard
-from transom_cli.health.probe.board_store import BoardStore, Late
-from transom_cli.health.probe.peers import Member, members_of, source_address
-from transom_cli.health.probe.shapes import DONE, Group, Link, Linked, Sent
-from transom_cli.health.probe.starving import Waiting
+from transom_cli.health.probe.cpu_wait import Waiting
+from transom_cli.health.probe.messages import DONE, Device, Group, Link, Linked, Sent
+from transom_cli.health.probe.rendezvous import OwnStore, RemoteStore, Store, members_of, source_address
 
-FIRST = 1 << 16  # bytes of the first transfer; each following one is four times as long, up to what is asked
-ABORT = 2.0  # seconds that NCCL may take to give a group up
-FREE = 0.2  # seconds for gloo; an answer has a second to be late
+
+class Late(RuntimeError):
+    """The deadline has passed."""
+
+
+class TorchStore(dist.Store):
+    """A rendezvous store for torch's backends. end: deadline of every wait, by the monotonic clock."""
+
+    def __init__(self, store: Store, prefix: str, end: float) -> None:
+        super().__init__()
+        self._store, self._prefix, self._end = store, prefix, end
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._store.set(f"{self._prefix}/{key}", value.encode() if isinstance(value, str) else value)
+
+    def get(self, key: str) -> bytes:
+        return self._values([key])[0]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self._values(keys, timeout)
+
+    def check(self, keys: list[str]) -> bool:
+        return None not in self._store.get([f"{self._prefix}/{key}" for key in keys], 0.0)
+
+    def _values(self, keys: list[str], timeout: timedelta | None = None) -> list[bytes]:
+        remaining = max(self._end - time.monotonic(), 0.0)
+        wait = remaining if timeout is None else min(remaining, timeout.total_seconds())
+        values = self._store.get([f"{self._prefix}/{key}" for key in keys], wait)
+        if None in values:
+            raise Late(f"no member wrote {', '.join(keys)} in {wait:.1f} s")
+        return [value for value in values if value is not None]
+
+
+FIRST = 1 << 16  # bytes of the first transfer; each later one is four times as long, up to the requested size
+ABORT = 2.0  # seconds that NCCL may take to abort a group
+FREE = 0.2  # seconds that gloo may take to free one; an answer may be a second late
 
 T = TypeVar("T")
 
 
 class Absent(RuntimeError):
-    """The meeting's time was over and some had not come."""
+    """Some members did not arrive in time."""
 
-    def __init__(self, absent: tuple[Member, ...]) -> None:
-        super().__init__("did not come: " + ", ".join(f"{node}/{index}" for node, index in absent))
+    def __init__(self, absent: tuple[Device, ...]) -> None:
+        super().__init__("did not arrive: " + ", ".join(f"{node}/{index}" for node, index in absent))
         self.absent = absent
 
 
 @dataclass(frozen=True)
 class Me:
-    """board: the one that this process keeps."""
+    """This process. store: its own."""
 
     node: str
     index: int
     device: torch.device
-    board: OwnBoard
+    store: OwnStore
 
 
-def link(ask: Link, me: Me) -> Linked:
-    """Never raises for what a network or a peer may do. It takes the ask's deadline at most, and a little."""
-    group = next((g for g in ask.groups if me.node in g.nodes and me.index < g.devices), None)
-    idle = Linked(me.node, me.index, ask.id, ask.phase)
+def link(request: Link, me: Me) -> Linked:
+    """Run the request with our group. Raises nothing for a faulty network or peer; ends soon after the deadline."""
+    group = next((g for g in request.groups if me.node in g.nodes and me.index < g.devices), None)
+    idle = Linked(me.node, me.index, request.id, request.phase)
     if group is None:
         return idle
     peer = next(node for node in group.nodes if node != me.node) if group.rails else ""
-    meeting = _Meeting(ask, me, group, replace(idle, peer=peer))
+    meeting = _Meeting(request, me, group, replace(idle, peer=peer))
     try:
         meeting.hold()
     except Absent as error:
-        meeting.told = replace(meeting.told, absent=error.absent, error=str(error))
+        meeting.result = replace(meeting.result, absent=error.absent, error=str(error))
     except (RuntimeError, OSError, ValueError) as error:  # what torch raises derives from RuntimeError
-        words = clean(" ".join(str(error).split())) or type(error).__name__
-        meeting.told = replace(meeting.told, error=words)
+        text = clean(" ".join(str(error).split())) or type(error).__name__
+        meeting.result = replace(meeting.result, error=text)
     finally:
         meeting.leave()
-    return meeting.told
+    return meeting.result
 
 
 class _Meeting:
-    """One group, from its board to its end. `told` is the answer as far as it is known."""
+    """One group, from rendezvous to end. `result` is the answer as far as it is known."""
 
-    def __init__(self, ask: Link, me: Me, group: Group, told: Linked) -> None:
-        self.told = told
-        self._ask, self._me, self._group = ask, me, group
+    def __init__(self, request: Link, me: Me, group: Group, result: Linked) -> None:
+        self.result = result
+        self._request, self._me, self._group = request, me, group
         self._members = members_of(group, me.index)
         self._rank = self._members.index((me.node, me.index))
-        self._end = time.monotonic() + ask.deadline
+        self._end = time.monotonic() + request.deadline
         rail = f"/{me.index}" if group.rails else ""
-        self._prefix = f"{ask.id}/{group.name}{rail}"
-        self._board: Board = me.board
+        self._prefix = f"{request.id}/{group.name}{rail}"
+        self._store: Store = me.store
         self._seen_from: list[str] = []
         self._backend: Any = None
 
     def hold(self) -> None:
-        self._board = self._step("finding the board", lambda: self._aside(self._open))
+        self._store = self._step("reaching the rendezvous store", lambda: self._in_thread(self._open))
         self._step("meeting", self._meet)
-        self._backend = self._step("connecting", lambda: self._aside(self._connect))
+        self._backend = self._step("connecting", lambda: self._in_thread(self._connect))
         if self._group.rails:
             self._pair(1 - self._rank)
         else:
-            self._step("adding up", self._add_up)
-        self.told = replace(self.told, step=DONE)
+            self._step("all-reduce", self._all_reduce)
+        self.result = replace(self.result, step=DONE)
 
     def leave(self) -> None:
-        """Give the group up. NCCL may hang in this, and gloo waits for the end of what it has begun, seconds after the
-        deadline: that keeps a thread of this process, and the answer no longer than `ABORT` or `FREE`."""
-        if isinstance(self._board, TheirBoard):
-            self._board.close()
+        """Free the group. NCCL may hang here, and gloo waits for operations in progress: a thread does it, which delays
+        the answer by at most `ABORT` or `FREE`."""
+        if isinstance(self._store, RemoteStore):
+            self._store.close()
         if self._backend is None:
             return
         held, cuda = [self._backend], self._me.device.type == "cuda"
         self._backend = None
 
-        def give_up() -> None:
+        def free() -> None:
             backend = held.pop()  # the last reference: it is freed here
             if cuda:
                 backend.abort()
 
-        giving_up = threading.Thread(target=give_up, daemon=True)
-        giving_up.start()
-        giving_up.join(ABORT if cuda else FREE)
+        thread = threading.Thread(target=free, daemon=True)
+        thread.start()
+        thread.join(ABORT if cuda else FREE)
 
     def _step(self, name: str, do: Callable[[], T]) -> T:
-        self.told = replace(self.told, step=name)
+        self.result = replace(self.result, step=name)
         return do()
 
-    def _aside(self, do: Callable[[], T]) -> T:
-        """What takes its own time to give up (gloo tries a lost connection four times) does so in a thread of its own,
-        which is left behind when the deadline comes."""
+    def _in_thread(self, do: Callable[[], T]) -> T:
+        """Run a call that has its own retries (gloo tries a lost connection four times) in a thread, which is left
+        behind at the deadline."""
         done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
         def run() -> None:
@@ -131,73 +162,73 @@ class _Meeting:
 
         threading.Thread(target=run, daemon=True).start()
         try:
-            result, error = done.get(timeout=self._left().total_seconds())
+            result, error = done.get(timeout=self._remaining().total_seconds())
         except queue.Empty:
-            raise Late(f"not done within {self._ask.deadline:g} s") from None
+            raise Late(f"not finished in {self._request.deadline:g} s") from None
         if error is not None:
             raise error
         return cast(T, result)
 
-    def _left(self) -> timedelta:
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise Late(f"not done within {self._ask.deadline:g} s")
-        return timedelta(seconds=left)
+    def _remaining(self) -> timedelta:
+        remaining = self._end - time.monotonic()
+        if remaining <= 0:
+            raise Late(f"not finished in {self._request.deadline:g} s")
+        return timedelta(seconds=remaining)
 
-    def _open(self) -> Board:
-        if (self._group.nodes[0], self._group.port) == (self._me.node, self._me.board.port):
-            return self._me.board
-        return TheirBoard(self._group.host, self._group.port, self._left().total_seconds() / 2)
+    def _open(self) -> Store:
+        if (self._group.nodes[0], self._group.port) == (self._me.node, self._me.store.port):
+            return self._me.store
+        return RemoteStore(self._group.host, self._group.port, self._remaining().total_seconds() / 2)
 
     def _meet(self) -> None:
-        """Half of the time at most, so that those who came can still tell who did not."""
-        self._board.set(self._here(self._rank), self._board.seen_from.encode())
+        """Wait for all members, for at most half of the time, so that those present can report who is absent."""
+        self._store.set(self._here(self._rank), self._store.seen_from.encode())
         keys = [self._here(rank) for rank in range(len(self._members))]
-        came = self._board.get(keys, self._left().total_seconds() / 2)
+        came = self._store.get(keys, self._remaining().total_seconds() / 2)
         absent = tuple(member for member, value in zip(self._members, came, strict=True) if value is None)
         if absent:
             raise Absent(absent)
         self._seen_from = [(value or b"").decode() for value in came]
 
     def _here(self, rank: int) -> str:
-        """Under which a member says that it has come, and from which address it sees the board's host."""
+        """Return the key under which a member announces itself, with its own address as the store's host sees it."""
         return f"{self._prefix}/here/{rank}"
 
     def _connect(self) -> Any:
         size = len(self._members)
-        store = BoardStore(self._board, self._prefix, self._end)
+        store = TorchStore(self._store, self._prefix, self._end)
         if self._me.device.type == "cuda":
-            wanted = dist.ProcessGroupNCCL.Options()
-            wanted._timeout = timedelta(seconds=self._ask.deadline + 60)  # ours come first; NCCL's ends the process
-            return dist.ProcessGroupNCCL(store, self._rank, size, wanted)
+            nccl = dist.ProcessGroupNCCL.Options()
+            nccl._timeout = timedelta(seconds=self._request.deadline + 60)  # after ours; NCCL's ends the process
+            return dist.ProcessGroupNCCL(store, self._rank, size, nccl)
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
-        options._timeout = self._left()
+        options._timeout = self._remaining()
         options._devices = [gloo.create_device(hostname=self._own_address())]
         return gloo(store, self._rank, size, options)
 
     def _own_address(self) -> str:
-        """From which the others are reached. The board's own host may see itself by its loopback: it asks for the way
+        """Return our address for the others. The store's own host may see itself by its loopback, so it uses the route
         to the first member elsewhere."""
         first = self._group.nodes[0]
         if self._me.node != first:
-            return self._board.seen_from
+            return self._store.seen_from
         away = (rank for rank, (node, _) in enumerate(self._members) if node != first)
         return source_address(self._seen_from[next(away, 0)])
 
     def _done(self, work: Any) -> None:
-        """gloo waits by itself; NCCL's wait would be the stream's, so it is asked until it is done."""
+        """Wait for an operation. gloo waits itself; NCCL would only make the stream wait, so it is polled."""
         if self._me.device.type != "cuda":
-            work.wait(self._left())
+            work.wait(self._remaining())
             return
         while not work.is_completed():
-            self._left()
+            self._remaining()
             time.sleep(0)
         work.wait()
 
-    def _add_up(self) -> None:
-        """All-reduce of whole numbers, whose sum any order of additions gets right. Once to warm up, twice timed."""
-        ranks, count = len(self._members), max(self._ask.bytes // 4, 1)
+    def _all_reduce(self) -> None:
+        """All-reduce integers, whose sum does not depend on the order of additions. Once to warm up, twice timed."""
+        ranks, count = len(self._members), max(self._request.bytes // 4, 1)
         steps = torch.arange(count, dtype=torch.float32, device=self._me.device) % 7 + 1
         weights = [rank % 64 + 1 for rank in range(ranks)]
         best = float("inf")
@@ -207,15 +238,15 @@ class _Meeting:
             self._done(self._backend.allreduce([numbers]))
             best = min(best, time.perf_counter() - start)
             if not torch.equal(numbers, steps * sum(weights)):
-                self.told = replace(self.told, garbled=True, error="the sum over all is wrong")
+                self.result = replace(self.result, garbled=True, error="the sum is wrong")
                 return
         rate = 2 * (ranks - 1) / ranks * 4 * count / best
-        self.told = replace(self.told, seconds=best, rate=rate)
+        self.result = replace(self.result, seconds=best, rate=rate)
 
     def _pair(self, peer: int) -> None:
-        size = max(self._ask.bytes, FIRST)
+        size = max(self._request.bytes, FIRST)
         payload = torch.arange(size, device=self._me.device).to(torch.uint8)
-        name = self.told.peer
+        name = self.result.peer
         for leader in (0, 1):
             if leader == self._rank:
                 self._step(f"sending to {name}", lambda: self._lead(peer, payload))
@@ -223,15 +254,15 @@ class _Meeting:
                 self._step(f"receiving from {name}", lambda: self._follow(peer, payload))
 
     def _lead(self, peer: int, payload: Tensor) -> None:
-        """The best counts of the longest transfers that there was time for: what else a host does only slows them."""
+        """Time round trips and transfers. The best of the longest transfers counts: a busy host only slows them."""
         waiting, trips = Waiting(), []
-        for _ in range(max(self._ask.trips, 1)):
+        for _ in range(max(self._request.trips, 1)):
             start = time.perf_counter()
             self._send(peer, self._number(0))
             self._receive(peer, self._number(0))
             trips.append(time.perf_counter() - start)
         size, best = FIRST, 0.0
-        end = time.perf_counter() + self._ask.seconds
+        end = time.perf_counter() + self._request.seconds
         while True:
             start = time.perf_counter()
             self._send(peer, self._number(size))
@@ -242,13 +273,13 @@ class _Meeting:
             if now > end:
                 break
             if size < len(payload):
-                size, best = min(size * 4, len(payload)), 0.0  # a burst that a throttle lets through tells nothing
+                size, best = min(size * 4, len(payload)), 0.0  # a throttle may let a short burst pass
         self._send(peer, self._number(0))
-        self.told = replace(self.told, sent=Sent(self.told.peer, min(trips) / 2, best, waiting.share()))
+        self.result = replace(self.result, sent=Sent(self.result.peer, min(trips) / 2, best, waiting.share()))
 
     def _follow(self, peer: int, payload: Tensor) -> None:
         waiting, number = Waiting(), self._number(0)
-        for _ in range(max(self._ask.trips, 1)):
+        for _ in range(max(self._request.trips, 1)):
             self._receive(peer, number)
             self._send(peer, number)
         came = torch.zeros_like(payload)
@@ -262,7 +293,7 @@ class _Meeting:
             self._send(peer, number)
             longest = max(longest, size)
         garbled = not torch.equal(came[:longest], payload[:longest])
-        self.told = replace(self.told, garbled=garbled, starved=waiting.share())
+        self.result = replace(self.result, garbled=garbled, starved=waiting.share())
 
     def _number(self, value: int) -> Tensor:
         return torch.tensor([value], dtype=torch.int64, device=self._me.device)

@@ -1,78 +1,85 @@
-"""How each node's messages reached each other node: the matrix that C4 reads. Pure.
+"""The matrix of links between nodes: what each sent to each, who is at fault, and the verdicts. Pure.
 
-A row is a sender, a column a receiver. One hot cell is a link; a row that is hot, whoever receives, is a node that
-sends badly; a hot column is one that receives badly. A pair that failed is hot both ways, unless only what came from
-one of them was garbled: nobody can tell in which direction a connection was lost.
+A row is a sender, a column a receiver. A single bad cell is a link; a bad row is a node that sends badly; a bad column
+one that receives badly. A failed pair is bad in both directions, unless only one side's bytes arrived garbled: nobody
+can tell in which direction a connection was lost.
+
+Checks: `link_all`: the all-reduce over all nodes. `link_node`: a node that fails with two partners who succeed with
+others. `link_speed`: a node that is slower than the rest with all its partners. `link`: two nodes that fail or are slow
+with each other but succeed with others. With two nodes alone nobody can tell which one is at fault: only their link is
+named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from transom_cli.health.probe.limits import ProbeLimits
-from transom_cli.health.probe.plan import Met, Pair, Went
-from transom_cli.health.probe.reading import Norm
-from transom_cli.health.probe.shapes import DONE, Linked
-from transom_cli.health.probe.speeds import FEWEST, below, middle
+from transom_cli.health.finding import Finding, Remedy, Verdict
+from transom_cli.health.probe.messages import DONE, Linked, Norm, ProbeReading
+from transom_cli.health.probe.plan import ENOUGH, Meeting, Outcome, Pair, ProbeLimits
+from transom_cli.health.probe.speed import FEWEST, amount, below, middle
+from transom_cli.plural import several
 
+ALL, NODE, SPEED, LINK = "link_all", "link_node", "link_speed", "link"
 RATE, DELAY = "link rate", "link delay"
-_WORSE = (Went.WELL, Went.SLOW, Went.FAILED)
+TWICE = 2  # failed meetings of two nodes before one of them is excluded
+_WORSE = (Outcome.WELL, Outcome.SLOW, Outcome.FAILED)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What went from src to dst, of the devices `index`, in all their meetings: the best of them. times: how many.
+    """What `src` sent to `dst` between devices number `index`: the best of `times` meetings.
 
-    rate: bytes a second; delay: seconds; None where nothing was measured. starved: the larger share of the time that
-    one of the two processes waited for a processor. words: what failed.
+    rate: bytes per second; delay: seconds; None if not measured. starved: the larger share of the time for which one of
+    the two processes waited for a CPU. error: what failed.
     """
 
     src: str
     dst: str
     index: int
-    went: Went
+    outcome: Outcome
     rate: float | None = None
     delay: float | None = None
     starved: float = 0.0
     times: int = 1
-    words: str = ""
+    error: str = ""
 
     @property
-    def hot(self) -> bool:
-        return self.went is not Went.WELL
+    def bad(self) -> bool:
+        return self.outcome is not Outcome.WELL
 
 
 @dataclass(frozen=True)
 class Usual:
-    """rate, delay: of the median node with the partner it does best with; None: too few nodes to learn it from."""
+    """rate, delay: of the median node with its best partner; None: too few nodes to learn from."""
 
     rate: Norm | None
     delay: Norm | None
 
 
 def matrix(pairs: Iterable[Linked], limits: ProbeLimits, baseline: Iterable[Norm] = ()) -> tuple[Cell, ...]:
-    """Of all pairs of which both have answered. What is slow is judged by what is usual among them."""
+    """Return the cells of all pairs in which both have answered. Slow is judged by what is usual among them."""
     cells = _merged(_cells(pairs))
     usual = learned(cells, baseline)
-    return tuple(replace(cell, went=Went.SLOW) if _slow(cell, usual, limits) else cell for cell in cells)
+    return tuple(replace(cell, outcome=Outcome.SLOW) if _slow(cell, usual, limits) else cell for cell in cells)
 
 
-def went(cells: Iterable[Cell]) -> tuple[Met, ...]:
-    """Each pair that has met, and how: the worst of its directions and devices."""
-    found: dict[Pair, Went] = {}
+def meetings(cells: Iterable[Cell]) -> tuple[Meeting, ...]:
+    """Return each pair that has met, with the worst outcome of its directions and devices."""
+    found: dict[Pair, Outcome] = {}
     for cell in cells:
         pair = (min(cell.src, cell.dst), max(cell.src, cell.dst))
-        found[pair] = max(found.get(pair, Went.WELL), cell.went, key=_WORSE.index)
-    return tuple(Met(pair, how) for pair, how in found.items())
+        found[pair] = max(found.get(pair, Outcome.WELL), cell.outcome, key=_WORSE.index)
+    return tuple(Meeting(pair, outcome) for pair, outcome in found.items())
 
 
 def learned(cells: Sequence[Cell], baseline: Iterable[Norm] = ()) -> Usual:
-    """With the best partner: one bad node in a few would else be in half of all the cells."""
+    """Learn from each node's best partner: otherwise one bad node among few would be in half of all cells."""
     best_rate: dict[str, float] = {}
     best_delay: dict[str, float] = {}
     for cell in cells:
-        if cell.went is Went.FAILED or cell.rate is None or cell.delay is None:
+        if cell.outcome is Outcome.FAILED or cell.rate is None or cell.delay is None:
             continue
         for node in (cell.src, cell.dst):
             best_rate[node] = max(best_rate.get(node, 0.0), cell.rate)
@@ -89,7 +96,9 @@ def _norm(name: str, values: Mapping[str, float]) -> Norm | None:
 
 
 def _slow(cell: Cell, usual: Usual, limits: ProbeLimits) -> bool:
-    if cell.went is Went.FAILED or cell.rate is None or cell.delay is None or cell.starved >= limits.probe_starved:
+    if cell.outcome is Outcome.FAILED or cell.rate is None or cell.delay is None:
+        return False
+    if cell.starved >= limits.probe_starved:
         return False
     if usual.rate is not None and below(cell.rate, usual.rate, limits.probe_rate, limits):
         return True
@@ -98,36 +107,33 @@ def _slow(cell: Cell, usual: Usual, limits: ProbeLimits) -> bool:
 
 
 def _cells(pairs: Iterable[Linked]) -> list[Cell]:
-    """One for each direction of each meeting, `went` by whether it failed."""
-    meetings: dict[tuple[int, int, frozenset[str]], dict[str, Linked]] = {}
+    """Return one cell per direction of each meeting, either WELL or FAILED."""
+    found_pairs: dict[tuple[int, int, frozenset[str]], dict[str, Linked]] = {}
     for one in pairs:
         if one.peer:
-            meetings.setdefault((one.id, one.index, frozenset((one.node, one.peer))), {})[one.node] = one
+            found_pairs.setdefault((one.id, one.index, frozenset((one.node, one.peer))), {})[one.node] = one
     found = []
-    for (_, index, _), sides in meetings.items():
+    for (_, index, _), sides in found_pairs.items():
         if len(sides) < 2:
-            continue  # one gave no answer, which tells nothing of the other
+            continue  # a missing answer says nothing about the other side
         first, second = sides.values()
-        words = _words(first, second)
+        error = _error(first, second)
         for here, there in ((first, second), (second, first)):
-            bad = "what came was not what was sent" if there.garbled else words
-            failed = Went.FAILED if bad else Went.WELL
+            bad = "the received bytes differ from those sent" if there.garbled else error
+            outcome = Outcome.FAILED if bad else Outcome.WELL
             rate, delay = (here.sent.rate, here.sent.delay) if here.sent else (None, None)
             starved = max(here.sent.starved if here.sent else 0.0, there.starved)
-            found.append(Cell(here.node, there.node, index, failed, rate, delay, starved, words=bad))
+            found.append(Cell(here.node, there.node, index, outcome, rate, delay, starved, error=bad))
     return found
 
 
-def _words(first: Linked, second: Linked) -> str:
-    """Of a pair that failed, from whoever came further: the other only waited. Empty where both came to the end."""
+def _error(first: Linked, second: Linked) -> str:
     bad = [one for one in (first, second) if one.error or one.step != DONE]
-    if not bad:
-        return ""
-    return "; ".join(f"{one.node}, {one.step}: {one.error or 'no end'}" for one in bad)
+    return "; ".join(f"{one.node}, {one.step}: {one.error or 'did not finish'}" for one in bad)
 
 
 def _merged(cells: Iterable[Cell]) -> tuple[Cell, ...]:
-    """Several meetings of two as one: what once went well can go well."""
+    """Merge repeated meetings of two nodes: a link that worked once works."""
     found: dict[tuple[str, str, int], Cell] = {}
     for cell in cells:
         key = (cell.src, cell.dst, cell.index)
@@ -135,7 +141,7 @@ def _merged(cells: Iterable[Cell]) -> tuple[Cell, ...]:
         if former is None:
             found[key] = cell
             continue
-        better = min(former, cell, key=lambda c: _WORSE.index(c.went))
+        better = min(former, cell, key=lambda c: _WORSE.index(c.outcome))
         rates = [c.rate for c in (former, cell) if c.rate is not None]
         delays = [c.delay for c in (former, cell) if c.delay is not None]
         found[key] = replace(
@@ -146,3 +152,189 @@ def _merged(cells: Iterable[Cell]) -> tuple[Cell, ...]:
             times=former.times + 1,
         )
     return tuple(found.values())
+
+
+@dataclass(frozen=True)
+class BadNode:
+    """A node that is bad as a sender, as a receiver, or both. cells: the bad ones that show it; partners: in them."""
+
+    node: str
+    sends: bool
+    receives: bool
+    cells: tuple[Cell, ...]
+    partners: tuple[str, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed with two partners. One failure beside slow links may be chance: it is measured again."""
+        failing = {frozenset((cell.src, cell.dst)) for cell in self.cells if cell.outcome is Outcome.FAILED}
+        return len(failing) >= ENOUGH
+
+
+@dataclass(frozen=True)
+class Blame:
+    """links: bad cells that no bad node explains."""
+
+    nodes: tuple[BadNode, ...]
+    links: tuple[Cell, ...]
+
+
+def blame(nodes: Sequence[str], cells: Sequence[Cell], share: float) -> Blame:
+    """Find the nodes at fault.
+
+    A node is at fault if it is bad with at least two partners who succeed with somebody else, and with `share` of its
+    row or column. The node with the most bad cells comes first; cells that it explains accuse nobody else.
+    """
+    found: list[BadNode] = []
+    remaining = list(cells)
+    while (worst := max(_bad(nodes, remaining, share), key=lambda node: len(node.cells), default=None)) is not None:
+        found.append(worst)
+        remaining = [cell for cell in remaining if cell not in worst.cells]
+    return Blame(tuple(found), tuple(cell for cell in remaining if cell.bad))
+
+
+def _bad(nodes: Sequence[str], cells: Sequence[Cell], share: float) -> Iterator[BadNode]:
+    rows: dict[str, list[Cell]] = {node: [] for node in nodes}
+    columns: dict[str, list[Cell]] = {node: [] for node in nodes}
+    for cell in cells:
+        if cell.src in rows and cell.dst in rows:
+            rows[cell.src].append(cell)
+            columns[cell.dst].append(cell)
+    for node in nodes:
+        sends = _bad_cells(rows[node], "dst", rows, columns, share)
+        receives = _bad_cells(columns[node], "src", rows, columns, share)
+        shown = tuple(dict.fromkeys((*sends, *receives)))
+        if shown:
+            yield BadNode(node, bool(sends), bool(receives), shown, tuple(_partners(node, shown)))
+
+
+def _bad_cells(
+    line: Sequence[Cell], end: str, rows: dict[str, list[Cell]], columns: dict[str, list[Cell]], share: float
+) -> tuple[Cell, ...]:
+    """Return the bad cells of a row (end: "dst") or column ("src") that is bad as a whole; otherwise ()."""
+    bad: dict[str, list[Cell]] = {}
+    for cell in line:
+        if cell.bad:
+            bad.setdefault(getattr(cell, end), []).append(cell)
+    met = {getattr(cell, end) for cell in line}
+    witnesses = [other for other in bad if any(not cell.bad for cell in (*rows[other], *columns[other]))]
+    if len(witnesses) < ENOUGH or len(bad) < share * len(met):
+        return ()
+    return tuple(cell for other in bad for cell in bad[other])
+
+
+def judge_links(
+    reading: ProbeReading, limits: ProbeLimits, deep: bool, baseline: Iterable[Norm] = ()
+) -> tuple[Finding, ...]:
+    """Return one finding per check for each node that has met another."""
+    earlier = tuple(baseline)
+    cells = matrix(reading.pairs, limits, earlier)
+    usual = learned(cells, earlier)
+    blamed = blame(reading.nodes, cells, limits.probe_hot)
+    bad = {node.node: node for node in blamed.nodes}
+    bad_links: dict[str, list[Cell]] = {node: [] for node in reading.nodes}
+    for cell in blamed.links:
+        bad_links[cell.src].append(cell)
+        bad_links[cell.dst].append(cell)
+    excluded = _to_exclude(blamed.links, bad_links) if deep else frozenset()
+    of_node: dict[str, list[Cell]] = {node: [] for node in reading.nodes}
+    for cell in cells:
+        of_node[cell.src].append(cell)
+        of_node[cell.dst].append(cell)
+    found = []
+    for node, own in of_node.items():
+        if own:
+            found += _judge_node(node, bad.get(node), own, usual)
+            found.append(_judge_link(node, bad_links[node], node in excluded, own))
+    culprits = {*bad, *(silent.node for silent in reading.silent)}
+    return (*found, *(_judge_all(one, culprits) for one in reading.alls if one.step))
+
+
+def _judge_node(node: str, bad: BadNode | None, own: Sequence[Cell], usual: Usual) -> list[Finding]:
+    partners = _names(_partners(node, own))
+    if bad is None:
+        fine = _names(_partners(node, [c for c in own if not c.bad])) or "nobody"
+        text = f"it communicated well with {fine} of {partners}"
+        best = Finding(SPEED, Verdict.PASS, node, _best(node, own, usual))
+        return [Finding(NODE, Verdict.PASS, node, text), best]
+    how = "both ways" if bad.sends and bad.receives else "as a sender" if bad.sends else "as a receiver"
+    if bad.failed:
+        error = next(cell.error for cell in bad.cells if cell.error)
+        text = f"it failed with {_names(bad.partners)}, which communicate well with others ({how}): {error}"
+        slow = Finding(SPEED, Verdict.UNKNOWN, node, "not judged: its links fail")
+        return [Finding(NODE, Verdict.SUSPECT, node, text, Remedy.AVOID), slow]
+    worst = min(bad.cells, key=lambda cell: float("inf") if cell.rate is None else cell.rate)
+    text = f"slow with {_names(bad.partners)} ({how}): {_speed(worst)} from {worst.src} to {worst.dst}{_median(usual)}"
+    reached = Finding(NODE, Verdict.PASS, node, f"it reached {partners}")
+    return [reached, Finding(SPEED, Verdict.SUSPECT, node, text, Remedy.AVOID)]
+
+
+def _judge_link(node: str, bad: Sequence[Cell], exclude: bool, own: Sequence[Cell]) -> Finding:
+    if not bad:
+        return Finding(LINK, Verdict.PASS, node, f"no fault of a single link to {_names(_partners(node, own))}")
+    worst = next((cell for cell in bad if cell.outcome is Outcome.FAILED), bad[0])
+    text = f"{worst.src} to {worst.dst}, {worst.outcome.value} in {worst.times} of {worst.times} meetings: "
+    text += worst.error or _speed(worst)
+    if len(_partners(node, own)) < ENOUGH:
+        text += "; no third node could show which of the two is at fault"
+    elif exclude:
+        text += "; without this node the link is not used"
+        return Finding(LINK, Verdict.SUSPECT, node, text, Remedy.AVOID)
+    else:
+        text += "; both communicate well with others"
+    return Finding(LINK, Verdict.MONITOR, node, text, Remedy.WATCH)
+
+
+def _to_exclude(links: Sequence[Cell], bad: dict[str, list[Cell]]) -> frozenset[str]:
+    """Choose one node of each link that failed in every one of several meetings: the one with more bad links, or the
+    later one in the job's order. Without it the link is not used."""
+    places = {node: place for place, node in enumerate(bad)}
+    chosen: set[str] = set()
+    for cell in links:
+        if cell.times >= TWICE and not chosen & {cell.src, cell.dst}:
+            chosen.add(max((cell.src, cell.dst), key=lambda node: (len(bad[node]), places[node])))
+    return frozenset(chosen)
+
+
+def _judge_all(one: Linked, culprits: set[str]) -> Finding:
+    device = f"device {one.index}"
+    if one.well:
+        text = f"{one.phase}: the sum is right, {one.seconds * 1e3:.3g} ms, bus bandwidth {amount(one.rate)}"
+        return Finding(ALL, Verdict.PASS, one.node, text, device=device)
+    text = f"{one.phase}, {one.step}: {one.error}"
+    if culprits - {one.node}:
+        text += f"; not judged, because {_names(sorted(culprits))} failed"
+        return Finding(ALL, Verdict.UNKNOWN, one.node, text, device=device)
+    return Finding(ALL, Verdict.MONITOR, one.node, text, Remedy.WATCH, device)
+
+
+def _partners(node: str, cells: Iterable[Cell]) -> list[str]:
+    return list(dict.fromkeys(cell.dst if cell.src == node else cell.src for cell in cells))
+
+
+def _best(node: str, own: Sequence[Cell], usual: Usual) -> str:
+    measured = [cell for cell in own if cell.rate is not None]
+    if not measured:
+        return "nothing was measured"
+    best = max(measured, key=lambda cell: cell.rate or 0.0)
+    partner = best.dst if best.src == node else best.src
+    starved = f", waiting for a CPU {best.starved:.0%} of the time" if best.starved >= 0.1 else ""
+    return f"{_speed(best)} with {partner}{starved}{_median(usual)}"
+
+
+def _speed(cell: Cell) -> str:
+    rate = "?" if cell.rate is None else f"{amount(cell.rate).replace('/s', 'B/s')}"
+    return f"{rate}, {(cell.delay or 0.0) * 1e3:.3g} ms"
+
+
+def _median(usual: Usual) -> str:
+    if usual.rate is None or usual.delay is None:
+        return " (too few nodes to learn from)"
+    of = f"median of {several(usual.rate.count, 'node')}" if usual.rate.count else "in earlier runs"
+    rate = amount(usual.rate.median).replace("/s", "B/s")
+    return f"; {of}: {rate}, {usual.delay.median * 1e3:.3g} ms"
+
+
+def _names(nodes: Iterable[str], most: int = 4) -> str:
+    these = list(nodes)
+    return ", ".join(these[:most]) + (f" and {len(these) - most} more" if len(these) > most else "")

@@ -1,8 +1,8 @@
 """One probe process, for one device: `python -m transom_cli.health.probe.rank --node NAME --index I --device cpu`.
 
-Asks come on stdin and answers go to stdout, as `shapes` has them; nothing else is written there, whatever a library
-prints. It ends at once when stdin closes. An ask that takes longer than its deadline ends it too, by an alarm of the
-kernel's: neither a hung collective nor a lock of the interpreter can keep it.
+Requests come on stdin and answers go to stdout (`messages`); what libraries print goes to stderr. The process ends at
+once when stdin closes, or when a request exceeds its deadline, by a kernel alarm: neither a hung collective nor the
+interpreter's lock can stop that.
 """
 
 from __future__ import annotations
@@ -21,56 +21,65 @@ from typing import Any
 
 from transom_cli.core.codec import BadRecord
 from transom_cli.core.rootline import clean
-from transom_cli.health.probe.peers import addresses
-from transom_cli.health.probe.shapes import BYE, Answer, Ask, Compute, Gone, Hello, answer_to_json, ask_from_json
+from transom_cli.health.probe.messages import (
+    BYE,
+    Answer,
+    Compute,
+    Gone,
+    Hello,
+    Request,
+    answer_to_json,
+    request_from_json,
+)
+from transom_cli.health.probe.rendezvous import addresses
 
-GRACE = 3.0  # seconds beyond an ask's deadline: what ends in time says so itself
+GRACE = 3.0  # seconds after a request's deadline, within which it reports its own timeout
 
-Say = Callable[[Answer], None]
+Write = Callable[[Answer], None]
 
 
 def main() -> None:
-    arguments = _arguments()
-    say = _sayer()
-    asks = _listen()
-    warm: Callable[[], tuple[Hello, Callable[[Ask], Answer]]] | None = None
-    answer: Callable[[Ask], Answer] | None = None
+    options = _options()
+    write = _answer_writer()
+    requests = _listen()
+    prepare: Callable[[], tuple[Hello, Callable[[Request], Answer]]] | None = None
+    answer: Callable[[Request], Answer] | None = None
     try:
-        warm = _prepare(arguments)
-    except Exception as error:  # torch, its libraries: nothing of it may work here
-        ready = _unable(arguments, error)
-        say(ready)
-    for message in asks:
+        prepare = _prepare(options)
+    except Exception as error:  # torch and its libraries may fail in any way
+        ready = _unable(options, error)
+        write(ready)
+    for message in requests:
         try:
-            ask = ask_from_json(message)
+            request = request_from_json(message)
         except BadRecord as error:
-            say(Gone(clean(str(error))))
+            write(Gone(clean(str(error))))
             break
-        if ask is None:
-            if warm is not None and answer is None:
+        if request is None:
+            if prepare is not None and answer is None:
                 try:
-                    ready, answer = warm()
-                except Exception as error:  # the driver, a device
-                    ready, warm = _unable(arguments, error), None
-            say(ready)
+                    ready, answer = prepare()
+                except Exception as error:  # the driver or a device
+                    ready, prepare = _unable(options, error), None
+            write(ready)
         elif answer is not None:
-            with _alarm(ask.deadline + GRACE):
-                said = _answered(answer, ask)
-            say(said)
-            if isinstance(said, Gone):
+            with _alarm(request.deadline + GRACE):
+                text = _answered(answer, request)
+            write(text)
+            if isinstance(text, Gone):
                 break
-    os._exit(0)  # threads of gloo and NCCL are not waited for
+    os._exit(0)  # do not wait for threads of gloo and NCCL
 
 
-def _answered(answer: Callable[[Ask], Answer], ask: Ask) -> Answer:
-    """What a library raises that nobody expects of it ends the process, in its own words."""
+def _answered(answer: Callable[[Request], Answer], request: Request) -> Answer:
+    """Turn an unexpected exception into Gone, which ends the process."""
     try:
-        return answer(ask)
+        return answer(request)
     except Exception as error:
         return Gone(clean(" ".join(f"{type(error).__name__}: {error}".split())))
 
 
-def _arguments() -> argparse.Namespace:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="transom_cli.health.probe.rank", description="one probe process")
     parser.add_argument("--node", required=True)
     parser.add_argument("--index", type=int, required=True, help="number of the device on its node, from 0")
@@ -80,51 +89,51 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _prepare(arguments: argparse.Namespace) -> Callable[[], tuple[Hello, Callable[[Ask], Answer]]]:
-    """Import torch, which takes seconds, and keep a board for others to meet at, on a port that is free.
+def _prepare(options: argparse.Namespace) -> Callable[[], tuple[Hello, Callable[[Request], Answer]]]:
+    """Import torch, which takes seconds, and start a rendezvous store on a free port.
 
-    What is returned makes the device ready, and runs each kernel once. It is called when hello is asked for: the node's
-    devices have been looked at by then, and are not in use by us meanwhile; and libraries that come slowly from a cold
-    file system do so in the time of the hello, which blames nobody.
+    The returned function prepares the device and runs each kernel once. It is called for the hello: by then the health
+    checks have read the node's devices, unused by us; and libraries that load slowly from a cold file system do so
+    during the hello, which accuses nobody.
     """
     os.environ.update(
-        OMP_NUM_THREADS=str(arguments.threads),
-        CUBLAS_WORKSPACE_CONFIG=":4096:8",  # one answer for one question
-        TORCH_NCCL_ASYNC_ERROR_HANDLING="0",  # NCCL's watchdog would end the process before it has told anything
+        OMP_NUM_THREADS=str(options.threads),
+        CUBLAS_WORKSPACE_CONFIG=":4096:8",  # deterministic results
+        TORCH_NCCL_ASYNC_ERROR_HANDLING="0",  # NCCL's watchdog would kill the process before it can answer
         TORCH_NCCL_ENABLE_MONITORING="0",
     )
     import torch
 
-    from transom_cli.health.probe.board import OwnBoard
     from transom_cli.health.probe.compute import compute, deterministic, warm_up
     from transom_cli.health.probe.links import Me, link
+    from transom_cli.health.probe.rendezvous import OwnStore
 
-    torch.set_num_threads(arguments.threads)
-    device = torch.device(arguments.device)
+    torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
     if device.type == "cuda":
         deterministic()
-    me = Me(arguments.node, arguments.index, device, OwnBoard())
+    me = Me(options.node, options.index, device, OwnStore())
 
-    def answer(ask: Ask) -> Answer:
-        return compute(ask, me.node, me.index, device) if isinstance(ask, Compute) else link(ask, me)
+    def answer(request: Request) -> Answer:
+        return compute(request, me.node, me.index, device) if isinstance(request, Compute) else link(request, me)
 
-    def warm() -> tuple[Hello, Callable[[Ask], Answer]]:
+    def prepare() -> tuple[Hello, Callable[[Request], Answer]]:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         warm_up(device)
         ready = Hello(
-            node=arguments.node,
-            index=arguments.index,
-            device=arguments.device,
-            of=arguments.of,
+            node=options.node,
+            index=options.index,
+            device=options.device,
+            of=options.of,
             kind=_kind(torch, device),
-            port=me.board.port,
+            port=me.store.port,
             addresses=addresses(),
             versions=_versions(torch),
         )
         return ready, answer
 
-    return warm
+    return prepare
 
 
 def _kind(torch: Any, device: Any) -> str:
@@ -150,34 +159,34 @@ def _versions(torch: Any) -> tuple[tuple[str, str], ...]:
     return tuple((name, version) for name, version in found if version)
 
 
-def _unable(arguments: argparse.Namespace, error: Exception) -> Hello:
+def _unable(options: argparse.Namespace, error: Exception) -> Hello:
     words = clean(" ".join(f"{type(error).__name__}: {error}".split()))
-    return Hello(arguments.node, arguments.index, arguments.device, arguments.of, error=words)
+    return Hello(options.node, options.index, options.device, options.of, error=words)
 
 
-def _sayer() -> Say:
-    """Answers go where stdout went when the process began; what is printed from now on goes to stderr."""
+def _answer_writer() -> Write:
+    """Return a function that writes answers to the original stdout; later prints go to stderr."""
     sys.stdout.flush()
     out = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.set_inheritable(out.fileno(), False)
     os.dup2(2, 1)
 
-    def say(answer: Answer) -> None:
+    def write(answer: Answer) -> None:
         try:
             out.write(json.dumps(answer_to_json(answer)) + "\n")
             out.flush()
         except OSError:
-            os._exit(0)  # nobody listens any more
+            os._exit(0)  # the reader is gone
 
-    return say
+    return write
 
 
 def _listen() -> Iterator[Mapping[str, Any]]:
-    """The messages on stdin, one after the other. Its end, or a "bye", ends the process in the midst of an ask."""
+    """Yield the messages on stdin. Its end, or a "bye", ends the process even during a request."""
     came: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
 
     def read() -> None:
-        with contextlib.suppress(OSError, ValueError):  # ValueError: not JSON, from something that is not our asker
+        with contextlib.suppress(OSError, ValueError):  # ValueError: not JSON, so not from a node worker
             for line in sys.stdin.buffer:
                 message = json.loads(line)
                 if not isinstance(message, dict) or message == BYE:
@@ -191,7 +200,7 @@ def _listen() -> Iterator[Mapping[str, Any]]:
 
 @contextlib.contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """End the process by SIGALRM after so long, without a word of this interpreter."""
+    """Kill the process by SIGALRM after this time, without involving the interpreter."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield

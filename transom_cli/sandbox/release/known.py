@@ -1,4 +1,4 @@
-"""Which releases can be had, what is taken from each, and which Slurm in them transom knows. Pure."""
+"""The known releases, their packages, and the Slurm versions in them that transom supports. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from transom_cli.errors import TransomError, UsageError
 
-NATIVE = "native"  # what this machine itself has installed
-KNOWN_SLURM = ((24, 11), (25, 11), (26, 5))  # releases whose text and plugins were tried
-# Their programs are what a sandbox runs; all else that is fetched only serves these.
+NATIVE = "native"  # the Slurm that is installed on this machine
+KNOWN_SLURM = ((24, 11), (25, 11), (26, 5))  # releases whose output and plugins were tested
+# A sandbox runs the programs of these; everything else only supports them.
 PROGRAM_PACKAGES = ("slurm-client", "slurmctld", "slurmd", "slurmdbd", "munge")
 _COMMON = (*PROGRAM_PACKAGES, "slurm-wlm-basic-plugins", "slurm-wlm-mysql-plugin", "patchelf")
 _TO_BUILD_PYSLURM = ("libslurm-dev", "python3-dev", "python3-venv", "gcc", "libc6-dev")
@@ -18,7 +18,7 @@ _TO_BUILD_PYSLURM = ("libslurm-dev", "python3-dev", "python3-venv", "gcc", "libc
 
 @dataclass(frozen=True)
 class Release:
-    """``pyslurm``: the version on PyPI that builds against this release's Slurm; empty where none does."""
+    """A Debian release. pyslurm: the version on PyPI that builds with its Slurm, "" if there is none."""
 
     name: str
     packages: tuple[str, ...]
@@ -36,7 +36,7 @@ RELEASES = {
 
 @dataclass(frozen=True)
 class ReleaseHome:
-    """Where a built release lies. It cannot be moved: its programs hold their libraries' full paths."""
+    """The folder of a built release. It cannot be moved: its programs contain the full paths of their libraries."""
 
     path: Path
 
@@ -46,7 +46,9 @@ class ReleaseHome:
 
     @property
     def bin(self) -> Path:
-        return self.path / "bin"  # links to the programs of PROGRAM_PACKAGES alone: a PATH with this hides nothing else
+        return (
+            self.path / "bin"
+        )  # links only to the programs of PROGRAM_PACKAGES, so that it hides nothing else in PATH
 
     @property
     def plugins(self) -> Path:
@@ -54,39 +56,39 @@ class ReleaseHome:
 
     @property
     def python(self) -> Path:
-        return self.path / "venv" / "bin" / "python"  # has transom's own requirements and pyslurm
+        return self.path / "venv" / "bin" / "python"  # with transom's requirements and pyslurm
 
 
 def find_release(name: str) -> Release:
     if name not in RELEASES:
-        raise UsageError(f"There is no release {name!r}", f"known are {', '.join((NATIVE, *RELEASES))}")
+        raise UsageError(f"Unknown release {name!r}", f"known: {', '.join((NATIVE, *RELEASES))}")
     return RELEASES[name]
 
 
 def check_folder(path: Path) -> None:
-    """It goes into slurm.conf and into the programs' own search paths, neither of which has any quoting."""
+    """Check the path for slurm.conf and for the programs' search paths, which have no quoting."""
     odd = "".join(sorted(set(re.sub(r"[A-Za-z0-9_./+@~-]", "", str(path)))))
     if odd:
         raise UsageError(
-            f"Releases of Slurm cannot be kept in {path}",
-            f"these characters are not possible in the path: {odd!r}",
+            f"Releases of Slurm cannot be stored in {path}",
+            f"the path cannot contain these characters: {odd!r}",
             "transom sandbox up --release-dir /tmp/releases",
         )
 
 
 def check_slurm(release: str, version: tuple[int, int]) -> None:
-    """Refuse a Slurm that nobody has tried with transom: a Debian release that is not out yet moves on."""
+    """Refuse a Slurm that was not tested with transom: an unreleased Debian changes its packages."""
     if version not in KNOWN_SLURM:
         known = ", ".join(f"{major}.{minor:02}" for major, minor in KNOWN_SLURM)
         raise TransomError(
-            f"The Slurm of Debian {release} is {version[0]}.{version[1]:02} now, which this transom does not know",
-            f"known are {known}",
-            "run the tests on another release, or on this machine's own Slurm: --release native",
+            f"The Slurm of Debian {release} is now {version[0]}.{version[1]:02}, which this transom does not support",
+            f"supported: {known}",
+            "use another release, or this machine's own Slurm: --release native",
         )
 
 
 def check_mirror(url: str) -> str:
-    """The address of a Debian archive as it may stand in apt's sources.list."""
+    """Return the address of a Debian archive if it is valid in apt's sources.list."""
     if not re.fullmatch(r"(https?|file|copy|ftp)(\+[a-z]+)?:[A-Za-z0-9._~:/@%+-]+", url):
-        raise UsageError(f"This is no address of a Debian mirror: {url!r}", hint="--mirror http://HOST/debian")
+        raise UsageError(f"Not a valid address of a Debian mirror: {url!r}", hint="--mirror http://HOST/debian")
     return url

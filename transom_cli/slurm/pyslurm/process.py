@@ -1,7 +1,7 @@
-"""The worker's process: started when it is asked something, given a deadline, killed at it, started anew.
+"""The worker process of pyslurm: started on demand, killed at a deadline, restarted for the next call.
 
-It can exit while it imports, die of a signal inside libslurm, hang there, or answer nonsense: all of this is seen here
-and told as WorkerLost, so that the caller can go another way.
+It can exit during its import, die of a signal inside libslurm, hang there, or return garbage. All of this is reported
+as WorkerLost, so that the caller can use Slurm's commands instead.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from typing import Any
 from transom_cli.slurm.parse import clean
 
 _MOST_BYTES = 1 << 28  # of one answer: a hundred thousand jobs
-_LAST_WORDS = 600  # characters of what a dying worker printed
+_LAST_OUTPUT = 600  # characters of a dying worker's output
 
 
 class WorkerLost(Exception):
-    """The worker gave no answer. Its one argument is why, in words for people."""
+    """The worker gave no answer. The argument is the reason, for people."""
 
 
 class WorkerHung(WorkerLost):
-    """It was alive at the deadline, and was killed."""
+    """The worker was alive at the deadline and was killed."""
 
 
 @dataclass
 class Worker:
-    """``argv`` starts one that speaks as `worker` says, with ``env`` as its whole environment."""
+    """``argv`` starts a process with the protocol of `worker`; ``env`` is its whole environment."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    _words: int = field(default=-1, init=False)  # the end of the pipe that the worker's stderr comes out of
+    _stderr: int = field(default=-1, init=False)  # reading end of the worker's stderr
 
     def ask(self, call: str, given: Mapping[str, Any], patience: float) -> dict[str, Any]:
-        """The answer to one question; WorkerLost when there is none after `patience` seconds, or ever."""
-        with self._lock:  # two threads of the operator ask
+        """Return the answer to one call. Raises WorkerLost if there is none within `patience` seconds."""
+        with self._lock:  # two threads of the operator use it
             return self._ask(call, given, patience)
 
     def _ask(self, call: str, given: Mapping[str, Any], patience: float) -> dict[str, Any]:
@@ -63,38 +63,38 @@ class Worker:
             raise WorkerLost(self._post_mortem(error)) from error
         except ValueError as error:  # no JSON, or not UTF-8
             self.end()
-            raise WorkerLost(f"pyslurm's process answered nonsense ({error})") from error
+            raise WorkerLost(f"pyslurm's process returned an invalid answer ({error})") from error
         if not isinstance(answer, dict) or len(answer.keys() & {"value", "error", "lacks"}) != 1:
             self.end()
-            raise WorkerLost("pyslurm's process answered nonsense (no value, and no error)")
+            raise WorkerLost("pyslurm's process returned an invalid answer (neither value nor error)")
         return answer
 
     def end(self) -> None:
-        """Leave no process behind. The next question starts another."""
+        """Leave no process behind. The next call starts another."""
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # another user's ends when its questions end
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # another user's process ends with its input
             os.killpg(process.pid, signal.SIGKILL)
         for pipe in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):  # a question that was never read
+            with contextlib.suppress(OSError):  # a call that was never read
                 pipe.close()  # type: ignore[union-attr]
-        os.close(self._words)
+        os.close(self._stderr)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=1.0)
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            self._words, theirs = os.pipe()
-            for end in (self._words, theirs):
-                os.set_blocking(end, False)  # what libslurm complains of for days must not fill the pipe and stop it
+            self._stderr, theirs = os.pipe()
+            for end in (self._stderr, theirs):
+                os.set_blocking(end, False)  # libslurm's messages over days must not fill the pipe and block it
             try:
                 self._process = subprocess.Popen(
                     list(self.argv), env=dict(self.env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=theirs,
                     start_new_session=True,
                 )  # fmt: skip
             except OSError:
-                os.close(self._words)
+                os.close(self._stderr)
                 raise
             finally:
                 os.close(theirs)
@@ -114,7 +114,7 @@ class Worker:
                     raise EOFError
                 got.append(part)
                 size += len(part)
-                if part.endswith(b"\n"):  # it answers once a question
+                if part.endswith(b"\n"):  # one answer per call
                     return b"".join(got)
                 if size > _MOST_BYTES:
                     raise ValueError("no end of the line")
@@ -123,23 +123,23 @@ class Worker:
         process = self._process
         if process is None:
             return f"pyslurm's process could not be started: {error}"
-        words = self._last_words()
+        words = self._last_output()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=1.0)
         code = process.returncode
         self.end()
         if code is None:
-            how = "closed its answers"
+            how = "closed its output"
         elif code < 0:
             how = f"died of {signal.Signals(-code).name}" if -code in set(signal.Signals) else f"died of signal {-code}"
         else:
             how = f"ended with exit status {code}"
         return f"pyslurm's process {how}" + (f": {words}" if words else "")
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         got = b""
         with contextlib.suppress(OSError):
-            while part := os.read(self._words, 1 << 16):
-                got = (got + part)[-4 * _LAST_WORDS :]
+            while part := os.read(self._stderr, 1 << 16):
+                got = (got + part)[-4 * _LAST_OUTPUT :]
         lines = clean(got.decode("utf-8", "replace")).splitlines()
-        return "; ".join(lines[-3:])[-_LAST_WORDS:]
+        return "; ".join(lines[-3:])[-_LAST_OUTPUT:]

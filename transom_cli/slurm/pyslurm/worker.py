@@ -1,27 +1,27 @@
-"""The process that imports pyslurm: a script of its own, for any Python that has it. One JSON line a question.
+"""The process that imports pyslurm: a script for any Python that has it. One JSON line per call.
 
-    {"call": "jobs", "with": {...}}  ->  {"value": ...} | {"error": "Slurm's words"} | {"lacks": "why pyslurm cannot"}
+    {"call": "jobs", "with": {...}}  ->  {"value": ...} | {"error": "Slurm's message"} | {"lacks": "why pyslurm cannot"}
 
-It knows nothing of transom, and keeps nothing between two questions: it can be killed at any moment. What libslurm or
-a plugin prints cannot get into the answers, which go to a copy of stdout.
+It knows nothing of transom and keeps no state between calls, so it can be killed at any time. The answers go to a copy
+of stdout, so nothing that libslurm or a plugin prints can mix with them.
 """
 
 import os
 import sys
 
 if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):  # noqa: PTH100, PTH120 - before anything else is imported
-    del sys.path[0]  # its files must not be taken for packages of these names
+    del sys.path[0]  # its files must not be imported as packages of these names
 
 import ctypes
 import datetime
 import json
 import platform
 
-os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"  # without a usable configuration the import would end the process
+os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"  # else the import exits without a configuration
 
 
 class Lacks(Exception):
-    """pyslurm cannot do this, or not rightly; the command line can."""
+    """pyslurm cannot do this, or not correctly; Slurm's commands can."""
 
 
 def hello(pyslurm):
@@ -34,35 +34,36 @@ def cluster(pyslurm):
 
 
 def jobs(pyslurm):
-    """The calling user's, and of how many: it can only load everybody's."""
+    """Return the calling user's jobs and the number of all jobs: pyslurm can only load those of all users."""
     me = os.getuid()
     every = pyslurm.Jobs.load()
-    return {"mine": [told(job) for job in every.values() if job.user_id == me], "of": len(every)}
+    return {"mine": [describe(job) for job in every.values() if job.user_id == me], "of": len(every)}
 
 
 def job(pyslurm, job_id):
     found = pyslurm.Job.load(job_id)
     more = {"Excluded": found.excluded_nodes or "", "CpusPerTask": found.cpus_per_task or 1}
-    return {**told(found), **more, "Output": getattr(found, "standard_output", "") or ""}
+    return {**describe(found), **more, "Output": getattr(found, "standard_output", "") or ""}
 
 
 WITHOUT_EXIT_CODE = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "COMPLETED"}
 
 
-def told(job):
-    """A job in the words of Slurm's own commands."""
+def describe(job):
+    """Describe a job with the field names of Slurm's commands."""
     if job.state not in WITHOUT_EXIT_CODE or job.state_reason == "NonZeroExitCode":
-        # pyslurm takes 128 off every exit code of 128 and more: 137 comes out as 9, and 221 as 93
-        raise Lacks("pyslurm tells an exit code of 128 and more as 128 less, so of a job that failed it is not asked")
+        # pyslurm subtracts 128 from every exit code of 128 and more: 137 becomes 9, and 221 becomes 93
+        raise Lacks("pyslurm reports wrong exit codes from 128 on, so it is not used for failed jobs")
     if type(job.priority) is not int:
-        raise Lacks(f"pyslurm tells the priority {job.priority}, by which a job is held or not")
+        raise Lacks(f"pyslurm reports the priority {job.priority}, from which a hold cannot be recognised")
     return {
         "Id": job.id, "State": job.state, "Reason": job.state_reason or "", "Priority": job.priority,
         "Used": clock(job.run_time or 0), "Start": moment(job.start_time), "End": moment(job.end_time),
         "Restarts": job.requeue_count or 0, "Requeue": "1" if job.is_requeueable else "0",
         "Nodes": job.allocated_nodes or "", "BatchHost": job.batch_host or "", "NumNodes": job.num_nodes or 0,
         "Name": job.name or "", "Comment": job.comment or "", "Partition": job.partition or "",
-        "User": job.user_name or str(job.user_id), "Exit": [job.exit_code or 0, job.exit_code_signal or 0],
+        "Command": getattr(job, "command", "") or "", "User": job.user_name or str(job.user_id),
+        "Exit": [job.exit_code or 0, job.exit_code_signal or 0],
     }  # fmt: skip
 
 
@@ -72,24 +73,24 @@ def clock(seconds):
 
 
 def moment(stamp):
-    """Seconds since 1970 as Slurm prints them; a start without an end has one in the year 2106 or later."""
+    """Format a time as Slurm prints it. A start without an end has one in the year 2106 or later."""
     if not stamp or stamp >= 2**32 - 2:
         return "Unknown"
     return datetime.datetime.fromtimestamp(stamp).isoformat()
 
 
 def nodes(pyslurm, names):
-    """The named ones in their order, or all. A few are asked for one by one, so that thousands are not sent."""
+    """Return the named nodes in their order, or all. A few are loaded one by one, to avoid loading thousands."""
     if names and len(names) <= 4:
-        return [told_node(pyslurm.Node.load(name)) for name in names]
+        return [describe_node(pyslurm.Node.load(name)) for name in names]
     every = {node.name: node for node in pyslurm.Nodes.load().values()}
     missing = [name for name in names if name not in every]
     if missing:
         raise pyslurm.RPCError(msg=f"Node {missing[0]} not found")
-    return [told_node(node) for node in (map(every.get, names) if names else every.values())]
+    return [describe_node(node) for node in (map(every.get, names) if names else every.values())]
 
 
-def told_node(node):
+def describe_node(node):
     reason = node.reason or ""
     return {
         "NodeName": node.name, "State": node.state, "NodeAddr": node.address or "", "Port": str(node.slurmd_port or ""),
@@ -110,7 +111,7 @@ def release(pyslurm, job_id):
 
 
 def cancel(pyslurm, job_id):
-    """Of a job that Slurm has forgotten it says nothing, as it should be."""
+    """Cancel a job. Succeeds for a job that Slurm has forgotten, as it should."""
     with_errno(pyslurm, lambda: pyslurm.Job(job_id).cancel())
 
 
@@ -119,17 +120,17 @@ def signal(pyslurm, job_id, name, batch):
 
 
 def with_errno(pyslurm, send):
-    """pyslurm judges this call by errno alone, also where it went well and errno is some other's."""
+    """pyslurm judges this call only by errno, even if it succeeded and errno comes from elsewhere."""
     location = ctypes.CDLL(None).__errno_location
     location.restype = ctypes.POINTER(ctypes.c_int)
     location()[0] = 0
     try:
         send()
     except pyslurm.RPCError as error:
-        if 0 < (error.errno or 0) < 1000:  # the system's; Slurm's own begin above
-            raise Lacks(f"pyslurm cannot tell whether it went well ({error})") from error
+        if 0 < (error.errno or 0) < 1000:  # an errno of the system; Slurm's own start at 1000
+            raise Lacks(f"pyslurm cannot tell whether the call succeeded ({error})") from error
         if "try again later" in str(error):
-            raise Lacks(f"scancel tries again by itself where Slurm says: {error}") from error
+            raise Lacks(f"scancel retries by itself when Slurm answers: {error}") from error
         raise
 
 
@@ -150,7 +151,7 @@ def answer(pyslurm, line):
         return {"lacks": str(error)}
     except pyslurm.RPCError as error:
         return {"error": str(error)}
-    except Exception as error:  # an attribute of another release, bytes that are no UTF-8, ...
+    except Exception as error:  # an attribute of another release, bytes that are not UTF-8, ...
         return {"lacks": f"{type(error).__name__}: {error}"}
 
 

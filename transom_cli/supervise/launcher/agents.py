@@ -21,7 +21,7 @@ from transom_cli.core.ladder import Ended
 from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
 from transom_cli.layout import AttemptDir
-from transom_cli.slurm.retry import ask
+from transom_cli.slurm.guards import retry_unanswered
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.launcher.revive import ANSWER, Journal, Revival
@@ -49,12 +49,12 @@ def addresses(nodes: tuple[str, ...], leave: Callable[[], bool]) -> dict[str, st
     unknown = [node for node, ip in _ips(nodes).items() if not ip]
     known = {node: node for node in nodes}
     if unknown:
-        from transom_cli.wiring.slurm import launcher_slurm
+        from transom_cli.bootstrap.slurm import launcher_slurm
 
         slurm, deadline = launcher_slurm(), time.monotonic() + SLURM_ANSWERS
         clock = lambda: deadline if leave() else time.monotonic()  # noqa: E731
         with contextlib.suppress(TransomError):  # an agent that cannot be reached is told of when it is asked
-            answer = ask(lambda: slurm.nodes(unknown), deadline, time.sleep, clock, cap=2.0)
+            answer = retry_unanswered(lambda: slurm.nodes(unknown), deadline, time.sleep, clock, cap=2.0)
             known.update((found.name, found.address or found.name) for found in answer)
     return known
 
@@ -107,6 +107,10 @@ class Agents:
     def revive(self, late: tuple[str, ...]) -> None:
         """Start agents again that have died: of these nodes, whose tables are late. Returns at once."""
         self._revival.look(late)
+
+    def resumed(self) -> None:
+        """This process was stopped for a while, and the agents with it."""
+        self._revival.resumed()
 
     def dead(self, node: str) -> bool:
         """Whether the node's slurmd gives no answer either, as far as that is known."""

@@ -13,21 +13,19 @@ from collections.abc import Callable, Mapping
 
 from transom_cli.core.ladder import Checked, CheckNodes, Heard
 from transom_cli.files import publish_text
-from transom_cli.health.about import About, Tier
-from transom_cli.health.exam import Wishes
-from transom_cli.health.examining import examine_job
-from transom_cli.health.report import Report
-from transom_cli.health.summary import document, faults, in_a_line
+from transom_cli.health.check import About, Tier
+from transom_cli.health.report import Report, document, faults, summary_line
+from transom_cli.health.run import HealthRequest, check_job
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 
 WHOLE = 64  # nodes of which all findings are kept
 
-Examine = Callable[[int, tuple[str, ...], Wishes], Report]
+Examine = Callable[[int, tuple[str, ...], HealthRequest], Report]
 
 
 class Examining:
-    """addresses: of the nodes, for one another. `examine` is `health.examining.examine_job`, but for tests."""
+    """addresses: of the nodes, for one another. `examine` is `health.run.check_job`, but for tests."""
 
     def __init__(
         self,
@@ -36,7 +34,7 @@ class Examining:
         attempt: AttemptDir,
         inbox: queue.SimpleQueue[Heard],
         addresses: Mapping[str, str],
-        examine: Examine = examine_job,
+        examine: Examine = check_job,
     ) -> None:
         self._allocation, self._options, self._attempt = allocation, options, attempt
         self._inbox, self._addresses, self._examine = inbox, addresses, examine
@@ -50,11 +48,11 @@ class Examining:
         try:
             report = self._examine(self._allocation.job_id, order.nodes, self.wishes(order))
             self._keep(order.key, report)
-            self._inbox.put(Checked(0.0, order.key, faults(report.findings), in_a_line(report)))
+            self._inbox.put(Checked(0.0, order.key, faults(report.findings), summary_line(report)))
         except Exception as error:  # an examination that fails speaks against nobody
             self._inbox.put(Checked(0.0, order.key, words=f"the examination failed: {error!r}"))
 
-    def wishes(self, order: CheckNodes) -> Wishes:
+    def wishes(self, order: CheckNodes) -> HealthRequest:
         health, allocation = self._options.health, self._allocation
         tier = Tier(health.preflight) if order.tier == "quick" else Tier(order.tier)
         about = About(
@@ -68,7 +66,7 @@ class Examining:
         budget = health.budget if tier is Tier.QUICK else health.deep_budget
         off, gpus = frozenset(health.off), allocation.gpus
         where = tuple((node, self._addresses[node]) for node in order.nodes if node in self._addresses)
-        return Wishes(about, off, health.limits, health.probe, gpus, health.python, where, budget)
+        return HealthRequest(about, off, health.limits, health.probe, gpus, health.python, where, budget)
 
     def _folders(self) -> tuple[str, ...]:
         """Those that are there for us: what is missing here is no node's fault."""

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from transom_cli.core.ladder import LadderState
 from transom_cli.errors import TransomError
+from transom_cli.slurm.guards import backoff
 from transom_cli.slurm.port import Slurm, SlurmUnknown
-from transom_cli.slurm.retry import backoff
 from transom_cli.supervise.launcher.log import say
 from transom_cli.supervise.launcher.plan import Allocation
 from transom_cli.supervise.launcher.revive import Journal

@@ -34,6 +34,7 @@ from transom_cli.core.ladder import (
     Start,
 )
 from transom_cli.errors import TransomError
+from transom_cli.files import publish_text
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.examine import examine
 from transom_cli.supervise.follow import newest_checkpoint
@@ -86,12 +87,14 @@ class LaunchHands:
         allocation, options, attempt = self._allocation, self._options, self._attempt
         for path in (attempt.logs(launch), attempt.exits(launch)):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if hosts := launchplan.hosts_file(allocation, options, nodes):
+            path = attempt.hosts(launch)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            publish_text(path, hosts)
         master = self._agents.addresses[nodes[0]]
         port = launchplan.port_for(allocation, launch)
-        keep = launchplan.keeps_rendezvous(allocation, launch, nodes)
-        if not keep:
-            self._say_rendezvous(launch)
-        env = launchplan.training_env(os.environ, master, port, options.run, keep=keep)
+        self._say_rendezvous()
+        env = launchplan.training_env(os.environ, master, port, options.run)
         argv = launchplan.training_argv(
             allocation, options, attempt, launch, nodes, wrapper=WRAPPER, master=master, port=port
         )
@@ -101,13 +104,13 @@ class LaunchHands:
         self._nodes = nodes
         return argv
 
-    def _say_rendezvous(self, launch: int) -> None:
+    def _say_rendezvous(self) -> None:
         """Once. torchrun's ranks find each other by its flags, and never by what is set here."""
         theirs = [f"{name}={os.environ[name]}" for name in launchplan.RENDEZVOUS if name in os.environ]
         if theirs and not self._said_rendezvous and self._options.kind == "srun":
             self._said_rendezvous = True
             why = "each launch has a rendezvous of its own, where no rank of an older one can join"
-            say(f"transom: {' '.join(theirs)} does not hold from launch {launch} on: {why}")
+            say(f"transom: {' '.join(theirs)} in the batch script's environment is not used: {why}")
 
     def _fence(self, launch: int) -> None:
         """No room to write it is no reason not to train: there may be some by the next checkpoint."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transom_cli.diagnose.clue import Clue
-from transom_cli.diagnose.hangs.reading import clues, gather, read_hang
+from transom_cli.diagnose.hangs.reader import clues, gather, read_hang
 from transom_cli.errors import printable
 
 SECONDS = 5.0  # for the reading: thousands of stacks, a hundred full recorders

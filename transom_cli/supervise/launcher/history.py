@@ -33,6 +33,7 @@ def begun(run: RunDir, attempt: AttemptDir, checkpoints: Path, expiry: float) ->
         0.0,
         durable,
         step=max((o.step for o in outcomes if o), default=-1),
+        made=next((o.step for o in reversed(outcomes) if o and o.since_start and o.step >= 0), -1),
         stuck=without_progress(outcomes, durable),
         isolated=tuple(sorted(isolated)),
         insist=alone,
@@ -54,11 +55,15 @@ def without_progress(outcomes: list[OutcomeSeen | None], durable: int) -> int:
 
     None: an attempt that left no outcome, since its batch host died.
     """
-    stuck, best, step = 0, -1, -1
+    stuck, best, step, made = 0, -1, -1, -1
     for outcome in outcomes:
-        stuck = 0 if outcome is not None and made_progress(outcome, best, step) else stuck + 1
+        stuck = 0 if outcome is not None and made_progress(outcome, best, step, made) else stuck + 1
         if outcome is not None:
-            best, step = max(best, outcome.durable), max(step, outcome.step)
+            best = max(best, outcome.durable)
+        if outcome is not None and outcome.since_start and outcome.step >= 0:
+            made = outcome.step
+        elif outcome is not None:
+            step = max(step, outcome.step)
     return stuck if durable <= best else 0
 
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir, attempt_name
-from transom_cli.slurm.byhand import by_hand
-from transom_cli.slurm.port import JobState, Slurm, SlurmRefused, SlurmUnknown, Submission
-from transom_cli.slurm.retry import backoff
+from transom_cli.slurm.guards import backoff
+from transom_cli.slurm.port import JobState, Slurm, SlurmRefused, SlurmUnknown, Submission, cluster_command
 from transom_cli.slurm.successor import resubmit_own_job
-from transom_cli.slurm.tags import held_comment, run_tag, says_held, successor_tag, tag_of
+from transom_cli.slurm.tags import has_hold_reason, held_comment, run_tag, successor_tag, tag_of
 from transom_cli.supervise.handed import RECORD, Handed, newest_handed
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.launcher.log import say
@@ -48,7 +47,7 @@ def linger(run: RunDir, told_to_leave: Callable[[], bool]) -> bool:
 
 def give_up_nodes(allocation: Allocation, given_up: tuple[str, ...]) -> None:
     """Before the end: with a dead node in it the job would hang in COMPLETING until SlurmdTimeout. At best."""
-    from transom_cli.wiring.slurm import launcher_slurm
+    from transom_cli.bootstrap.slurm import launcher_slurm
 
     living = tuple(n for n in allocation.nodes if n not in given_up)
     try:
@@ -59,7 +58,7 @@ def give_up_nodes(allocation: Allocation, given_up: tuple[str, ...]) -> None:
 
 def ended_by_slurm(job_id: int) -> bool:
     """Whether the job that is being ended reached its time limit, or was preempted; not when that is not known."""
-    from transom_cli.wiring.slurm import launcher_slurm
+    from transom_cli.bootstrap.slurm import launcher_slurm
 
     try:
         return launcher_slurm(timeout=10.0).job(job_id).state in (JobState.TIMEOUT, JobState.PREEMPTED)
@@ -94,7 +93,7 @@ def go_on(
 
     A Slurm that does not answer is asked again, unless an operator is back, which then does it.
     """
-    from transom_cli.wiring.slurm import launcher_slurm
+    from transom_cli.bootstrap.slurm import launcher_slurm
 
     slurm = launcher_slurm()
     handed = _patiently(lambda: _hand_on(slurm, run, allocation, wanted), run, told_to_leave)
@@ -105,7 +104,7 @@ def go_on(
     journal(RECORD, how=handed.how, job_id=handed.job_id, restarts=handed.restarts, words=words)
     say(f"transom: {words}")
     if handed.how == "held":
-        release = by_hand(f"scontrol release {handed.job_id}", _cluster(run))
+        release = cluster_command(f"scontrol release {handed.job_id}", _cluster(run))
         say(f"transom: look with `transom explain {run.run_id}`, go on with `{release}`")
     if handed.job_id != allocation.job_id:
         _end(slurm, allocation.job_id)
@@ -134,7 +133,7 @@ def _patiently(hand_on: Callable[[], Handed], run: RunDir, told_to_leave: Callab
 
 def forget_hold(run: RunDir, allocation: Allocation) -> None:
     """A person has released the job that the launcher before this one held: its comment tells of it no longer."""
-    from transom_cli.wiring.slurm import launcher_slurm
+    from transom_cli.bootstrap.slurm import launcher_slurm
 
     handed = newest_handed(run, before=(allocation.job_id, allocation.restart))
     if handed is None or handed.how != "held":
@@ -142,7 +141,7 @@ def forget_hold(run: RunDir, allocation: Allocation) -> None:
     try:
         slurm = launcher_slurm()
         job = slurm.job(allocation.job_id)
-        if says_held(job.comment):
+        if has_hold_reason(job.comment):
             slurm.set_comment(job.job_id, tag_of(job.comment))
     except TransomError as error:
         say(f"transom: the job's comment still tells of its hold: {error.why or error.what}")
@@ -179,20 +178,20 @@ def _tell_why(slurm: Slurm, run: RunDir, job_id: int, why: str) -> None:
 
 
 def _submission(run: RunDir) -> Submission:
-    from transom_cli.wiring.plan import Plan
+    from transom_cli.submit.submission import SubmissionRecord
 
     try:
-        return Plan.load(run).submission(run)
+        return SubmissionRecord.load(run).submission(run)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TransomError("The job cannot be submitted again", f"{run.submission}: {error}") from error
 
 
 def _cluster(run: RunDir) -> str:
     """Of several, the one that whoever reads this must name; a compute node speaks to its own by itself."""
-    from transom_cli.wiring.plan import Plan
+    from transom_cli.submit.submission import SubmissionRecord
 
     try:
-        return Plan.load(run).asked_cluster
+        return SubmissionRecord.load(run).requested_cluster
     except TransomError:
         return ""
 

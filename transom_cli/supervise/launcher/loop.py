@@ -19,7 +19,7 @@ from transom_cli.core.codec import plain
 from transom_cli.core.ladder import Heard, LadderPolicy, LadderState, Order, Rung
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.files import publish_text, replace_text
-from transom_cli.health.options import HealthOptions
+from transom_cli.health.check import HealthOptions
 from transom_cli.plural import several
 from transom_cli.slurm.port import Slurm
 from transom_cli.supervise.beatwatch import BeatWatch
@@ -48,6 +48,7 @@ PATIENCE = 30.0  # seconds more than its budget for an examination
 PROBE = 5.0  # seconds for a spare's agent to answer
 KILL_AFTER = 25.0  # seconds from TERM to KILL, within Slurm's own KillWait of 30
 SRUN_KILLED = 2.0  # more, to say how the attempt ended
+SUSPENDED = 2.0  # seconds without a turn before SIGCONT that count as a suspension
 _LEAVE = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -65,6 +66,9 @@ class Launcher:
         self._nodewatch = NodeWatch(self._inbox)
         self._stop_by: float | None = None
         self._looked = self._looked_exits = self._signed = float("-inf")
+        self._turned = time.monotonic()  # when the loop last came round
+        self._continued: float | None = None  # when this process was continued (SIGCONT)
+        self._stopped_for = 0.0  # seconds for which Slurm had stopped it
         self._signs = 0
         self._code, self._failed, self._again, self._why = 1, False, "", ""
         self._look_every = max(LOOK, min(1.0, len(allocation.nodes) / TABLES))
@@ -74,9 +78,10 @@ class Launcher:
         self._make_attempt_dir()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, lambda n, _frame: self._signals.append(n))  # no work inside a handler
+        signal.signal(signal.SIGCONT, self._on_continue)
         options, nodes = self._options, self._allocation.nodes
         missed_for = latewarning.missed_for(os.environ, options.warn_before, time.time())
-        self._warn_at = float("inf") if missed_for is None else time.monotonic() + missed_for
+        self._warn_at = float("inf") if missed_for is None else self._now() + missed_for
         policy = LadderPolicy(
             relaunches=options.relaunches,
             max_without_progress=options.max_without_progress,
@@ -103,9 +108,10 @@ class Launcher:
         threading.Thread(target=forget_hold, args=(options.run, self._allocation), daemon=True).start()
         try:
             begun = history.begun(options.run, self._attempt, options.checkpoints, options.expiry)
-            self._hear(replace(begun, at=time.monotonic(), memory=with_agents))
+            self._hear(replace(begun, at=self._now(), memory=with_agents))
             while self._state.rung is not Rung.LEFT:
-                self._observe(time.monotonic())
+                self._resume()
+                self._observe(self._now())
                 time.sleep(TURN)
             if self._state.told:  # Slurm waits for this process
                 self._go_on_uncancelled()
@@ -142,7 +148,7 @@ class Launcher:
             go_on(run, self._allocation, wanted, lambda: True, self._journal)
 
     def _give_up_idle_nodes(self) -> None:
-        state, overdue = self._state, self._watch.overdue(time.monotonic())
+        state, overdue = self._state, self._watch.overdue(self._now())
         kept = self._giveback.kept()
         idle = (n for n in kept if n not in state.nodes)
         gone = tuple(n for n in idle if n not in state.ready or n in overdue)
@@ -185,6 +191,27 @@ class Launcher:
         warming = Warming(self._agents, self._journal, lambda: self._state)
         self._nodewatch.start(nodes, self._state.spares, probe, _slurm, warming)
 
+    # --- time ---
+
+    def _now(self) -> float:
+        """A monotonic clock without the time for which this process was stopped, so that no limit runs meanwhile."""
+        return time.monotonic() - self._stopped_for
+
+    def _on_continue(self, _number: int, _frame: object) -> None:
+        self._continued = time.monotonic()
+
+    def _resume(self) -> None:
+        """Slurm suspends agents and ranks with this process: after that the watch starts again."""
+        continued, self._continued = self._continued, None
+        stopped_for = continued - self._turned if continued is not None else 0.0
+        self._turned = time.monotonic()
+        if stopped_for < SUSPENDED:
+            return
+        self._stopped_for += stopped_for
+        self._watch.resumed(self._now())
+        self._agents.resumed()
+        self._journal("continued", seconds=round(stopped_for, 1))
+
     # --- hearing ---
 
     def _observe(self, now: float) -> None:
@@ -210,7 +237,7 @@ class Launcher:
         self._state, orders = ladder.decide(self._state, heard)
         for order in orders:
             self._do(order)
-            self._sign(time.monotonic())  # a story of many lines takes its time on a slow file system
+            self._sign(self._now())  # a story of many lines takes its time on a slow file system
 
     def _sign(self, now: float) -> None:
         """A full disk is no reason to leave the ranks alone: then the operator sees this launcher as silent."""
@@ -266,7 +293,7 @@ class Launcher:
         elif isinstance(order, ladder.CheckNodes):
             self._examining.check(order)
         elif isinstance(order, ladder.Flush):
-            self._hands.flush(order, self._watch.overdue(time.monotonic()), self._watch.step_time)
+            self._hands.flush(order, self._watch.overdue(self._now()), self._watch.step_time)
         elif isinstance(order, ladder.Keep):
             self._hands.keep(order)
         elif isinstance(order, ladder.End):
@@ -323,7 +350,7 @@ def _budget(health: HealthOptions) -> float:
 
 
 def _slurm() -> Slurm:
-    from transom_cli.wiring.slurm import launcher_slurm
+    from transom_cli.bootstrap.slurm import launcher_slurm
 
     return launcher_slurm()
 

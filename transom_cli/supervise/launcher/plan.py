@@ -13,8 +13,9 @@ from pathlib import Path
 
 from transom_cli.core.policy import Rule
 from transom_cli.core.quiet import QuietLimits
-from transom_cli.health.options import HealthOptions
+from transom_cli.health.check import HealthOptions
 from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.start import own
 
 PORTS = range(12000, 20000)  # below those that the kernel gives to connections (ip_local_port_range)
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
@@ -38,7 +39,7 @@ class LaunchOptions:
     run: RunDir
     kind: str  # srun or torchrun
     command: tuple[str, ...]
-    python: tuple[str, ...]  # the interpreter, with the flags that keep the job's folder off its import path
+    python: tuple[str, ...]  # the interpreter and its options
     tasks_per_node: int = 1
     srun_args: tuple[str, ...] = ()
     torchrun_args: tuple[str, ...] = ()
@@ -98,12 +99,13 @@ def agent_argv(
         "--job-name=transom-agent",
         f"--output={pattern(attempt.agents_log)}",
         "--open-mode=append",
-        *options.python,
-        "-m",
-        "transom_cli.agent.agent",
-        "--attempt-dir",
-        str(attempt.path),
-        *(["--watch", watch_words(allocation, options)] if options.health.watch else []),
+        *own(
+            "transom_cli.agent.agent",
+            "--attempt-dir",
+            str(attempt.path),
+            *(["--watch", watch_words(allocation, options)] if options.health.watch else []),
+            python=options.python,
+        ),
     ]
 
 
@@ -129,10 +131,12 @@ def training_argv(
 
     Where some of the allocation's nodes carry no rank, an earlier launch may hold on to what it had until Slurm takes a
     dead node out of it: `--overlap` does not wait for that, and `--mem=0` does not count that launch's memory as taken.
+
+    Ranks stand on `nodes` in that order. If it is not Slurm's, srun reads the file `hosts(launch)` (`hosts_file`).
     """
     tasks = options.tasks_on_node
     count = len(nodes)
-    name = "node-%n.log" if options.kind == "torchrun" else "rank-%t.log"
+    name = "node-%t.log" if options.kind == "torchrun" else "rank-%t.log"
     argv = [
         "srun",
         "--kill-on-bad-exit=1",
@@ -144,11 +148,13 @@ def training_argv(
         "--open-mode=append",
     ]
     if nodes != allocation.nodes:
-        argv += [f"--nodelist={','.join(nodes)}"]
+        listed = hosts_file(allocation, options, nodes)
+        argv += [f"--nodelist={attempt.hosts(launch) if listed else ','.join(nodes)}"]
         argv += ["--overlap", "--mem=0"] if launch else []
     if allocation.cpus_per_task:
         argv.append(f"--cpus-per-task={allocation.cpus_per_task}")  # srun no longer inherits it from sbatch
     argv += options.srun_args
+    argv += ["--distribution=arbitrary"] if hosts_file(allocation, options, nodes) else []
     argv += [options.python[0], "-I", "-S", str(wrapper), "--attempt-dir", str(attempt.path), "--launch", str(launch)]
     argv += ["--torchrun"] if options.kind == "torchrun" else []
     argv += ["--auto-beat"] if options.auto_beat else []
@@ -156,19 +162,31 @@ def training_argv(
     return argv
 
 
+def hosts_file(allocation: Allocation, options: LaunchOptions, nodes: tuple[str, ...]) -> str:
+    """What srun's arbitrary distribution reads: the node of each task, a line each. "" where Slurm's own order does."""
+    if nodes == tuple(node for node in allocation.nodes if node in nodes):
+        return ""
+    return "".join(f"{node}\n" * options.tasks_on_node for node in nodes)
+
+
 def command(nodes: tuple[str, ...], options: LaunchOptions, master: str, port: int, rendezvous: str) -> list[str]:
-    """The user's command; torchrun's node rank comes from the wrapper (PET_NODE_RANK): ranks keep their nodes.
+    """The user's command; torchrun's node rank comes from the wrapper (PET_NODE_RANK).
 
     rendezvous: its name, unless the user gives one: a torchrun of an older launch that lives on joins no newer one.
     """
     if options.kind != "torchrun":
         return [*options.within, *options.command]
     named = any(word.replace("_", "-").startswith("--rdzv-id") for word in options.torchrun_args)
+    python = "python3" if options.within else options.python[0]  # in a container its own
+    runs_here = any(word.startswith("--run") for word in options.torchrun_args)  # --run-path: then it is the trainer's
+    torchrun = (
+        [python, "-m", "torch.distributed.run"]
+        if runs_here
+        else own("torch.distributed.run", python=(python,), all_paths=True)
+    )
     return [
         *options.within,
-        "python3" if options.within else options.python[0],  # in a container its own
-        "-m",
-        "torch.distributed.run",
+        *torchrun,
         f"--nnodes={len(nodes)}",
         f"--nproc-per-node={options.tasks_per_node}",
         "--rdzv-backend=static",
@@ -181,18 +199,9 @@ def command(nodes: tuple[str, ...], options: LaunchOptions, master: str, port: i
     ]
 
 
-def keeps_rendezvous(allocation: Allocation, launch: int, nodes: tuple[str, ...]) -> bool:
-    """Whether the rendezvous that the user has set can be this launch's: each later one needs its own.
-
-    Nor can it be that of a first launch which leaves the allocation's first node out: there it was, most likely.
-    """
-    return launch == 0 and nodes[0] == allocation.nodes[0]
-
-
-def training_env(base: Mapping[str, str], master: str, port: int, run: RunDir, *, keep: bool) -> dict[str, str]:
-    """What the ranks need to find each other. keep: the rendezvous that `base` may name already."""
-    ours = dict(zip(RENDEZVOUS, (master, str(port)), strict=True))
-    env = {**ours, **base} if keep else {**base, **ours}
+def training_env(base: Mapping[str, str], master: str, port: int, run: RunDir) -> dict[str, str]:
+    """What the ranks need to find each other, whatever rendezvous `base` names: each launch has its own."""
+    env = {**base, **dict(zip(RENDEZVOUS, (master, str(port)), strict=True))}
     env["TRANSOM_RUN_DIR"] = str(run.path)
     env.setdefault("TRANSOM_CHECKPOINT_DIR", str(run.checkpoints))
     return env

@@ -1,12 +1,13 @@
 """What an attempt's training reached and when, as its launcher sees it: `progress.jsonl`, for the account of a run.
 
     {"wall": seconds, "launch": number, "step": the last step that every rank has done, "seconds": {phase: sum},
-     "loss": number}
+     "loss": number, "since_start": true}
 
 The first step of each launch, then a line after 2, 4, 8, ... s and one a minute while there are new ones, and the last
 step before an end or a silence, with the time at which it was first seen to be done. `seconds`: what a rank of rank 0's
 node has spent at most, by phase, since its start (beats.spent); absent where nobody tells. loss: the newest that the
-rank with the lowest number there has told, if it is a number. An operator need not live for it.
+rank with the lowest number there has told, if it is a number. since_start: the step counts from the start of the
+processes (automatic heartbeats); absent where it is the training's own. An operator need not live for it.
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ class Progress:
         self._attempt, self._node = attempt, node
         self._launch, self._step, self._wall = -1, -1, 0.0  # the newest step, and when it was first seen
         self._told, self._due = -1, 0.0  # the last one that was written, and when another may be
+        self._since_start = False
         self._began = 0.0  # when the launch's first step was seen
         self._refused = False
 
-    def look(self, launch: int, step: int, wall: float) -> None:
+    def look(self, launch: int, step: int, wall: float, *, since_start: bool = False) -> None:
         """`step`: the last one that every rank of `launch` has done, -1: none; `wall`: seconds since the epoch."""
         if launch != self._launch:
             self.settle()  # of the launch before
-            self._launch, self._step, self._told = launch, -1, -1
+            self._launch, self._step, self._told, self._since_start = launch, -1, -1, False
+        if self._since_start and not since_start and step >= 0:  # now the training's own step is known
+            self._step = self._told = -1
+        self._since_start = since_start if step >= 0 else self._since_start
         if step <= self._step:
             return
         self._step, self._wall = step, wall
@@ -51,6 +56,8 @@ class Progress:
         self._began = self._wall if self._told < 0 else self._began
         self._told, self._due = self._step, self._wall + min(EVERY, max(SOON, self._wall - self._began))
         line: dict[str, object] = {"wall": self._wall, "launch": self._launch, "step": self._step}
+        if self._since_start:
+            line["since_start"] = True
         ranks = self._ranks()
         if seconds := most(ranks):
             line["seconds"] = seconds

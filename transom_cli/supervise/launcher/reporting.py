@@ -22,7 +22,8 @@ from transom_cli.core.codec import plain
 from transom_cli.core.ladder import Reported
 from transom_cli.diagnose import numerics
 from transom_cli.diagnose.clue import Clue
-from transom_cli.diagnose.slow import causes, watch, words
+from transom_cli.diagnose.slowness import causes, watch
+from transom_cli.diagnose.slowness import heatmap as words
 from transom_cli.errors import printable
 from transom_cli.files import replace_text
 from transom_cli.layout import AttemptDir
@@ -71,7 +72,7 @@ class Reporter:
         self._slow, slow = watch.watch(self._slow, readings)
         launch = self._slow.launch[1]
         for edge in slow:
-            if isinstance(edge, watch.Told):
+            if isinstance(edge, watch.Began):
                 found = causes.heated(edge.slowness, self._hot(edge.slowness))
                 nodes = tuple(dict.fromkeys(c.node for c in found.clue.culprits if c.node))
                 kind = found.kind.value

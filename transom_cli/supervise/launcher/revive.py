@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from transom_cli.beats.places import ROLE
 from transom_cli.errors import TransomError
 from transom_cli.health.finding import Finding, Verdict
-from transom_cli.health.reach import judge_reach, read_reach
+from transom_cli.health.reach import Peer, StepTimes, judge_reach, read_reach
 from transom_cli.layout import AttemptDir
 from transom_cli.slurm.port import SlurmDenied, SlurmRefused, SlurmUnknown
 from transom_cli.supervise.launcher import plan as launchplan
@@ -29,7 +29,9 @@ PAUSES = (15.0, 60.0)  # seconds from the first of them to the second, and from 
 ALIVE = 10.0  # seconds until an agent that did answer is asked again, while its table is late
 AWAY = 15.0  # seconds until a node is looked at again where slurmctld does not tell of it
 ANSWER = 3.0  # seconds for an agent to show that it lives
+STOPPED = 12.0  # seconds: an agent that does not answer is known for it sooner
 COME = 15.0  # seconds for a new agent to say where it listens
+PEERS = 8  # other nodes of the job, which this host should reach
 PARALLEL = 8  # nodes at once: a file system that is late makes all tables late
 
 
@@ -56,6 +58,8 @@ class Revival:
         self._due: dict[str, float] = {}  # when a node may be looked at again, by the monotonic clock
         self._steps: list[subprocess.Popen[bytes]] = []
         self._over = False
+        self._times = StepTimes()
+        self._resumed = 0  # how often
         self._dead: set[str] = set()  # nodes whose slurmd gave no answer when it was last asked
 
     def dead(self, node: str) -> bool:
@@ -83,6 +87,10 @@ class Revival:
             done = self._under_way.get(node)
         if done is not None:
             done.wait(COME)
+
+    def resumed(self) -> None:
+        """This process was stopped, and the agents with it: answers that were late until now count for nothing."""
+        self._resumed += 1
 
     def stop(self, *, at_once: bool, patience: float) -> None:
         """No more of them; the steps end by themselves once the outcome stands."""
@@ -116,18 +124,23 @@ class Revival:
 
     def _again(self, node: str) -> float:
         """Seconds until this node may be looked at again."""
+        began, resumed = time.monotonic(), self._resumed
         lives = self._lives(node)
+        if time.monotonic() - began > STOPPED:
+            return 0.0  # this process was stopped meanwhile (by Slurm, say), and the agent with it: ask again
         try:
             found = None if lives else self._reach(node)
         except SlurmUnknown:
             return AWAY  # no step starts without slurmctld, and no try is spent on it
-        if found is None or found.verdict is not Verdict.FAIL:
+        if resumed != self._resumed:
+            return 0.0
+        if found is None or not found.verdict.bad:
             self._dead.discard(node)
         if found is None:
             return ALIVE
-        if found.verdict is Verdict.FAIL:
+        if found.verdict.bad:
             self._dead.add(node)
-            return self._failed(node, found.evidence)
+            return self._failed(node, found.evidence, unreachable=True)
         before = self._endpoint(node)
         argv = launchplan.agent_argv(self._allocation, self._options, self._attempt, node)
         step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env={**os.environ, ROLE: "agent"})
@@ -145,9 +158,11 @@ class Revival:
         self._journal("agent", node=node, what="started again", words=f"start {number} of {TRIES}")
         return self._pause(number)
 
-    def _failed(self, node: str, words: str) -> float:
+    def _failed(self, node: str, words: str, *, unreachable: bool = False) -> float:
+        """`unreachable`: neither the agent nor the slurmd answers this host, which reaches other nodes."""
         number = self._count(node)
-        self._journal("agent", node=node, what="not started again", words=f"try {number} of {TRIES}: {words}")
+        about = {"unreachable": True} if unreachable else {}
+        self._journal("agent", node=node, what="not started again", words=f"try {number} of {TRIES}: {words}", **about)
         return self._pause(number)
 
     def _count(self, node: str) -> int:
@@ -159,11 +174,20 @@ class Revival:
 
     def _reach(self, node: str) -> Finding:
         """UNKNOWN when Slurm refuses to tell where the slurmd is: then srun is to find out. Raises SlurmUnknown."""
-        from transom_cli.wiring.slurm import launcher_slurm
+        from transom_cli.bootstrap.slurm import launcher_slurm
+
+        slurm = launcher_slurm(timeout=10.0)
+        job, inside = self._allocation.job_id, tuple(n for n in self._allocation.nodes if n != node)[:PEERS]
+
+        def peers() -> list[Peer]:
+            with contextlib.suppress(TransomError):
+                told = slurm.nodes(inside) if inside else []
+                return [Peer(n.name, n.address, n.port, in_job=True) for n in told if not n.not_responding]
+            return []
 
         with contextlib.suppress(SlurmRefused, SlurmDenied):
-            for found in launcher_slurm(timeout=10.0).nodes([node]):
-                return judge_reach(read_reach(node, found.address, found.port, self._allocation.job_id))
+            for found in slurm.nodes([node]):
+                return judge_reach(read_reach(node, found.address, found.port, job, times=self._times, peers=peers))
         return Finding("reach", Verdict.UNKNOWN, node, "Slurm does not say where its slurmd is")
 
     def _endpoint(self, node: str) -> bytes:

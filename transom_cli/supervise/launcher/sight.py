@@ -69,7 +69,7 @@ class Sight:
         watch = self._watch
         launch = watch.launch  # after a relaunch the tables are about the launch before it for a moment
         self._write_progress(launch)
-        yield ladder.Stepped(now, launch, watch.step(launch))
+        yield ladder.Stepped(now, launch, watch.step(launch), watch.since_start(launch))
         for node, silent_for in watch.alone(now):
             if self._dead(node):
                 yield ladder.Silent(now, node, silent_for, watch.unusual)
@@ -85,7 +85,8 @@ class Sight:
 
     def _write_progress(self, launch: int) -> None:
         """Also of a launch that is ended though its ranks stepped: what is found against a node is a fault too."""
-        self._progress.look(launch, self._watch.step(launch), time.time())
+        step, since_start = self._watch.step(launch), self._watch.since_start(launch)
+        self._progress.look(launch, step, time.time(), since_start=since_start)
         rung = self._state().rung
         if rung is not self._rung and rung is not Rung.TRAINING:
             self._progress.settle()

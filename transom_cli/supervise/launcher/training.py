@@ -13,7 +13,7 @@ from pathlib import Path
 
 from transom_cli.core.events import RankExit
 from transom_cli.core.srunwords import slurm_is_away, task_exits
-from transom_cli.slurm.retry import backoff
+from transom_cli.slurm.guards import backoff
 from transom_cli.supervise.exits import ExitRecords
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)

@@ -8,30 +8,35 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from transom_cli.core.state import Phase, State
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
+from transom_cli.start import own
 from transom_cli.supervise.lease import operator_alive, read_holder
 from transom_cli.supervise.operator.logjson import JsonLines
 from transom_cli.supervise.pastlogs import remember
 
+if TYPE_CHECKING:
+    from transom_cli.supervise.operator.loop import Operator
+
 UNKNOWN = 22
 
 
-def operate_here(run: RunDir, stream: object = None) -> int:
+def operate_here(run: RunDir, build: Callable[[RunDir], Operator]) -> int:
     """Operate until the run is over; the run's exit code. TERM and INT make it leave without touching the job."""
-    from transom_cli.wiring.operator import operator_for
-    from transom_cli.wiring.settings import read_settings
-    from transom_cli.wiring.slurm import ask_as_submitted
+    from transom_cli.config.run_settings import read_settings
+    from transom_cli.submit.submission import restore_submission_environment
 
     handler = logging.StreamHandler(sys.stderr)
     as_json = read_settings(run).log_json
     handler.setFormatter(JsonLines(run.run_id) if as_json else logging.Formatter("%(asctime)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    ask_as_submitted(run)
-    operator = operator_for(run)
+    restore_submission_environment(run)
+    operator = build(run)
 
     def leave(_number: int, _frame: FrameType | None) -> None:
         operator.leave()
@@ -57,7 +62,7 @@ def start_operator(run: RunDir, patience: float = 15.0) -> None:
     before = read_holder(run)
     with run.operator_log.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "transom_cli", "operate", "--run-dir", str(run.path)],
+            own("transom_cli", "operate", "--run-dir", str(run.path)),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

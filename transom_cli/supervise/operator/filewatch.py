@@ -17,8 +17,8 @@ from collections.abc import Callable
 from transom_cli.core.events import Event
 from transom_cli.core.state import State
 from transom_cli.layout import RunDir
+from transom_cli.notify.events import Notification, answered, unanswered
 from transom_cli.supervise.answering import PATIENCE, Answering
-from transom_cli.telling.news import News, answered, unanswered
 
 log = logging.getLogger("transom.operator")
 
@@ -31,7 +31,7 @@ class FileWatch:
     def __init__(
         self,
         run: RunDir,
-        tell: Callable[[News], object],
+        tell: Callable[[Notification], object],
         elsewhere: Callable[[str], object] | None = None,
         patience: float = PATIENCE,
         told_after: float = TOLD,

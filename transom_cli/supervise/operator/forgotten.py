@@ -9,8 +9,8 @@ from transom_cli.agent.logs import tail_of
 from transom_cli.core.events import JobGone
 from transom_cli.core.stepdwords import was_cancelled
 from transom_cli.layout import RunDir, parse_attempt
-from transom_cli.slurm.ending import accounted_end, user_name
 from transom_cli.slurm.port import Slurm
+from transom_cli.slurm.requeue import end_from_accounting, user_name
 from transom_cli.slurm.tags import run_tag
 from transom_cli.supervise.handed import newest_handed
 from transom_cli.supervise.operator.clock import Clock
@@ -34,7 +34,7 @@ class Forgotten:
 
     def _ask(self, job_id: int) -> JobGone:
         last = self._last(job_id)
-        end = accounted_end(self._slurm, last, self._since, run_tag(self._run.run_id))
+        end = end_from_accounting(self._slurm, last, self._since, run_tag(self._run.run_id))
         if end is not None:
             log.info("job %s is forgotten, and accounting tells: %s", job_id, end)
             how = (end.state.value, end.exit_code, end.exit_signal, user_name(end.by), "accounting")

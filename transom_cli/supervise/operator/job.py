@@ -14,9 +14,10 @@ from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
 from transom_cli.layout import RunDir
 from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm, SlurmRefused, SlurmUnknown, Submission
+from transom_cli.slurm.successor import runs_script
 from transom_cli.slurm.tags import tag_of
-from transom_cli.submit.operatorjob import operator_options, operator_script, operator_tag
-from transom_cli.submit.render import interpreter
+from transom_cli.start import installed
+from transom_cli.submit.render import operator_options, operator_script, operator_tag
 from transom_cli.supervise.journal import Journal, fold
 from transom_cli.supervise.lease import RENEW, Lease, highest_epoch, operator_alive
 
@@ -51,7 +52,7 @@ def submit_operator(
     waiting = [job for job in _living(run, slurm) if str(job.job_id) != environ.get("SLURM_JOB_ID", "")]
     if waiting:
         return OperatorJob(waiting[0].job_id, waiting[0].state.value)
-    publish_text(run.operator_script, operator_script(run, interpreter(settings.launch.python)))
+    publish_text(run.operator_script, operator_script(run, installed(settings.launch.python, "transom_cli")))
     submission = Submission(run.operator_script, operator_options(run, settings.operator), chdir=run.path)
     job_id = slurm.submit(submission)
     publish_text(run.operator_job, f"{job_id}\n")
@@ -149,4 +150,8 @@ def cancel_waiting(run: RunDir, slurm: Slurm) -> tuple[int, ...]:
 
 def _living(run: RunDir, slurm: Slurm) -> list[Job]:
     tag = operator_tag(run.run_id)
-    return [job for job in slurm.jobs() if tag_of(job.comment) == tag and not job.state.ended]
+
+    def is_operator(job: Job) -> bool:
+        return tag_of(job.comment) == tag or runs_script(job, run.operator_script)
+
+    return [job for job in slurm.jobs() if is_operator(job) and not job.state.ended]

@@ -12,11 +12,12 @@ from pathlib import Path
 from transom_cli.errors import TransomError, UsageError
 from transom_cli.files import publish_text
 from transom_cli.health.history.files import write_lift
-from transom_cli.health.history.fold import NodeHistory
+from transom_cli.health.history.nodes import NodeHistory
 from transom_cli.health.history.records import Lift
 from transom_cli.layout import RunDir
-from transom_cli.slurm.known import known_nodes
+from transom_cli.ownership import require_own
 from transom_cli.slurm.port import Node, Slurm, SlurmDenied
+from transom_cli.slurm.successor import known_nodes
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.operator.draining import is_ours
 from transom_cli.supervise.operator.sitedrain import withdraw
@@ -43,8 +44,8 @@ class Lifted:
 
 def to_lift(history: NodeHistory, nodes: tuple[str, ...], run: str) -> None:
     """UsageError unless each of the nodes was isolated by a run of this user: that one, if one is given."""
-    known = {s.isolation.node for s in history.standings if run in ("", s.isolation.run)}
-    stand = sorted({s.isolation.node for s in history.standing if run in ("", s.isolation.run)})
+    known = {s.isolation.node for s in history.statuses if run in ("", s.isolation.run)}
+    stand = sorted({s.isolation.node for s in history.active if run in ("", s.isolation.run)})
     unknown = [n for n in nodes if n not in known]
     if unknown:
         whose = f"run `{run}`" if run else "a run of yours"
@@ -61,12 +62,12 @@ def lift(
     run: str,
     who: str,
     folder: Path,
-    slurm_of: Callable[[str], Slurm],
+    run_slurm: Callable[[str], Slurm],
     spool: Path | None = None,
 ) -> list[Lifted]:
     """The history first: whatever Slurm says later, no run of this user keeps off these nodes on its account.
 
-    slurm_of: the Slurm of a cluster by the name that the isolations have. spool: where a request to drain one of them
+    run_slurm: the Slurm of a cluster by the name that the isolations have. spool: where a request to drain one of them
     may still lie; it is withdrawn. OSError when the history, or a run's request, cannot be written.
     """
     write_lift(folder, Lift(time.time(), who, nodes, run))
@@ -74,7 +75,7 @@ def lift(
     withdrawn = tuple(node for node in nodes if spool is not None and _withdraw(spool, node))
     lifted: list[Lifted] = []
     for cluster, names in _by_cluster(history, nodes, run).items():
-        slurm = slurm_of(cluster)
+        slurm = run_slurm(cluster)
         try:
             known = {n.name: n for n in known_nodes(slurm, names)}
         except TransomError as error:
@@ -105,7 +106,7 @@ def _withdraw(spool: Path, node: str) -> bool:
 def _tell_runs(history: NodeHistory, nodes: tuple[str, ...], run: str, who: str) -> dict[str, tuple[str, ...]]:
     """The runs that were told, of each node."""
     told: dict[str, tuple[str, ...]] = dict.fromkeys(nodes, ())
-    ours = (s.isolation for s in history.standings if s.isolation.node in told and run in ("", s.isolation.run))
+    ours = (s.isolation for s in history.statuses if s.isolation.node in told and run in ("", s.isolation.run))
     of_run: dict[str, list[str]] = {}
     for one in ours:
         of_run.setdefault(one.folder, []).append(one.node)
@@ -116,8 +117,9 @@ def _tell_runs(history: NodeHistory, nodes: tuple[str, ...], run: str, who: str)
 
 
 def _ask(run: RunDir, nodes: list[str], who: str) -> bool:
-    """False where the run is over or gone."""
+    """False where the run is over, gone, or no longer the user's alone."""
     try:
+        require_own(run)
         if fold(run.journal).state.phase.over:
             return False
     except TransomError:

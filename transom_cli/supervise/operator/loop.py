@@ -138,6 +138,7 @@ class Operator:
         """
         self._journal.append(ev.Started(self._clock.now(), self._lease.epoch))
         self.state = fold(self._run.journal, self._show).state
+        self._hands.remember(self.state.submissions)
         for action in self.state.pending:
             self._order(action)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from transom_cli.core.events import Event
 from transom_cli.core.state import State
+from transom_cli.health.history.attempts import OpenAttempt, records_of
 from transom_cli.health.history.files import HistoryFile
 from transom_cli.health.history.records import Record
-from transom_cli.health.history.telling import Telling, tell
 from transom_cli.layout import RunDir
 
 log = logging.getLogger("transom.operator")
@@ -27,7 +27,7 @@ LAST = 5.0  # seconds that the end of an operator waits for the last records
 class NodeBook:
     def __init__(self, run: RunDir, folder: Path, cluster: str = "") -> None:
         """cluster: as its controller names it, "": not known."""
-        self._telling = Telling(run.run_id, str(run.path), cluster=cluster)
+        self._telling = OpenAttempt(run.run_id, str(run.path), cluster=cluster)
         self._file = HistoryFile(folder, run.run_id)
         self._todo: queue.SimpleQueue[tuple[Record, ...] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="nodebook", daemon=True)
@@ -36,7 +36,7 @@ class NodeBook:
         """Called for each event of the run in its order, those of the journal first."""
         if before == after:
             return
-        self._telling, records = tell(self._telling, before, event.at, after)
+        self._telling, records = records_of(self._telling, before, event.at, after)
         if not records:
             return
         if self._thread.ident is None:

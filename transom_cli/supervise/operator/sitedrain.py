@@ -7,7 +7,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Sequence
@@ -52,7 +54,7 @@ def run_command(command: Sequence[str], node: str, reason: str, patience: float 
 
 
 def request_path(spool: Path, node: str) -> Path:
-    """One request for each user and node: a later one takes the place of an earlier one."""
+    """One request for each user and node: a later one replaces an earlier one."""
     return spool / f"{node}.{os.getuid()}.json"
 
 
@@ -68,16 +70,39 @@ def ask(spool: Path, node: str, reason: str) -> Path:
         "asked": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     path = request_path(spool, node)
-    publish_text(path, json.dumps(request) + "\n", mode=0o644)
-    with contextlib.suppress(FileNotFoundError):  # taken already
-        path.chmod(0o644)  # whatever the umask
+    text = json.dumps(request) + "\n"
+    try:
+        publish_text(path, text, mode=0o644)
+    except OSError:  # another user may have put a file or a folder there: any other name will do
+        path = path.with_name(f"{node}.{os.getuid()}.{secrets.token_hex(4)}.json")
+        publish_text(path, text, mode=0o644)
+    _let_all_read(path)
     return path
 
 
+def _let_all_read(path: Path) -> None:
+    """Whatever the umask. What another user has put there since the request was taken is left as it is."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            if os.fstat(descriptor).st_uid == os.getuid():
+                os.fchmod(descriptor, 0o644)
+        finally:
+            os.close(descriptor)
+
+
 def withdraw(spool: Path, node: str) -> bool:
-    """Take back a request of ours that nobody has read yet. OSError if it stands there and cannot be removed."""
+    """Take back requests of ours that nobody has read yet. OSError if one is there and cannot be removed."""
+    stem = f"{node}.{os.getuid()}."
+    ours = [path for path in spool.glob("*.json") if path.name.startswith(stem) and _is_ours(path)]
+    for path in ours:
+        path.unlink(missing_ok=True)
+    return bool(ours)
+
+
+def _is_ours(path: Path) -> bool:
     try:
-        request_path(spool, node).unlink()
+        about = path.lstat()
     except FileNotFoundError:
         return False
-    return True
+    return stat.S_ISREG(about.st_mode) and about.st_uid == os.getuid()

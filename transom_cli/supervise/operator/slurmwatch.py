@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from transom_cli.core import events as ev
 from transom_cli.errors import TransomError
-from transom_cli.slurm.breaker import NotAsked
+from transom_cli.layout import parse_attempt
+from transom_cli.slurm.guards import CircuitOpen, backoff
 from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm
-from transom_cli.slurm.retry import backoff
-from transom_cli.slurm.tags import is_anothers, succeeds_job
+from transom_cli.slurm.tags import is_other_runs, replaces_job
 from transom_cli.supervise.handed import Handed
 from transom_cli.supervise.operator.clock import Clock
 
@@ -89,7 +89,7 @@ class SlurmWatch:
                     told = (error.why or error.what) if isinstance(error, TransomError) else repr(error)
                     self._out.put(ev.SlurmLost(self._clock.now(), told))
                     lost += 1
-                    pace = error.seconds if isinstance(error, NotAsked) else max(pace, backoff(lost))
+                    pace = error.seconds if isinstance(error, CircuitOpen) else max(pace, backoff(lost))
                 else:
                     if event is not None:
                         self._out.put(event)
@@ -104,7 +104,7 @@ class SlurmWatch:
             job = self._slurm.job(job_id)
         except NoSuchJob:
             job = None
-        if job is not None and self._tag and is_anothers(job.comment, self._tag):
+        if job is not None and self._tag and is_other_runs(job.comment, self._tag):
             job = None
         if job is None or (job.state.ended and job.state is not JobState.COMPLETED):
             successor = self._successor(job_id)
@@ -124,7 +124,7 @@ class SlurmWatch:
         for job in sorted(self._slurm.jobs(), key=lambda job: job.job_id):
             never = job.state is JobState.CANCELLED and not job.nodes
             known = not job.held or (told is not None and told.job_id == job.job_id)
-            if succeeds_job(job.comment, self._tag, job_id) and known and not never:
+            if known and not never and (replaces_job(job.comment, self._tag, job_id) or _is(told, job, job_id)):
                 return job
         return None
 
@@ -143,6 +143,13 @@ class SlurmWatch:
         return replace(seen, held_why=held_why, by_launcher=told.how == "requeued")
 
 
+def _is(told: Handed | None, job: Job, old: int) -> bool:
+    """Return whether this is the job that the launcher of job `old` says it submitted as its successor."""
+    if told is None or told.job_id != job.job_id or job.job_id == old:
+        return False
+    return parse_attempt(told.attempt)[0] == old
+
+
 def job_seen(now: float, job: Job, lost: tuple[str, ...] = ()) -> ev.JobSeen:
     return ev.JobSeen(
         now,
@@ -157,4 +164,5 @@ def job_seen(now: float, job: Job, lost: tuple[str, ...] = ()) -> ev.JobSeen:
         exit_code=job.exit_code if job.state.ended else None,
         exit_signal=job.exit_signal if job.state.ended else None,
         lost_nodes=lost,
+        suspended_at=job.suspended_at,
     )

@@ -1,0 +1,100 @@
+"""Many looks at runs, and a Slurm that does not answer: the note that one look leaves for the others."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from view_scenes import SCENES
+
+from transom_cli.bootstrap import slurm as bootstrap
+from transom_cli.slurm.port import Job, JobState, SlurmRefused, SlurmUnknown
+from transom_cli.view import slurm_query
+from transom_cli.view.model import RunView
+from transom_cli.view.slurm_query import OUTAGE, Outage
+
+SILENT = SlurmUnknown("Slurm did not answer `scontrol show`", "Slurm said: Socket timed out")
+
+
+class Counted:
+    def __init__(self, *answers: Job | Exception) -> None:
+        self.answers, self.asked = list(answers), 0
+
+    def job(self, job_id: int) -> Job:
+        self.asked += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRANSOM_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def look(view: RunView, slurm: Counted, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(bootstrap, "run_slurm", lambda *_: slurm)
+    return slurm_query.with_slurm(view).slurm_error
+
+
+def older(state: Path, seconds: float) -> None:
+    for note in state.glob("slurm-silent-*"):
+        os.utime(note, (time.time() - seconds, time.time() - seconds))
+
+
+def test_a_thousand_looks_at_a_silent_slurm_ask_it_once(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm, view = Counted(SILENT), SCENES["unknown"](tmp_path)
+    assert {look(view, slurm, monkeypatch) for _ in range(1000)} == {"Socket timed out"}
+    assert slurm.asked == 1
+    older(state, OUTAGE + 1)
+    look(view, slurm, monkeypatch), look(view, slurm, monkeypatch)
+    assert slurm.asked == 2
+
+
+@pytest.mark.parametrize("answer", [Job(7, JobState.RUNNING), SlurmRefused("no", "odd")], ids=["answer", "refusal"])
+def test_an_answer_ends_it(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch, answer: Job | Exception
+) -> None:
+    slurm, view = Counted(SILENT, answer), SCENES["unknown"](tmp_path)
+    look(view, slurm, monkeypatch)
+    older(state, OUTAGE + 1)
+    for _ in range(3):
+        look(view, slurm, monkeypatch)
+    assert slurm.asked == 4 and not list(state.glob("slurm-silent-*"))
+
+
+def test_of_those_that_come_after_a_silence_one_asks(tmp_path: Path) -> None:
+    silence, other = (Outage(tmp_path, {}) for _ in range(2))
+    silence.note("Socket timed out")
+    older(tmp_path, OUTAGE + 1)
+    assert silence.recent() is None and other.recent() is not None
+
+
+def test_another_slurm_is_another_matter(tmp_path: Path) -> None:
+    Outage(tmp_path, {"SLURM_CONF": "/a"}).note("x")
+    assert Outage(tmp_path, {"SLURM_CONF": "/b"}).recent() is None
+    assert Outage(tmp_path, {"SLURM_CONF": "/a"}, "east").recent() is None
+    assert Outage(tmp_path, {"SLURM_CONF": "/a"}).recent() is not None
+
+
+def test_without_a_place_for_the_note_each_asks_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    silence = Outage(tmp_path / "file" / "state", {})
+    silence.note("x")
+    assert silence.recent() is None
+    silence.clear()
+
+
+def test_the_screen_says_how_old_the_silence_is(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transom_cli.view.slurm_reasons import with_error
+    from transom_cli.view.status import _slurm_source
+
+    view = SCENES["unknown"](tmp_path)
+    assert "query failed just now: x" in _slurm_source(with_error(view, "x"))
+    assert "query failed 4.0 s ago: x" in _slurm_source(with_error(view, "x", view.now - 4.0))

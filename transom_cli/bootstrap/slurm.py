@@ -1,0 +1,153 @@
+"""Choose the Slurm client: commands or pyslurm, and which cluster; check what a run needs from it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from transom_cli.errors import TransomError, UsageError
+from transom_cli.layout import RunDir
+from transom_cli.slurm.cli import CliSlurm
+from transom_cli.slurm.guards import (
+    CircuitBreaker,
+    WrongCluster,
+    pinned_to_cluster,
+    require_name,
+    with_circuit_breaker,
+)
+from transom_cli.slurm.port import BackendTrial, Slurm, SlurmRefused
+from transom_cli.slurm.runner import Runner, read_cluster_name
+from transom_cli.submit.submission import SubmissionRecord
+
+if TYPE_CHECKING:
+    from transom_cli.config.model import Settings, SlurmCalls
+    from transom_cli.slurm.pyslurm.client import PySlurm
+
+
+def slurm_client(timeout: float = 30.0, cluster: str = "") -> Slurm:
+    """Return a client for a few calls: a command starts faster than pyslurm is imported."""
+    return CliSlurm(Runner(timeout=timeout, cluster=cluster))
+
+
+def cluster_name(requested: str = "", timeout: float = 10.0) -> str:
+    """Return the controller's name for its cluster. Raises the port's errors. requested: as in `job.cluster`."""
+    return read_cluster_name(Runner(timeout=timeout, cluster=requested))
+
+
+def run_slurm(run: RunDir, timeout: float = 30.0, long_lived: SlurmCalls | None = None) -> Slurm:
+    """Return a client for the cluster that has the run's job. Each call raises WrongCluster if another one answers.
+
+    Args:
+        long_lived: settings for a process that calls Slurm throughout the run. It may use pyslurm, but only for the
+            default cluster; other clusters are reached through Slurm's commands.
+    """
+    # a journal without a submission record can still be viewed
+    record = SubmissionRecord.load(run) if run.submission.exists() else SubmissionRecord()
+    if long_lived is not None and not record.requested_cluster:
+        slurm = long_lived_slurm(long_lived)
+    else:
+        slurm = slurm_client(timeout, record.requested_cluster)
+    if not record.cluster:
+        return slurm
+    runner = Runner(timeout=timeout, cluster=record.requested_cluster)
+    return pinned_to_cluster(slurm, record.cluster, lambda: read_cluster_name(runner))
+
+
+def operator_slurm(run: RunDir, settings: SlurmCalls) -> Slurm:
+    """Return `run_slurm` for the operator, with a circuit breaker around all that its parts request."""
+    slurm = run_slurm(run, settings.timeout, long_lived=settings)
+    return with_circuit_breaker(slurm, CircuitBreaker(time.monotonic))
+
+
+@cache
+def _launcher_breaker() -> CircuitBreaker:
+    return CircuitBreaker(time.monotonic)
+
+
+def launcher_slurm(timeout: float = 30.0) -> Slurm:
+    """Return a client for the launcher, inside the job. All clients of this process share one circuit breaker."""
+    return with_circuit_breaker(slurm_client(timeout), _launcher_breaker())
+
+
+def require_own_cluster(run: RunDir, timeout: float = 10.0) -> None:
+    """Raise WrongCluster if the Slurm that answers is not the run's. No answer is accepted: it may be either."""
+    record = SubmissionRecord.load(run)
+    if record.cluster:
+        try:
+            require_name(record.cluster, cluster_name(record.requested_cluster, timeout))
+        except WrongCluster:
+            raise
+        except TransomError:
+            return
+
+
+def require_slurm(settings: Settings) -> str:
+    """Check that the cluster for the job answers and supports a run; return its name.
+
+    Raises the port's errors, and UsageError for a federation.
+    """
+    from transom_cli.submit.unsupported import refuse_federation
+
+    name, timeout = settings.job.cluster or "", settings.slurm.timeout
+    slurm_client(timeout, name).jobs()
+    runner = Runner(timeout=timeout, cluster=name)
+    with contextlib.suppress(SlurmRefused):  # a Slurm that rejects the question has no federation
+        refuse_federation(runner.run(["scontrol", "show", "federation"]))
+    return read_cluster_name(runner)
+
+
+def long_lived_slurm(settings: SlurmCalls) -> Slurm:
+    """Return a client for a process that calls Slurm throughout a run."""
+    return _pyslurm(settings) or slurm_client(settings.timeout)
+
+
+def _pyslurm(settings: SlurmCalls) -> PySlurm | None:
+    """Return None if pyslurm is not requested or not installed. The first call shows whether it works."""
+    from transom_cli.slurm.pyslurm.client import PySlurm
+
+    if settings.backend == "cli":
+        return None
+    python = str(settings.pyslurm_python or (sys.executable if find_spec("pyslurm") else ""))
+    runner = Runner(timeout=settings.timeout)
+    return PySlurm(python, runner, any_release=settings.backend == "pyslurm") if python else None
+
+
+def require_backend(settings: SlurmCalls) -> None:
+    """Raise UsageError, before anything is submitted, if pyslurm is required and does not work."""
+    if settings.backend != "pyslurm":
+        return
+    client, why = _pyslurm(settings), f"it is not installed for {sys.executable}"
+    if client is not None:
+        with contextlib.closing(client):
+            try:
+                client.versions()
+                return
+            except TransomError as error:
+                why = f"tried with {settings.pyslurm_python or sys.executable}: {error.why or error.what}"
+    raise UsageError(
+        'slurm.backend = "pyslurm", but pyslurm does not work here',
+        why,
+        "set slurm.pyslurm_python to a Python that has it, or set slurm.backend = auto",
+    )
+
+
+def try_pyslurm(settings: SlurmCalls) -> BackendTrial:
+    """Report for `transom doctor` whether the operator would use pyslurm on this host, and if not, why."""
+    from transom_cli.slurm.pyslurm.client import try_out
+
+    if settings.backend == "pyslurm":
+        wish = 'slurm.backend = "pyslurm"'
+    else:
+        wish = f"slurm.pyslurm_python = {settings.pyslurm_python}" if settings.pyslurm_python else ""
+    client = _pyslurm(settings)
+    if client is None and settings.backend == "cli":
+        return BackendTrial(why_not='slurm.backend = "cli"')
+    if client is None:
+        return BackendTrial(why_not="it is not installed for this Python", wish=wish)
+    with contextlib.closing(client):
+        return replace(try_out(client), wish=wish)

@@ -1,0 +1,112 @@
+"""What the commands share: find a run, print an error and exit, and fail instead of hanging on a dead file system."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from transom_cli.errors import TransomError, Unknown, UsageError
+
+if TYPE_CHECKING:
+    from transom_cli.layout import RunDir
+    from transom_cli.supervise.answering import Answering
+
+
+def run_to_read(root: Path, wanted: str | None) -> RunDir:
+    """Find a run. If it belongs to another user, print a note on stderr."""
+    from transom_cli.errors import printable
+    from transom_cli.ownership import other_owner
+    from transom_cli.submit.rundir import find_run
+
+    found = find_run(root, wanted)
+    owner = other_owner(found)
+    if owner:
+        print(printable(f"note: {found.run_id} belongs to {owner}"), file=sys.stderr)
+    return found
+
+
+def run_to_act_on(root: Path, wanted: str | None) -> RunDir:
+    """Find one of the user's own runs. Raises NotPermitted for another user's."""
+    from transom_cli.submit.rundir import find_run
+
+    found = find_run(root, wanted, own=True)
+    require_own_run(found)
+    return found
+
+
+def require_own_run(run: RunDir) -> None:
+    from transom_cli.ownership import require_own
+
+    require_own(run, trusted_groups)
+
+
+def trusted_groups() -> Collection[str]:
+    """Return the setting from the user's own layers: a run must not decide whom its reader trusts."""
+    from transom_cli.config.load import load
+
+    return load(None, {}, os.environ).security.trusted_groups
+
+
+def json_requested(words: list[str]) -> bool:
+    """Return whether a command line requests JSON. Words after `--` belong to the training."""
+    ours = words[: words.index("--")] if "--" in words else words
+    return "--json" in ours
+
+
+def end(error: TransomError) -> NoReturn:
+    """Print the error, as text or as JSON, and exit with its code."""
+    if json_requested(sys.argv):
+        print(json.dumps(error.as_json()))
+    else:
+        print(f"error: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)
+
+
+def os_error(error: OSError) -> TransomError:
+    """Return the error for a system call that failed anywhere in a command."""
+    from transom_cli.submit.rundir import path_error
+
+    if isinstance(error.filename, str):
+        return path_error(error, Path(error.filename), doing="use", instead="give another path")
+    try:
+        Path.cwd()
+    except OSError as gone:
+        return UsageError("The current directory no longer exists", gone.strerror or "", "cd to an existing directory")
+    return TransomError("A system call failed", error.strerror or str(error))
+
+
+def bounded(root: Path, run: str | None = None) -> Path:
+    """Return `root`, the folder of the runs. From now on, exit with code 22 if its file system stops responding.
+
+    Args:
+        run: as the user names it; if it is a path, its file system is watched instead.
+    """
+    leaving(root, run)
+    return root
+
+
+def leaving(root: Path, run: str | None) -> Answering:
+    """Like `bounded`, until it is stopped: for commands that then wait for a run without a time limit."""
+    from transom_cli.supervise.answering import Answering
+
+    where = Path(run) if run and "/" in run else root
+    return Answering(where, lambda since: _leave(where, since)).start()
+
+
+def _leave(where: Path, since: float) -> None:
+    """Exit from another thread: the main thread is blocked in the kernel until the process ends."""
+    silence = time.time() - since
+    error = Unknown(
+        f"{where} does not respond",
+        f"its file system has not responded since {time.strftime('%H:%M:%S', time.localtime(since))} ({silence:.0f} s)",
+        "its server may be down or overloaded; operators continue by themselves when it is back.\n"
+        "Slurm's view of your jobs: squeue --me",
+    )
+    stream, text = (1, json.dumps(error.as_json())) if json_requested(sys.argv) else (2, f"error: {error}")
+    os.write(stream, f"{text}\n".encode())
+    os._exit(error.exit_code)

@@ -1,0 +1,103 @@
+"""Options, completion and examples that the commands share.
+
+Completion runs at every press of TAB: with the standard library only, and from names only. Errors are ignored; what
+cannot be read completes to nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from transom_cli.errors import TransomError
+from transom_cli.layout import RUN_ID
+
+Root = Annotated[Path | None, typer.Option("--root", help="Folder that holds the run directories.")]
+
+MAX_COMPLETIONS = 100  # the newest run IDs: more would not fit a screen
+
+
+def run_ids(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the newest runs whose IDs start with `incomplete`, or none for a path, which the shell completes."""
+    if "/" in incomplete:
+        return []
+    from transom_cli.config.sources import runs_root
+
+    root = ctx.params.get("root")
+    with contextlib.suppress(OSError, RuntimeError, TransomError):
+        return newest(runs_root(Path(root) if root else None, os.environ), incomplete)
+    return []
+
+
+def newest(root: Path, start: str = "") -> list[str]:
+    """Return the IDs of the runs in `root`, newest first. Raises OSError if it cannot be read."""
+    matches = (RUN_ID.fullmatch(path.name) for path in root.iterdir())
+    dated = sorted(((m["stamp"], m[0]) for m in matches if m and m[0].startswith(start)), reverse=True)
+    return [name for _, name in dated[:MAX_COMPLETIONS]]
+
+
+# Shown below "Examples:" in a command's help and in docs/commands.md.
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "run": (
+        "transom run -N 4 --gpus-per-node 8 -- python train.py",
+        "transom run -N 4 --gpus-per-node 8 --spares 1 --name llama -t 24:00:00 -- python train.py",
+        "transom run -N 4 --gpus-per-node 8 --torchrun -- train.py --config large.yaml",
+        "transom run -f run.toml --set restart.backoff=10 --dry-run -- python train.py",
+        "transom run train.sbatch",
+    ),
+    "attach": (
+        "transom attach",
+        "transom attach llama",
+        "transom attach --detach llama-20261122-065825-c382",
+    ),
+    "report": (
+        "transom report",
+        "transom report llama -o llama.html",
+        "transom report --root /scratch/me/runs -o reports/",
+    ),
+    "stop": ("transom stop", "transom stop llama --json"),
+    "nodes": (
+        "transom nodes",
+        "transom nodes --all",
+        "transom nodes --lift 'gpu[017-018]'",
+        "transom nodes --lift gpu017 --run llama",
+    ),
+    "check": (
+        "transom check",
+        "transom check --tier deep -w 'gpu[017-020]'",
+        "transom check --gpus 8 --path /scratch --no-probe",
+        "transom check --as prolog --set health.budget=15",
+        "transom check --record node.json",
+    ),
+    "doctor": ("transom doctor", "transom doctor --root /scratch/me/runs", "transom doctor --json"),
+    "diagnose": (
+        "transom diagnose slurm-4711.out",
+        "transom diagnose logs/ --rules site-rules.toml",
+        "transom diagnose logs/ --healthy last-week/logs --learn",
+        "transom diagnose logs/ --json --exit-code",
+    ),
+    "policy": ("transom policy", "transom policy llama", "transom policy -f run.toml --json"),
+    "ckpt": (
+        "transom ckpt ls llama",
+        "transom ckpt verify llama --step 18000",
+        "transom ckpt export llama --only model -o model.safetensors",
+        "transom ckpt import gpt2.safetensors ./start --step 0 --as model --afresh optim",
+    ),
+    "sandbox": (
+        "transom sandbox up --nodes 4",
+        "transom sandbox up --release forky",
+        "transom sandbox exec -- sinfo",
+        'eval "$(transom sandbox env)"',
+        "transom sandbox fault kill-node node2",
+        "transom sandbox down",
+    ),
+}
+
+
+def examples(command: str) -> str:
+    """Return a command's examples as an epilog. The \\b prevents wrapping."""
+    return "\n".join(("\b", "Examples:", *(f"  {line}" for line in EXAMPLES[command])))

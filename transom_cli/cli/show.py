@@ -1,0 +1,102 @@
+"""The work of `transom status` and `transom list`. Both functions return the exit code.
+
+They are called by typer (`cli.status`), and usually without it (`cli.quick`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transom_cli.view.model import RunView
+
+_EXIT_CODES = {"healthy": 0, "degraded": 20, "held": 21, "unknown": 22, "done": 0, "failed": 1, "stopped": 1}
+LEASE_PATIENCE = 3.0  # seconds to wait for an operator on another host to renew its lease
+
+
+def show_status(
+    run: str | None = None,
+    root: Path | None = None,
+    json_: bool = False,
+    everything: bool = False,
+    phases: bool = False,
+    exit_code: bool = False,
+    no_color: bool = False,
+    watch: bool = False,
+) -> int:
+    from transom_cli.cli.common import bounded, run_to_read
+    from transom_cli.config.sources import runs_root
+    from transom_cli.view.read import read_view, with_goodput
+    from transom_cli.view.slurm_query import with_slurm
+
+    where = runs_root(root, os.environ)
+    found = run_to_read(where if watch else bounded(where, run), run)
+    if watch:
+        import gc
+
+        from transom_cli.view.live import watch_status
+
+        gc.enable()  # a long-lived process
+        return watch_status(found, with_slurm, json_=json_, colours=not no_color)
+    view = with_goodput(found, with_slurm(read_view(found, patience=LEASE_PATIENCE)))
+    if json_:
+        from transom_cli.view.document import to_json
+
+        print(to_json(view))
+    else:
+        _show(view, everything=everything, phases=phases, colours=not no_color)
+    return code_of(view) if exit_code else 0
+
+
+def _show(view: RunView, *, everything: bool, phases: bool, colours: bool) -> None:
+    from transom_cli.view.status import screen, step_breakdown_lines
+    from transom_cli.view.terminal import NOTE, show, under_watch, width
+    from transom_cli.view.text import line
+
+    watched = under_watch()
+    room = width(os.environ, watched=watched)
+    more = [(), *(line(text) for text in step_breakdown_lines(view, room))] if phases else []
+    show([*screen(view, room, everything=everything), *more], colours=colours)
+    if watched:
+        print(NOTE.format(run=view.run_id), file=sys.stderr)
+
+
+def code_of(view: RunView) -> int:
+    """Return the exit code: a finished run has its own, unless its last state was not saved."""
+    if view.over and not view.exit_code and view.health == "degraded":
+        return _EXIT_CODES["degraded"]
+    return view.exit_code if view.over and view.exit_code is not None else _EXIT_CODES[view.health]
+
+
+def show_list(root: Path | None = None, json_: bool = False, no_color: bool = False) -> int:
+    import json
+
+    from transom_cli.cli.common import bounded
+    from transom_cli.config.sources import runs_root
+    from transom_cli.errors import TransomError
+    from transom_cli.plural import several, was
+    from transom_cli.submit.rundir import list_runs, unreadable_runs
+    from transom_cli.view.read import read_view
+    from transom_cli.view.runs import list_lines, list_row
+    from transom_cli.view.terminal import show, under_watch, width
+
+    where, views = bounded(runs_root(root, os.environ)), []
+    for run in list_runs(where):
+        try:
+            views.append(read_view(run))
+        except TransomError as error:
+            print(f"warning: {run.run_id}: {error.what}", file=sys.stderr)
+    hidden = len(unreadable_runs(where))
+    if hidden:
+        what = f"{several(hidden, 'run')} in {where} cannot be read and {was(hidden, 'is', 'are')} not listed"
+        print(f"warning: {what}: Permission denied", file=sys.stderr)
+    if json_:
+        print(json.dumps({"schema": 2, "runs": [list_row(view) for view in views]}))
+    elif views:
+        show(list_lines(views, width(os.environ, watched=under_watch())), colours=not no_color)
+    elif not hidden:
+        print(f"no runs in {where}; start one with `transom run -- COMMAND`", file=sys.stderr)
+    return 0

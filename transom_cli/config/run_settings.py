@@ -1,0 +1,94 @@
+"""The settings of a run, read from its run.toml, in the form that operator and launcher use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transom_cli.core.policy import Rule
+from transom_cli.core.quiet_shapes import QuietLimits
+from transom_cli.core.state import Policy
+from transom_cli.errors import UsageError
+from transom_cli.health.check import HealthOptions
+from transom_cli.layout import RunDir
+
+if TYPE_CHECKING:
+    from transom_cli.config.model import Settings
+
+
+def read_settings(run: RunDir) -> Settings:
+    """Return the settings that were frozen at submission.
+
+    Raises:
+        UsageError: run.toml contains settings that this transom does not know, or invalid ones.
+    """
+    from transom_cli.config.load import thaw
+
+    try:
+        return thaw(read_run_file(run, run.settings), str(run.settings))
+    except UsageError as error:
+        hint = f"use the transom that created the run, or restore {run.settings} if someone edited it"
+        raise UsageError(f"The settings of the run `{run.run_id}` cannot be read", error.why, hint) from error
+
+
+def read_run_file(run: RunDir, path: Path) -> str:
+    """Read one of the files without which a run cannot be operated. A user's script may have any encoding."""
+    try:
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        from transom_cli.submit.rundir import path_error
+
+        instead = f"end the run's job by hand (`scancel`; `transom status {run.run_id}` shows its ID)"
+        raise path_error(error, path, doing="read", instead=instead) from error
+
+
+def policy_of(settings: Settings) -> Policy:
+    return Policy(
+        max_without_progress=settings.restart.max_without_progress,
+        backoff=settings.restart.backoff,
+        release_held=settings.restart.release_held,
+        drain=settings.isolate.drain,
+        cap_nodes=settings.isolate.max_nodes,
+        cap_fraction=settings.isolate.max_fraction,
+        cap_window=settings.isolate.window,
+        expiry=settings.isolate.expiry,
+        rules=rules_of(settings),
+    )
+
+
+def rules_of(settings: Settings) -> tuple[Rule, ...]:
+    """Return the policy's rules, the same for operator and launcher."""
+    return tuple(table.rule() for table in settings.policy.rules)
+
+
+def health_options(settings: Settings) -> HealthOptions:
+    health = settings.health
+    return HealthOptions(
+        preflight=health.preflight,
+        budget=health.budget,
+        deep=health.deep,
+        deep_budget=health.deep_budget,
+        probe=health.probe,
+        python=(health.python or settings.launch.python,),
+        watch=health.watch,
+        every=health.every,
+        off=health.off,
+        limits=tuple(sorted(health.limits.items())),
+        site_checks=str(health.site_checks or ""),
+    )
+
+
+def checkpoints_of(run: RunDir, settings: Settings) -> Path:
+    return settings.checkpoint.directory or run.checkpoints
+
+
+def quiet_limits(settings: Settings) -> QuietLimits:
+    return QuietLimits(**settings.detect.model_dump())
+
+
+def runs_root(explicit: Path | None = None) -> Path:
+    """Return the folder of the run directories: `explicit`, or what the settings say."""
+    from transom_cli.config import sources
+
+    return sources.runs_root(explicit, os.environ)

@@ -1,0 +1,162 @@
+"""The values of an account. Times are integer nanoseconds since the epoch, so that sums are exact. Pure."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+NS = 1_000_000_000
+
+
+def ns(seconds: float) -> int:
+    return round(seconds * NS)
+
+
+class Kind(enum.Enum):
+    """How a run spends its time. Each nanosecond has exactly one kind (docs/goodput.md)."""
+
+    PRODUCTIVE = "productive"  # steps done for the first time
+    REDONE = "redone"  # steps repeated after a rollback
+    CHECKPOINT = "checkpoint"  # the training waits for a checkpoint
+    DETECTION = "detection"  # from the last step before a fault to its first sign
+    RESTART = "restart"  # from the first sign to the next step; also the start of the run
+    PREFLIGHT = "preflight"  # nodes are checked before an attempt's first launch
+    QUEUE = "queue"  # the job waits for nodes
+    HOLD = "hold"  # the job is held
+    IDLE = "idle"  # nothing to train, or no operator to restart it
+    UNSEEN = "unseen"  # ranks run, but no steps are visible
+
+
+@dataclass(frozen=True)
+class Span:
+    """The time [begin, end) of one kind. attempt: which it counts to. cause: a key of `Cause`, or ""."""
+
+    begin: int
+    end: int
+    kind: Kind
+    attempt: str = ""
+    cause: str = ""
+
+    @property
+    def length(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Every rank had finished `step` by `at`. stalled: ns spent in checkpoints so far; None: unknown."""
+
+    at: int
+    step: int
+    stalled: int | None = None
+
+
+@dataclass(frozen=True)
+class Sign:
+    """The first sign of an incident of the operator (i1, ...) or of the launcher (l1, ...)."""
+
+    at: int
+    incident: str
+    category: str = ""  # as in `diagnose.clue.Category`; "" if unknown
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of the training step.
+
+    Attributes:
+        exact: The samples are the launcher's own, and the last one is the last step.
+        since_start: Steps count from the start of the processes, so repeated steps cannot be recognised.
+    """
+
+    number: int
+    at: int
+    samples: tuple[Sample, ...] = ()
+    exact: bool = False
+    since_start: bool = False
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the job. Unknown values are None or empty.
+
+    Attributes:
+        began: When the launcher came up, or Slurm reported RUNNING.
+        checked: When the preflight checks ended.
+        ended: When the launcher ended, with `status` and `cause` as in `events.OutcomeSeen`.
+        step: The newest step, from the outcome; -1 if steps count from the start of the processes.
+        handoff: When the launcher requeued the job; `held` says whether it is held.
+        launcher: The attempt had a launcher; without one, it is known from Slurm alone.
+    """
+
+    name: str
+    began: int | None = None
+    checked: int | None = None
+    launches: tuple[Launch, ...] = ()
+    signs: tuple[Sign, ...] = ()
+    ended: int | None = None
+    status: str = ""
+    cause: str = ""
+    step: int = -1
+    handoff: int | None = None
+    held: bool = False
+    launcher: bool = False
+
+    @property
+    def order(self) -> tuple[int, int]:
+        job, _, restart = self.name.partition(".")
+        return int(job), int(restart)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the operator knew from `at` on.
+
+    Attributes:
+        kind: Of time in which no launch runs.
+        attempt: The current attempt.
+        restarted: The operator has just started, and nobody watched before.
+    """
+
+    at: int
+    kind: Kind
+    attempt: str = ""
+    restarted: bool = False
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why time was lost.
+
+    Attributes:
+        key: An operator's incident (i2), a launcher's (7.0/l1), an attempt, or "start".
+        step: The newest step finished before it; -1: none or unknown.
+        lost: Number of steps to repeat; -1: unknown so far.
+    """
+
+    key: str
+    category: str = ""
+    at: int = 0
+    step: int = -1
+    lost: int = -1
+
+
+@dataclass(frozen=True)
+class History:
+    """The input of an account.
+
+    Attributes:
+        until: The end of the run, or now.
+        alive: An operator is alive at that time.
+        steps_seen: Steps of the run were seen, and not only its checkpoints.
+        signs: (attempt, sign) of the operator's incidents.
+    """
+
+    begin: int
+    until: int
+    over: bool
+    alive: bool
+    steps_seen: bool = False
+    observations: tuple[Observation, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    signs: tuple[tuple[str, Sign], ...] = ()

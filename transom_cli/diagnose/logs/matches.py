@@ -1,0 +1,253 @@
+"""Matched log lines: collect those of one log, and pass them between agents and the launcher. Pure.
+
+A hit is a line that a rule matches, with the rank and node it blames. Some lines only change the meaning of their
+neighbours: a traceback's head (an exception follows, not a message), Python's text between two chained exceptions (the
+most specific exception counts), torchrun's failure box (the host is above the rank), and a data loader's text around
+the exception of its worker.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from transom_cli.core.codec import BadRecord, build
+from transom_cli.core.rootline import clean
+from transom_cli.diagnose.clue import Category, Culprit
+from transom_cli.diagnose.logs import grammar
+from transom_cli.diagnose.logs.grammar import Record
+from transom_cli.diagnose.logs.rulebook import Blames, Level, Rule
+
+RAISED = re.compile(r"[\w.]*(?:Error|Exception)\b")  # the beginning of an exception's line
+_WARNS = re.compile(r"\.py:\d+: \w+Warning: ")  # Python's warnings module
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A log line that a rule matches.
+
+    Args:
+        lineno: from 1.
+        offset: of the line in its file, in bytes.
+        more: how many equal lines were only counted.
+        printed: an exception's line without a traceback above it.
+    """
+
+    rule: Rule
+    record: Record
+    where: dict[str, str] = field(default_factory=dict)
+    file: str = ""
+    lineno: int = 0
+    offset: int = 0
+    more: int = 0
+    printed: bool = False
+
+    @property
+    def level(self) -> Level:
+        return min(self.rule.level, Level.SIGN) if self.printed else self.rule.level
+
+    @property
+    def mild(self) -> bool:
+        """Whether this is a warning, which counts only beside a failure. Excludes lines whose author knows or causes
+        the end, and loss values, which a healthy training prints at the same level."""
+        weak = self.rule.level in (Level.SIGN, Level.CAUSE) and self.rule.category is not Category.NUMERIC_DIVERGENCE
+        return weak and (self.record.mild or _WARNS.search(self.record.line) is not None)
+
+    @property
+    def culprit(self) -> Culprit:
+        """Return whom the line blames: nobody if the rule says so, or if no rank or node is named."""
+        encode, record = self.where, self.record
+        if self.rule.blames is Blames.NOBODY:
+            return Culprit()
+        node, rank = encode.get("node") or encode.get("peer", ""), encode.get("rank", "")
+        if self.rule.blames is Blames.NAMED:
+            return Culprit(node, int(rank) if rank.isdigit() else None, encode.get("device", ""))
+        device = encode.get("device", "") or record.device
+        return Culprit(node or record.node, int(rank) if rank.isdigit() else record.rank, device)
+
+
+FIRST = 8  # lines kept per rule and rank: the first ones and the last; those between are counted
+MOST_PER_FILE = 4000
+TRACEBACK = "traceback"  # the rule for a traceback's head
+CHAINED = "chained"  # the rule for Python's text between two chained exceptions
+RAY = "ray-task"  # the rule for the exception of a Ray task, below which Ray prints what the task raised: a chain too
+BOX_HOST = "elastic-box-host"  # in torchrun's failure box, the line above the rank's
+DESTRUCTOR = "destructor"  # the rule for exceptions in destructors, which Python ignores
+INTERRUPT = "interrupted"  # the rule for KeyboardInterrupt: exceptions that it passed on its way up are no failures
+CODE = 4  # blanks before a line of code in a traceback
+BELOW = 400  # lines below a head, or a wrapper's text, that are searched for the exception
+NEAR = 60  # lines of an ignored traceback
+RELAYED = ("I", "D")  # no program reports an exception at these levels: a launcher relabels what its workers print
+SPECIAL = 35  # from this weight on, a rule's line counts even inside a wrapper
+
+
+def collect(hits: Iterable[Hit], name: str, start: int = 0) -> list[Hit]:
+    """Collect the hits of a whole log named `name`. start: bytes of it that were not read."""
+    collector = Collector(name, start)
+    collector.take(hits)
+    return collector.drain()
+
+
+class Collector:
+    """Collects the hits of one log, which may still grow."""
+
+    def __init__(self, name: str, start: int = 0) -> None:
+        self._name, self._start = name, start
+        self._rank, self._node = grammar.of_file(name)
+        self._kept: list[Hit] = []
+        self._counts: dict[tuple[str, int | None], list[int]] = {}
+        self._wrapper: Hit | None = None
+        self._chain: Hit | None = None
+        self._host: Hit | None = None
+        self._ignored: Hit | None = None
+        self._traced: dict[int | None, int] = {}  # by rank, the line of the last traceback's head
+        self._inside: dict[int | None, int] = {}  # by rank, the indent of a traceback that has not ended
+
+    def take(self, hits: Iterable[Hit], lines: int = 0) -> None:
+        """Add the next hits. Their line numbers begin after `lines`."""
+        for hit in hits:
+            placed = self._beside(self._placed(hit, lines))
+            if placed is not None and not self._replaces(placed):
+                self._keep(placed)
+
+    def drain(self) -> list[Hit]:
+        """Return what was added since the last call."""
+        kept, self._kept, self._counts = self._kept, [], {}
+        self._wrapper = self._chain = None
+        return kept
+
+    def _placed(self, hit: Hit, lines: int) -> Hit:
+        """Return the hit with its file, rank and node."""
+        record = hit.record
+        if (record.rank is None and self._rank is not None) or (not record.node and self._node):
+            rank = self._rank if record.rank is None else record.rank
+            record = replace(record, rank=rank, node=record.node or self._node)
+        lineno, offset = lines + hit.lineno, self._start + hit.offset
+        return replace(hit, record=record, file=self._name, lineno=lineno, offset=offset)
+
+    def _beside(self, hit: Hit) -> Hit | None:
+        """Apply the lines above the hit. Returns None if it only describes others, or if they make it harmless."""
+        if hit.level is Level.BENIGN:
+            self._ignored = hit
+            return None
+        if hit.rule.name in (BOX_HOST, TRACEBACK, CHAINED):
+            self._remember(hit)
+            return None
+        if hit.record.rank in self._inside:
+            indent = hit.record.indent - self._inside[hit.record.rank]
+            if indent >= CODE and hit.lineno - self._traced[hit.record.rank] < BELOW:
+                return None  # source code, as a traceback shows it
+            del self._inside[hit.record.rank]
+        if self._ignored is not None and self._ignored.record.rank == hit.record.rank:
+            near, self._ignored = hit.lineno - self._ignored.lineno <= NEAR, None
+            if near and (hit.level < Level.CAUSE or hit.rule.weight < SPECIAL):
+                return None
+        if hit.rule.name == DESTRUCTOR:
+            return None
+        if self._host is not None and hit.lineno == self._host.lineno + 1:
+            hit = replace(hit, where={**self._host.where, **hit.where})
+        traced = hit.lineno - self._traced.get(hit.record.rank, -BELOW) < BELOW
+        if hit.rule.traced and not traced:
+            hit = replace(hit, printed=True)
+        if traced and hit.record.level[:1] in RELAYED and RAISED.match(hit.record.text):
+            hit = replace(hit, record=replace(hit.record, level=""))
+        return hit
+
+    def _remember(self, hit: Hit) -> None:
+        rank = hit.record.rank
+        if hit.rule.name == BOX_HOST:
+            self._host = hit
+        elif hit.rule.name == TRACEBACK:
+            self._traced[rank] = hit.lineno
+            # file lines of a traceback are indented by two more, and may be all that an excerpt contains
+            self._inside.setdefault(rank, max(0, hit.record.indent - (2 if hit.record.text.startswith("File") else 0)))
+        else:
+            last = self._kept[-1] if self._kept else None
+            self._chain = last if last is not None and last.record.rank == rank else None
+
+    def _replaces(self, hit: Hit) -> bool:
+        """Whether the hit replaced the last one: a wrapper's text, or a less specific exception of its chain."""
+        wrapper, chain = self._wrapper, self._chain
+        if wrapper is not None and (hit.lineno - wrapper.lineno > BELOW or _wraps(wrapper, hit)):
+            self._wrapper = None
+            if hit.lineno - wrapper.lineno <= BELOW and self._kept and self._kept[-1] is wrapper:
+                where = {**hit.where, **wrapper.where}
+                self._kept[-1] = replace(hit, rule=_wrapped(wrapper.rule, hit.rule), where=where)
+                return True
+        if chain is not None and (_wraps(chain, hit) or (_same_rank(chain, hit) and hit.rule.name == INTERRUPT)):
+            if self._kept and self._kept[-1] is chain and hit.lineno - chain.lineno <= BELOW:
+                # of equal ones, keep the outer
+                self._kept[-1] = self._chain = max(hit, chain, key=lambda h: h.rule.weight)
+                return True
+            self._chain = None
+        return False
+
+    def _keep(self, hit: Hit) -> None:
+        known = self._counts.setdefault((hit.rule.name, hit.record.rank), [])
+        if len(known) < FIRST and len(self._kept) < MOST_PER_FILE:
+            known.append(len(self._kept))
+            self._kept.append(hit)
+            self._wrapper = hit if hit.rule.below else self._wrapper
+            self._chain = hit if hit.rule.name == RAY else self._chain
+        elif known:
+            last = known[-1]
+            self._kept[last] = replace(hit, more=self._kept[last].more + 1)
+
+
+def _wraps(wrapper: Hit, hit: Hit) -> bool:
+    return _same_rank(wrapper, hit) and hit.level >= Level.CAUSE and not hit.rule.below
+
+
+def _same_rank(one: Hit, other: Hit) -> bool:
+    return one.record.rank == other.record.rank
+
+
+def _wrapped(wrapper: Rule, inner: Rule) -> Rule:
+    """Return the wrapped rule if it is specific (out of memory in a loader), else the wrapper's."""
+    return inner if inner.weight > wrapper.weight else wrapper
+
+
+MOST_HITS = 64  # of one node, those closest to the cause first
+_LONGEST = 600  # characters of a line
+
+
+def encode(hits: Iterable[Hit]) -> list[dict[str, Any]]:
+    """Return at most `MOST_HITS` hits as JSON values, those closest to the cause first."""
+    ordered = sorted(hits, key=lambda h: (-h.level, h.record.at or 0.0, h.offset))
+    return [_encoded(hit) for hit in ordered[:MOST_HITS]]
+
+
+def decode(said: object, rules: Mapping[str, Rule]) -> tuple[Hit, ...]:
+    """Parse the values of `encode`. Skips what is malformed and what names an unknown rule."""
+    found = (_decoded(one, rules) for one in said if isinstance(one, Mapping)) if isinstance(said, list) else ()
+    return tuple(hit for hit in found if hit is not None)
+
+
+def worth_reporting(hit: Hit) -> bool:
+    """Whether to report the hit while the job still runs: symptoms are not reported."""
+    return hit.level >= Level.CAUSE
+
+
+def _encoded(hit: Hit) -> dict[str, Any]:
+    record = asdict(hit.record)
+    record.update(line=record["line"][:_LONGEST], text=record["text"][:_LONGEST])
+    plain: dict[str, Any] = {"rule": hit.rule.name, "record": record, "where": dict(hit.where)}
+    return {**plain, "file": hit.file, "lineno": hit.lineno, "offset": hit.offset, "more": hit.more,
+            "printed": hit.printed}  # fmt: skip
+
+
+def _decoded(said: Mapping[str, Any], rules: Mapping[str, Rule]) -> Hit | None:
+    rule, where = rules.get(str(said.get("rule"))), said.get("where")
+    try:
+        record = build(Record, said["record"])
+        lineno, offset, more = (int(said[name]) for name in ("lineno", "offset", "more"))
+    except (BadRecord, KeyError, TypeError, ValueError):
+        return None
+    if rule is None or not isinstance(where, Mapping):
+        return None
+    record = Record(**{**vars(record), "line": clean(record.line), "text": clean(record.text)})
+    groups = {str(name): clean(str(value)) for name, value in where.items()}
+    file = clean(str(said.get("file", "")))
+    return Hit(rule, record, groups, file, lineno, offset, more, said.get("printed") is True)

@@ -1,0 +1,22 @@
+"""Variables that identify a rank and its launch. Those set in a shell belong to another launch. Pure."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # as typing has it: the wrapper of every rank pays for its imports
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_RANK = frozenset(
+    {
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
+        *("PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
+        *("PET_RDZV_ENDPOINT", "PET_RDZV_ID", "PET_RDZV_BACKEND", "PET_STANDALONE"),
+    }
+)
+_KEPT = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_ENABLE_FILE_TIMER")  # say nothing of a launch
+
+
+def rank_variables(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of them by which a trainer would take itself for a rank of another launch."""
+    return tuple(sorted(n for n in names if n in _RANK or (n.startswith("TORCHELASTIC_") and n not in _KEPT)))

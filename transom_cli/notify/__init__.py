@@ -1,0 +1,1 @@
+"""Notifications and metrics of a run."""

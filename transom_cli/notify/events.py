@@ -1,0 +1,307 @@
+"""Notifications about a run, from its states before and after an event of the journal. Pure.
+
+The same journal gives the same notifications with the same keys, so that a new operator knows which were sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transom_cli.core.state import Incident, Phase, Stage, State
+from transom_cli.plural import several
+from transom_cli.slurm.port import release_commands
+
+KINDS = {
+    "started": "Slurm has started the job for the first time",
+    "incident": "a fault is being handled: sent once its cause is known, after a minute at the latest",
+    "recovered": "the training makes progress again, or there was no fault",
+    "planned": "the job is requeued before its time limit or for maintenance, and continues after that",
+    "isolated": "a node was drained or excluded",
+    "saves": "saving the training state fails (sent at the first failure), or succeeds again",
+    "held": "the job is held and waits for a user",
+    "unanswered": "the run directory has not responded for a minute, or responds again",
+    "released": "the job is no longer held",
+    "done": "the run has finished successfully",
+    "failed": "the run has failed and is not restarted",
+    "stopped": "a user has stopped the run",
+}
+DEFAULT_KINDS = (
+    "incident",
+    "recovered",
+    "saves",
+    "held",
+    "unanswered",
+    "released",
+    "done",
+    "failed",
+    "stopped",
+)  # for a target without `events`
+FINAL = ("done", "failed", "stopped")
+
+UNDIAGNOSED = 60.0  # seconds after which an incident without a diagnosis is sent
+HOLDING = 15.0  # seconds that a hold must last: transom itself holds jobs briefly
+_PLANNED = ("time_limit", "maintenance")  # causes that are no fault
+_ACTED_ON = (Stage.ISOLATING, Stage.WAITING, Stage.RESTARTING, Stage.STARTING)
+
+Fact = str | int | float | tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Notification:
+    """A notification.
+
+    Attributes:
+        key: Unique in the run; the same for the same fact, also from another operator.
+        at: Unix time.
+        headline: One line.
+        details: Further lines.
+        facts: For programs; "", None and () are left out.
+    """
+
+    key: str
+    kind: str
+    at: float
+    headline: str
+    details: tuple[str, ...] = ()
+    facts: tuple[tuple[str, Fact], ...] = ()
+
+    @property
+    def final(self) -> bool:
+        return self.kind in FINAL
+
+
+def notifications_for(
+    before: State, since: float, after: State, at: float, cluster: str = ""
+) -> tuple[Notification, ...]:
+    """Return the notifications of an event.
+
+    Args:
+        before: The state since the event before, at `since`.
+        after: The state after the event, at `at`.
+        cluster: As `job.cluster`, for the commands in messages.
+    """
+    return (*_by_time(before, since, at, cluster), *_by_change(before, after, at))
+
+
+def _by_time(state: State, since: float, at: float, cluster: str) -> list[Notification]:
+    """Return notifications about what has lasted long enough, dated when the operator noticed."""
+    found = []
+    incident = state.incident
+    if incident is not None and not _tellable(incident, since) and _tellable(incident, at):
+        found.append(_incident(state, incident, at))
+    if not _holding(state, since) and _holding(state, at):
+        found.append(_held(state, at, cluster))
+    return found
+
+
+def _by_change(before: State, after: State, at: float) -> list[Notification]:
+    found = []
+    if after.slurm_state == "RUNNING" and before.slurm_state != "RUNNING" and not after.starts:
+        found.append(Notification("started", "started", at, "the job is running", (_job(after),), _facts(after)))
+    found += _closed(before, after, at)
+    was = before.incident if before.incident is not None and _tellable(before.incident, at) else None
+    now = after.incident
+    if now is not None and _tellable(now, at) and (was is None or was.id != now.id):
+        found.append(_incident(after, now, at))
+    found += _saves(before, after, at)
+    known = {(x.node, x.since) for x in before.exclusions}
+    for x in after.exclusions:
+        if (x.node, x.since) not in known:
+            facts = _facts(after, nodes=(x.node,), how=x.how, cause=x.cause, incident=x.incident)
+            key = f"isolated/{x.node}/{x.since:.0f}"
+            found.append(Notification(key, "isolated", at, f"{x.node} {x.how}", _lines(x.reason, x.detail), facts))
+    if _holding(before, at) and after.phase is not Phase.HELD and not after.phase.over:
+        key = f"released/{before.attempt}/{before.since:.0f}"
+        found.append(Notification(key, "released", at, "the job is no longer held", (_job(after),), _facts(after)))
+    if after.phase.over and not before.phase.over:
+        found.append(_over(after, at))
+    return found
+
+
+def unanswered(state: State, since: float, at: float) -> Notification:
+    """Return a notification that the run directory has not responded since then; no journal event can say so."""
+    details = (
+        "the operator waits for the file system and restarts nothing until it responds",
+        "the launcher continues as long as its own node can read the files",
+    )
+    head = f"the run directory has not responded for {_span(at - since)}"
+    return Notification(
+        f"unanswered/{since:.0f}", "unanswered", at, head, (*details, *_lines(_job(state))), _facts(state)
+    )
+
+
+def answered(state: State, since: float, at: float) -> Notification:
+    """Return the notification that ends `unanswered`."""
+    head = f"the run directory responds again, after {_span(at - since)}"
+    return Notification(f"answered/{since:.0f}", "unanswered", at, head, _lines(_job(state)), _facts(state))
+
+
+def _tellable(incident: Incident, at: float) -> bool:
+    known = incident.diagnosis is not None or incident.stage in _ACTED_ON
+    return known or at - incident.began >= UNDIAGNOSED
+
+
+def _holding(state: State, at: float) -> bool:
+    return state.phase is Phase.HELD and at - state.since >= HOLDING
+
+
+def _incident(state: State, incident: Incident, at: float) -> Notification:
+    first = incident.marks[0].words if incident.marks else ""
+    cause = incident.diagnosis.words if incident.diagnosis is not None else first or "not known yet"
+    line = f"log: {incident.log_line}" if incident.log_line and incident.log_line not in cause else ""
+    details = _lines("" if first == cause else first, line, _progress(state), _next(state, incident))
+    kind = _kind(incident, "incident")
+    return Notification(f"{incident.id}/incident", kind, at, f"{incident.id}: {cause}", details, _of(state, incident))
+
+
+def _kind(incident: Incident, usual: str) -> str:
+    """Return `planned` for a planned end, unless it was already sent as an incident."""
+    planned = incident.diagnosis is not None and incident.diagnosis.cause in _PLANNED
+    known = next((mark.at for mark in incident.marks if mark.what == "diagnosed"), incident.began)
+    return "planned" if planned and known - incident.began < UNDIAGNOSED else usual
+
+
+def _next(state: State, incident: Incident) -> str:
+    """Return the next action, if decided. A hold has its own notification."""
+    if state.phase is Phase.HELD:
+        return ""
+    diagnosis, capped = incident.diagnosis, any(mark.what == "capped" for mark in incident.marks)
+    out = [n for n in diagnosis.nodes if diagnosis.isolates(n) != "none"] if diagnosis and not capped else []
+    without = f" without {', '.join(out)}" if out else ""
+    return {
+        Stage.HEALING: "next: the launcher recovers within the allocation",
+        Stage.EXAMINING: "next: checking nodes and logs",
+        Stage.STARTING: "next: start of the job, and its first step",
+    }.get(incident.stage, f"next: restart{without}")
+
+
+def _closed(before: State, after: State, at: float) -> list[Notification]:
+    found = []
+    for incident in after.incidents[len(before.incidents) :]:
+        was = before.incident
+        known = was is not None and was.id == incident.id and _tellable(was, at)
+        if incident.result == "recovered" or (known and incident.result in ("nothing", "ignored")):
+            found.append(_recovered(after, incident, at))
+    return found
+
+
+def _recovered(state: State, incident: Incident, at: float) -> Notification:
+    seconds = (incident.ended_at or at) - incident.began
+    cause = incident.diagnosis.words if incident.diagnosis is not None else ""
+    again = _steps_again(state, incident)
+    out = tuple(x.node for x in state.exclusions if x.incident == incident.id)
+    details = _lines(
+        cause,
+        f"without {', '.join(out)}" if out else "",
+        _again(state.step, again) if again else _progress(state),
+    )
+    facts = _of(state, incident, seconds=round(seconds, 1), steps_again=again, result=incident.result)
+    how = "recovered in" if incident.result == "recovered" else "no fault, closed after"
+    headline = f"{incident.id}: {how} {_span(seconds)}"
+    return Notification(f"{incident.id}/recovered", _kind(incident, "recovered"), at, headline, details, facts)
+
+
+def _steps_again(state: State, incident: Incident) -> int:
+    """Return the number of repeated steps; 0 if steps count from the start of the processes."""
+    known = incident.result == "recovered" and min(incident.step, state.step, state.durable) >= 0
+    own = not (incident.since_start or state.since_start)
+    return max(0, incident.step - state.step + 1) if known and own else 0
+
+
+def _again(step: int, again: int) -> str:
+    return f"at step {step}; {several(again, 'step')} repeated"
+
+
+def _held(state: State, at: float, cluster: str) -> Notification:
+    commands = release_commands(state.job_id, state.slurm_reason, state.excluded, cluster)
+    found = (f"{'release' if label == 'go on' else label}: {command}" for label, command in commands.items())
+    details = _lines(_job(state), _progress(state), *found)
+    facts = _facts(state, verdict=state.verdict)
+    why = state.verdict or "Slurm gives no reason"
+    headline = why if why.startswith("held") else f"held: {why}"
+    return Notification(f"held/{state.attempt}/{state.since:.0f}", "held", at, headline, details, facts)
+
+
+def _saves(before: State, after: State, at: float) -> list[Notification]:
+    was, now = before.saves_fail, after.saves_fail
+    if now is not None and was is None:
+        details = (now.words, *_lines(_progress(after), _job(after)))
+        facts = _facts(after, failed=now.count, good=now.good if now.good >= 0 else None)
+        key = f"saves/{now.attempt}/{now.since:.0f}"
+        return [
+            Notification(
+                key,
+                "saves",
+                at,
+                f"SAVES FAIL: a fault would lose all steps since the last good save: {now.why}",
+                details,
+                facts,
+            )
+        ]
+    if was is not None and now is None:
+        details = _lines(_progress(after), _job(after))
+        key = f"saves/{was.attempt}/{was.since:.0f}/good"
+        return [
+            Notification(
+                key, "saves", at, f"saves succeed again, after {several(was.count, 'failure')}", details, _facts(after)
+            )
+        ]
+    return []
+
+
+def _over(state: State, at: float) -> Notification:
+    """The phase is also the kind."""
+    kind = state.phase.value
+    head = {"done": "training finished", "failed": "the run has failed", "stopped": "the run was stopped"}[kind]
+    if kind == "failed" and state.exit_code == 21:
+        head = "the run was given up"
+    count = len(state.incidents)
+    lived = f"{several(count, 'incident')} during the run" if count else ""
+    unsaved = f"SAVES FAIL: {state.saves_fail.words}" if state.saves_fail is not None else ""
+    details = _lines(unsaved, lived, _progress(state), _job(state))
+    facts = _facts(state, verdict=state.verdict, exit_code=state.exit_code, incidents=count)
+    headline = f"{head}: {state.verdict}" if state.verdict else head
+    if kind == "stopped" and state.verdict.startswith("stopped"):
+        headline = f"the run was {state.verdict}"
+    return Notification("over", kind, at, headline, details, facts)
+
+
+def _of(state: State, incident: Incident, **more: Fact) -> tuple[tuple[str, Fact], ...]:
+    diagnosis = incident.diagnosis
+    about: dict[str, Fact] = {"incident": incident.id}
+    if diagnosis is not None:
+        decided = diagnosis.decided
+        about |= {"cause": diagnosis.cause, "category": decided.category, "action": decided.action}
+        about |= {"rule": decided.rule, "nodes": diagnosis.nodes}
+    return _facts(state, **about, **more)
+
+
+def _facts(state: State, **more: Fact) -> tuple[tuple[str, Fact], ...]:
+    """step: the highest of the run, or of this start if steps count from it. checkpoint: the newest step on disk."""
+    found: dict[str, Fact] = {"phase": state.phase.value, "job_id": state.job_id or None, "attempt": state.attempt}
+    step = state.step if state.since_start else state.max_step
+    found |= {"step": step if step >= 0 else None, "steps_since_start": state.since_start or None}
+    found |= {"checkpoint": state.durable if state.durable >= 0 else None, **more}
+    return tuple((name, value) for name, value in found.items() if value not in ("", None, ()))
+
+
+def _progress(state: State) -> str:
+    step, durable = state.step if state.since_start else state.max_step, state.durable
+    at = f"step {step}" if step >= 0 else "no step yet"
+    at += " since this start" if state.since_start and step >= 0 else ""
+    return f"{at}, newest checkpoint on disk: {f'step {durable}' if durable >= 0 else 'none'}"
+
+
+def _job(state: State) -> str:
+    nodes = f", {several(len(state.nodes), 'node')}" if state.nodes else ""
+    return f"job {state.job_id}, start {state.restarts + 1}{nodes}" if state.job_id else ""
+
+
+def _lines(*lines: str) -> tuple[str, ...]:
+    return tuple(line for line in lines if line)
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{max(seconds, 0.0):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,157 @@
+"""Read and check what a submission uses on this host: the user's script, the command, the run folder, the templates."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
+
+import transom_cli
+from transom_cli.errors import NotPermitted, TransomError, UsageError
+
+if TYPE_CHECKING:
+    from transom_cli.config.model import Settings
+
+_MAX_SCRIPT = 4 * 1024 * 1024  # bytes: Slurm's default limit (max_script_size)
+_USAGE = "transom run train.sbatch, or transom run [options] -- COMMAND"
+
+
+def read_script(path: Path) -> str:
+    """Read the user's script. Bytes that are not UTF-8 (a comment in Latin-1) survive when it is written again.
+
+    Raises:
+        UsageError, NotPermitted: there is no such file, or it cannot be a script.
+    """
+    try:
+        if path.is_dir():
+            raise UsageError(f"{path} is a directory, not a script", hint=_USAGE)
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise UsageError(f"no such script: {path}", hint=f"{_near(path)}{_USAGE}") from None
+    except PermissionError as error:
+        raise NotPermitted(
+            f"cannot read the script {path}", error.strerror or "", hint=f"look at `ls -l {path}`"
+        ) from error
+    except OSError as error:
+        raise UsageError(f"cannot read the script {path}", error.strerror or str(error), hint=_USAGE) from error
+    except ValueError as error:  # a NUL in the name
+        raise UsageError(f"{str(path)!r} is not a valid file name", str(error), hint=_USAGE) from error
+    if data.startswith((b"\x7fELF", b"\x1f\x8b", b"PK\x03\x04")) or b"\0" in data:
+        raise UsageError(
+            f"{path} is a binary file, not a script", hint=f"to run it as the training command: transom run -- {path}"
+        )
+    if len(data) > _MAX_SCRIPT:
+        raise UsageError(
+            f"{path} is too long for a batch script",
+            f"it has {len(data)} bytes, and Slurm accepts {_MAX_SCRIPT}",
+            hint=_USAGE,
+        )
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _near(path: Path) -> str:
+    """Return a line with the scripts in the folder of the missing one."""
+    try:
+        found = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".sbatch", ".sh", ".slurm", ".job"))
+    except OSError:
+        return ""
+    return f"scripts in that folder: {', '.join(found[:5])}\n" if found else ""
+
+
+_PYTHON = re.compile(r"python[0-9.]*")
+_NO_SCRIPT = ("-m", "-c", "-")  # what python runs instead of a file
+_WITH_VALUE = ("-X", "-W")
+
+
+def missing_program(words: tuple[str, ...], settings: Settings, where: Path) -> str:
+    """Return the program or script that is not found from `where`, the job's directory, or "".
+
+    With `job.setup` or a container, this host cannot know.
+    """
+    if settings.job.setup or settings.launch.container.image:
+        return ""
+    if settings.launch.kind == "torchrun":
+        return "" if words[0].startswith("-") or (where / words[0]).exists() else words[0]
+    program = words[0]
+    if not ((where / program).exists() if "/" in program else shutil.which(program)):
+        return program
+    script = _script(words[1:]) if _PYTHON.fullmatch(Path(program).name) else ""
+    return script if script and not (where / script).exists() else ""
+
+
+def _script(words: tuple[str, ...]) -> str:
+    """Return the file that python runs."""
+    left = iter(words)
+    for word in left:
+        if word in _NO_SCRIPT:
+            return ""
+        if not word.startswith("-"):
+            return word
+        if word in _WITH_VALUE:
+            next(left, "")
+    return ""
+
+
+_NODE_LOCAL = {
+    "tmpfs": "in this machine's memory",
+    "ramfs": "in this machine's memory",
+    "overlay": "a container's own layer",
+}
+
+
+def node_local_warning(root: Path, mountinfo: str | None = None) -> str | None:
+    """Return a warning if `root` (or its nearest existing parent) is on a file system that other nodes cannot see.
+
+    None proves nothing, since a local disk and an exported one have the same type; the launcher checks on the nodes.
+
+    Args:
+        mountinfo: the text of /proc/self/mountinfo, which is read by default.
+    """
+    if mountinfo is None:
+        try:
+            mountinfo = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
+        except OSError:
+            return None
+    folder = root.absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    found = mount_of(folder.resolve(), mountinfo)
+    if found is None or found[1] not in _NODE_LOCAL:
+        return None
+    mount, kind = found
+    return (
+        f"{root} is on {mount}, a {kind} ({_NODE_LOCAL[kind]}): other nodes cannot see it. "
+        "Set `root` (--root) to a folder on the shared file system"
+    )
+
+
+def mount_of(path: PurePath, mountinfo: str) -> tuple[str, str] | None:
+    """Return mount point and file system type of `path`. The last mount on a mount point hides earlier ones. Pure."""
+    best: tuple[str, str] | None = None
+    for line in mountinfo.splitlines():
+        fields, _, after = line.partition(" - ")
+        columns = fields.split(" ")
+        if len(columns) < 5 or not after:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), columns[4])
+        if path.is_relative_to(point) and (best is None or len(point) >= len(best[0])):
+            best = (point, after.split(" ")[0])
+    return best
+
+
+FOLDER = "sbatch_templates"
+
+
+def template_folder(package: Path | None = None) -> Path:
+    """Return the folder of the sbatch templates: inside an installed package, or beside it in a source checkout."""
+    package = package or Path(transom_cli.__file__).resolve().parent
+    places = (package / FOLDER, package.parent / FOLDER)
+    for place in places:
+        if (place / "_header.j2").is_file():
+            return place
+    raise TransomError(
+        "transom's sbatch templates are missing from this installation",
+        why="looked in " + " and ".join(map(str, places)),
+        hint="in the clone of transom: pip install --force-reinstall .",
+    )

@@ -1,0 +1,263 @@
+"""From a command line to a run directory that is ready to be operated. `transom run` and its `--dry-run` share this."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transom_cli.errors import UsageError
+from transom_cli.layout import RunDir
+
+if TYPE_CHECKING:
+    from transom_cli.config.model import Settings
+    from transom_cli.submit.submission import SubmissionRecord
+
+_SCRIPT_SUFFIXES = (".sbatch", ".slurm")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What would be submitted: the settings, the script, and what sbatch gets in addition."""
+
+    settings: Settings
+    words: tuple[str, ...]
+    script_text: str = ""  # the user's own script; empty if it is rendered
+    num_nodes: int = 0
+    spares: int = 0
+    chdir: str = ""  # the job's directory
+    avoided: tuple[str, ...] = ()  # nodes to exclude in addition to those that the user's own script excludes
+    array: tuple[int, ...] = ()  # the elements of the script's job array, each of which becomes a run
+
+    def each(self) -> tuple[Prepared, ...]:
+        """Return one run, or one for each element of the script's job array."""
+        if not self.array:
+            return (self,)
+        name = self.settings.name
+        named = {i: self.settings.model_copy(update={"name": f"{name}-{i}"}) for i in self.array}
+        return tuple(replace(self, settings=settings, array=(i,)) for i, settings in named.items())
+
+    def script(self, run_dir: Path) -> str:
+        from transom_cli.submit.render import render_script
+
+        return self.script_text or render_script(self.settings, run_dir, self.words)
+
+    def record(self, run_dir: Path) -> SubmissionRecord:
+        from transom_cli.submit.directives import read_directives
+        from transom_cli.submit.script import ScriptFacts, added_options, export_options, inspect_script
+        from transom_cli.submit.submission import SubmissionRecord, sbatch_variables, script_environment
+
+        cluster = self.settings.job.cluster or ""
+        if not self.script_text:
+            # Repeated on the command line, where the caller's SBATCH_* variables cannot override them.
+            exported = export_options(ScriptFacts(), (), os.environ)
+            given = [directive.option.name for directive in read_directives(self.script(run_dir))]
+            kept = tuple(sbatch_variables(os.environ, given).items())
+            options = ("--requeue", "--open-mode=append", *exported)
+            return SubmissionRecord(options, chdir=self.chdir, requested_cluster=cluster, sbatch=kept)
+        facts = inspect_script(self.script_text)
+        checkpoints = self.settings.checkpoint.directory
+        env = script_environment(run_dir, self.settings.auto_beat, os.environ, checkpoints=checkpoints)
+        options = added_options(facts, job_name=Path(self.words[0]).name, exported=tuple(env), environ=os.environ)
+        if self.array:
+            options = (*options, f"--array={self.array[0]}")
+        if self.avoided:
+            options = (*options, f"--exclude={','.join(x for x in (facts.exclude, *self.avoided) if x)}")
+        folder = "" if facts.chdir else self.chdir
+        kept = tuple(sbatch_variables(os.environ).items())
+        return SubmissionRecord(options, tuple(self.words[1:]), folder, tuple(env.items()), cluster, sbatch=kept)
+
+
+def is_script(words: tuple[str, ...]) -> bool:
+    """Return whether the first word is the user's own script, by its suffix or its #SBATCH lines."""
+    path = Path(words[0])
+    if path.suffix in _SCRIPT_SUFFIXES:
+        return True
+    try:
+        with path.open("rb") as f:
+            return b"\n#SBATCH" in f.read(65536)
+    except OSError:
+        return False
+
+
+def leave_outer_run() -> None:
+    """Drop an outer run's variables, so that a run started inside it does not write into its run directory."""
+    from transom_cli.config.sources import outer_run_variables
+
+    for name in outer_run_variables(os.environ):
+        del os.environ[name]
+
+
+def leave_outer_launch(words: tuple[str, ...]) -> None:
+    """Drop the variables of another launch (torchrun, an interactive job), so that they do not reach this run's ranks.
+
+    The user's own script may take its rendezvous address from the shell, so it keeps MASTER_ADDR and MASTER_PORT.
+    """
+    from transom_cli.inherited import rank_variables
+
+    rendezvous = () if is_script(words) else tuple(n for n in ("MASTER_ADDR", "MASTER_PORT") if n in os.environ)
+    dropped = (*rank_variables(os.environ), *rendezvous)
+    for name in dropped:
+        del os.environ[name]
+    if dropped:
+        *most, last = dropped
+        names, be = (f"{', '.join(most)} and {last}", "are") if most else (last, "is")
+        print(f"note: {names} {be} set in this shell and {be} not passed to the job", file=sys.stderr)
+
+
+def _given_options() -> tuple[str, ...]:
+    """Return the options of this `transom run`, for the command that an error suggests."""
+    words = sys.argv[1:]
+    ours = words[: words.index("--")] if "--" in words else []
+    return tuple(ours[ours.index("run") + 1 :]) if "run" in ours else ()
+
+
+def prepare(
+    words: tuple[str, ...],
+    run_file: Path | None,
+    flags: dict[str, Any],
+    nodes_to_avoid: Callable[[str], tuple[str, ...]] = lambda cluster: (),
+) -> Prepared:
+    """Check a command line and combine it with the settings. Notes and warnings go to stderr.
+
+    Args:
+        words: the user's own script with its arguments, or the training command.
+        flags: settings from the command line.
+        nodes_to_avoid: returns the nodes to exclude, given `job.cluster`.
+    """
+    from transom_cli.submit.submission import refuse_caller
+
+    refuse_caller(os.environ)
+    if is_script(words):
+        return _prepare_script(words, run_file, flags, nodes_to_avoid)
+    return _prepare_command(words, run_file, flags, nodes_to_avoid)
+
+
+def _prepare_script(
+    words: tuple[str, ...],
+    run_file: Path | None,
+    flags: dict[str, Any],
+    nodes_to_avoid: Callable[[str], tuple[str, ...]],
+) -> Prepared:
+    from transom_cli.config.load import load
+    from transom_cli.submit.inputs import read_script
+    from transom_cli.submit.script import elements, inspect_script, refuse_no_job, refuse_whole, script_notes
+
+    text = read_script(Path(words[0]))
+    job_flags = sorted(key for key, value in flags.items() if key.startswith(("job.", "launch.")) and value)
+    if job_flags:
+        raise UsageError(
+            "Job options cannot be combined with your own sbatch script",
+            f"given: {', '.join(job_flags)}",
+            f"add them to `{words[0]}` as #SBATCH lines, or give a command after `--` instead of a script",
+        )
+    facts = inspect_script(text)
+    refuse_no_job(facts)
+    array: tuple[int, ...] = ()
+    if facts.array is not None:
+        refuse_whole(text)
+        array = elements(facts.array, f"line {facts.lines['array']} of the script: --array={facts.array}")
+    for note in script_notes(facts):
+        print(f"note: {words[0]}, {note}", file=sys.stderr)
+    named = {**flags, "name": flags.get("name") or facts.job_name or Path(words[0]).stem}
+    settings = load(run_file, named, os.environ)
+    settings = _on_cluster(settings, facts.clusters, facts.lines.get("clusters", 0))
+    _check_auto_resume(settings, text, words)
+    unused = unused_settings(settings)
+    if unused:
+        print(
+            f"note: {words[0]} is submitted unchanged; these settings are not used: {', '.join(unused)}",
+            file=sys.stderr,
+        )
+    by_file = "/" in (facts.exclude or "")  # a file of names cannot be combined with names
+    avoided = () if by_file else nodes_to_avoid(settings.job.cluster or "")
+    return Prepared(settings, words, text, facts.nodes or 0, 0, _job_directory(settings), avoided, array)
+
+
+def _prepare_command(
+    words: tuple[str, ...],
+    run_file: Path | None,
+    flags: dict[str, Any],
+    nodes_to_avoid: Callable[[str], tuple[str, ...]],
+) -> Prepared:
+    from transom_cli.config.load import load
+    from transom_cli.submit.inputs import missing_program
+    from transom_cli.submit.unsupported import refuse_nested
+
+    if "/" in words[0] and Path(words[0]).is_dir():
+        raise UsageError(
+            f"`{words[0]}` is a folder, neither a script nor a command",
+            hint="transom run train.sbatch, or transom run [options] -- COMMAND",
+        )
+    settings = _on_cluster(load(run_file, flags, os.environ))
+    refuse_nested(words, settings, _given_options())
+    _check_auto_resume(settings, "", words)
+    exclude = tuple(dict.fromkeys((*settings.job.exclude, *nodes_to_avoid(settings.job.cluster or ""))))
+    settings = settings.model_copy(update={"job": settings.job.model_copy(update={"exclude": exclude})})
+    directory = _job_directory(settings)
+    missing = missing_program(words, settings, Path(directory))
+    if missing:
+        print(
+            f"warning: `{missing}` was not found on this host (the job starts in {directory}): "
+            "the ranks fail unless the nodes have it",
+            file=sys.stderr,
+        )
+    spares = settings.job.spares
+    return Prepared(settings, words, "", settings.job.nodes + spares, spares, directory)
+
+
+def _check_auto_resume(settings: Settings, script: str, words: tuple[str, ...]) -> None:
+    """Raise UsageError if HyperPod would restart the training too."""
+    from transom_cli.submit.unsupported import HYPERPOD_FOLDER, find_auto_resume, judge_auto_resume
+
+    own = () if script else (*settings.launch.srun_args, *words)
+    found = find_auto_resume(script, own, {**os.environ, **settings.job.env})
+    note = judge_auto_resume(found, hyperpod=Path(HYPERPOD_FOLDER).is_dir())
+    if note:
+        print(f"note: {note}", file=sys.stderr)
+
+
+def _on_cluster(settings: Settings, script: str | None = None, line: int = 0) -> Settings:
+    """Freeze the cluster's name in the settings: a later `transom attach` may have another environment."""
+    from transom_cli.submit.unsupported import cluster_of
+
+    name = cluster_of(settings.job.cluster, script, line, os.environ)
+    return settings.model_copy(update={"job": settings.job.model_copy(update={"cluster": name or None})})
+
+
+def unused_settings(settings: Settings) -> list[str]:
+    """Return the settings of job and launcher that do not apply to the user's own script."""
+    job = [f"job.{key}" for key in settings.job.model_fields_set - {"chdir", "cluster"}]
+    launch = [f"launch.{key}" for key in settings.launch.model_fields_set]
+    restart = [f"restart.{key}" for key in settings.restart.model_fields_set & {"relaunches", "leave_drained"}]
+    return sorted([*job, *launch, *restart])
+
+
+def _job_directory(settings: Settings) -> str:
+    """Return the job's directory. Raises OSError, before anything is created, if the current one was deleted."""
+    return str(settings.job.chdir or Path.cwd())
+
+
+def create(prepared: Prepared, cluster: str = "") -> RunDir:
+    """Create the run directory: settings, script, submission record, and an empty journal.
+
+    Args:
+        cluster: the ClusterName of the Slurm that will have the job.
+    """
+    from transom_cli.config.run_settings import policy_of
+    from transom_cli.submit.inputs import node_local_warning
+    from transom_cli.submit.rundir import new_run
+    from transom_cli.supervise.journal import write_header
+
+    root = prepared.settings.root
+    warning = node_local_warning(root)
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
+    run = new_run(root, prepared.settings.name, datetime.now(timezone.utc), prepared.settings, prepared.script)
+    replace(prepared.record(run.path), cluster=cluster).save(run)
+    write_header(run.journal, policy_of(prepared.settings), prepared.num_nodes, prepared.spares)
+    return run

@@ -1,0 +1,139 @@
+"""How a run's job is submitted: its environment, and the record from which a successor is submitted in the same way."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import transom_cli
+from transom_cli.config.run_settings import read_run_file
+from transom_cli.errors import TransomError, UsageError
+from transom_cli.files import publish_text
+from transom_cli.layout import RunDir
+from transom_cli.slurm.port import Submission
+
+_SBATCH = "SBATCH_"
+_VARIABLE_NAMES = {"time": "TIMELIMIT", "switches": "REQ_SWITCH"}  # options whose variables have other names
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+def script_environment(
+    run_dir: Path,
+    auto_beat: bool,
+    environ: Mapping[str, str],
+    *,
+    checkpoints: Path | None = None,
+    package: Path | None = None,
+) -> dict[str, str]:
+    """Return the variables to add for a user's own script.
+
+    With `auto_beat`, the folder of the automatic heartbeat hook comes first in PYTHONPATH, so that every Python of the
+    job loads it. A source checkout's folder comes last, where it can hide nothing. A site-packages folder is never
+    added, since it would impose this environment's packages on another Python. The hook finds the heartbeat modules by
+    its own path.
+
+    Args:
+        checkpoints: the setting of that name (default: the run directory's own folder).
+        package: transom_cli's folder (default: this one).
+    """
+    added = {
+        "TRANSOM_RUN_DIR": str(run_dir),
+        "TRANSOM_CHECKPOINT_DIR": str(checkpoints or RunDir(run_dir).checkpoints),
+    }
+    if auto_beat:
+        package = package or Path(transom_cli.__file__).resolve().parent
+        hook = package / "beats" / "auto"
+        checkout = [] if package.parent.name in _INSTALLED else [str(package.parent)]
+        inherited = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        added["PYTHONPATH"] = os.pathsep.join(_unique_entries([str(hook), *inherited, *checkout]))
+    return added
+
+
+def refuse_caller(environ: Mapping[str, str]) -> None:
+    """Raise UsageError if one of sbatch's variables turns every submission into a job array."""
+    if environ.get("SBATCH_ARRAY_INX"):
+        raise UsageError(
+            "SBATCH_ARRAY_INX is not supported",
+            why=f"SBATCH_ARRAY_INX={environ['SBATCH_ARRAY_INX']} is set, which turns every job into a job array",
+            hint="unset SBATCH_ARRAY_INX; with `#SBATCH --array=0-7` in your own script, each element becomes a run",
+        )
+
+
+def sbatch_variables(environ: Mapping[str, str], given: Iterable[str] = ()) -> dict[str, str]:
+    """Return the caller's SBATCH_* variables, to be kept with the run.
+
+    Any operator then submits a successor with the same variables, whatever shell it was started from.
+
+    Args:
+        given: options that a rendered script sets itself; sbatch would prefer a variable to the script.
+    """
+    out = {f"SBATCH_{_VARIABLE_NAMES.get(name, name.upper().replace('-', '_'))}" for name in given}
+    return {k: v for k, v in sorted(environ.items()) if k.startswith(_SBATCH) and k not in out}
+
+
+def replace_sbatch_variables(environ: MutableMapping[str, str], kept: Mapping[str, str]) -> None:
+    """Give this process the kept SBATCH_* variables and no others."""
+    for name in [name for name in environ if name.startswith(_SBATCH)]:
+        del environ[name]
+    environ.update(kept)
+
+
+def _unique_entries(entries: list[str]) -> list[str]:
+    ours = (entries[0], entries[-1])
+    broken = next((entry for entry in ours if os.pathsep in entry), None)
+    if broken is not None:
+        raise UsageError(
+            f"PYTHONPATH cannot contain {broken}",
+            why=f"the folder's name contains `{os.pathsep}`, which separates the entries of PYTHONPATH",
+            hint="install transom in another folder, or turn automatic heartbeats off (TRANSOM_AUTO_BEAT=false)",
+        )
+    return list(dict.fromkeys(entries))
+
+
+@dataclass(frozen=True)
+class SubmissionRecord:
+    """How a run's job is submitted: what sbatch gets in addition to the script in the run directory.
+
+    Attributes:
+        requested_cluster: `job.cluster`; "": the cluster that Slurm's commands use by default.
+        cluster: the name that the controller reported when the run was created.
+        sbatch: the SBATCH_* variables of the user who submitted; None: they were not kept.
+    """
+
+    options: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    chdir: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+    requested_cluster: str = ""
+    cluster: str = ""
+    sbatch: tuple[tuple[str, str], ...] | None = None
+
+    def save(self, run: RunDir) -> None:
+        data = {**asdict(self), "env": dict(self.env), "sbatch": None if self.sbatch is None else dict(self.sbatch)}
+        publish_text(run.submission, json.dumps(data, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, run: RunDir) -> SubmissionRecord:
+        text = read_run_file(run, run.submission)
+        try:
+            data = json.loads(text)
+            clusters = data.get("requested_cluster", ""), data.get("cluster", "")
+            words = tuple(data["options"]), tuple(data["args"]), data["chdir"], tuple(data["env"].items())
+            kept = data.get("sbatch")
+            return cls(*words, *clusters, tuple(kept.items()) if kept is not None else None)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TransomError(f"`{run.submission}` is damaged", f"{type(error).__name__}: {error}") from error
+
+    def submission(self, run: RunDir) -> Submission:
+        chdir = Path(self.chdir) if self.chdir else None
+        return Submission(run.script, self.options, self.args, dict(self.env), chdir)
+
+
+def restore_submission_environment(run: RunDir) -> None:
+    """Make this process use the SBATCH_* variables of the run's first submission, whatever shell it was started in."""
+    kept = SubmissionRecord.load(run).sbatch
+    if kept is not None:
+        replace_sbatch_variables(os.environ, dict(kept))

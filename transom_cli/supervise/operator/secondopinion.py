@@ -1,0 +1,32 @@
+"""Who else does not reach a node that the operator cannot reach: Slurm, or the attempt's launcher."""
+
+from __future__ import annotations
+
+import time
+
+from transom_cli.files import json_lines
+from transom_cli.layout import AttemptDir
+from transom_cli.slurm.port import Node
+
+RECENT = 120.0  # seconds for which the launcher's word counts
+
+
+def slurm_says(node: Node) -> str:
+    """Slurm's own word that the node is gone; "" where it gives none."""
+    if node.state.startswith("down"):
+        return "Slurm calls it down"
+    return "Slurm gets no answer from it either" if node.not_responding else ""
+
+
+def launcher_says(attempt: AttemptDir, node: str, now: float | None = None) -> str:
+    """The launcher's word that neither the node's agent nor its slurmd answers the batch host; "" if it gives none."""
+    now = time.time() if now is None else now
+    try:
+        lines = attempt.launcher_journal.read_bytes()
+    except OSError:
+        return ""
+    told = [r for r in json_lines(lines) if r.get("type") == "agent" and r.get("node") == node]
+    last = told[-1] if told else {}
+    wall = last.get("wall")
+    recent = isinstance(wall, (int, float)) and abs(now - wall) <= RECENT
+    return "the launcher does not reach it either" if last.get("unreachable") is True and recent else ""

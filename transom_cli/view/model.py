@@ -1,0 +1,285 @@
+"""The read model of a run: plain values that every screen, document and report is drawn from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from transom_cli.beats.table import NodeTable, reached
+from transom_cli.core.decided import UNDECIDED
+from transom_cli.core.progress import newest_step
+from transom_cli.core.state import Exclusion, Incident, SavesFail, State
+from transom_cli.health.gpu.status import NodeGpus
+
+FRESH = 15.0  # seconds: a file newer than this describes the present
+STALE = 60.0  # seconds: node states from older files are not shown as current
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node of the current attempt.
+
+    Attributes:
+        role: ranks, spare, or out (a spare has replaced it).
+        state: ok, slow, silent, suspect, probing, isolated, or waiting (no sign of it yet).
+        step: The last step that all of its ranks have finished; -1 if there is none.
+        beat_age: Seconds since the slowest of its ranks finished a step.
+        alive: The number of its ranks whose process is alive.
+        note: What is unusual about it.
+        gpus: Readings of its GPUs; None if there are none.
+        gpus_age: Seconds between the GPU readings and the newest heartbeat table of any node.
+    """
+
+    node: str
+    role: str
+    state: str
+    step: int = -1
+    beat_age: float | None = None
+    ranks: int = 0
+    alive: int = 0
+    phase: str = ""
+    note: str = ""
+    gpus: NodeGpus | None = None
+    gpus_age: float = 0.0
+
+    @property
+    def differs(self) -> bool:
+        """Whether the node is listed by default: the node or one of its GPUs needs attention."""
+        if self.state not in ("ok", "waiting") or self.gpus is None:
+            return self.state not in ("ok", "waiting")
+        level = self.gpus.level  # moderate heat does not count: a thousand nodes may have it
+        return level == "fault" or (level in ("heavy", "throttled") and not self.gpus.old(self.gpus_age))
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """What transom does next. at: when (Unix time), if known. then: what follows."""
+
+    message: str
+    at: float | None = None
+    then: str = ""
+
+
+@dataclass(frozen=True)
+class PlannedSave:
+    """A save to come. at: expected time (Unix time), if the step time is known."""
+
+    step: int
+    at: float | None = None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A save or restore in progress.
+
+    Attributes:
+        what: saving, copying or restoring.
+        step: The checkpoint's step; -1 if unknown.
+        began: Unix time.
+        done: Units finished, of `total`; total is 0 if unknown.
+        unit: bytes or ranks.
+    """
+
+    what: str
+    step: int
+    message: str
+    began: float | None
+    done: int
+    total: int
+    unit: str
+
+
+@dataclass(frozen=True)
+class IncidentView:
+    """An incident in brief.
+
+    Attributes:
+        result: open, recovered, stopped, ...
+        duration: Seconds to the first new step, or to the incident's end; None while it is open.
+        marks: (Unix time, kind, message) of each thing seen or done.
+        category: Of the diagnosis, as in `diagnose.clue.Category`.
+        rule: The policy rule that decided.
+        nodes: The nodes at fault, as far as known.
+        isolated: (node, drained or excluded).
+    """
+
+    id: str
+    began: float
+    message: str
+    result: str
+    duration: float | None
+    marks: tuple[tuple[float, str, str], ...]
+    category: str = ""
+    rule: str = ""
+    action: str = ""
+    fingerprint: str = ""
+    nodes: tuple[str, ...] = ()
+    isolated: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class RunView:
+    """Everything that a screen shows of a run. Moments are Unix time, durations seconds; `now` is when it was read.
+
+    New fields need a default. `transom status --json` prints them all (view/schema/status.json).
+    """
+
+    run_id: str
+    now: float
+    phase: str
+    over: bool
+    since: float
+    job_id: int
+    restarts: int
+    starts: int
+    step: int
+    durable: int
+    loss: float | None
+    nodes: tuple[str, ...]  # nodes with ranks
+    spares: tuple[str, ...]
+    excluded: tuple[tuple[str, str, str], ...]  # node, drained or excluded, reason
+    slurm_state: str
+    slurm_reason: str
+    slurm_lost: str
+    operator: bool  # a live operator holds the lease
+    verdict: str
+    exit_code: int | None
+    incidents: tuple[IncidentView, ...]  # newest first
+    memory: int = -1  # newest step in node memory
+    memory_age: float | None = None  # since it was committed
+    memory_protection: str = ""
+    save_schedule: str = ""  # when the training saves, and why then
+    reports: tuple[str, ...] = ()  # unusual behaviour of the training that transom does not act on
+    step_breakdown: dict[str, object] | None = None  # time per part of a step, by rank (diagnose.slow.words.document)
+    step_breakdown_lines: tuple[str, ...] = ()  # the same as text
+    path: str = ""  # run directory
+    checkpoints: str = ""  # checkpoint directory
+    submitted: float | None = None
+    steps: int | None = None  # length of the training, from the settings
+    step_time: float | None = None  # seconds per step, recently
+    durable_age: float | None = None  # since the newest checkpoint on disk was seen
+    node_views: tuple[NodeView, ...] = ()  # of the current attempt; () until a node has reported
+    steps_since_start: bool = False  # `step` counts from the start of the processes, not of the training
+    excluded_until: tuple[tuple[str, float | None], ...] = ()  # node, end of its exclusion (None: until lifted)
+    next_steps: tuple[NextStep, ...] = ()
+    restarts_without_progress: int = 0  # in a row
+    max_without_progress: int = 0
+    operator_host: str = ""
+    operator_at: float | None = None  # last sign of life of an operator
+    nodes_at: float | None = None  # newest heartbeat table of this attempt
+    slurm_queried_at: float | None = None  # None: Slurm was not asked for this view
+    slurm_error: str = ""  # why that query failed
+    slurm_start: float | None = None  # Slurm's estimate for a pending job
+    goodput: float | None = None  # productive share of the time since submission
+    goodput_summary: str = ""  # the same as text, with the largest losses
+    requirements: str = ""  # on nodes, besides their number: reservation, constraint, node names
+    switches: str = ""  # Slurm's limit on switches and how long it waits for it, as 1@00:05:00
+    cluster: str = ""  # cluster of the job, if not the one of the Slurm commands
+    operator_job: int = 0  # the Slurm job last submitted to be the operator; 0: none
+    operator_state: str = ""  # Slurm's state of that job, queried only while no operator is alive
+    operator_reason: str = ""  # Slurm's reason why that job waits
+    next_save: PlannedSave | None = None
+    next_durable: PlannedSave | None = None  # next save that also goes to disk
+    saves_fail: SavesFail | None = None  # saves fail, and none has succeeded since
+    owner: str = ""  # owner of the run, if not the current user
+    operations: tuple[Operation, ...] = ()  # saves and restores that take longer than a moment
+
+    @property
+    def fresh(self) -> bool:
+        """Whether a recent source (operator, nodes or Slurm) confirms the phase."""
+        nodes = self.nodes_at is not None and self.now - self.nodes_at < FRESH
+        pending = self.phase in ("pending", "submitting") and self.slurm_state == "PENDING"
+        slurm = self.slurm_queried_at is not None and not self.slurm_error and pending
+        starting = self.phase == "submitting" and self.operator_pending
+        operator = self.operator and not self.slurm_lost
+        return self.over or self.phase == "held" or operator or nodes or slurm or starting
+
+    @property
+    def operator_pending(self) -> bool:
+        """Whether Slurm reports that the operator's job waits or has begun."""
+        return not self.operator and self.operator_state in ("PENDING", "RUNNING")
+
+    @property
+    def nodes_fresh(self) -> bool:
+        """Whether node reports are recent enough to show the state of each node."""
+        return self.nodes_at is not None and self.now - self.nodes_at < STALE
+
+    @property
+    def status(self) -> str:
+        """The phase, or unknown if no recent source confirms it."""
+        return self.phase if self.fresh else "unknown"
+
+    @property
+    def health(self) -> str:
+        """done, failed, stopped, held, unknown, degraded (the run lives with a fault) or healthy.
+
+        A run without an operator is unknown even if its nodes report training: nobody handles the next fault.
+        A finished run whose last saves failed is degraded: its result was not saved.
+        """
+        if self.phase == "done" and self.saves_fail is not None:
+            return "degraded"
+        if self.over or self.phase == "held":
+            return self.phase
+        if not self.operator or self.slurm_lost:
+            return "unknown"
+        odd = any(one.role == "ranks" and one.state not in ("ok", "waiting") for one in self.node_views)
+        return "degraded" if self.phase == "recovering" or odd or self.reports or self.saves_fail else "healthy"
+
+
+def incident_view(incident: Incident, exclusions: tuple[Exclusion, ...] = ()) -> IncidentView:
+    """Summarise an incident."""
+    diagnosis = incident.diagnosis
+    decided = diagnosis.decided if diagnosis else UNDECIDED
+    return IncidentView(
+        id=incident.id,
+        began=incident.began,
+        message=diagnosis.words if diagnosis else (incident.marks[0].words if incident.marks else ""),
+        result=incident.result or incident.stage.value,
+        duration=incident.ended_at - incident.began if incident.ended_at is not None else None,
+        marks=tuple((m.at, m.what, m.words) for m in incident.marks),
+        category=decided.category,
+        rule=decided.rule,
+        action=decided.action,
+        fingerprint=decided.fingerprint,
+        nodes=diagnosis.nodes if diagnosis else incident.quiet_nodes,
+        isolated=tuple((x.node, x.how) for x in exclusions if x.incident == incident.id),
+    )
+
+
+def build_view(run_id: str, state: State, tables: Mapping[str, NodeTable], now: float, *, operator: bool) -> RunView:
+    """Build a view from the operator's state and the nodes' heartbeat tables."""
+    every = [r for table in tables.values() for r in table.ranks]
+    launch = max((r.launch for r in every), default=0)
+    ranks = [r for r in every if r.launch == launch]  # a replaced node still reports its former launch
+    replaced = {x.node for x in state.idle_looks}
+    step, since_start = newest_step((state.step, state.since_start), reached(ranks))
+    loss = next((r.loss for r in sorted(ranks, key=lambda r: r.rank) if r.loss is not None), None)
+    open_ones = (state.incident,) if state.incident is not None else ()
+    return RunView(
+        run_id=run_id,
+        now=now,
+        phase=state.phase.value,
+        over=state.phase.over,
+        since=state.since,
+        job_id=state.job_id,
+        restarts=state.restarts,
+        starts=state.starts,
+        step=step,
+        steps_since_start=since_start and step >= 0,
+        durable=state.durable,
+        loss=loss,
+        nodes=tuple(n for n in state.nodes if n not in state.idle),
+        spares=tuple(n for n in state.idle if n not in replaced),
+        excluded=tuple((x.node, x.how, x.reason) for x in state.exclusions),
+        slurm_state=state.slurm_state,
+        slurm_reason=state.slurm_reason,
+        slurm_lost=state.slurm_lost,
+        operator=operator,
+        verdict=" ".join(state.verdict.split()),  # Slurm's messages may have several lines
+        exit_code=state.exit_code,
+        incidents=tuple(incident_view(i, state.exclusions) for i in (*open_ones, *reversed(state.incidents))),
+        excluded_until=tuple((x.node, x.until) for x in state.exclusions),
+        restarts_without_progress=state.no_progress,
+        max_without_progress=state.policy.max_without_progress,
+        saves_fail=state.saves_fail,
+    )

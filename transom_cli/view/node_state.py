@@ -1,0 +1,152 @@
+"""The state of each node of the attempt. Pure.
+
+The strongest applies: isolated, probing, silent, suspect, slow, ok.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from transom_cli.beats.table import NodeTable, RankBeat
+from transom_cli.core.actions import Probe
+from transom_cli.core.state import Stage, State
+from transom_cli.health.gpu.status import NodeGpus
+from transom_cli.view.model import NodeView
+from transom_cli.view.text import span
+
+LETTERS = {"ok": ".", "slow": "s", "silent": "!", "suspect": "?", "probing": "p", "isolated": "x", "waiting": "-"}
+_BAD = ("suspect", "fail")  # verdicts of findings, as in `health.finding`
+_GONE = {"X": "is gone", "Z": "is dead", "T": "is stopped"}  # by /proc state letter
+_LOGS = "log:"  # prefix of findings in a rank's log, which count for one launch only
+
+
+@dataclass(frozen=True)
+class Found:
+    """A line of `nodes/<node>.jsonl`. verdict: as in `health.finding`."""
+
+    kind: str
+    verdict: str
+    words: str
+    launch: int
+
+
+@dataclass(frozen=True)
+class NodeSight:
+    """The content of one node's files. behind, gpus_behind: seconds that they lag behind the newest table."""
+
+    table: NodeTable | None = None
+    behind: float = 0.0
+    found: tuple[Found, ...] = ()
+    gpus: NodeGpus | None = None
+    gpus_behind: float = 0.0
+
+
+class NodeViews:
+    """Judges nodes repeatedly, and keeps the views of those that have not changed."""
+
+    def __init__(self) -> None:
+        self._about: tuple[object, ...] = ()
+        self._made: dict[str, tuple[NodeSight, NodeView]] = {}
+
+    def of(
+        self, state: State, sights: Mapping[str, NodeSight], slow: Mapping[str, str], silent_after: float
+    ) -> tuple[NodeView, ...]:
+        """Return views in Slurm's order, spares last; () if there is no table.
+
+        Args:
+            slow: By node, why it is slow.
+            silent_after: Seconds without a table after which a node is silent.
+        """
+        tables = [sight.table for sight in sights.values() if sight.table is not None]
+        if not tables:
+            return ()
+        launch = max((table.ranks[0].launch for table in tables if table.ranks), default=-1)
+        about = (state, tuple(sorted(slow.items())), launch, silent_after)
+        if self._about[1:] != about[1:] or self._about[0] is not state:
+            self._about, self._made = about, {}
+        known = _Known(state, launch, slow, silent_after)
+        none = NodeSight()
+        for node in state.nodes:
+            sight = sights.get(node, none)
+            if node not in self._made or self._made[node][0] is not sight:
+                self._made[node] = sight, known.view(node, sight)
+        views = [self._made[node][1] for node in state.nodes]
+        return (*(v for v in views if v.role != "spare"), *(v for v in views if v.role == "spare"))
+
+
+class _Known:
+    """What the state says about all nodes."""
+
+    def __init__(self, state: State, launch: int, slow: Mapping[str, str], silent_after: float) -> None:
+        incident = state.incident
+        active = incident is not None and incident.stage not in (Stage.STARTING, Stage.CLOSED)
+        self._launch, self._slow, self._silent_after = launch, slow, silent_after
+        self._idle = {*state.idle}
+        self._out = {look.node for look in state.idle_looks}
+        self._isolated = {x.node: f"{x.how}: {x.reason}" for x in state.exclusions}
+        self._probed = {a.node: f"probe {a.key.rpartition('/')[2]}" for a in state.pending if isinstance(a, Probe)}
+        self._quiet = {*incident.quiet_nodes, *incident.overdue_nodes} if incident is not None and active else set()
+        diagnosis = incident.diagnosis if incident is not None and active else None
+        self._blamed = dict.fromkeys(diagnosis.nodes, diagnosis.words) if diagnosis is not None else {}
+        faults = (*state.idle_faults, *(incident.faults if incident is not None and active else ()))
+        self._faults = {fault.node: fault.words for fault in reversed(faults)}
+
+    def role(self, node: str) -> str:
+        return "ranks" if node not in self._idle else "out" if node in self._out else "spare"
+
+    def view(self, node: str, sight: NodeSight) -> NodeView:
+        role, table = self.role(node), sight.table
+        ranks = [r for r in table.ranks if r.launch == self._launch] if table is not None and role == "ranks" else []
+        beating = [r for r in ranks if r.count]  # in many trainers only rank 0 reports
+        dead = [r for r in ranks if r.proc in _GONE and r.phase != "done"]
+        state, note = self._judge(node, sight, dead)
+        return NodeView(
+            node,
+            role,
+            state,
+            step=min((r.step for r in beating), default=-1),
+            beat_age=sight.behind + max(r.age for r in beating) if beating else None,
+            ranks=len(ranks),
+            alive=len(ranks) - sum(r.proc in "XZ" for r in dead),
+            phase=_phase(ranks),
+            note=note,
+            gpus=sight.gpus,
+            gpus_age=sight.gpus_behind,
+        )
+
+    def _judge(self, node: str, sight: NodeSight, dead: list[RankBeat]) -> tuple[str, str]:
+        table, closed = sight.table, sight.table is not None and sight.table.closed
+        if node in self._isolated:
+            return "isolated", self._isolated[node]
+        if node in self._probed:
+            return "probing", f"{self._probed[node]} of the node"
+        if sight.behind > self._silent_after and not closed:
+            return "silent", f"no heartbeat for {span(sight.behind)}"
+        if node in self._quiet:
+            return "silent", "its ranks make no progress"
+        if table is None:
+            return "waiting", "no sign of it yet"
+        if node in self._faults:
+            return "suspect", self._faults[node]
+        if node in self._blamed:
+            return "suspect", self._blamed[node]
+        if dead:
+            more = f", and {len(dead) - 1} more" if len(dead) > 1 else ""
+            return "suspect", f"rank {dead[0].rank} {_GONE[dead[0].proc]}{more}"
+        worst = _worst(sight.found, self._launch)
+        if worst is not None:
+            return "suspect", worst.words
+        return ("slow", self._slow[node]) if node in self._slow else ("ok", "")
+
+
+def _worst(found: tuple[Found, ...], launch: int) -> Found | None:
+    """Return the worst finding: the last of each check counts, and findings in the logs of this launch."""
+    last = {one.kind: one for one in found if one.launch == launch or not one.kind.startswith(_LOGS)}
+    return max((f for f in last.values() if f.verdict in _BAD), key=lambda f: f.verdict == "fail", default=None)
+
+
+def _phase(ranks: list[RankBeat]) -> str:
+    """Return the phase that all ranks are in; "" if they differ."""
+    phases = {r.phase for r in ranks}
+    return phases.pop() if len(phases) == 1 else ""

@@ -1,0 +1,299 @@
+"""What comes next: planned saves, operations in progress, transom's next actions, the user's commands. Pure."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from transom_cli.beats.table import RankBeat
+from transom_cli.ckpt.pace.coming import Coming
+from transom_cli.ckpt.underway import CHECKING, WRITING, Part
+from transom_cli.core import events as ev
+from transom_cli.core.actions import Examine, Isolate, Probe
+from transom_cli.core.state import Incident, Phase, Stage, State
+from transom_cli.errors import NoCheckpoint
+from transom_cli.layout import RunDir, parse_attempt
+from transom_cli.plural import several
+from transom_cli.slurm.port import cluster_command
+from transom_cli.slurm.port import release_commands as let_go_on
+from transom_cli.view.model import NextStep, Operation, PlannedSave, RunView
+from transom_cli.view.text import count, size_of, some, span
+
+RECENT = 900.0  # seconds over which the step time is averaged
+SHORT = 2.0  # seconds: shorter operations end before anybody reads about them
+FREQUENT = 10.0  # seconds: saves that follow each other faster are not announced
+_BUSY_PHASES = {"restore": "restoring", "checkpoint": "saving"}  # phases that ranks report
+
+# --- times from the journal ---
+
+
+@dataclass(frozen=True)
+class JournalTimes:
+    """Moments from the journal (Unix time); None: unknown.
+
+    Attributes:
+        durable: When the newest checkpoint on disk was seen.
+        running: When Slurm started the current attempt.
+        launched: When the newest launch of this attempt was seen.
+        steps: (time, step) since the last launch.
+    """
+
+    submitted: float | None = None
+    durable: float | None = None
+    running: float | None = None
+    launched: float | None = None
+    steps: tuple[tuple[float, int], ...] = ()
+
+
+def journal_times(events: Iterable[ev.Event], state: State) -> JournalTimes:
+    """Collect from the journal's events what the state does not keep."""
+    submitted = durable = running = launched = None
+    steps: list[tuple[float, int]] = []
+    newest = -1
+    for event in events:
+        if isinstance(event, ev.StepSeen):
+            if event.attempt == state.attempt:
+                if steps and event.step < steps[-1][1]:  # the way of counting steps has changed
+                    steps = []
+                steps.append((event.at, event.step))
+        elif isinstance(event, ev.Submitted):
+            submitted = event.at if submitted is None else submitted
+        elif isinstance(event, ev.CheckpointSeen):
+            newest, durable = (event.step, event.at) if event.step > newest else (newest, durable)
+        elif isinstance(event, ev.OutcomeSeen) and event.durable > newest:
+            newest, durable = event.durable, event.at
+        elif isinstance(event, ev.LaunchSeen) and event.attempt == state.attempt:
+            steps, launched = [], event.at
+            running = event.at if running is None else running
+        elif isinstance(event, ev.JobSeen) and event.state == "RUNNING" and running is None:
+            running = event.at if (event.job_id, event.restarts) == parse_attempt(state.attempt or "0.0") else None
+    return JournalTimes(submitted, durable, running, launched, tuple(steps))
+
+
+def step_time(steps: tuple[tuple[float, int], ...], last: tuple[float, int] | None = None) -> float | None:
+    """Return seconds per step over the last 15 minutes.
+
+    Args:
+        steps: (time, step) by the operator's clock.
+        last: The newest step of all and its time. It is by another clock, so it is used only if `steps` has one entry.
+    """
+    points = [*steps, last] if last is not None and len(steps) == 1 else [*steps]
+    if len(points) < 2:
+        return None
+    end, step = points[-1]
+    began, first = next((p for p in points[:-1] if end - p[0] <= RECENT), points[-2])
+    return (end - began) / (step - first) if step > first and end > began else None
+
+
+# --- saves and restores ---
+
+
+def operations(parts: Iterable[Part], directory: str, now: float) -> tuple[Operation, ...]:
+    """Describe saves and restores in progress.
+
+    Args:
+        parts: Progress summed over all nodes.
+        directory: The training's checkpoint directory; any other is a copy.
+    """
+    found = []
+    for part in parts:
+        if now - part.began < SHORT:
+            continue
+        what, title = _part_title(part, directory)
+        checked = " checked" if part.what == CHECKING else ""
+        share = f": {size_of(part.done, part.of)}{checked}" if part.of else ""
+        message = f"{title}{share}, {span(now - part.began)} so far"
+        found.append(Operation(what, part.step, message, part.began, part.done, part.of, "bytes"))
+    return tuple(found)
+
+
+def rank_operation(ranks: Iterable[RankBeat]) -> Operation | None:
+    """Describe a save or restore from the phases that ranks report, if nothing reports bytes."""
+    every = list(ranks)
+    for phase, what in _BUSY_PHASES.items():
+        busy = [r for r in every if r.phase == phase and r.age >= SHORT]
+        if busy:
+            message = f"{what} a checkpoint: {count(len(busy))} of {several(len(every), 'rank')}"
+            return Operation(what, -1, message, None, len(busy), len(every), "ranks")
+    return None
+
+
+def _part_title(part: Part, directory: str) -> tuple[str, str]:
+    step, elsewhere = f"step {count(part.step)}", part.place if part.place != directory else ""
+    if part.what == WRITING:
+        return ("copying", f"copying {step} to {elsewhere}") if elsewhere else ("saving", f"saving {step} to disk")
+    return "restoring", f"restoring {step} from {elsewhere or ('disk' if part.place else 'memory')}"
+
+
+def planned_saves(
+    coming: Coming, step: int, step_time: float | None, stepped: float | None, now: float
+) -> tuple[PlannedSave | None, PlannedSave | None]:
+    """Return the next save and the next save to disk; None if unknown or too frequent to announce.
+
+    Args:
+        step: The last finished step; `stepped` is when it finished (Unix time).
+        step_time: Seconds per step.
+    """
+    following = coming.after(step)
+    pace = step_time if stepped is not None else None
+
+    def planned(then: int) -> PlannedSave:
+        at = stepped + (then - step) * pace if stepped is not None and pace is not None else None
+        return PlannedSave(then, at if at is not None and at > now else None)  # no time if the training is late
+
+    to_disk = coming.durable_after(step)
+    if to_disk is None and coming.durable_from is not None and pace and stepped is not None:  # scheduled by time
+        waits = coming.durable_from - stepped - (following - step) * pace
+        to_disk = following + coming.every * max(0, math.ceil(waits / (coming.every * pace)))
+    apart = coming.every * pace if pace is not None else FREQUENT
+    soon = to_disk is not None and coming.durable is not None and apart * (coming.persist or 1) < FREQUENT
+    return None if apart < FREQUENT else planned(following), None if to_disk is None or soon else planned(to_disk)
+
+
+def planned_saves_line(save: PlannedSave | None, durable: PlannedSave | None, now: float) -> str:
+    """Return `next save in 40 s, to disk in 6m 12s`; "" if nothing is known."""
+    if save is not None and durable is not None and save.step == durable.step:
+        return f"next save {_when(save, now)}, also to disk"
+    to_disk = f"to disk {_when(durable, now)}" if durable is not None else ""
+    if save is None:
+        return f"next save {to_disk}" if to_disk else ""
+    return ", ".join(x for x in (f"next save {_when(save, now)}", to_disk) if x)
+
+
+def _when(save: PlannedSave, now: float) -> str:
+    return f"at step {count(save.step)}" if save.at is None else f"in {span(save.at - now)}"
+
+
+# --- transom's next actions ---
+
+
+def next_steps(
+    state: State,
+    limit_at: float | None,
+    *,
+    warned: bool,
+    hung_at: float | None = None,
+    operator: bool = True,
+    launcher: bool = True,
+) -> tuple[NextStep, ...]:
+    """Return what transom does next.
+
+    Args:
+        limit_at: When the job reaches its time limit (Unix time).
+        warned: The ranks save before the time limit, and the run continues.
+        hung_at: When a launch without a step counts as hung (Unix time).
+        operator: An operator is alive.
+        launcher: The script starts a launcher; without one, nobody sees the ranks.
+    """
+    if state.phase.over or state.phase is Phase.HELD:
+        return ()
+    if state.phase is Phase.STOPPING:
+        return (NextStep("cancelling the job; the run ends when Slurm confirms it"),)
+    if state.phase is Phase.FINISHING:
+        return (NextStep("training finished; waiting for Slurm to end the job"),)
+    found = [_incident_step(state, state.incident)] if state.incident is not None else []
+    if state.phase is Phase.SUBMITTING:
+        found.append(NextStep("submitting the job" if operator else "the operator will submit the job"))
+    if state.phase is Phase.STARTING:
+        first = NextStep("waiting for the first step; a launch without a step counts as hung", hung_at)
+        ranks = "waiting for the launcher to start the ranks" if launcher else "script running, steps not visible"
+        found.append(first if state.launched else NextStep(ranks))
+    if limit_at is not None:
+        then = "all ranks save, and the run continues in its next attempt" if warned else "Slurm ends the attempt"
+        found.append(NextStep("time limit", limit_at, then))
+    return tuple(found)
+
+
+def _incident_step(state: State, incident: Incident) -> NextStep:
+    stage, pending = incident.stage, [a for a in state.pending if a.key.startswith(f"{incident.id}/")]
+    if stage is Stage.HEALING:
+        return NextStep(f"{incident.id}: the launcher relaunches the ranks or swaps a node within this allocation")
+    if stage is Stage.EXAMINING:
+        nodes = tuple(a.node for a in pending if isinstance(a, Probe))
+        doing = [f"probing {some(nodes)}"] if nodes else []
+        doing += ["reading the logs"] if any(isinstance(a, Examine) for a in pending) else []
+        return NextStep(f"{incident.id}: {' and '.join(doing) or 'looking for the cause'}, then a decision")
+    if stage is Stage.ISOLATING:
+        nodes = tuple(a.node for a in pending if isinstance(a, Isolate))
+        return NextStep(f"{incident.id}: isolating {some(nodes) or 'the nodes at fault'}, then a restart")
+    if stage is Stage.WAITING:
+        return NextStep(f"{incident.id}: restart after the back-off", incident.not_before)
+    if stage is Stage.RESTARTING:
+        without = f" without {some(state.excluded)}" if state.exclusions else ""
+        return NextStep(f"{incident.id}: requeueing the job{without}")
+    if incident.marks and incident.marks[-1].what == "waiting":  # the launcher's srun cannot create the step
+        target = "slurmctld, which is needed to start ranks" if state.slurm_lost else "Slurm to start the ranks"
+        return NextStep(f"{incident.id}: waiting for {target}")
+    back = f", from checkpoint {state.durable:,} or node memory" if state.durable >= 0 else ""
+    target = "Slurm to start the job" if state.slurm_state == "PENDING" else f"the first new step{back}"
+    return NextStep(f"{incident.id}: waiting for {target}")
+
+
+# --- the user's commands ---
+
+
+def next_commands(view: RunView) -> list[tuple[str, str]]:
+    """Return (label, command) for what the user can do. Run IDs need no quotes; paths are quoted."""
+    run, status, job = view.run_id, view.status, view.job_id
+    explain, stop = ("details", f"transom explain {run}"), ("stop", f"transom stop {run}")
+    attach = [("attach", f"transom attach {run}")] if not view.operator and not view.over else []
+    if view.operator_pending:  # a second operator would only wait for the first
+        attach = [("check", cluster_command(f"squeue --start -j {view.operator_job}", view.cluster))]
+    if status == "held" and job:
+        excluded = tuple(node for node, *_ in view.excluded)
+        return [explain, *release_commands(job, view.slurm_reason, excluded, view.cluster), stop]
+    if status == "unknown":
+        return [*attach, ("ask Slurm", cluster_command(f"scontrol show job {job}", view.cluster))] if job else attach
+    if status == "pending":
+        return [*attach, *_pending_commands(view), stop]
+    if status == "submitting" and view.operator_pending:
+        return [*attach, stop]
+    if status == "submitting" and view.path:
+        return [*attach, ("its log", f"tail {shlex.quote(str(RunDir(Path(view.path)).operator_log))}")]
+    if status == "starting" and view.path:
+        return [*attach, ("its output", f"tail -f {_job_log(view)}")]
+    if status == "recovering":
+        return [*attach, explain, *_pending_commands(view)]
+    if status in ("failed", "stopped"):
+        command = continue_command(view)
+        further = [("continue", command)] if command else []
+        further += [("its output", f"less {_job_log(view)}")] if job and status == "failed" and view.path else []
+        if view.exit_code == NoCheckpoint.exit_code:
+            further = [("check", f"transom ckpt verify {run}")]
+        return [explain, *further] if view.incidents else further
+    if status == "done" and view.durable >= 0:
+        return [("the result", f"transom ckpt ls {run}")]
+    return attach
+
+
+def release_commands(job_id: int, reason: str, excluded: tuple[str, ...], cluster: str = "") -> list[tuple[str, str]]:
+    """Return (label, command) that release a held job."""
+    commands = let_go_on(job_id, reason, excluded, cluster)
+    return [("release" if label == "go on" else label, command) for label, command in commands.items()]
+
+
+def _pending_commands(view: RunView) -> list[tuple[str, str]]:
+    """For a queued job: ask for Slurm's estimate, and accept a start on any switch."""
+    if not view.job_id or view.slurm_state != "PENDING":
+        return []
+    check = [("check", cluster_command(f"squeue --start -j {view.job_id}", view.cluster))]
+    if view.switches and view.slurm_reason == "Resources":  # Slurm 22.05 accepts switches=0 but keeps waiting
+        return [
+            *check,
+            ("any switch", cluster_command(f"scontrol update jobid={view.job_id} switches=999", view.cluster)),
+        ]
+    return check
+
+
+def _job_log(view: RunView) -> str:
+    return shlex.quote(str(RunDir(Path(view.path)).job_log(view.job_id)))
+
+
+def continue_command(view: RunView) -> str:
+    """Return the command that starts a new run from the last checkpoint of one that is over; "" if there is none."""
+    if view.durable < 0 or not view.checkpoints or view.exit_code == NoCheckpoint.exit_code:
+        return ""
+    return f"transom run --set checkpoint.directory={shlex.quote(view.checkpoints)} ..."

@@ -1,0 +1,367 @@
+"""Reads a run directory into a `RunView`: journal, heartbeat tables, lease, and checkpoints in node memory."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transom_cli.beats.table import RankBeat
+from transom_cli.ckpt.memory.account import newest_whole
+from transom_cli.ckpt.memory.shown import newest_attempt, read_all
+from transom_cli.ckpt.pace.coming import Coming
+from transom_cli.ckpt.underway import Part, joined
+from transom_cli.core.job import held_words
+from transom_cli.core.state import Phase, State
+from transom_cli.layout import RunDir, attempt_name, parse_attempt
+from transom_cli.ownership import other_owner
+from transom_cli.slurm.port import slurm_seconds
+from transom_cli.supervise.handed import Handed, newest_handed
+from transom_cli.supervise.journal import Folded, Folding
+from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
+from transom_cli.supervise.reported import read_reports
+from transom_cli.supervise.saves import saves_fail
+from transom_cli.view.model import RunView, build_view
+from transom_cli.view.node_state import NodeSight, NodeViews
+from transom_cli.view.outlook import journal_times, next_steps, operations, planned_saves, rank_operation, step_time
+from transom_cli.view.read_nodes import NodeReader
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+LATE = 5.0  # seconds a node's table may lag behind the newest one and still count as current
+MANY = 128  # nodes
+MEMORY_EVERY = 10.0  # seconds between reading the memory of so many nodes
+MAX_JOURNALS = 1 << 20  # bytes of journals that are read for goodput: a tenth of a second
+SILENT, FIRST_STEP = 10.0, 1800.0  # seconds; the defaults of `detect`
+_LAUNCH = re.compile(r"\btransom(?:_cli)?\s+launch\b")
+
+# --- settings ---
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What the screens need from run.toml. It is read without the settings model, whose import takes long.
+
+    Attributes:
+        steps: Length of the training.
+        limit: Time limit of an attempt in seconds.
+        warned: The ranks get a signal before the time limit.
+        cluster: The cluster of the job, if there are several.
+        launcher: The batch script starts transom's launcher.
+        requirements: On nodes, besides their number.
+    """
+
+    checkpoints: Path
+    steps: int | None = None
+    limit: int | None = None
+    warned: bool = True
+    node_silent: float = SILENT
+    first_step: float = FIRST_STEP
+    cluster: str = ""
+    launcher: bool = True
+    requirements: str = ""
+
+
+def read_run_settings(run: RunDir) -> RunSettings:
+    """Return defaults if run.toml cannot be read."""
+    try:
+        settings = tomllib.loads(run.settings.read_text(encoding="utf-8", errors="surrogateescape"))
+    except (OSError, ValueError):
+        return RunSettings(run.checkpoints)
+    job, detect = _section(settings, "job"), _section(settings, "detect")
+    steps, directory = settings.get("steps"), _section(settings, "checkpoint").get("directory")
+    return RunSettings(
+        checkpoints=Path(directory) if isinstance(directory, str) and directory else run.checkpoints,
+        steps=steps if isinstance(steps, int) else None,
+        limit=_seconds(job.get("time")),
+        warned=job.get("signal_before") != 0,
+        node_silent=_number(detect.get("node_silent"), SILENT),
+        first_step=_number(detect.get("first_step"), FIRST_STEP),
+        cluster=str(job.get("cluster", "")),
+        launcher=_has_launcher(run),
+        requirements=", ".join(f"{name} `{job[name]}`" for name in ("reservation", "constraint") if job.get(name)),
+    )
+
+
+def _has_launcher(run: RunDir) -> bool:
+    """Whether the script is one of ours, or calls `transom launch` itself."""
+    try:
+        return _LAUNCH.search(run.script.read_text(errors="replace")) is not None
+    except OSError:
+        return True
+
+
+def operator_job(run: RunDir) -> int:
+    """Return the Slurm job last submitted to be the run's operator; 0 if none was."""
+    try:
+        return int(run.operator_job.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    section = settings.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _number(value: object, default: float) -> float:
+    return float(value) if isinstance(value, (int, float)) else default
+
+
+def _seconds(time: object) -> int | None:
+    if not isinstance(time, str) or not time:
+        return None
+    try:
+        return slurm_seconds(time)
+    except ValueError:
+        return None
+
+
+# --- checkpoints in node memory ---
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the nodes report of checkpoints.
+
+    Attributes:
+        step: The newest complete step in node memory; -1 if there is none.
+        committed: When it was committed (Unix time).
+        schedule: When the training saves, as text.
+        coming: When the training saves, as a plan.
+        parts: Saves and restores in progress.
+        directory: The training's checkpoint directory.
+    """
+
+    step: int = -1
+    committed: float | None = None
+    protection: str = ""
+    schedule: str = ""
+    coming: Coming | None = None
+    parts: tuple[Part, ...] = ()
+    directory: str = ""
+
+    def added_to(self, view: RunView, stepped: float | None = None) -> RunView:
+        """Add it to a view. stepped: when the view's step finished; planned saves need a run that trains."""
+        view = replace(
+            view,
+            memory=self.step,
+            memory_age=None if self.committed is None else max(0.0, view.now - self.committed),
+            memory_protection=self.protection,
+            save_schedule=self.schedule,
+            operations=operations(self.parts, self.directory, view.now),
+        )
+        if self.coming is None or view.phase != Phase.TRAINING.value or view.step < 0:
+            return view
+        save, durable = planned_saves(self.coming, view.step, view.step_time, stepped, view.now)
+        return replace(view, next_save=save, next_durable=durable)
+
+
+def read_memory(run: RunDir, state: State, now: float) -> Memory:
+    """Read the reports of the current attempt's nodes, a file each."""
+    attempt = newest_attempt(run.attempts)
+    if attempt is None or attempt.name != attempt_name(state.job_id, state.restarts):
+        return Memory()
+    trainings = [sight.accounts for sight in read_all(attempt, now).values()]
+    accounts = [account for training in trainings for account in training.values()]
+    one, first = newest_whole(trainings), next((a for a in accounts if a.rhythm), None)
+    return Memory(
+        step=-1 if one is None else one.step,
+        committed=None if one is None else one.committed,
+        protection="" if one is None else one.protection,
+        schedule="" if first is None else first.rhythm,
+        coming=None if first is None else first.coming,
+        parts=joined(part for account in accounts for part in account.under_way),
+        directory=accounts[0].directory if accounts else "",
+    )
+
+
+# --- the view ---
+
+
+def read_view(run: RunDir, patience: float = 0.0) -> RunView:
+    """Read a run once.
+
+    Args:
+        patience: Seconds to watch the lease of an operator on another host, if its file alone does not tell.
+    """
+    return Reader(run, patience).look()
+
+
+def with_goodput(run: RunDir, view: RunView) -> RunView:
+    """Add goodput, unless nothing is known yet or the journals are too long to read for a status screen."""
+    from transom_cli.supervise.ledger import read_book  # `transom list` does without it
+    from transom_cli.view.goodput import summary
+
+    try:
+        journals = [run.journal, *run.attempts.glob("*/*.jsonl")]
+        if sum(path.stat().st_size for path in journals if path.exists()) > MAX_JOURNALS:
+            return view
+        account = read_book(run, view.now).account
+    except OSError:
+        return view
+    share = account.whole.goodput if account.steps_seen else None
+    return replace(view, goodput=share, goodput_summary=summary(account))
+
+
+class Reader:
+    """Reads a run repeatedly: only what is new in the journal, and tables within `budget` seconds per look."""
+
+    def __init__(self, run: RunDir, patience: float = 0.0, budget: float = float("inf")) -> None:
+        self._run, self._patience, self._budget = run, patience, budget
+        self._journal, self._nodes = Folding(run.journal), NodeReader(budget)
+        self._settings, self._views = read_run_settings(run), NodeViews()
+        self._memory_at, self._memory_of, self._memory = float("-inf"), "", Memory()
+
+    def look(self, journal: Folded | None = None) -> RunView:
+        """Read the run now. journal: if the caller has just read it."""
+        run, settings = self._run, self._settings
+        folded = journal or self._journal.more()
+        state = folded.state
+        alive = _operator_lives(run, self._patience)
+        sights, newest = self._nodes.read(run.attempt(state.job_id, state.restarts)) if state.job_id else ({}, None)
+        current = {node: s.table for node, s in sights.items() if s.table is not None and s.behind <= LATE}
+        tables = current or {node: s.table for node, s in sights.items() if s.table is not None}
+        view = build_view(run.run_id, state, tables, time.time(), operator=alive)
+        if state.phase.over:  # of the tables, only the last step and loss still count
+            sights, newest = {}, None
+        view = replace(
+            view,
+            path=str(run.path),
+            checkpoints=str(settings.checkpoints),
+            steps=settings.steps,
+            nodes_at=newest,
+            saves_fail=saves_fail(run, state),
+            cluster=settings.cluster,
+            requirements=settings.requirements,
+            owner=other_owner(run),
+        )
+        view = _with_history(_with_operator(run, view), folded, sights, settings)
+        if not view.over:
+            view = self._with_nodes(self._with_memory(view, state, sights), state, sights)
+        held = None if alive or view.over else _launcher_hold(run, state)
+        return held_view(view, held) if held is not None else view
+
+    def _with_memory(self, view: RunView, state: State, sights: Mapping[str, NodeSight]) -> RunView:
+        """With a budget, the files of many nodes are read only every `MEMORY_EVERY` seconds."""
+        now = time.monotonic()
+        rare = self._budget < float("inf") and len(state.nodes) > MANY and self._memory_of == state.attempt
+        if not rare or now - self._memory_at >= MEMORY_EVERY:
+            self._memory = read_memory(self._run, state, view.now)
+            self._memory_at, self._memory_of = now, state.attempt
+        last = _last_step(view, sights)
+        view = self._memory.added_to(view, last[0] if last is not None else None)
+        busy = None if view.operations else rank_operation(_live_ranks(sights))
+        return view if busy is None else replace(view, operations=(busy,))
+
+    def _with_nodes(self, view: RunView, state: State, sights: Mapping[str, NodeSight]) -> RunView:
+        """Add each node, and what the launcher of the current attempt reports."""
+        found = read_reports(self._run.attempt(state.job_id, state.restarts)) if state.job_id else {}
+        standing, phases, lines = found.get("standing"), found.get("phases"), found.get("lines")
+        reports = [one for one in standing if isinstance(one, dict)] if isinstance(standing, list) else []
+        slow = {node: str(one.get("words", "")) for one in reversed(reports) for node in _culprits(one)}
+        return replace(
+            view,
+            node_views=self._views.of(state, sights, slow, self._settings.node_silent),
+            reports=tuple(str(one.get("words", "")) for one in reports),
+            step_breakdown=phases if isinstance(phases, dict) else None,
+            step_breakdown_lines=tuple(str(line) for line in lines) if isinstance(lines, list) else (),
+        )
+
+
+def _operator_lives(run: RunDir, patience: float) -> bool:
+    """An operator on another host that has just renewed its lease is not watched any longer."""
+    holder = read_holder(run)
+    if holder is not None and patience and not holder.released and not holder.here():
+        age = time.time() - (_mtime(run.lease) or 0.0)
+        if 0.0 <= age < STALE and holder.epoch == highest_epoch(run):
+            return True
+    return operator_alive(run, patience=patience) is not None
+
+
+def _mtime(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _with_operator(run: RunDir, view: RunView) -> RunView:
+    """Add the last sign of life of an operator: its lease, or the last line of its journal."""
+    holder = read_holder(run)
+    signs = [at for at in (_mtime(run.lease), _mtime(run.journal) if holder else None) if at is not None]
+    host, job = holder.host if holder else "", operator_job(run)
+    return replace(view, operator_host=host, operator_at=max(signs, default=None), operator_job=job)
+
+
+def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight], settings: RunSettings) -> RunView:
+    """Add times from the journal, the step time, and what comes next."""
+    state, past = folded.state, journal_times(folded.events, folded.state)
+    last = _last_step(view, sights) if len(past.steps) == 1 else None
+    runs = past.running is not None and state.slurm_state == "RUNNING"
+    limit = past.running + settings.limit if runs and past.running is not None and settings.limit else None
+    hung = past.launched + settings.first_step if past.launched is not None else None
+    return replace(
+        view,
+        submitted=past.submitted,
+        step_time=step_time(past.steps, last),
+        durable_age=max(0.0, view.now - past.durable) if past.durable is not None else None,
+        next_steps=next_steps(
+            state,
+            limit,
+            warned=settings.warned,
+            hung_at=hung,
+            operator=view.operator,
+            launcher=settings.launcher,
+        ),
+    )
+
+
+def _live_ranks(sights: Mapping[str, NodeSight]) -> list[RankBeat]:
+    """Return the live ranks of the newest launch."""
+    ranks = [r for sight in sights.values() if sight.table is not None for r in sight.table.ranks]
+    launch = max((r.launch for r in ranks), default=0)
+    return [r for r in ranks if r.launch == launch and r.proc not in "XZ"]
+
+
+def _last_step(view: RunView, sights: Mapping[str, NodeSight]) -> tuple[float, int] | None:
+    """Return the newest step and when it finished, by the file system's clock."""
+    moved = [s.behind + r.age for s in sights.values() if s.table is not None for r in s.table.ranks if r.count]
+    return (view.nodes_at - min(moved), view.step) if moved and view.nodes_at is not None else None
+
+
+def _culprits(report: Mapping[str, object]) -> list[str]:
+    """Return the nodes that a report of slowness names."""
+    clue = report.get("clue")
+    culprits = clue.get("culprits") if isinstance(clue, dict) else None
+    named = [c.get("node") for c in culprits if isinstance(c, dict)] if isinstance(culprits, list) else []
+    return [node for node in named if isinstance(node, str) and node]
+
+
+def _launcher_hold(run: RunDir, state: State) -> Handed | None:
+    """Return a hold by the launcher that no operator has recorded yet."""
+    handed = newest_handed(run)
+    if handed is None or handed.how != "held":
+        return None
+    return handed if parse_attempt(handed.attempt) >= (state.job_id, state.restarts) else None
+
+
+def held_view(view: RunView, handed: Handed) -> RunView:
+    """Show a hold by the launcher. Slurm was not asked, so its state is left out."""
+    return replace(
+        view,
+        job_id=handed.job_id,
+        restarts=handed.restarts,
+        slurm_state="",
+        slurm_reason="",
+        phase=Phase.HELD.value,
+        since=handed.wall,
+        verdict=held_words(handed.why),
+        next_steps=(),
+    )

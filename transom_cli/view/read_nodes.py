@@ -1,0 +1,164 @@
+"""Reads the files of an attempt's nodes: heartbeat tables, findings, GPU readings.
+
+A thousand nodes have thousands of small files on a file system that may be slow to open each. So there is one listing
+per look, and unchanged files are not opened again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from transom_cli.beats.table import BadTable, NodeTable, decode
+from transom_cli.health.gpu import status
+from transom_cli.health.gpu.status import NodeGpus
+from transom_cli.layout import AttemptDir
+from transom_cli.view.node_state import Found, NodeSight
+
+LIST_EVERY = 5.0  # seconds between two listings, for a reader with a budget
+TAIL = 64 << 10  # bytes of a node's findings that are read
+_VERDICTS = (b'"suspect"', b'"fail"')  # findings without any of them need no parsing
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The files of one node. written, gpus_written: modification times."""
+
+    table: NodeTable | None
+    written: float
+    found: tuple[Found, ...]
+    gpus: NodeGpus | None
+    gpus_written: float
+
+
+class NodeReader:
+    """Reads the nodes of an attempt repeatedly.
+
+    Args:
+        budget: Approximate seconds for a look. Tables that it leaves out come first in the next look, and keep their
+            last values until then.
+    """
+
+    def __init__(self, budget: float = float("inf")) -> None:
+        self._budget = budget
+        self._attempt = ""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._listed, self._beside, self._with_gpus = float("-inf"), frozenset[str](), frozenset[str]()
+        self._nodes: list[str] = []
+        self._turn = 0
+        self._sights: dict[str, NodeSight] = {}
+        self._sizes: dict[str, int] = {}  # of the findings files
+        self._gpus: dict[str, tuple[NodeGpus, float]] = {}  # readings, modification time
+        self._newest: float | None = None
+
+    def read(self, attempt: AttemptDir) -> tuple[dict[str, NodeSight], float | None]:
+        """Return what is known of each node, and the modification time of the newest table."""
+        now = time.monotonic()
+        if attempt.name != self._attempt:
+            self._attempt = attempt.name
+            self._begin()
+        if self._budget == float("inf") or now - self._listed >= LIST_EVERY:
+            self._list(attempt, now)
+        read = self._read_some(attempt, now + self._budget)
+        seen = [one.written for one in read.values() if one.written]
+        self._newest = max([*seen, *([self._newest] if self._newest is not None else [])], default=None)
+        for node, one in read.items():
+            before = self._sights.get(node, NodeSight())
+            if one.table is None:
+                if one.found or node in self._sights or node in self._beside:
+                    self._sights[node] = replace(before, found=one.found)
+            else:
+                newest = self._newest or one.written
+                behind, gpus_behind = max(0.0, newest - one.written), max(0.0, newest - one.gpus_written)
+                self._sights[node] = NodeSight(one.table, behind, one.found, one.gpus, gpus_behind)
+        return dict(self._sights), self._newest
+
+    def _list(self, attempt: AttemptDir, now: float) -> None:
+        names = _names(str(attempt.nodes))
+        self._listed = now
+        self._beside = frozenset(name[:-6] for name in names if name.endswith(".jsonl"))
+        self._with_gpus = frozenset(name[:-5] for name in names if name.endswith(".gpus"))
+        self._nodes = sorted({*self._beside, *(name[:-6] for name in names if name.endswith(".beats"))})
+
+    def _read_some(self, attempt: AttemptDir, deadline: float) -> dict[str, _Read]:
+        """Read the nodes whose turn it is; in the first look, all."""
+        read: dict[str, _Read] = {}
+        folder = str(attempt.nodes)
+        start, whole = self._turn % len(self._nodes) if self._nodes else 0, not self._sights
+        for n, node in enumerate((*self._nodes[start:], *self._nodes[:start])):
+            if n and not whole and time.monotonic() > deadline:
+                break
+            self._turn = start + n + 1
+            has = _table(f"{folder}/{node}.beats")
+            table, written = has if has is not None and has[0].attempt == attempt.name else (None, 0.0)
+            gpus, gpus_written = self._shown(folder, node)
+            read[node] = _Read(table, written, self._found(folder, node), gpus, gpus_written)
+        return read
+
+    def _shown(self, folder: str, node: str) -> tuple[NodeGpus | None, float]:
+        """Read the GPU readings if the file has changed."""
+        known = self._gpus.get(node)
+        if node not in self._with_gpus:
+            return None, 0.0
+        path = f"{folder}/{node}.gpus"
+        try:
+            if known is None or os.stat(path).st_mtime != known[1]:  # noqa: PTH116
+                with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+                    known = self._gpus[node] = status.decode(file.read().decode()), os.fstat(file.fileno()).st_mtime
+        except (OSError, ValueError):  # removed, damaged, or of another version
+            pass
+        return known or (None, 0.0)
+
+    def _found(self, folder: str, node: str) -> tuple[Found, ...]:
+        if node not in self._beside:
+            return ()
+        path = f"{folder}/{node}.jsonl"
+        known = self._sights[node].found if node in self._sights else ()
+        try:
+            size = os.stat(path).st_size  # noqa: PTH116
+        except OSError:
+            return known
+        if self._sizes.get(node) == size:
+            return known
+        self._sizes[node] = size
+        return _findings(path)
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(folder) if not name.startswith(".")]  # noqa: PTH208
+    except OSError:
+        return []
+
+
+def _table(path: str) -> tuple[NodeTable, float] | None:
+    """Return a table and its modification time; None if it was removed or is being replaced."""
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            return decode(file.read()), os.fstat(file.fileno()).st_mtime
+    except (OSError, BadTable):
+        return None
+
+
+def _findings(path: str) -> tuple[Found, ...]:
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            tail = file.read()
+    except OSError:
+        return ()
+    return tuple(_records(tail)) if any(verdict in tail for verdict in _VERDICTS) else ()
+
+
+def _records(tail: bytes) -> Iterator[Found]:
+    for text in tail.splitlines():
+        try:
+            record = json.loads(text)
+            yield Found(str(record["kind"]), str(record["verdict"]), str(record["words"]), int(record["launch"]))
+        except (ValueError, KeyError, TypeError):
+            continue  # incomplete, or of another version

@@ -1,0 +1,225 @@
+"""The data of a report, and the blocks that it is made of: plain values. Pure.
+
+Text is untrusted and not escaped yet. A tone is a class of style.css: good, warn, bad, dim, time, or a kind of time.
+Positions along the time are percent of the run's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from transom_cli.core.goodput.account import Loss
+from transom_cli.supervise.book import Book
+from transom_cli.view.model import RunView
+
+FACTS = "facts"  # the check that reports kernel, driver and hardware versions
+
+# --- data ---
+
+
+@dataclass(frozen=True)
+class AgentFinding:
+    """A finding of an agent about its node. at: the first time; times: how often in that attempt."""
+
+    at: float
+    attempt: str
+    node: str
+    kind: str
+    verdict: str
+    message: str
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class CheckFinding:
+    """A finding of a health run (`attempts/<a>/health`), as in `health.finding.Finding`."""
+
+    attempt: str
+    node: str
+    check: str
+    verdict: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """Everything that a report shows.
+
+    Attributes:
+        settings: run.toml, or why it cannot be read.
+        losses: Over time; `last` is the newest of each attempt.
+        limits: What was left out because there is too much of it.
+    """
+
+    book: Book
+    view: RunView
+    version: str
+    settings: Mapping[str, Any] | str
+    losses: tuple[Loss, ...] = ()
+    last: tuple[Loss, ...] = ()
+    found: tuple[AgentFinding, ...] = ()
+    checked: tuple[CheckFinding, ...] = ()
+    limits: tuple[str, ...] = ()
+
+
+# --- blocks ---
+
+
+@dataclass(frozen=True)
+class Cell:
+    """link: an anchor in the same document."""
+
+    text: str
+    tone: str = ""
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """right: heads of columns of numbers. note: what was left out."""
+
+    kind: ClassVar[str] = "table"
+    caption: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    right: frozenset[str] = frozenset()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """y, height: percent of the strip's height."""
+
+    x: float
+    width: float
+    tone: str
+    title: str
+    y: float = 0.0
+    height: float = 100.0
+
+
+@dataclass(frozen=True)
+class Tick:
+    x: float
+    tone: str
+    title: str
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A row along the time. about: its description for screen readers."""
+
+    label: str
+    about: str
+    bars: tuple[Bar, ...] = ()
+    ticks: tuple[Tick, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A label below the axis. anchor: start, middle or end, as in SVG."""
+
+    x: float
+    text: str
+    anchor: str = "middle"
+
+
+@dataclass(frozen=True)
+class Strips:
+    kind: ClassVar[str] = "strips"
+    caption: str
+    strips: tuple[Strip, ...]
+    axis: tuple[Mark, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """path: SVG path data in 1000 x 1000 units; y points down."""
+
+    path: str
+    tone: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Plot:
+    """top, bottom: labels of the upper and the lower edge."""
+
+    kind: ClassVar[str] = "plot"
+    caption: str
+    about: str
+    top: str
+    bottom: str
+    traces: tuple[Trace, ...]
+    axis: tuple[Mark, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Legend:
+    """entries: tone and text."""
+
+    kind: ClassVar[str] = "legend"
+    entries: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    kind: ClassVar[str] = "paragraph"
+    text: str
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class IncidentBlock:
+    """An incident. entries: clock time, time since the entry before, part (as in `view.timeline.Entry`), message."""
+
+    anchor: str
+    head: str
+    about: str
+    tone: str
+    entries: tuple[tuple[str, str, str, str], ...]
+    ends: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class IncidentBlocks:
+    """opened: the number of incidents that are unfolded at first."""
+
+    kind: ClassVar[str] = "incidents"
+    incidents: tuple[IncidentBlock, ...]
+    opened: int
+    note: str = ""
+
+
+Block = Table | Strips | Plot | Legend | Paragraph | IncidentBlocks
+
+
+@dataclass(frozen=True)
+class Section:
+    anchor: str
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A report.
+
+    Attributes:
+        figures: Label, value, and what the value is a part of.
+        head: Label and toned text of the rows of the status screen.
+    """
+
+    run_id: str
+    verdict: str
+    tone: str
+    headline: str
+    figures: tuple[tuple[str, str, str], ...]
+    head: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+    sections: tuple[Section, ...]
+    made: str

@@ -1,0 +1,69 @@
+"""The table of `transom list`. Pure, and a module of its own because the command must start fast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transom_cli.view.model import RunView
+from transom_cli.view.text import Line, brief, count, cut, table, utc
+
+_COLUMNS = ("RUN", "STATE", "FOR", "STEP", "DISK", "JOB", "AGE", "NOTE")
+_RIGHT = frozenset({"FOR", "STEP", "DISK", "JOB", "AGE"})
+_TONES = {"training": "good", "done": "dim", "held": "bad", "failed": "bad", "unknown": "bad", "recovering": "warn"}
+
+
+def list_lines(views: Sequence[RunView], width: int | None) -> list[Line]:
+    """FOR: time in this state, or the duration of a run that is over. AGE: time since submission."""
+    lines = table(_COLUMNS, [_row(view) for view in views], _RIGHT)
+    return lines if width is None else [cut(one, width) for one in lines]
+
+
+def _row(view: RunView) -> tuple[str | tuple[str, str], ...]:
+    until = view.since if view.over else view.now
+    duration = until - (view.submitted if view.over and view.submitted is not None else view.since)
+    return (
+        view.run_id,
+        (view.status, _TONES.get(view.status, "note")),
+        brief(duration) if view.since else "",
+        count(view.step) if view.step >= 0 else "",
+        count(view.durable) if view.durable >= 0 else "",
+        str(view.job_id or ""),
+        brief(view.now - view.submitted) if view.submitted is not None else "",
+        "; ".join(filter(None, (f"owner {view.owner}" if view.owner else "", _note(view)))),
+    )
+
+
+def _note(view: RunView) -> str:
+    if view.saves_fail is not None and view.health in ("degraded", "unknown"):
+        return f"SAVES FAIL: {view.saves_fail.words}"
+    if view.verdict:
+        return view.verdict
+    if view.over:
+        return ""
+    was = f"was {view.phase}; " if view.status != view.phase else ""
+    if not view.operator:
+        return f"{was}no live operator" + (f" (its job: {view.operator_job})" if view.operator_job else "")
+    return f"{was}Slurm does not respond" if view.slurm_lost else ""
+
+
+def list_row(view: RunView) -> dict[str, Any]:
+    """Return JSON values; view/schema/list.json describes them."""
+    return {
+        "run_id": view.run_id,
+        "phase": view.phase,
+        "status": view.status,
+        "health": view.health,
+        "verdict": view.verdict,
+        "job_id": view.job_id,
+        "step": view.step,
+        "steps_since_start": view.steps_since_start,
+        "durable": view.durable,
+        "submitted": view.submitted,
+        "submitted_utc": utc(view.submitted) if view.submitted else None,
+        "since": view.since,
+        "since_utc": utc(view.since) if view.since else None,
+        "operator": view.operator,
+        "exit_code": view.exit_code,
+        "owner": view.owner,
+    }

@@ -1,0 +1,107 @@
+"""Ask Slurm about the job of a view, but not each time while Slurm does not respond.
+
+`transom status` is often called in a loop, a process each time. When Slurm does not answer one of them, a note in the
+user's state folder spares the others the same query for ten seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from transom_cli.files import replace_text
+
+if TYPE_CHECKING:
+    from transom_cli.slurm.port import Job
+    from transom_cli.view.model import RunView
+
+OUTAGE = 10.0  # seconds for which a failed query counts for other processes
+SLURM_TIMEOUT = 3.0  # seconds
+
+
+class Outage:
+    """The note about a Slurm that does not respond. It is no lock: processes that start together all ask.
+
+    Args:
+        environ: Names the Slurm by SLURM_CONF.
+        cluster: The cluster to ask, if there are several.
+    """
+
+    def __init__(self, folder: Path, environ: Mapping[str, str], cluster: str = "") -> None:
+        which = zlib.crc32(f"{environ.get('SLURM_CONF', '')}\0{cluster}".encode("utf-8", "surrogateescape"))
+        self._note = folder / f"slurm-silent-{which:08x}"
+
+    def recent(self) -> tuple[str, float] | None:
+        """Return the error of a recent query and its time; None if this process is to ask.
+
+        The first process to find an old note renews it before it asks, so that the others wait for its result.
+        """
+        try:
+            at, error = self._note.stat().st_mtime, self._note.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+        if 0 <= time.time() - at < OUTAGE:
+            return error, at
+        with contextlib.suppress(OSError):
+            os.utime(self._note)
+        return None
+
+    def note(self, error: str) -> None:
+        """Record a failed query. If the note cannot be written, each process asks."""
+        with contextlib.suppress(OSError):
+            self._note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_text(self._note, error)
+
+    def clear(self) -> None:
+        with contextlib.suppress(OSError):
+            self._note.unlink(missing_ok=True)
+
+
+class _NoAnswer(NamedTuple):
+    """at: when another process asked (Unix time); None: this one did."""
+
+    error: str
+    at: float | None = None
+
+
+def with_slurm(view: RunView) -> RunView:
+    """Add Slurm's answer where the run's files do not say enough."""
+    from transom_cli.view.slurm_reasons import needs_query, with_answer, with_error, with_operator_job
+
+    if view.operator_job and not view.over and not view.operator:  # it may still be pending
+        answer = _query(view, view.operator_job)
+        view = view if isinstance(answer, _NoAnswer) else with_operator_job(view, answer)
+    if not needs_query(view):
+        return view
+    answer = _query(view, view.job_id)
+    return with_error(view, answer.error, answer.at) if isinstance(answer, _NoAnswer) else with_answer(view, answer)
+
+
+def _query(view: RunView, job_id: int) -> Job | _NoAnswer:
+    from transom_cli.bootstrap.slurm import run_slurm
+    from transom_cli.errors import TransomError
+    from transom_cli.health.history.files import history_dir
+    from transom_cli.layout import RunDir
+    from transom_cli.slurm.port import NoSuchJob, SlurmUnknown
+
+    outage = Outage(history_dir(os.environ).parent, os.environ, view.cluster)
+    recent = outage.recent()
+    if recent is not None:
+        return _NoAnswer(*recent)
+    answer: Job | _NoAnswer
+    try:
+        answer = run_slurm(RunDir(Path(view.path)), SLURM_TIMEOUT).job(job_id)
+    except NoSuchJob as error:
+        answer = _NoAnswer(error.what)
+    except TransomError as error:
+        answer = _NoAnswer(error.why.partition("\n")[0].removeprefix("Slurm said: ") or error.what)
+        if isinstance(error, SlurmUnknown):
+            outage.note(answer.error)
+            return answer
+    outage.clear()
+    return answer

@@ -1,0 +1,166 @@
+"""Slurm's reasons for pending jobs in plain words, and views updated with Slurm's answer. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import datetime
+
+from transom_cli.slurm.port import Job, JobState
+from transom_cli.slurm.tags import of_run, run_tag
+from transom_cli.view.model import RunView
+
+# Names of limits have parts: whose limit (QOS, Assoc), for one or all jobs (Max, Grp, Min), of what (Cpu, Node, GRES,
+# Jobs, ...), and per what (PerJob, PerUser, PerAccount, PerNode).
+_LIMIT = re.compile(
+    r"(QOS|Assoc(?:iation)?|)(Grp|Max|Min|)(.*?)(PerJob|PerUser|PerAccount|PerNode|)(?:Limit|NotSatisfied)?"
+)
+_LIMITED = (
+    ("SubmitJob", "submitted jobs"),
+    ("Job", "running jobs"),
+    ("Minutes", "processor or node minutes"),
+    ("Wall", "time"),
+    ("Time", "time"),
+    ("CPU", "processors"),
+    ("NODE", "nodes"),
+    ("GRES", "GPUs or other gres"),
+    ("MEM", "memory"),
+    ("LICENSE", "licences"),
+    ("BILLING", "billing units"),
+    ("BB", "burst buffer"),
+    ("ENERGY", "energy"),
+    ("RESOURCE", "resources"),
+)
+_HELD = "held: it does not start until it is released"
+_NO_RESERVATION = "held, because its reservation has ended or was deleted; if released, it starts outside of it"
+_REASONS = {
+    "Resources": "next in the queue, waiting for free nodes",
+    "Priority": "other jobs have a higher priority",
+    "BeginTime": "its start time has not come (Slurm delays a requeued job by about 2 minutes)",
+    "Dependency": "waiting for another job to end",
+    "DependencyNeverSatisfied": "its dependency can never be satisfied: it will not start",
+    "Licenses": "waiting for a licence",
+    "Reservation": "its reservation has not begun, or has ended",
+    "ReservationDeleted": _NO_RESERVATION,
+    "JobHeldUser": _HELD,
+    "JobHeldAdmin": "held by an administrator: ask them to release it",
+    "job_requeued_in_held_state": _HELD,
+    "launch_failed_requeued_held": "held, because Slurm could not start it (a failed prolog, for example)",
+    "JobHoldMaxRequeue": "held, because it was requeued as often as Slurm allows (MaxBatchRequeue)",
+    "PartitionConfig": "its partition cannot satisfy the request (too few nodes, for example): it will not start",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition is closed",
+    "PartitionNodeLimit": "it requests more nodes than its partition allows: it will not start",
+    "PartitionTimeLimit": "it requests more time than its partition allows: it will not start",
+    "ReqNodeNotAvail": "required nodes are down, drained, or reserved for others",
+    "Nodes_required_for_job_are_DOWN": "required nodes are down, drained, or reserved for others",
+    "NodeDown": "a required node is down",
+    "Cleaning": "Slurm is still cleaning up its last start",
+    "InvalidAccount": "its account is not valid: it will not start",
+    "InvalidQOS": "its QOS is not valid: it will not start",
+    "QOSNotAllowed": "its QOS is not allowed there: it will not start",
+    "AccountNotAllowed": "its account is not allowed there: it will not start",
+    "QOSUsageThreshold": "its account has used more than its QOS allows for new jobs",
+    "JobArrayTaskLimit": "the job array has reached its limit of running tasks",
+    "AccountingPolicy": "a limit of its account is reached",
+    "DeadLine": "it cannot end before its deadline: it will not start",
+    "Prolog": "its prolog is running",
+    "None": "Slurm has not considered it yet",
+}
+
+
+def limit_message(word: str) -> str:
+    """Explain a reason that names a limit of a QOS or account; "" if it names none that is known here."""
+    read = _LIMIT.fullmatch(word)
+    if read is None or not (read[1] or (read[2] and read[4] == "PerAccount")):
+        return ""
+    prefix, kind, what, per = read.groups()
+    whose = "QOS" if prefix in ("QOS", "") else "account"
+    rest = what.upper()
+    of = next((words for part, words in _LIMITED if part.upper() in rest), "")
+    if not of:
+        return f"a limit of your {whose} is reached"
+    if kind == "Min":
+        return f"it requests less {of} than your {whose} requires of a job: it will not start"
+    if per == "PerNode" or per == "PerJob" or (of == "time" and kind == "Max"):
+        one = "node" if per == "PerNode" else "job"
+        return f"it requests more {of} than your {whose} allows per {one}: it will not start"
+    if kind == "Grp":
+        return f"all jobs of your {whose} together have reached its limit: {of}"
+    jobs = "your account's jobs have" if per == "PerAccount" else "your jobs have"
+    return f"{jobs} reached the limit of your {whose}: {of}"
+
+
+def pending_reason(view: RunView) -> str:
+    """Explain why the view's job is pending; "" if it is not, or if Slurm gives no reason."""
+    if view.slurm_state != "PENDING" or not view.slurm_reason:
+        return ""
+    excluded = tuple(node for node, *_ in view.excluded)
+    return reason_message(view.slurm_reason, view.requirements, excluded, view.switches)
+
+
+def reason_message(reason: str, requirements: str = "", excluded: tuple[str, ...] = (), switches: str = "") -> str:
+    """Explain Slurm's reason for a pending job; an unknown reason is returned as it is.
+
+    Args:
+        requirements: What the job requires of nodes, besides their number.
+        excluded: Nodes that the run does not use.
+        switches: The limit on switches and how long Slurm waits for it, as in 1@00:05:00.
+    """
+    word = reason.partition(",")[0].partition("(")[0].strip("_ ")
+    if word == "BadConstraints":
+        fitting = f"nodes with {requirements}" if requirements else "nodes that match its constraints"
+        but = f" (excluded: {', '.join(excluded)})" if excluded else ""
+        known = f"too few {fitting}{but}: it will not start"
+    elif word == "Resources" and switches:
+        number, _, wait = switches.partition("@")
+        on = "one switch" if number == "1" else f"{number} switches"
+        known = f"next in the queue, waiting for free nodes on {on}; after {wait} it accepts any switch"
+    else:
+        deleted = word.startswith("Reservation_") and word.endswith("_was_deleted")  # with the name in between
+        known = _NO_RESERVATION if deleted else _REASONS.get(word) or limit_message(word)
+    return f"{known} ({reason})" if known else reason.replace("_", " ")
+
+
+def needs_query(view: RunView) -> bool:
+    """Whether Slurm knows more than the run's files: a job's start time, or its state if nobody writes.
+
+    Not while Slurm does not respond to the run's own operator, so that users add no load.
+    """
+    if view.over or not view.job_id or (view.operator and view.slurm_lost):
+        return False
+    return view.phase in ("pending", "held") or view.slurm_state == "PENDING" or not view.fresh
+
+
+def with_answer(view: RunView, job: Job) -> RunView:
+    """Add Slurm's answer about the view's job."""
+    if job.comment and not of_run(job.comment, run_tag(view.run_id)):
+        return with_error(view, f"job {view.job_id} there belongs to another run")
+    state = "COMPLETING" if job.completing and job.state is JobState.UNKNOWN else job.state.value
+    requirements = ", ".join(f"{flag} `{value}`" for flag, value in job.requirements if flag != "switches")
+    view = replace(
+        view,
+        slurm_queried_at=view.now,
+        slurm_state=state,
+        slurm_reason=job.reason,
+        slurm_start=None,
+        requirements=requirements or view.requirements,
+        switches=dict(job.requirements).get("switches", ""),
+    )
+    if job.state is not JobState.PENDING or not job.start:
+        return view
+    try:
+        start = datetime.fromisoformat(job.start).timestamp()
+    except ValueError:
+        return view
+    return replace(view, slurm_start=start if start > view.now else None)
+
+
+def with_operator_job(view: RunView, job: Job) -> RunView:
+    """Add Slurm's answer about the operator's job."""
+    return replace(view, operator_state=job.state.value, operator_reason=job.reason)
+
+
+def with_error(view: RunView, error: str, at: float | None = None) -> RunView:
+    """Record that Slurm did not answer. at: when, if another process asked."""
+    return replace(view, slurm_queried_at=view.now if at is None else at, slurm_error=error)

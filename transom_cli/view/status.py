@@ -1,0 +1,329 @@
+"""The status screen as lines. Pure: the same view and width give the same lines, none wider than requested.
+
+Width None is for a pipe: laid out for 100 columns, and nothing is cut or wrapped.
+"""
+
+from __future__ import annotations
+
+from transom_cli.plural import several
+from transom_cli.view.model import STALE, IncidentView, RunView
+from transom_cli.view.node_table import map_rows, node_table
+from transom_cli.view.outlook import next_commands, planned_saves_line
+from transom_cli.view.slurm_reasons import pending_reason, reason_message
+from transom_cli.view.text import (
+    LABEL,
+    Line,
+    Span,
+    age,
+    cells,
+    clock_time,
+    command_rows,
+    count,
+    cut,
+    day_time,
+    fit,
+    line,
+    plain,
+    row,
+    rows,
+    span,
+    table,
+    zone,
+)
+
+PIPED = 100
+INCIDENTS = 3  # on the screen
+_TONES = {
+    "training": "good", "done": "good", "finishing": "good", "held": "bad", "failed": "bad", "unknown": "bad",
+    "recovering": "warn", "stopping": "warn", "stopped": "warn",
+}  # fmt: skip
+_BAR = (12, 40)  # smallest and largest width of the progress bar
+_REPAIRS = {"swapped": "swapped", "requeued": "requeued", "launched": "relaunched"}  # by kind of mark
+_OPEN = {
+    "healing": ("launcher is recovering", "warn"),
+    "examining": ("being diagnosed", "warn"),
+    "isolating": ("isolating", "warn"),
+    "waiting": ("waiting to restart", "warn"),
+    "restarting": ("restarting", "warn"),
+    "starting": ("coming back", "warn"),
+}
+_CLOSED = {
+    "recovered": ("back in", "good"),
+    "nothing": ("false alarm, closed after", "dim"),
+    "ignored": ("ignored, closed after", "dim"),
+    "stopped": ("stopped the run after", "bad"),
+    "failed again": ("failed again after", "bad"),
+    "done": ("run ended after", "dim"),
+}
+
+
+def status_lines(view: RunView, width: int = 80, *, everything: bool = False) -> list[str]:
+    """Return the screen as text."""
+    return [plain(one) for one in screen(view, width, everything=everything)]
+
+
+def screen(view: RunView, width: int | None, *, everything: bool = False) -> list[Line]:
+    """Return the screen; with `everything`, list every node and every incident."""
+    lines = [
+        _headline(view),
+        *(rows("owner", f"{view.owner} (read only for you)", width) if view.owner else []),
+        *(rows("reason", view.verdict, width, tone=_TONES.get(view.status, "")) if view.verdict else []),
+        *_job(view),
+        *_progress(view, width),
+        *(rows("SAVES FAIL", view.saves_fail.words, width, tone="bad") if view.saves_fail is not None else []),
+        *(one for report in view.reports for one in rows("noticed", report, width, tone="warn")),
+        *_operations(view, width),
+        *_checkpoints(view, width),
+        *(rows("goodput", view.goodput_summary, width, most=2) if view.goodput_summary else []),
+        *map_rows(view, width or PIPED),
+        *_excluded(view, width),
+        *_sources(view, width),
+        *_next_steps(view, width),
+        *(one for label, command in next_commands(view) for one in command_rows(label, command, width)),
+        *_warnings(view, width),
+    ]
+    for part in (node_table(view, everything=everything), incident_rows(view, width, everything=everything)):
+        lines += [(), *part] if part else []
+    return lines if width is None else [cut(one, width) for one in lines]
+
+
+def step_breakdown_lines(view: RunView, width: int | None = 80) -> list[str]:
+    """Return how each rank spends a step, or why that is unknown."""
+    none = "no step breakdown: no rank of this attempt has reported one in the last minute (see docs/slowness.md)"
+    lines = [line(text) for text in view.step_breakdown_lines] or [line(none)]
+    return [plain(one if width is None else cut(one, width)) for one in lines]
+
+
+def _headline(view: RunView) -> Line:
+    status = view.status
+    head = [(view.run_id, "strong"), ("  ", ""), (status.upper(), _TONES.get(status, "note"))]
+    start = f"job {view.job_id}" if view.job_id else "no job yet"
+    start += f", restart {view.starts}" if view.starts else ""
+    if status == "unknown":
+        written = _last_written(view)
+        return line(*head, f"  last update {span(view.now - written)} ago ({start})" if written else f"  ({start})")
+    if view.over and view.since:
+        took = f", after {span(view.since - view.submitted)}" if view.submitted is not None else ""
+        return line(*head, f" {span(view.now - view.since)} ago{took}")
+    since = f" {span(view.now - view.since)}" if view.since else ""
+    return line(*head, since, f"  {start.replace(', ', '  ')}" if view.job_id else "")
+
+
+def _job(view: RunView) -> list[Line]:
+    """The headline names the job of a live run."""
+    if not view.over or not view.job_id:
+        return []
+    again = f", {several(view.starts, 'restart')}" if view.starts else ""
+    return [row("job", f"{view.job_id}{again}")]
+
+
+def _last_written(view: RunView) -> float | None:
+    return max((at for at in (view.operator_at, view.nodes_at) if at is not None), default=None)
+
+
+def _progress(view: RunView, width: int | None) -> list[Line]:
+    if view.step < 0:
+        return []
+    stepping = view.step_time and view.status in ("training", "finishing")
+    pace = f"  {_per_step(view.step_time)}" if view.step_time and stepping else ""
+    loss = f"  loss {view.loss:.4f}" if view.loss is not None else ""
+    tone = "bad" if view.loss is not None and view.loss != view.loss else ""
+    if not view.steps or view.steps_since_start:
+        counted = " since this start" if view.steps_since_start else ""
+        return [row("step", f"{count(view.step)}{counted}", (loss, tone), (pace, ""))]
+    done = min(1.0, view.step / view.steps)
+    to_go = (view.steps - view.step) * view.step_time if view.step_time else 0.0
+    left = f", {span(to_go)} to go" if to_go > 0 and view.phase == "training" and pace else ""
+    numbers = f"{count(view.step)} of {count(view.steps)}  "
+    tail = f" {done:4.0%}{pace}{left}"
+    room = (width or PIPED) - LABEL - len(numbers) - len(tail) - 2
+    bar = "#" * round(done * min(room, _BAR[1])) if room >= _BAR[0] else ""
+    drawn = f"[{bar:-<{min(room, _BAR[1])}}]" if room >= _BAR[0] else ""
+    one = row("step", numbers, (drawn, "good"), tail)
+    return [one, row("", loss.strip() if not tone else (loss.strip(), tone))] if loss else [one]
+
+
+def _per_step(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms/step" if seconds >= 0.01 else f"{1000 * seconds:.1f} ms/step"
+    return f"{seconds:.2f} s/step" if seconds < 100 else f"{span(seconds)}/step"
+
+
+def _checkpoints(view: RunView, width: int | None) -> list[Line]:
+    """The newest checkpoints in memory and on disk, the next saves, and the schedule."""
+    found = []
+    if view.memory >= 0:
+        old = f"{age(view.memory_age)} ago, " if view.memory_age is not None else ""
+        found.append(f"memory {count(view.memory)} ({old}{view.memory_protection})")
+    if view.durable >= 0:
+        old = f"{age(view.durable_age)} ago" if view.durable_age is not None else ""
+        alone = view.memory < 0 and view.step > view.durable  # a fault would lose the steps since then
+        alone = alone and not view.steps_since_start
+        behind = f"{several(view.step - view.durable, 'step')} behind" if alone and not view.over else ""
+        about = ", ".join(x for x in (old, behind) if x)
+        found.append(f"disk {count(view.durable)}" + (f" ({about})" if about else ""))
+    none = not found and view.step >= 0 and view.status != "unknown"
+    lines = [row("checkpoint", ("none yet" if not view.over else "none", "warn"))] if none else []
+    saves = planned_saves_line(view.next_save, view.next_durable, view.now) if view.status == "training" else ""
+    for text in _packed([*found, *([saves] if saves else [])], width):
+        lines += rows("" if lines else "checkpoint", text, width)
+    return [*lines, *(rows("saves", view.save_schedule, width) if view.save_schedule else [])]
+
+
+def _packed(parts: list[str], width: int | None) -> list[str]:
+    """Join parts to lines, as many per line as fit."""
+    found: list[str] = []
+    for part in parts:
+        longer = f"{found[-1]}; {part}" if found else part
+        if found and (width is None or cells(longer) <= width - LABEL):
+            found[-1] = longer
+        else:
+            found.append(part)
+    return found
+
+
+def _operations(view: RunView, width: int | None) -> list[Line]:
+    shown = [one for one in view.operations if view.nodes_fresh or view.status != "unknown"]
+    return [line for i, one in enumerate(shown) for line in rows("" if i else "now", one.message, width)]
+
+
+def _excluded(view: RunView, width: int | None) -> list[Line]:
+    until = dict(view.excluded_until)
+    lines: list[Line] = []
+    for node, how, reason in view.excluded:
+        ends = until.get(node)
+        left = f", {span(ends - view.now)} left" if ends is not None and ends > view.now else ""
+        lines += rows("excluded", f"{node} ({how}{left}): {reason}", width, most=2)
+    return lines
+
+
+def _sources(view: RunView, width: int | None) -> list[Line]:
+    """Slurm's answer, and when operator and nodes last wrote: the age of everything above."""
+    if view.over:
+        return []
+    lines = []
+    if view.slurm_state:
+        pending = pending_reason(view)
+        reason = f": {pending}" if pending else ""
+        nodes = f" on {several(len(view.nodes), 'node')}" if view.slurm_state == "RUNNING" and view.nodes else ""
+        lines += rows("slurm", f"job {view.job_id} {view.slurm_state}{reason}{nodes}, {_slurm_source(view)}", width)
+    if view.slurm_start is not None:
+        when = f"{day_time(view.slurm_start, view.now)}, in {span(view.slurm_start - view.now)}"
+        lines.append(row("", f"Slurm expects to start it at {when}"))
+    if view.operator_pending:
+        reason = f": {reason_message(view.operator_reason)}" if view.operator_reason else ""
+        lines += rows("operator", f"job {view.operator_job} {view.operator_state}{reason}, checked just now", width)
+    by = []
+    if view.operator_at is not None:
+        host = f" on {view.operator_host}" if view.operator_host else ""
+        by.append(f"operator{host} {span(view.now - view.operator_at)} ago")
+    if view.nodes_at is not None:
+        by.append(f"nodes {span(view.now - view.nodes_at)} ago")
+    return [*lines, *(rows("updated", ", ".join(by), width) if by else [])]
+
+
+def _slurm_source(view: RunView) -> str:
+    if view.slurm_queried_at is not None and not view.slurm_error:
+        return "checked just now"
+    if view.slurm_error:
+        ago = view.now - view.slurm_queried_at if view.slurm_queried_at is not None else 0.0
+        when = f"{span(ago)} ago" if ago >= 1.0 else "just now"
+        return f"as last seen by the operator; query failed {when}: {view.slurm_error}"
+    return "as seen by the operator" if view.operator and not view.slurm_lost else "as last seen by the operator"
+
+
+def _next_steps(view: RunView, width: int | None) -> list[Line]:
+    lines: list[Line] = []
+    for one in view.next_steps:
+        when = ""
+        if one.at is not None and one.at > view.now:
+            when = f" at {day_time(one.at, view.now)} (in {span(one.at - view.now)})"
+        then = f": {one.then}" if one.then else ""
+        lines += rows("" if lines else "next", one.message + when + then, width, most=2)
+    if view.restarts_without_progress and not view.over:
+        used = f"{view.restarts_without_progress} of {view.max_without_progress} restarts without progress used"
+        lines.append(row("" if lines else "next", (used, "warn")))
+    return lines
+
+
+def _warnings(view: RunView, width: int | None) -> list[Line]:
+    if view.over:
+        return []
+    found = []
+    if view.slurm_state == "SUSPENDED":
+        found.append("Slurm has suspended the job: no rank runs until Slurm resumes it, and silent ranks are no fault")
+    if view.slurm_lost:
+        found.append(f"Slurm does not respond, so the state of the job is unknown: {view.slurm_lost}")
+    if not view.operator:
+        job = f"; job {view.operator_job} will become the operator" if view.operator_pending else ""
+        found.append(f"no live operator to restart the run or isolate bad nodes{job}")
+    written = _last_written(view)
+    if written is not None and view.now - written > STALE and (not view.fresh or view.phase == "training"):
+        found.append(f"no update for {span(view.now - written)}; everything above is at least that old")
+    elif view.phase == "training" and view.nodes_at is not None and not view.nodes_fresh:
+        found.append(f"no update from the nodes for {span(view.now - view.nodes_at)}; their states are that old")
+    return [line for message in found for line in _warning(message, width)]
+
+
+def _warning(message: str, width: int | None) -> list[Line]:
+    first, *further = rows("warning:", message, width, tone="warn")
+    return [(("warning: ", "warn"), *first[1:]), *further]
+
+
+# --- incidents ---
+
+
+def incident_rows(view: RunView, width: int | None, *, everything: bool) -> list[Line]:
+    """List incidents, newest first: one line each, or two if the outcome does not fit."""
+    if not view.incidents:
+        return []
+    shown = view.incidents if everything else view.incidents[:INCIDENTS]
+    names = [(one.id, day_time(one.began, view.now), _nodes(one), one.message) for one in shown]
+    outcomes = [_outcome(one, view.now) for one in shown]
+    lines = table(("",) * 5, [(*one, outcome) for one, outcome in zip(names, outcomes, strict=True)], frozenset())[1:]
+    if width is not None and max(cells(plain(one)) for one in lines) > width:
+        above = table(("",) * 4, names, frozenset())[1:]
+        indent = cells(plain(table(("",) * 3, [one[:3] for one in names], frozenset())[1])) + 2
+        below = [line(" " * indent, outcome) for outcome in outcomes]
+        lines = [one for pair in zip(above, below, strict=True) for one in pair]
+    lines = [line(("incidents", "strong"), (f"   times in {zone(view.now)}", "dim")), *lines]
+    if len(view.incidents) > len(shown):
+        more = len(view.incidents) - len(shown)
+        lines.append(line((f"{count(more)} earlier: see `transom explain {view.run_id}`", "dim")))
+    return lines
+
+
+def _nodes(incident: IncidentView) -> str:
+    more = f" +{len(incident.nodes) - 1}" if len(incident.nodes) > 1 else ""
+    return f"{incident.nodes[0]}{more}" if incident.nodes else "-"
+
+
+def _outcome(incident: IncidentView, now: float) -> Span:
+    """What was done about nodes, or else how the run was repaired; then the result."""
+    did = " and ".join(dict.fromkeys(how for _, how in incident.isolated)) or _repair(incident)
+    did = f"{did}, " if did else ""
+    if incident.duration is None:
+        text, tone = _OPEN.get(incident.result, (incident.result, "warn"))
+        return f"{did}{text}, {span(now - incident.began)} so far", tone
+    text, tone = _CLOSED.get(incident.result, (f"{incident.result} after", ""))
+    return f"{did}{text} {span(incident.duration)}", tone
+
+
+def _repair(incident: IncidentView) -> str:
+    marks = {what for _, what, _ in incident.marks}
+    if incident.result != "recovered":
+        return ""
+    return next((text for what, text in _REPAIRS.items() if what in marks), "")
+
+
+def incident_line(incident: IncidentView) -> str:
+    after = f" in {span(incident.duration)}" if incident.duration is not None else ""
+    return plain(line(f"{incident.id:<4}{clock_time(incident.began)}  {incident.result}{after}  {incident.message}"))
+
+
+def incident_lines(incident: IncidentView, width: int = 100) -> list[str]:
+    """Return an incident with its marks: time, seconds since the first sign, kind, message."""
+    lines = [incident_line(incident)]
+    for at, what, message in incident.marks:
+        lines.append(f"    {clock_time(at)}  +{at - incident.began:6.2f} s  {what:<10} {message}")
+    return [fit(one, width) for one in lines]

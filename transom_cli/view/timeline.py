@@ -1,0 +1,247 @@
+"""The timeline of an incident as text: what was seen, diagnosed, done and refused, and what it cost. Pure.
+
+`transom explain`, the live screen and the report draw the same entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from transom_cli.core.decided import UNDECIDED, Decided
+from transom_cli.core.goodput import NS, Cause, Kind, Sums, cost
+from transom_cli.core.state import Incident, SavesFail
+from transom_cli.plural import several
+from transom_cli.supervise.book import Book
+from transom_cli.view.goodput import lost_by_kind
+from transom_cli.view.outlook import release_commands
+from transom_cli.view.text import NEVER_CUT, clock_time, count, fit, span, utc, wrapped
+
+_LABEL = 10
+SHORT = 0.05  # seconds: shorter intervals are not shown
+_PARTS = {
+    "diagnosed": "decided",
+    "decided": "decided",
+    "nothing": "decided",
+    "spared": "decided",
+    "capped": "refused",
+    "refused": "refused",
+    "seen": "seen",
+    "evidence": "seen",
+    "found": "seen",
+    "probed": "seen",
+    "examined": "seen",
+    "checked": "seen",
+    "reported": "seen",
+}
+_PREFIXES = {"swapped": "spare "}
+_REPEATED = {
+    "probed": "same result again",
+    "diagnosed": "diagnosed as above",
+    "stopped": "stopping the run because of this",
+    "handed_up": "escalated because of this",
+}
+"""What replaces a message that was shown before; other repeated entries are left out."""
+_WITHOUT_NODES = (Kind.QUEUE, Kind.HOLD, Kind.IDLE)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of the timeline.
+
+    Attributes:
+        took: Seconds since the entry before.
+        part: seen, decided, done or refused.
+        what: The kind of the journal's mark.
+    """
+
+    at: float
+    took: float
+    part: str
+    what: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """An incident with everything that is known of it.
+
+    Attributes:
+        duration: Seconds from the first sign to the first new step, or to the end; None while it is open.
+        step: The newest step ever finished before it; -1 if none.
+        lost: Steps that had to be repeated; -1 if unknown.
+        cost: Time by kind; None if unknown.
+        gpu_hours: Of the run's own nodes; None if unknown.
+        since_start: `step` counts from the start of the processes.
+    """
+
+    id: str
+    attempt: str
+    began: float
+    category: str
+    title: str
+    result: str
+    duration: float | None
+    step: int
+    nodes: tuple[str, ...]
+    decided: Decided
+    entries: tuple[Entry, ...]
+    lost: int
+    cost: Sums | None
+    gpu_hours: float | None
+    since_start: bool = False
+
+
+def build_timeline(incident: Incident, book: Book) -> Timeline:
+    diagnosis = incident.diagnosis
+    sums = cost(book.account, incident.id)
+    cause = next((one for one in book.account.causes if one.key == incident.id), Cause(incident.id))
+    suspects = diagnosis.nodes if diagnosis else ()
+    nodes = (*suspects, *incident.quiet_nodes, *incident.dead, *(f.node for f in incident.faults))
+    marks = sorted(incident.marks, key=lambda m: m.at)
+    before = [incident.began, *(m.at for m in marks)]
+    return Timeline(
+        id=incident.id,
+        attempt=incident.attempt,
+        began=incident.began,
+        category=diagnosis.decided.category or diagnosis.cause if diagnosis else "",
+        title=diagnosis.words if diagnosis else incident.marks[0].words if incident.marks else "",
+        result=incident.result or f"open, {incident.stage.value}",
+        duration=None if incident.ended_at is None else incident.ended_at - incident.began,
+        step=incident.step if incident.since_start else max(incident.step, cause.step),
+        nodes=tuple(dict.fromkeys(nodes)),
+        decided=diagnosis.decided if diagnosis else UNDECIDED,
+        entries=tuple(
+            Entry(m.at, m.at - last, _PARTS.get(m.what, "done"), m.what, m.words)
+            for m, last in zip(marks, before, strict=False)
+        ),
+        lost=-1 if incident.since_start else cause.lost,
+        cost=sums,
+        gpu_hours=None if sums is None else _gpu_hours(sums, book),
+        since_start=incident.since_start,
+    )
+
+
+def _gpu_hours(sums: Sums, book: Book) -> float | None:
+    """Count the run's own nodes while they did no new steps, without time in the queue."""
+    state = book.state
+    nodes = max(state.num_nodes - state.spares, 0) or len(state.nodes)
+    return sums.without(*_WITHOUT_NODES) / NS / 3600 * nodes * book.gpus if book.gpus and nodes else None
+
+
+def headline(timeline: Timeline) -> str:
+    """Return `i2  gpu_hardware on n3  recovered in 4m 12s`."""
+    where = f" on {', '.join(timeline.nodes[:3])}" if timeline.nodes else ""
+    after = f" in {span(timeline.duration)}" if timeline.duration is not None else ""
+    return f"{timeline.id}  {timeline.category or 'not diagnosed'}{where}  {timeline.result}{after}"
+
+
+def timeline_lines(timeline: Timeline, width: int = NEVER_CUT) -> list[str]:
+    found = wrapped("", headline(timeline), width)
+    found += wrapped("    ", f"{when(timeline.began)}, attempt {timeline.attempt}: {timeline.title}", width)
+    last, shown = timeline.began, list(distinct_entries(timeline))
+    for time, (entry, message) in zip(clock([entry.at for entry, _ in shown]), shown, strict=True):
+        took = f"+{span(entry.at - last)}" if entry.at - last >= SHORT else ""
+        found += wrapped(f"  {time} {took:>9}  {entry.part:<9}", message, width)
+        last = entry.at
+    found += [line for label, text in ending(timeline) for line in wrapped(f"  {label:<{_LABEL}}", text, width)]
+    return [fit(line, width) for line in found]
+
+
+def distinct_entries(timeline: Timeline) -> Iterator[tuple[Entry, str]]:
+    """Yield each entry with its message. Launcher and operator record the same facts: no message appears twice."""
+    shown: set[str] = set()
+    last = ""
+    for entry in timeline.entries:
+        known = entry.message in shown or (entry.message == timeline.title and bool(shown))
+        message = _REPEATED.get(entry.what, "") if known else mark_message(entry.what, entry.message)
+        shown.add(entry.message)
+        if message and message != last:
+            last = message
+            yield entry, message
+
+
+def mark_message(what: str, message: str) -> str:
+    """Return a mark's message, with its kind if the message alone does not say it."""
+    return _PREFIXES.get(what, "") + message
+
+
+def clock(times: Sequence[float]) -> list[str]:
+    """Format times of day, with the date if there is more than one day."""
+    days = {datetime.fromtimestamp(at).date() for at in times}
+    return [datetime.fromtimestamp(at).strftime("%m-%d %H:%M:%S") if len(days) > 1 else clock_time(at) for at in times]
+
+
+def when(at: float) -> str:
+    """Format date, time and zone."""
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def ending(timeline: Timeline) -> Iterator[tuple[str, str]]:
+    """Yield (label, text): cost and steps."""
+    if timeline.cost is not None:
+        kinds = ", ".join(f"{kind} {time}" for kind, time in lost_by_kind(timeline.cost))
+        hours = f"; {_gpu_time(timeline.gpu_hours)}" if timeline.gpu_hours is not None else ""
+        yield "cost", f"{span(timeline.cost.wall / NS)}: {kinds}{hours}"
+    if timeline.since_start and timeline.step >= 0:
+        yield "steps", f"last step before it: {count(timeline.step)} since its start"
+    elif timeline.lost >= 0 and timeline.step >= 0:
+        again = f"{several(timeline.lost, 'step')} repeated" if timeline.lost else "no step lost"
+        yield "steps", f"last step before it: {count(timeline.step)}; {again}"
+
+
+def _gpu_time(hours: float) -> str:
+    return f"{hours:,.1f} GPU-hours" if hours >= 1 else f"{hours * 60:.1f} GPU-minutes"
+
+
+def held_lines(book: Book, width: int = NEVER_CUT, cluster: str = "") -> list[str]:
+    """Return why a run is held, and the commands to continue or stop; [] if it is not. cluster: as `job.cluster`."""
+    if not book.held:
+        return []
+    since = [s.begin for s in book.account.spans if s.kind is Kind.HOLD and s.end == book.account.until]
+    found = wrapped(f"held {clock_time(since[-1] / NS)}  " if since else "held  ", book.held, width)
+    state = book.state
+    if state.job_id:
+        commands = release_commands(state.job_id, state.slurm_reason, state.excluded, cluster)
+        found += [f"{label:<{_LABEL}}{command}" for label, command in commands]
+    return [fit(line, width) for line in (*found, f"{'stop':<{_LABEL}}transom stop {book.run_id}")]
+
+
+def save_failure_lines(fails: SavesFail, width: int = NEVER_CUT) -> list[str]:
+    """Return since when and why saves fail. Nothing is done about it, and a fault would cost all steps since."""
+    found = wrapped(f"SAVES FAIL  {clock_time(fails.since)}  ", f"{fails.words} (last at step {fails.step:,})", width)
+    found.append("            a fault would lose all steps since the last good save; see the trainer's stderr")
+    return [fit(line, width) for line in found]
+
+
+def timeline_document(timeline: Timeline) -> dict[str, Any]:
+    """Return JSON values; docs/explain.md describes them."""
+    decided, sums = timeline.decided, timeline.cost
+    return {
+        "id": timeline.id,
+        "began": timeline.began,
+        "message": timeline.title,
+        "result": timeline.result,
+        "duration": timeline.duration,
+        "marks": [(entry.at, entry.what, entry.message) for entry in timeline.entries],
+        "category": timeline.category,
+        "rule": decided.rule,
+        "action": decided.action,
+        "fingerprint": decided.fingerprint,
+        "attempt": timeline.attempt,
+        "nodes": list(timeline.nodes),
+        "step": timeline.step if timeline.step >= 0 else None,
+        "steps_since_start": timeline.since_start,
+        "lost_steps": timeline.lost if timeline.lost >= 0 else None,
+        "gpu_hours": timeline.gpu_hours,
+        "cost_seconds": None if sums is None else sums.wall / NS,
+        "cost": None if sums is None else {kind.value: n / NS for kind, n in sums.ns.items() if n},
+        "entries": [_entry_document(entry) for entry in timeline.entries],
+    }
+
+
+def _entry_document(entry: Entry) -> dict[str, Any]:
+    about = {"part": entry.part, "what": entry.what, "message": entry.message}
+    return {"at": utc(entry.at), "took_seconds": entry.took, **about}

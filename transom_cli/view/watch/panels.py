@@ -1,0 +1,210 @@
+"""The content of the live screen: head, tabs, and the items of each tab. Pure.
+
+An item has a key, by which the selection stays where it is when rows move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from transom_cli.health.gpu.status import LEVELS
+from transom_cli.view.model import IncidentView, NodeView, RunView
+from transom_cli.view.node_table import TONES, gpu_rows, node_rows
+from transom_cli.view.outlook import planned_saves_line
+from transom_cli.view.status import incident_line, incident_lines, screen
+from transom_cli.view.text import Line, age, count, day_time, line, plain, row
+
+NODES, INCIDENTS, CHECKPOINTS, LOG, PLOTS = TABS = ("nodes", "incidents", "checkpoints", "log", "plots")
+HEAD = 0.4  # largest share of the rows for the head
+FOOT = "q quit  ? help  / filter  a all  s sort  enter open  y copy  p pause  w wrap"
+HELP = """\
+ transom status --watch only reads; it changes nothing
+
+ 1-5 tab      nodes, incidents, checkpoints, log, plots
+ j k arrows   move
+ g G          first, last; also home and end
+ ctrl-d -u    half a page down, up; pgdn, pgup a whole one;
+              in an open item if it is longer than its pane
+ enter        open the selected item; esc closes it
+ /            filter lines; esc shows all
+ a            all nodes, or only those that differ
+ s S          sort by the next column; reverse
+ w            wrap long lines of an open item
+ y            copy the command for details
+ p r          pause; refresh now
+ q ctrl-c     leave; the run continues
+
+ . ok  s slow  ! silent  ? suspect  p probing
+ x isolated  - no sign yet
+
+ any key closes this page"""
+_WORST_FIRST = ("isolated", "suspect", "silent", "probing", "slow", "waiting", "ok")
+_LEAST_FIRST = ("saves", "goodput", "excluded", "next", "slurm", "updated", "noticed", "checkpoint", "nodes")
+
+
+@dataclass(frozen=True)
+class Item:
+    """details: shown when the item is open. command: what `y` copies."""
+
+    key: str
+    line: Line
+    details: tuple[Line, ...] = ()
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What to list. text: contained in the line. sort: one of `SORTS`."""
+
+    everything: bool = False
+    text: str = ""
+    sort: str = "state"
+    backwards: bool = False
+
+
+_BY: dict[str, Callable[[NodeView], object]] = {
+    "state": lambda one: (_WORST_FIRST.index(one.state), -LEVELS.index(one.gpus.level if one.gpus else "")),
+    "step": lambda one: one.step,
+    "beat": lambda one: -(one.beat_age if one.beat_age is not None else float("inf")),
+    "name": lambda one: one.node,
+}
+SORTS = tuple(_BY)
+
+# --- items ---
+
+
+def node_items(view: RunView, chosen: Filter, opened: str | None = None) -> tuple[Line, list[Item]]:
+    """Return the column heads, and the nodes.
+
+    Args:
+        opened: The key of the item whose details are made; those of thousands would take too long.
+    """
+    nodes = [one for one in view.node_views if chosen.everything or one.differs]
+    nodes.sort(key=_BY[chosen.sort], reverse=chosen.backwards)  # type: ignore[arg-type]
+    head, *rows = node_rows(nodes)
+    items = [
+        Item(key, drawn, _node_details(view, one) if key == opened else (), f"transom explain {view.run_id} {one.node}")
+        for one, drawn in zip(nodes, rows, strict=True)
+        for key in [f"node {one.node}"]
+    ]
+    return head, _matching(items, chosen.text)
+
+
+def incident_items(view: RunView, chosen: Filter, timelines: Mapping[str, tuple[str, ...]]) -> list[Item]:
+    """Return incidents, newest first. timelines: of open items, as `transom explain` prints them."""
+    items = [
+        Item(
+            f"incident {one.id}",
+            line((incident_line(one), _tone(one))),
+            tuple(line(text) for text in timelines.get(one.id, ()) or incident_lines(one, 10_000)[1:]),
+            f"transom explain {view.run_id} {one.id}",
+        )
+        for one in view.incidents
+    ]
+    return _matching(items, chosen.text)
+
+
+def checkpoint_items(view: RunView) -> list[Item]:
+    command = f"transom ckpt ls {view.run_id}"
+    rows: list[tuple[str, Line]] = []
+    if view.memory >= 0:
+        old = f", {age(view.memory_age)} ago" if view.memory_age is not None else ""
+        rows.append(("memory", row("memory", f"step {count(view.memory)}{old}, {view.memory_protection}")))
+    if view.durable >= 0:
+        old = f", seen {age(view.durable_age)} ago" if view.durable_age is not None else ""
+        rows.append(("disk", row("disk", f"step {count(view.durable)}{old}")))
+    rows += [(f"now {one.what} {one.step}", row("now", one.message)) for one in view.operations]
+    if planned := planned_saves_line(view.next_save, view.next_durable, view.now):
+        rows.append(("next", row("next", planned)))
+    if view.saves_fail is not None:
+        rows.append(("fail", row("SAVES FAIL", (view.saves_fail.words, "bad"))))
+    if view.save_schedule:
+        rows.append(("saves", row("saves", view.save_schedule)))
+    if view.checkpoints:
+        rows.append(("where", row("where", view.checkpoints)))
+    return [Item(f"checkpoint {key}", one, (), command) for key, one in rows]
+
+
+def log_items(path: str, text: str, chosen: Filter) -> list[Item]:
+    """Return the last lines of the job's output. path: quoted for a shell."""
+    lines = [one.rpartition("\r")[2] for one in text.splitlines()]
+    items = [Item(f"log {n}", line(one), (line(one),), f"less {path}") for n, one in enumerate(lines)]
+    return _matching(items, chosen.text)
+
+
+def _matching(items: list[Item], text: str) -> list[Item]:
+    return [one for one in items if text.lower() in plain(one.line).lower()] if text else items
+
+
+def _node_details(view: RunView, one: NodeView) -> tuple[Line, ...]:
+    beat = f", beat {age(one.beat_age)} ago" if one.beat_age is not None else ""
+    rows = [row("state", (one.state, TONES[one.state]), f"  {one.note}" if one.note else "")]
+    if one.ranks:
+        last = f"last step {count(one.step)}" if one.step >= 0 else "no step yet"
+        phase = f", in {one.phase}" if one.phase else ""
+        rows.append(row("ranks", f"{one.alive} of {one.ranks} alive; {last}{beat}{phase}"))
+    rows += gpu_rows(one)
+    rows += [row("excluded", f"{how}: {reason}") for node, how, reason in view.excluded if node == one.node]
+    rows += [row("noticed", report) for report in view.reports if one.node in report]
+    for incident in view.incidents:
+        if one.node in incident.nodes:
+            rows.append(row(incident.id, f"{day_time(incident.began, view.now)}  {incident.message}"))
+    return tuple(rows)
+
+
+def _tone(one: IncidentView) -> str:
+    return "warn" if one.duration is None else ""
+
+
+# --- head and tabs ---
+
+
+def head(view: RunView, width: int, height: int) -> list[Line]:
+    """Return the status screen without its tables. If there is no room, the least important rows are left out."""
+    lines = screen(view, width)
+    shown = _rows(lines[: lines.index(())] if () in lines else lines)
+    most = max(3, int(HEAD * height))
+    for label in _LEAST_FIRST:
+        if sum(len(one) for _, one in shown) <= most:
+            break
+        shown = [(name, one) for name, one in shown if name != label]
+    for at in reversed(range(len(shown))):  # then only the first line of each row
+        if sum(len(one) for _, one in shown) > most:
+            shown[at] = (shown[at][0], shown[at][1][:1])
+    return [line for _, one in shown for line in one][:most]
+
+
+def _rows(lines: list[Line]) -> list[tuple[str, list[Line]]]:
+    """Group lines by row; a line without a label continues the row before."""
+    found: list[tuple[str, list[Line]]] = []
+    for one in lines:
+        label = plain(one[:1]).strip(" :")
+        if label or not found:
+            found.append((label, [one]))
+        else:
+            found[-1][1].append(one)
+    return found
+
+
+def tabs(view: RunView, tab: str, chosen: Filter, shown: int) -> Line:
+    """Return the line of tabs. shown: the number of nodes listed."""
+    counts = {NODES: f" ({shown} of {len(view.node_views)})" if tab == NODES else ""}
+    counts[INCIDENTS] = f" ({len(view.incidents)})" if view.incidents else ""
+    parts: list[tuple[str, str]] = []
+    for n, name in enumerate(TABS, 1):
+        parts += [(f"{n} {name}{counts.get(name, '')}", "strong" if name == tab else "dim"), ("  ", "")]
+    about = [f"/{chosen.text}" if chosen.text else ""]
+    about += [f"by {chosen.sort}{' reversed' if chosen.backwards else ''}"] if tab == NODES else []
+    return line(*parts, (" ".join(x for x in about if x), "note"))
+
+
+def empty(view: RunView, tab: str, chosen: Filter) -> str:
+    """Return why a tab has no items."""
+    if chosen.text:
+        return f"no line contains `{chosen.text}`; esc shows all"
+    if tab == NODES:
+        nodes = len(view.node_views)
+        every = "the node is" if nodes == 1 else f"all {nodes} nodes are"
+        return f"{every} ok; a lists them" if nodes else "no node has reported"
+    return {INCIDENTS: "none so far", CHECKPOINTS: "none so far"}.get(tab, "no output yet")

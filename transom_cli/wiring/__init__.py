@@ -1,1 +1,0 @@
-"""The one place that picks real parts: which Slurm, which probe, which files, for which settings."""
