@@ -11,7 +11,7 @@ from typing import Any
 
 from status import JOB
 
-from transom_cli.bootstrap import slurm as wiring
+from transom_cli.bootstrap import slurm as bootstrap
 from transom_cli.core.ladder import Ended
 from transom_cli.core.quiet_shapes import QuietLimits
 from transom_cli.layout import RunDir
@@ -68,7 +68,7 @@ def launch(run: RunDir, names: list[str], ranks: int, told: Connection) -> None:
     options = replace(options, limits=LIMITS)
     launcher.Agents = Mute  # type: ignore[misc,assignment]
     launchplan.training_argv = lambda *_, **__: sleeping  # type: ignore[assignment]
-    wiring.slurm_client = lambda *_, **__: slurm  # type: ignore[assignment]
+    bootstrap.slurm_client = lambda *_, **__: slurm  # type: ignore[assignment]
     made = launcher.Launcher(Allocation(JOB, 0, tuple(names), host=names[0]), options)
     signal.signal(signal.SIGALRM, lambda *_: (told.send(len(slurm.calls)), os._exit(0)))
     made.run()

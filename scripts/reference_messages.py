@@ -18,7 +18,7 @@ _ROOMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Elsewhere", ()),
     ("Scripts and commands", ("submit", "cli.submitting", "cli.run", "cli.app", "cli.ending")),
     ("Settings, policy, rules and logs", ("config", "diagnose", "cli.policy", "cli.diagnos")),
-    ("Runs and their supervisors", ("supervise", "view", "wiring", "cli.status", "cli.show", "cli.launch", "cli")),
+    ("Runs and their supervisors", ("supervise", "view", "bootstrap", "cli.status", "cli.show", "cli.launch", "cli")),
     ("Nodes and checks", ("health", "cli.check", "cli.nodes", "supervise.operator.lifting")),
     ("Slurm", ("slurm",)),
     ("Checkpoints", ("ckpt", "cli.ckpt")),

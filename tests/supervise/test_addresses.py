@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from transom_cli.bootstrap import slurm as wiring
+from transom_cli.bootstrap import slurm as bootstrap
 from transom_cli.slurm.port import Node, SlurmUnknown
 from transom_cli.supervise.launcher import agents
 
@@ -27,7 +27,7 @@ class Slurm:
 
 def told(monkeypatch: pytest.MonkeyPatch, silent: int) -> Slurm:
     slurm = Slurm(silent)
-    monkeypatch.setattr(wiring, "launcher_slurm", lambda *_, **__: slurm)
+    monkeypatch.setattr(bootstrap, "launcher_slurm", lambda *_, **__: slurm)
     monkeypatch.setattr(agents.time, "sleep", lambda _: None)
     return slurm
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.bootstrap import slurm as wiring
+from transom_cli.bootstrap import slurm as bootstrap
 from transom_cli.ckpt import fence
 from transom_cli.core.ladder import Ended
 from transom_cli.core.policy import Rule
@@ -73,7 +73,7 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return [sys.executable, "-I", "-c", RANK, str(attempt.exits(launch)), str(planned[launch])]  # type: ignore[attr-defined]
 
     slurm = FakeSlurm()
-    monkeypatch.setattr(wiring, "launcher_slurm", lambda *_, **__: slurm)
+    monkeypatch.setattr(bootstrap, "launcher_slurm", lambda *_, **__: slurm)
     monkeypatch.setattr(module, "Agents", TwoFacedAgents)
     monkeypatch.setattr(launchplan, "training_argv", argv)
     yield planned

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.bootstrap import slurm as wiring
+from transom_cli.bootstrap import slurm as bootstrap
 from transom_cli.ckpt.restoring.setback import read as setbacks
 from transom_cli.core.events import RankExit
 from transom_cli.core.ladder import THIS_LAUNCHER, End, Ended, GoBack, Heard, NotStarted, Start
@@ -42,7 +42,7 @@ class Step(TrainingStep):
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LaunchHands, Agents, queue.SimpleQueue[Heard]]:
-    monkeypatch.setattr(wiring, "launcher_slurm", FakeSlurm)
+    monkeypatch.setattr(bootstrap, "launcher_slurm", FakeSlurm)
     run, allocation = RunDir(tmp_path), Allocation(7, 0, NODES)
     options = LaunchOptions(run, "srun", ("true",), (sys.executable,))
     inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()

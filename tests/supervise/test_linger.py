@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.bootstrap import slurm as wiring
+from transom_cli.bootstrap import slurm as bootstrap
 from transom_cli.core.state import Policy
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
@@ -56,7 +56,7 @@ class Journal:
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Slow:
     made = Slow()
-    monkeypatch.setattr(wiring, "launcher_slurm", lambda *_, **__: made)
+    monkeypatch.setattr(bootstrap, "launcher_slurm", lambda *_, **__: made)
     monkeypatch.setattr(module, "backoff", lambda _: 0.01)
     monkeypatch.setattr(module, "REQUEUED", 0.0)
     run = RunDir(tmp_path)

@@ -45,7 +45,8 @@ def test_four_on_one_processor_wait_for_most_of_the_time() -> None:
     for waiting, watch, own, whole in [told(process) for process in [spinning() for _ in range(4)]]:
         assert 0.5 < waiting <= 1.0
         assert 0.5 < watch <= 1.0
-        assert own - 0.01 <= whole < 0.5, "what is read one after the other may differ by a tick"
+        # Each of a few hundred intervals is rounded up to what the thread computed, so their sum may exceed the whole.
+        assert own - 0.05 <= whole < 0.5
 
 
 def test_sleeping_is_not_waiting_for_a_cpu() -> None:
