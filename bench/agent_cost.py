@@ -27,10 +27,10 @@ from typing import Any
 
 import psutil
 
-from transom_cli.agent import secret
-from transom_cli.agent.client import Client
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.sandbox import nvml_stub
+from transom_cli.supervise.agent import secret
+from transom_cli.supervise.agent.client import Client
 
 CPU, MEMORY = 1.0, 60.0  # percent of a core, MB
 WATCH, EVERY = 0.5, 30.0  # percent of a core; seconds
@@ -70,7 +70,16 @@ def start(
             own = env | {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
             command = [*words, "--", sys.executable, "-c", RANK, str(lines)]
             wrappers.append(subprocess.Popen(command, env=own, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
-    words = [sys.executable, "-m", "transom_cli.agent.agent", *where, "--beats-dir", str(beats), "--node", NODE]
+    words = [
+        sys.executable,
+        "-m",
+        "transom_cli.supervise.agent.agent",
+        *where,
+        "--beats-dir",
+        str(beats),
+        "--node",
+        NODE,
+    ]
     if gpus is not None:
         about = {"tier": "watch", "gpus": gpus, "folders": [str(attempt.path)]}
         words += ["--watch", json.dumps({"every": EVERY, "about": about})]

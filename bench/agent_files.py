@@ -23,9 +23,9 @@ from pathlib import Path
 
 import agent_cost
 
-from transom_cli.agent import secret
-from transom_cli.beats.table import NodeTable, RankBeat, encode
+from transom_cli.heartbeat.table import NodeTable, RankBeat, encode
 from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.supervise.agent import secret
 
 _CALL = re.compile(r"^(?:\d+ +)?(?:[\d.]+ )?(\w+)\(")
 _STUB = re.compile(r"/attempts/(gpus|nvml)")  # what the stand-in for NVIDIA's library reads

@@ -40,8 +40,8 @@ def empty(step: int, loss: float | None = None) -> None:
 
 def measure() -> dict[str, float]:
     """All rows, by what is called. The environment tells whether beats go anywhere."""
-    from transom_cli.beats.client import beat
-    from transom_cli.beats.collectives import _timed
+    from transom_cli.heartbeat.client import beat
+    from transom_cli.heartbeat.collectives import _timed
 
     def announced(step: int) -> None:
         with beat.phase("checkpoint"):

@@ -126,7 +126,7 @@ def _side_by_side(act: Callable[..., object], parts: Sequence[object]) -> None:
 def _streaming(tensors: list[Row], threads: int) -> Callable[[], object] | str:
     """transom's own streaming copy of the tensors, or why there is none."""
     try:
-        from transom_cli.ckpt.saving import streaming
+        from transom_cli.ckpt.save import streaming
     except ImportError:
         return "this transom has no streaming copy"
     if streaming.streaming() is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from transom_cli.ckpt.memory.client import own_path
+from transom_cli.ckpt.snapshot.client import own_path
 
 if TYPE_CHECKING:
     from ckpt_plan import Case

@@ -31,8 +31,8 @@ def rank(directory: Path, mib: int, protect: str, rate: float, saves: int) -> No
     import torch.distributed as dist
 
     from transom_cli.ckpt.checkpointer import Checkpointer
-    from transom_cli.ckpt.memory.client import agents_path, connect
     from transom_cli.ckpt.names import MEMORY
+    from transom_cli.ckpt.snapshot.client import agents_path, connect
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

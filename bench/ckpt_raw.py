@@ -21,7 +21,7 @@ from ckpt_state import State
 from harness import BenchError
 
 from transom_cli.ckpt.names import parse_step
-from transom_cli.ckpt.saving.streaming import Copier, streaming
+from transom_cli.ckpt.save.streaming import Copier, streaming
 
 _PIECE = 8 << 20
 _ALIGNED = 64

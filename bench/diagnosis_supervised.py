@@ -13,7 +13,7 @@ from pathlib import Path
 from diagnosis_trainer import FAULTS
 from harness import Bench, BenchError, LiveRun, wait_for
 
-from transom_cli.core.state import Diagnosis
+from transom_cli.core.incident import Diagnosis
 from transom_cli.sandbox import faults
 
 RANKS = 4

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from transom_cli.core.state import State
+from transom_cli.core.operator.state import State
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
 from transom_cli.sandbox import faults

@@ -12,11 +12,11 @@ from statistics import median
 from typing import Any
 
 from transom_cli.core.diagnose import NODE_FAULT, PREFLIGHT
-from transom_cli.core.ladder.core import decide
-from transom_cli.core.ladder.events import Begun, Checked
-from transom_cli.core.ladder.orders import Start
-from transom_cli.core.ladder.state import LadderPolicy, LadderState
-from transom_cli.core.state import Diagnosis
+from transom_cli.core.incident import Diagnosis
+from transom_cli.core.launcher.core import decide
+from transom_cli.core.launcher.events import Begun, Checked
+from transom_cli.core.launcher.orders import Start
+from transom_cli.core.launcher.state import LadderPolicy, LadderState
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.health.report import faults
 from transom_cli.sandbox.nvml_stub import State as Gpus

@@ -15,7 +15,8 @@ from typing import Any
 
 from harness import BenchError, LiveRun, Training
 
-from transom_cli.core.state import Incident, State
+from transom_cli.core.incident import Incident
+from transom_cli.core.operator.state import State
 from transom_cli.layout import RunDir
 from transom_cli.sandbox import faults
 

@@ -21,7 +21,7 @@ from typing import Any
 from harness import Bench, BenchError, LiveRun, Training, progress, reference, run_bench, surroundings
 
 from transom_cli.core import events as ev
-from transom_cli.core.state import State
+from transom_cli.core.operator.state import State
 from transom_cli.supervise.journal import fold
 
 STEP = 1.2  # seconds that are added to each step, so that some dozens of them fill a limit

@@ -29,8 +29,8 @@ IDLE = 2  # nodes beside the job's
 STEPS, FAULT, MEASURED = 3600, 10, 20.0  # steps; the step after which a node dies; seconds
 PATIENCE = 600.0
 _ROLES = {
-    "launch": "launcher", "transom_cli.agent.agent": "agent", "transom_cli.ckpt.memory.holder": "memory holder",
-    "operate": "operator", str(TRAINER): "rank",
+    "launch": "launcher", "transom_cli.supervise.agent.agent": "agent",
+    "transom_cli.ckpt.snapshot.holder": "snapshot daemon", "operate": "operator", str(TRAINER): "rank",
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from transom_cli.core import events as ev
 from transom_cli.core.codec import event_to_json
-from transom_cli.core.state import Policy
+from transom_cli.core.operator.state import Policy
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.journal import fold, write_header
 

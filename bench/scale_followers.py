@@ -12,7 +12,7 @@ from typing import Any
 from status import JOB
 
 from transom_cli.bootstrap import slurm as bootstrap
-from transom_cli.core.ladder import Ended
+from transom_cli.core.launcher import Ended
 from transom_cli.core.quiet_shapes import QuietLimits
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm

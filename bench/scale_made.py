@@ -9,9 +9,9 @@ from pathlib import Path
 
 from status import JOB, make
 
-from transom_cli.beats import spent
-from transom_cli.beats.spent import NodeSpent, RankSpent
-from transom_cli.beats.table import NodeTable, RankBeat, encode
+from transom_cli.heartbeat import spent
+from transom_cli.heartbeat.spent import NodeSpent, RankSpent
+from transom_cli.heartbeat.table import NodeTable, RankBeat, encode
 
 STEP = 26 * 360  # the first one: `make` has told of those before
 SPENT_EVERY = 5  # seconds between two accounts of a node, as its agent writes them

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from transom_cli.beats.spent import NodeSpent, RankSpent
 from transom_cli.diagnose.clue import Slow
+from transom_cli.heartbeat.spent import NodeSpent, RankSpent
 
 PHASES = {"data": 0.02, "forward": 0.3, "backward": 0.55, "optimizer": 0.05}  # seconds, of a step of about a second
 NETWORK = 0.08

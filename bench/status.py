@@ -18,13 +18,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from transom_cli.beats.table import NodeTable, RankBeat, encode
-from transom_cli.ckpt.memory.account import Account, Held, Step
+from transom_cli.ckpt.snapshot.account import Account, Held, Step
 from transom_cli.core import events as ev
 from transom_cli.core.codec import plain
-from transom_cli.core.state import Policy
+from transom_cli.core.operator.state import Policy
 from transom_cli.health.gpu.status import GpuStatus, NodeGpus, with_gpus
 from transom_cli.health.gpu.status import encode as encode_gpus
+from transom_cli.heartbeat.table import NodeTable, RankBeat, encode
 from transom_cli.layout import RunDir
 from transom_cli.supervise.journal import Journal, write_header
 from transom_cli.supervise.lease import Lease

@@ -46,8 +46,8 @@ def main() -> None:
         from torch import distributed
 
         from transom_cli import beat
-        from transom_cli.beats.client import phase
         from transom_cli.ckpt.checkpointer import Checkpointer
+        from transom_cli.heartbeat.client import phase
 
     place = Place.of(os.environ)
     rng = random.Random(f"{args.seed}/{place.rank}")

@@ -23,19 +23,19 @@ _ROOMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Slurm", ("slurm",)),
     ("Checkpoints", ("ckpt", "cli.ckpt")),
     ("Notifications and metrics", ("notify", "cli.notify", "config.notify")),
-    ("Between launcher and agents", ("agent.secret",)),
+    ("Between launcher and agents", ("supervise.agent.secret",)),
     ("The sandbox", ("sandbox", "cli.sandbox")),
 )
 _NOT_MET = (
-    "agent",
-    "beats",
-    "ckpt.memory",
+    "supervise.agent",
+    "heartbeat",
+    "ckpt.snapshot",
     "core",
     "diagnose.hangs",
     "slurm.fake",
     "errors",
 )  # only other parts of transom meet these
-_MET = ("agent.secret", "ckpt.memory.protection")
+_MET = ("supervise.agent.secret", "ckpt.snapshot.protection")
 
 
 @dataclass(frozen=True)

@@ -18,21 +18,21 @@ GRAPH = Graph.of(ROOT / "transom_cli")
 STANDARD = set(sys.stdlib_module_names)
 
 PURE = (
-    "agent.wire",
-    "beats.phases",
-    "beats.spent",
-    "beats.table",
+    "supervise.agent.wire",
+    "heartbeat.phases",
+    "heartbeat.spent",
+    "heartbeat.table",
     "ckpt.failing",
     "ckpt.failures",
     "ckpt.manifest",
-    "ckpt.memory.account",
-    "ckpt.memory.galois",
-    "ckpt.memory.protection",
+    "ckpt.snapshot.account",
+    "ckpt.snapshot.galois",
+    "ckpt.snapshot.protection",
     "ckpt.names",
-    "ckpt.pace.cadence",
-    "ckpt.pace.coming",
-    "ckpt.pace.intervals",
-    "ckpt.pace.stopwatch",
+    "ckpt.schedule.cadence",
+    "ckpt.schedule.coming",
+    "ckpt.schedule.intervals",
+    "ckpt.schedule.stopwatch",
     "ckpt.underway",
     "core",
     "core.*",
@@ -117,7 +117,7 @@ PURE_STANDARD = {
 }  # fmt: skip
 PURE_OTHERS = {
     "ckpt.manifest": {"xxhash"},
-    "ckpt.memory.account": {"datetime"},
+    "ckpt.snapshot.account": {"datetime"},
     "core.policy": {"re2"},
     "diagnose.hangs.dumps": {"io", "pickle"},
     "diagnose.logs.grammar": {"datetime"},
@@ -131,7 +131,7 @@ PURE_OTHERS = {
     "view.timeline": {"datetime"},
 }
 PURE_EXCEPTIONS = {
-    ("beats.table", "beats.record"),
+    ("heartbeat.table", "heartbeat.record"),
     ("submit.render", "start"),
     ("submit.render", "submit.inputs"),
 }
@@ -145,7 +145,7 @@ TOUCHES = {
 PROBES = tuple(f"health.probe.{name}" for name in ("compute", "links", "rank"))
 # Used where it is installed, and done without where it is not.
 WHERE_IT_IS_THERE = {"diagnose.logs.rulebook": {"re2"}, "diagnose.logs.rule_files": {"tomli"}}
-HOOKS = ("beats.collectives",)  # on the trainer's side: torch is imported in the call of a trainer that uses it
+HOOKS = ("heartbeat.collectives",)  # on the trainer's side: torch is imported in the call of a trainer that uses it
 ADAPTERS = {
     "slurm.cli": ("bootstrap.slurm", "cli.*", "sandbox.*", "slurm.pyslurm.client"),
     "slurm.pyslurm.client": ("bootstrap.slurm",),
@@ -224,7 +224,9 @@ def test_adapters_are_imported_only_where_parts_are_picked() -> None:
         assert strangers == [], f"{adapter} is imported outside {importers}"
 
 
-@pytest.mark.parametrize("name", matching("beats", "beats.*", "agent", "agent.*"), ids=short)
+@pytest.mark.parametrize(
+    "name", matching("heartbeat", "heartbeat.*", "supervise.agent", "supervise.agent.*"), ids=short
+)
 def test_beats_and_agent_run_on_the_standard_library_alone(name: str) -> None:
     """They run in other people's trainers and containers, where nothing of ours is installed."""
     for module in GRAPH.reached(name, late=True):
@@ -243,7 +245,7 @@ def test_checkpoints_bring_no_command_line_into_the_trainer(name: str) -> None:
 def test_torch_is_imported_only_by_checkpoints_integrations_the_probe_and_hooks() -> None:
     users = [n for n in GRAPH.paths if "torch" in GRAPH.outside(n, late=True)]
     assert [short(n) for n in users if n not in matching("ckpt.*", "integrations.*", *PROBES, *HOOKS)] == []
-    assert "transom_cli.ckpt.saving.engine" in users, "this test looks for the wrong name"
+    assert "transom_cli.ckpt.save.engine" in users, "this test looks for the wrong name"
 
 
 @pytest.mark.parametrize("name", matching("health.probe", "health.probe.*"), ids=short)
@@ -253,7 +255,7 @@ def test_who_drives_the_probe_needs_no_torch(name: str) -> None:
     assert [short(module) for module in reached if "torch" in GRAPH.outside(module, late=True)] == []
 
 
-@pytest.mark.parametrize("name", matching("ckpt.memory", "ckpt.memory.*"), ids=short)
+@pytest.mark.parametrize("name", matching("ckpt.snapshot", "ckpt.snapshot.*"), ids=short)
 def test_memory_that_outlives_the_trainer_needs_no_torch(name: str) -> None:
     for module in GRAPH.reached(name, late=True):
         assert "torch" not in GRAPH.outside(module, late=True), f"through {short(module)}"

@@ -76,7 +76,7 @@ def test_the_current_directory_is_never_searched(planted: Planted, show: str, py
 
 def test_any_interpreter_runs_this_very_transom(planted: Planted, python: str) -> None:
     """The probe's has the job's PyTorch and need not have transom."""
-    done = run(own("transom_cli.agent.agent", "--help", python=(python,)), planted.folder)
+    done = run(own("transom_cli.supervise.agent.agent", "--help", python=(python,)), planted.folder)
     assert "--attempt-dir" in done.stdout
     assert planted.marks == []
 
@@ -86,7 +86,7 @@ def test_another_interpreter_runs_the_transom_that_it_has(planted: Planted, pyth
     subprocess.run([python, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     (packages,) = (tmp_path / "venv" / "lib").glob("python3*/site-packages")
     (packages / "transom_cli").symlink_to(ROOT / "transom_cli")
-    argv = installed(str(tmp_path / "venv/bin/python"), "transom_cli.agent.agent", "--help")
+    argv = installed(str(tmp_path / "venv/bin/python"), "transom_cli.supervise.agent.agent", "--help")
     done = run(argv, planted.folder, PYTHONPATH=f":{planted.folder}")
     assert "--attempt-dir" in done.stdout
     assert planted.marks == []
@@ -174,7 +174,7 @@ def holder(planted: Planted, tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "m" / "memory"
     rank = tmp_path / "rank.py"
     rank.write_text(
-        "from transom_cli.ckpt.memory import client\n"
+        "from transom_cli.ckpt.snapshot import client\n"
         f"line = client.reach_or_start({str(path)!r})\nprint('reached')\nline.close()\n"
     )
     done = run([sys.executable, str(rank)], planted.folder, TRANSOM_MEMORY_LINGER="1")

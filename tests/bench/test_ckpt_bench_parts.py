@@ -26,7 +26,7 @@ from ckpt_table import floors, main_table, ratio_table, ratios, seconds, summary
 from ckpt_turn import Turn
 from harness import BenchError
 
-from transom_cli.ckpt.memory.client import own_path
+from transom_cli.ckpt.snapshot.client import own_path
 
 MIB = 1 << 20
 

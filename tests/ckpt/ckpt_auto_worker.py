@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.pace import failrate, intervals
-from transom_cli.ckpt.saving.staging import Stager
+from transom_cli.ckpt.save.staging import Stager
+from transom_cli.ckpt.schedule import failrate, intervals
 from transom_cli.errors import UsageError
 
 ALONE = 15  # steps after which rank 0 saves by itself: the ranks have not looked yet at what the first save settled

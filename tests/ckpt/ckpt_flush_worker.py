@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ckpt_made import Training
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.saving import keeper
+from transom_cli.ckpt.save import keeper
 
 EVERY = 100
 

@@ -58,7 +58,7 @@ def _defaults() -> None:
 
 
 def main() -> None:
-    from transom_cli.ckpt.saving import keeper, orders
+    from transom_cli.ckpt.save import keeper, orders
 
     names: dict[str, object] = {"keeper": keeper, "orders": orders}
     exec("import asyncio, ctypes, os, signal, subprocess, sys, threading, time", names)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ckpt_memory_nodes import Nodes
 
-from transom_cli.beats import places
-from transom_cli.ckpt.memory.client import Client, agents_path, reach, start
+from transom_cli.ckpt.snapshot.client import Client, agents_path, reach, start
 from transom_cli.config.load import load
+from transom_cli.heartbeat import places
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.submit.rundir import new_run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transom_cli.ckpt.memory.coder import Coder, by_isal, by_numpy
+from transom_cli.ckpt.snapshot.coder import Coder, by_isal, by_numpy
 
 NAMES = ("isa-l", "numpy")
 _MISSING = {"isa-l": "libisal2 is not installed here", "numpy": "numpy is not installed here"}

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from transom_cli.ckpt.memory.asking import Line
-from transom_cli.ckpt.memory.lines import Answer, Server
+from transom_cli.ckpt.snapshot.asking import Line
+from transom_cli.ckpt.snapshot.lines import Answer, Server
 
 SECRET, WRONG = os.urandom(32), os.urandom(32)
 WHO = "holder/71/n1"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.memory.client import connect, own_path
-from transom_cli.ckpt.memory.messages import FAILURES
+from transom_cli.ckpt.snapshot.client import connect, own_path
+from transom_cli.ckpt.snapshot.messages import FAILURES
 
 
 def holder_pid(directory: Path) -> int:

@@ -10,13 +10,13 @@ import xxhash
 from processes import wait_for
 
 from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
-from transom_cli.ckpt.memory.asking import LineFailed
-from transom_cli.ckpt.memory.holding import Holding
-from transom_cli.ckpt.memory.launches import Launch
-from transom_cli.ckpt.memory.neighbours import Neighbours
-from transom_cli.ckpt.memory.protection import parse
-from transom_cli.ckpt.memory.record import Record
-from transom_cli.ckpt.memory.slot import Share, Slot
+from transom_cli.ckpt.snapshot.asking import LineFailed
+from transom_cli.ckpt.snapshot.holding import Holding
+from transom_cli.ckpt.snapshot.launches import Launch
+from transom_cli.ckpt.snapshot.neighbours import Neighbours
+from transom_cli.ckpt.snapshot.protection import parse
+from transom_cli.ckpt.snapshot.record import Record
+from transom_cli.ckpt.snapshot.slot import Share, Slot
 
 LAUNCH = Launch("7.0.0", "launch")
 METADATA = b"torch's own"

@@ -28,9 +28,9 @@ import torch.distributed as dist
 from ckpt_memory_holders import die, end_holder, holder_pid
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.memory.client import Client
 from transom_cli.ckpt.names import parse_step
-from transom_cli.ckpt.saving.staging import Stager
+from transom_cli.ckpt.save.staging import Stager
+from transom_cli.ckpt.snapshot.client import Client
 
 torch.set_num_threads(1)  # threads do not survive a fork
 WIDTH = 1 << 17  # three tensors of 512 KiB

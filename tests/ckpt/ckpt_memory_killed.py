@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from transom_cli.ckpt.memory.lines import Answer, Server
+from transom_cli.ckpt.snapshot.lines import Answer, Server
 
 SIZE = 16 << 20
 

@@ -8,10 +8,10 @@ import os
 import xxhash
 
 from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
-from transom_cli.ckpt.memory.launches import Launch
-from transom_cli.ckpt.memory.record import Record
-from transom_cli.ckpt.memory.slot import Share, Slot
 from transom_cli.ckpt.names import DCP_METADATA
+from transom_cli.ckpt.snapshot.launches import Launch
+from transom_cli.ckpt.snapshot.record import Record
+from transom_cli.ckpt.snapshot.slot import Share, Slot
 
 SIZE = 4096  # bytes of a slot
 

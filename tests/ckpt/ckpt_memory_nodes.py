@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from transom_cli.ckpt.memory.client import LINGER, agents_path, connect
+from transom_cli.ckpt.snapshot.client import LINGER, agents_path, connect
 
 WORKER = Path(__file__).with_name("ckpt_memory_nodes_worker.py")
 
@@ -153,6 +153,6 @@ class Nodes:
                 words = (folder / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if path.encode() in words and b"transom_cli.ckpt.memory.holder" in words:
+            if path.encode() in words and b"transom_cli.ckpt.snapshot.holder" in words:
                 os.kill(int(folder.name), signal.SIGKILL)
         Path(path).unlink(missing_ok=True)

@@ -26,9 +26,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from transom_cli.ckpt import files
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.memory.client import agents_path
-from transom_cli.ckpt.restoring import progress
-from transom_cli.ckpt.saving import arena
+from transom_cli.ckpt.restore import progress
+from transom_cli.ckpt.save import arena
+from transom_cli.ckpt.snapshot.client import agents_path
 
 WIDTH = 3 << 16
 

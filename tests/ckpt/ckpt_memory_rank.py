@@ -10,10 +10,10 @@ from pathlib import Path
 import xxhash
 
 from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
-from transom_cli.ckpt.memory import messages
-from transom_cli.ckpt.memory.client import Client
-from transom_cli.ckpt.memory.launches import Launch
 from transom_cli.ckpt.names import DCP_METADATA
+from transom_cli.ckpt.snapshot import messages
+from transom_cli.ckpt.snapshot.client import Client
+from transom_cli.ckpt.snapshot.launches import Launch
 
 METADATA = b"torch's own words"
 NODE = "n1"

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from transom_cli.ckpt import NoCheckpointRestores
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.saving.engine import Writer
+from transom_cli.ckpt.save.engine import Writer
 
 
 def sharded(model):

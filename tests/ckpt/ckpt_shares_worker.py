@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.saving import arena, staging
+from transom_cli.ckpt.save import arena, staging
 
 WIDE = 1 << 19  # numbers in each of eight tensors: 16 MiB
 

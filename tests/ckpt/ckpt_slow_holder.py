@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
-from transom_cli.ckpt.memory import holder
-from transom_cli.ckpt.saving import direct
+from transom_cli.ckpt.save import direct
+from transom_cli.ckpt.snapshot import holder
 
 PIECE, PAUSE = 64 << 10, 0.4  # bytes, and seconds for so many
 

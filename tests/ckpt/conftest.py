@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from ckpt_memory_holders import end_holder
 
-from transom_cli.ckpt.memory.client import LINGER
-from transom_cli.ckpt.memory.meeting_place import Meeting
-from transom_cli.ckpt.saving import snapshots
+from transom_cli.ckpt.save import snapshots
+from transom_cli.ckpt.snapshot.client import LINGER
+from transom_cli.ckpt.snapshot.meeting_place import Meeting
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def holder_within(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory holder is in the test's own process, where limits and patches of the test reach it."""
-    from transom_cli.ckpt.memory.holder import within
+    from transom_cli.ckpt.snapshot.holder import within
 
     def meet(directory: object) -> Meeting:
         line = within()

@@ -18,9 +18,9 @@ from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.cli.show import code_of
 from transom_cli.config.load import load
 from transom_cli.core import events as ev
-from transom_cli.core.decide import decide
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import Policy, State
 from transom_cli.core.quiet import QuietLimits
-from transom_cli.core.state import Policy, State
 from transom_cli.layout import RunDir
 from transom_cli.notify.events import DEFAULT_KINDS, notifications_for
 from transom_cli.submit.rundir import new_run

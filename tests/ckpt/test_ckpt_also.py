@@ -14,9 +14,9 @@ from transom_cli.ckpt import fence, files
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.failures import NoCheckpointRestores, TakenOver
 from transom_cli.ckpt.inventory import candidates, verify
-from transom_cli.ckpt.memory import writing
 from transom_cli.ckpt.names import COPIES_OF
-from transom_cli.ckpt.pace.turns import Turns
+from transom_cli.ckpt.schedule.turns import Turns
+from transom_cli.ckpt.snapshot import writing
 from transom_cli.errors import UsageError
 
 

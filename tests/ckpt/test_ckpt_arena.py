@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from transom_cli.ckpt.room import room
-from transom_cli.ckpt.saving import arena
-from transom_cli.ckpt.saving.arena import PAGE, Arena
-from transom_cli.ckpt.saving.envelope import envelope
+from transom_cli.ckpt.save import arena
+from transom_cli.ckpt.save.arena import PAGE, Arena
+from transom_cli.ckpt.save.envelope import envelope
 
 MIB = 1 << 20
 KINDS = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool, torch.complex64]

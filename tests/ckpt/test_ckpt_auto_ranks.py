@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from transom_cli.ckpt.inventory import candidates, verify
-from transom_cli.ckpt.pace.cadence import START
+from transom_cli.ckpt.schedule.cadence import START
 
 
 def _train(ranks: int, directory: Path, saves: int, seed: int) -> tuple[list[dict], str]:

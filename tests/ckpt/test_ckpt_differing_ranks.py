@@ -14,7 +14,7 @@ from torch import nn
 
 from transom_cli.ckpt import WorldSizeChanged
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.saving import alike
+from transom_cli.ckpt.save import alike
 
 SCENARIOS = ("experts", "declared", "zero", "shapes", "values", "alike", "signs", "buffers", "later")
 

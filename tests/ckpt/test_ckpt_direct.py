@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from transom_cli.ckpt import files
-from transom_cli.ckpt.saving import direct
+from transom_cli.ckpt.save import direct
 
 SIZE = 3 * direct._PIECE
 

@@ -12,8 +12,8 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from transom_cli.ckpt.names import data_name, rank_of_data
-from transom_cli.ckpt.restoring.exchange import SMALL, Part, divide, exchange
-from transom_cli.ckpt.restoring.placing import Object, Wanted, Whole
+from transom_cli.ckpt.restore.exchange import SMALL, Part, divide, exchange
+from transom_cli.ckpt.restore.placing import Object, Wanted, Whole
 
 
 class Ranks:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.ckpt.pace import failrate
-from transom_cli.ckpt.pace.failrate import Attempt, Failures, count, known_failures
+from transom_cli.ckpt.schedule import failrate
+from transom_cli.ckpt.schedule.failrate import Attempt, Failures, count, known_failures
 
 DAY = 86400.0
 

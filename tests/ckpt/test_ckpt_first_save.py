@@ -11,9 +11,9 @@ import torch
 from ckpt_memory_holders import abandon
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.saving import snapshots
-from transom_cli.ckpt.saving.collector import uncollected
-from transom_cli.ckpt.saving.snapshots import Snapshots
+from transom_cli.ckpt.save import snapshots
+from transom_cli.ckpt.save.collector import uncollected
+from transom_cli.ckpt.save.snapshots import Snapshots
 
 WIDTH = 2048  # 16 MiB of weights
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]

@@ -14,8 +14,8 @@ import pytest
 from ckpt_made import names_in
 from processes import wait_for
 
-from transom_cli.agent import flush as agent
 from transom_cli.ckpt.inventory import candidates, verify
+from transom_cli.supervise.agent import flush as agent
 
 
 class Node:

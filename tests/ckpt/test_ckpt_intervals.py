@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from transom_cli.ckpt.pace.cadence import START, Cadence, Measured, retune
-from transom_cli.ckpt.pace.failrate import Failures
-from transom_cli.ckpt.pace.intervals import LONGEST, ROOM
-from transom_cli.ckpt.pace.schedule import Auto
 from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.schedule.cadence import START, Cadence, Measured, retune
+from transom_cli.ckpt.schedule.failrate import Failures
+from transom_cli.ckpt.schedule.intervals import LONGEST, ROOM
+from transom_cli.ckpt.schedule.schedule import Auto
 
 QUICK = settings(max_examples=300, deadline=None)
 maybe = st.none() | st.floats(0, 1e5)

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from ckpt_memory_rank import METADATA, Rank
 
-from transom_cli.agent.memory import Memory
-from transom_cli.beats import places
 from transom_cli.ckpt import fence
 from transom_cli.ckpt.inventory import candidates, verify
-from transom_cli.ckpt.memory.client import LINGER, agents_path, connect, reach
-from transom_cli.ckpt.memory.messages import HolderGone, Refused
+from transom_cli.ckpt.snapshot.client import LINGER, agents_path, connect, reach
+from transom_cli.ckpt.snapshot.messages import HolderGone, Refused
+from transom_cli.heartbeat import places
 from transom_cli.layout import AttemptDir
+from transom_cli.supervise.agent.memory import Memory
 
 SOON = 30.0  # seconds: reached only when something is broken
 

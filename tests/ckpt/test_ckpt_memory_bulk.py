@@ -16,11 +16,11 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.agent import wire
-from transom_cli.ckpt.memory import bulk
-from transom_cli.ckpt.memory.bulk import PIECE, SEAL_BYTES, WHOLE, Seals
-from transom_cli.ckpt.memory.stream import Stream
-from transom_cli.ckpt.memory.throttle import BURST, Throttle
+from transom_cli.ckpt.snapshot import bulk
+from transom_cli.ckpt.snapshot.bulk import PIECE, SEAL_BYTES, WHOLE, Seals
+from transom_cli.ckpt.snapshot.stream import Stream
+from transom_cli.ckpt.snapshot.throttle import BURST, Throttle
+from transom_cli.supervise.agent import wire
 
 KEY = b"k" * 32
 SOON = 20.0

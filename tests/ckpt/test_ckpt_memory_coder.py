@@ -15,9 +15,9 @@ from ckpt_memory_coders import NAMES, named
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom_cli.ckpt.memory import coder as module
-from transom_cli.ckpt.memory.coder import Coder, available, coefficient, fold, right, solve
-from transom_cli.ckpt.memory.galois import multiples
+from transom_cli.ckpt.snapshot import coder as module
+from transom_cli.ckpt.snapshot.coder import Coder, available, coefficient, fold, right, solve
+from transom_cli.ckpt.snapshot.galois import multiples
 
 every_coder = pytest.mark.parametrize("name", NAMES)
 
@@ -168,7 +168,9 @@ def test_what_is_there_is_used() -> None:
 
 def test_with_isal_nothing_else_is_loaded() -> None:
     named("isa-l")
-    code = "from transom_cli.ckpt.memory.coder import available; import sys; print(available(), 'numpy' in sys.modules)"
+    code = (
+        "from transom_cli.ckpt.snapshot.coder import available; import sys; print(available(), 'numpy' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "isa-l False\n"
 
@@ -176,7 +178,7 @@ def test_with_isal_nothing_else_is_loaded() -> None:
 def test_without_isal_and_numpy_it_is_said() -> None:
     code = (
         "import sys; sys.modules['numpy'] = None\n"
-        "from transom_cli.ckpt.memory import coder\n"
+        "from transom_cli.ckpt.snapshot import coder\n"
         "coder.LIBRARY = 'libisal.so.none'\n"
         "try:\n    coder.fold(memoryview(bytearray(1)), memoryview(b'1'), 1)\n"
         "except coder.NoCoder as error:\n    print(error)\n"

@@ -12,10 +12,10 @@ import torch
 from ckpt_memory_holders import abandon, holder_pid, memory_of
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.memory import holder
-from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.names import MEMORY
-from transom_cli.ckpt.restoring.recall import remembered
+from transom_cli.ckpt.restore.recall import remembered
+from transom_cli.ckpt.snapshot import holder
+from transom_cli.ckpt.snapshot.record import Record
 
 
 def state(step: int) -> dict[str, Any]:

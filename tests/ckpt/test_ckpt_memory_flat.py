@@ -12,7 +12,7 @@ from ckpt_made import names_in
 from ckpt_memory_holders import abandon, end_holder, holder_pid, memory_of
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.memory.client import own_path
+from transom_cli.ckpt.snapshot.client import own_path
 
 GROWTH = 8 << 20  # bytes of resident memory that allocators may take between the two looks
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.ckpt.memory.galois import coefficient, multiples, product, quotient, solve
+from transom_cli.ckpt.snapshot.galois import coefficient, multiples, product, quotient, solve
 
 elements = st.integers(0, 255)
 

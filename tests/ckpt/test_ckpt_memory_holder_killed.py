@@ -12,7 +12,7 @@ import torch
 from ckpt_memory_holders import holder_pid
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.memory.client import Client
+from transom_cli.ckpt.snapshot.client import Client
 
 WIDTH = 1000
 

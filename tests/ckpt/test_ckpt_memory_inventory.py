@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom_cli.ckpt.manifest import Manifest
-from transom_cli.ckpt.memory.inventory import known, shares
-from transom_cli.ckpt.memory.slot import Share, Slot, part
+from transom_cli.ckpt.snapshot.inventory import known, shares
+from transom_cli.ckpt.snapshot.slot import Share, Slot, part
 
 PAGE = 4096
 

@@ -12,8 +12,8 @@ from ckpt_memory_made import by_hand, launch
 
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.failures import TakenOver
-from transom_cli.ckpt.memory import launches
-from transom_cli.ckpt.memory.shelf import Shelf
+from transom_cli.ckpt.snapshot import launches
+from transom_cli.ckpt.snapshot.shelf import Shelf
 
 
 def test_numbers_decide_in_any_order_of_arrival() -> None:

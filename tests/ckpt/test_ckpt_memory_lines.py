@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import wait_for
 
-from transom_cli.agent import wire
-from transom_cli.ckpt.memory import lines as module
-from transom_cli.ckpt.memory.asking import Failed, Line, Refused, Unreachable
-from transom_cli.ckpt.memory.bulk import PIECE
-from transom_cli.ckpt.memory.lines import LINES, Server
-from transom_cli.ckpt.memory.throttle import BURST
+from transom_cli.ckpt.snapshot import lines as module
+from transom_cli.ckpt.snapshot.asking import Failed, Line, Refused, Unreachable
+from transom_cli.ckpt.snapshot.bulk import PIECE
+from transom_cli.ckpt.snapshot.lines import LINES, Server
+from transom_cli.ckpt.snapshot.throttle import BURST
+from transom_cli.supervise.agent import wire
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 values = st.recursive(scalars, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(), v, max_size=3))

@@ -10,9 +10,9 @@ from ckpt_memory_holder import SHORT, SOON, Asking, Holder
 from ckpt_memory_relay import Relay
 from processes import wait_for
 
-from transom_cli.agent import wire
-from transom_cli.ckpt.memory.asking import Damaged, LineFailed, Refused, Unreachable
-from transom_cli.ckpt.memory.bulk import PIECE, SEAL_BYTES, WHOLE
+from transom_cli.ckpt.snapshot.asking import Damaged, LineFailed, Refused, Unreachable
+from transom_cli.ckpt.snapshot.bulk import PIECE, SEAL_BYTES, WHOLE
+from transom_cli.supervise.agent import wire
 
 MEETING = wire.HELLO_BYTES + wire.PROOF_BYTES  # bytes of either side before the first message
 LENGTH = range(MEETING, MEETING + 4)  # places of the first message's length: with another, a side waits for more

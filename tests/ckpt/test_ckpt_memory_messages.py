@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.ckpt.memory import messages
-from transom_cli.ckpt.memory.messages import LIMIT, HolderGone, Refused
+from transom_cli.ckpt.snapshot import messages
+from transom_cli.ckpt.snapshot.messages import LIMIT, HolderGone, Refused
 
 Pair = tuple[socket.socket, socket.socket]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from transom_cli.ckpt.memory.client import reach, start
-from transom_cli.ckpt.memory.holder import NICE
+from transom_cli.ckpt.snapshot.client import reach, start
+from transom_cli.ckpt.snapshot.holder import NICE
 
 
 def test_a_holder_is_nicer_than_who_started_it(tmp_path: Path) -> None:

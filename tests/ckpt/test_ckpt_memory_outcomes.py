@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from transom_cli.ckpt.memory import outcomes
-from transom_cli.ckpt.memory.holding import Holding
-from transom_cli.ckpt.memory.lines import Server
-from transom_cli.ckpt.memory.neighbours import Answer, identity
-from transom_cli.ckpt.memory.outcomes import COPYING, DONE, FAILED, RUNNING, UNKNOWN
+from transom_cli.ckpt.snapshot import outcomes
+from transom_cli.ckpt.snapshot.holding import Holding
+from transom_cli.ckpt.snapshot.lines import Server
+from transom_cli.ckpt.snapshot.neighbours import Answer, identity
+from transom_cli.ckpt.snapshot.outcomes import COPYING, DONE, FAILED, RUNNING, UNKNOWN
 
 KEY = b"k" * 32
 LONG = 60.0  # seconds: a test that waits so long has failed

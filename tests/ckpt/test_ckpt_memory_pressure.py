@@ -9,8 +9,8 @@ import torch
 from ckpt_memory_holders import abandon, holder_pid, memory_of
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.saving import arena
-from transom_cli.ckpt.saving.staging import Stager
+from transom_cli.ckpt.save import arena
+from transom_cli.ckpt.save.staging import Stager
 
 SAID = "snapshot(s) in memory at a time"
 

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 from ckpt_memory_job import LAUNCH, Job, damage, slot
 
-from transom_cli.ckpt.memory.finding import NotHad
+from transom_cli.ckpt.snapshot.finding import NotHad
 
 CODES = [("replica", 2, 1), ("replica", 5, 1), ("xor:2", 3, 1), ("rs:2+1", 4, 1), ("rs:2+2", 4, 2), ("rs:4+2", 6, 2)]
 

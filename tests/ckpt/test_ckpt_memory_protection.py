@@ -12,9 +12,9 @@ from ckpt_memory_coders import NAMES, named
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.ckpt.memory.coder import Coder
-from transom_cli.ckpt.memory.galois import coefficient, solve
-from transom_cli.ckpt.memory.protection import (
+from transom_cli.ckpt.snapshot.coder import Coder
+from transom_cli.ckpt.snapshot.galois import coefficient, solve
+from transom_cli.ckpt.snapshot.protection import (
     MOST,
     NONE,
     Protection,

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from transom_cli.ckpt.failures import TakenOver
-from transom_cli.ckpt.memory.reservations import Reservations
-from transom_cli.ckpt.memory.shelf import Shelf
+from transom_cli.ckpt.snapshot.reservations import Reservations
+from transom_cli.ckpt.snapshot.shelf import Shelf
 
 RANKS = (0, 1)
 A_RANK = st.sampled_from(RANKS)

@@ -15,11 +15,11 @@ from ckpt_memory_attempt import JOB, AttemptNodes, run_in
 from typer.testing import CliRunner
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.memory.account import Account, Held, Step, together
-from transom_cli.ckpt.memory.shown import LOOK, SIGN, SILENT, Showing
+from transom_cli.ckpt.snapshot.account import Account, Held, Step, together
+from transom_cli.ckpt.snapshot.shown import LOOK, SIGN, SILENT, Showing
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.core.codec import plain
-from transom_cli.core.state import State
+from transom_cli.core.operator.state import State
 from transom_cli.layout import RunDir
 from transom_cli.view.model import build_view
 from transom_cli.view.read import read_memory

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.ckpt.memory.throttle import BURST, Throttle
+from transom_cli.ckpt.snapshot.throttle import BURST, Throttle
 
 RATE, MOST = 100.0, 50
 CLOSE = 1e-6

@@ -12,7 +12,7 @@ import torch
 from ckpt_made import Training
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.saving.streaming import Copier
+from transom_cli.ckpt.save.streaming import Copier
 from transom_cli.errors import UsageError
 
 

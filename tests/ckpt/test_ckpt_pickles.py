@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.ckpt.saving.pickles import Pickles
+from transom_cli.ckpt.save.pickles import Pickles
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([0.0, -0.0, 1.0, 2.0]) | st.text(max_size=2),

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.inventory import Candidate
-from transom_cli.ckpt.restoring import resuming
+from transom_cli.ckpt.restore import resuming
 from transom_cli.errors import UsageError
 
 

@@ -12,13 +12,13 @@ from ckpt_made import names_in
 
 from transom_cli.ckpt import checkpointer
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.pace.cadence import START, Cadence, Measured
-from transom_cli.ckpt.pace.failrate import Failures
-from transom_cli.ckpt.pace.lasting import Rule
-from transom_cli.ckpt.pace.meeting import LOOK, Meeting, Note
-from transom_cli.ckpt.pace.schedule import Auto, Every
-from transom_cli.ckpt.pace.stopwatch import Stopwatch
 from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.schedule.cadence import START, Cadence, Measured
+from transom_cli.ckpt.schedule.failrate import Failures
+from transom_cli.ckpt.schedule.lasting import Rule
+from transom_cli.ckpt.schedule.meeting import LOOK, Meeting, Note
+from transom_cli.ckpt.schedule.schedule import Auto, Every
+from transom_cli.ckpt.schedule.stopwatch import Stopwatch
 from transom_cli.errors import UsageError
 
 

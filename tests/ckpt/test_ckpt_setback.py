@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.failures import BadSetbacks, NoCheckpointRestores
-from transom_cli.ckpt.restoring import setback
-from transom_cli.ckpt.restoring.setback import Batches, Setback, set_back
+from transom_cli.ckpt.restore import setback
+from transom_cli.ckpt.restore.setback import Batches, Setback, set_back
 
 
 def become(monkeypatch: pytest.MonkeyPatch, launch: str) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom_cli.ckpt.saving import streaming
-from transom_cli.ckpt.saving.streaming import Copier, Piece, shared_out
+from transom_cli.ckpt.save import streaming
+from transom_cli.ckpt.save.streaming import Copier, Piece, shared_out
 
 SPACE = 3 << 20
 

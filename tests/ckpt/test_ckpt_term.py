@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from ckpt_listener import Listener
 
-from transom_cli.agent import flush as agent
-from transom_cli.beats import flush
+from transom_cli.heartbeat import flush
+from transom_cli.supervise.agent import flush as agent
 
 TERM = -signal.SIGTERM
 SOON = 0.3  # seconds that are to pass

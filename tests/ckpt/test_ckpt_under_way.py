@@ -11,10 +11,10 @@ from pathlib import Path
 from ckpt_memory_attempt import JOB, AttemptNodes, run_in
 from ckpt_slow_holder import __file__ as SLOW
 
-from transom_cli.ckpt.memory.client import agents_path, reach
-from transom_cli.ckpt.pace.coming import Coming
+from transom_cli.ckpt.schedule.coming import Coming
+from transom_cli.ckpt.snapshot.client import agents_path, reach
 from transom_cli.ckpt.underway import CHECKING, LOADING, WRITING, Part
-from transom_cli.core.state import Phase, State
+from transom_cli.core.operator.state import Phase, State
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.view.model import build_view
 from transom_cli.view.read import Memory, read_memory

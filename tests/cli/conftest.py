@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from transom_cli.config.load import load
-from transom_cli.core.state import Policy
+from transom_cli.core.operator.state import Policy
 from transom_cli.layout import RunDir
 from transom_cli.submit.rundir import new_run
 from transom_cli.submit.submission import SubmissionRecord

@@ -17,7 +17,7 @@ from transom_cli.cli import status
 from transom_cli.cli.app import app
 from transom_cli.cli.show import code_of
 from transom_cli.core import events as ev
-from transom_cli.core.state import State
+from transom_cli.core.operator.state import State
 from transom_cli.errors import EXIT_CODES, Unknown
 from transom_cli.layout import RunDir
 from transom_cli.supervise.journal import Journal

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from cli_support import transom
 
-from transom_cli.beats.table import NodeTable, RankBeat, encode
 from transom_cli.core import events as ev
+from transom_cli.heartbeat.table import NodeTable, RankBeat, encode
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.journal import Journal
 

@@ -14,7 +14,7 @@ from cli_support import transom
 from slurm_support import OrdinaryUser
 
 from transom_cli.config.load import load
-from transom_cli.core.state import Policy
+from transom_cli.core.operator.state import Policy
 from transom_cli.errors import NotPermitted
 from transom_cli.layout import RunDir
 from transom_cli.submit.rundir import new_run

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from transom_cli.core import actions as act
 from transom_cli.core import events as ev
+from transom_cli.core.operator import actions as act
 
 NODES = ("n1", "n2", "n3", "n4")
 STATES = ("RUNNING",) * 6 + ("PENDING",) * 3  # the ends of a run are rare, or no story would go deep

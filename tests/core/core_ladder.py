@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from transom_cli.core import ladder as sh
+from transom_cli.core import launcher as sh
 from transom_cli.core.events import RankExit
-from transom_cli.core.ladder import LadderPolicy, LadderState, Order, decide
+from transom_cli.core.launcher import LadderPolicy, LadderState, Order, decide
 
 NODES = ("n1", "n2", "n3")
 

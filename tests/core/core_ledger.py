@@ -7,10 +7,10 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from transom_cli.core import actions as act
 from transom_cli.core import events as ev
-from transom_cli.core.decide import decide
-from transom_cli.core.state import Policy, State
+from transom_cli.core.operator import actions as act
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import Policy, State
 
 _ANSWERS: dict[type[ev.Event], tuple[type[act.Action], ...]] = {
     ev.Submitted: (act.Submit,),

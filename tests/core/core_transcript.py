@@ -20,9 +20,9 @@ import typing
 from dataclasses import fields
 
 from transom_cli.core import events as ev
-from transom_cli.core.actions import Action
-from transom_cli.core.decide import decide
-from transom_cli.core.state import Policy, State
+from transom_cli.core.operator.actions import Action
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import Policy, State
 
 INDENT = "    "
 

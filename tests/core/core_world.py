@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from core_ledger import Ledger
 
-from transom_cli.core import actions as act
 from transom_cli.core import events as ev
-from transom_cli.core.state import Policy, Stage, State
+from transom_cli.core.incident import Stage
+from transom_cli.core.operator import actions as act
+from transom_cli.core.operator.state import Policy, State
 
 NODES = tuple(f"n{i}" for i in range(1, 9))
 WIDTH = 3

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from transom_cli.core import events as ev
-from transom_cli.core.decide import decide
 from transom_cli.core.goodput import NS, Account, account, attempt_of, history
 from transom_cli.core.goodput.model import Attempt
-from transom_cli.core.state import Policy, State
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import Policy, State
 
 NODES = ("n1", "n2")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transom_cli.core import events as ev
 from transom_cli.core.codec import BadRecord, build, event_from_json, event_to_json, plain
 from transom_cli.core.decided import Taken
-from transom_cli.core.state import Policy
+from transom_cli.core.operator.state import Policy
 
 EVENTS = sorted(
     (c for c in vars(ev).values() if isinstance(c, type) and issubclass(c, ev.Event) and c is not ev.Event),

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom_cli.core import actions as act
 from transom_cli.core import events as ev
-from transom_cli.core.decide import decide
 from transom_cli.core.diagnose import diagnose
-from transom_cli.core.state import Diagnosis, Incident, Phase, Policy, State
+from transom_cli.core.incident import Diagnosis, Incident
+from transom_cli.core.operator import actions as act
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import Phase, Policy, State
 
 NODES = ("n1", "n2", "n3")
 
@@ -149,7 +150,7 @@ def test_a_fault_beside_another_cause_isolates_its_node_alone() -> None:
 
 
 def test_a_suspicion_says_nothing_more_of_a_lost_node_but_a_proof_does() -> None:
-    from transom_cli.core.state import Look
+    from transom_cli.core.incident import Look
 
     incident = Incident("i1", 7, 0, 0.0, 5, looks=(Look("n2", fails=2, evidence="no slurmd"),))
     for verdict, reason in (("SUSPECT", "node_lost: n2 lost: no slurmd"), ("FAIL", "xid: Xid 79")):

@@ -15,7 +15,7 @@ from transom_cli.core import events as ev
 from transom_cli.core.goodput import NS, Kind, account, attempt_of, history
 from transom_cli.core.goodput.model import Attempt, History, Launch, Observation, Sample, Sign
 from transom_cli.core.goodput.partition import partition
-from transom_cli.core.state import State
+from transom_cli.core.operator.state import State
 
 QUICK = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

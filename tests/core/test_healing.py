@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from transom_cli.core import events as ev
-from transom_cli.core.decide import decide
-from transom_cli.core.state import Phase, Stage, State
+from transom_cli.core.incident import Stage
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import Phase, State
 
 NODES = ("n1", "n2", "n3")
 BEGUN = (

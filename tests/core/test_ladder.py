@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from core_ladder import NODES, exits, feed, fresh, killed, lost, outcome, started, training, with_spare
 
-from transom_cli.core import ladder as sh
+from transom_cli.core import launcher as sh
 from transom_cli.core.events import RankExit
-from transom_cli.core.ladder import Rung, decide
+from transom_cli.core.launcher import Rung, decide
 
 
 def test_a_dead_rank_is_relaunched_on_the_same_nodes_once_nothing_is_left() -> None:

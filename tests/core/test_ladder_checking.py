@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from core_ladder import NODES, SPARE, exits, feed, fresh, outcome, started
 
-from transom_cli.core import ladder as sh
+from transom_cli.core import launcher as sh
 from transom_cli.core.events import NodeFault
-from transom_cli.core.ladder import LadderState, Order, Rung
+from transom_cli.core.launcher import LadderState, Order, Rung
 
 ALL = (*NODES, SPARE)
 

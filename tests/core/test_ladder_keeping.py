@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from core_ladder import NODES, exits, feed, fresh, outcome
 
-from transom_cli.core import ladder as sh
-from transom_cli.core.ladder import LadderState, Order
+from transom_cli.core import launcher as sh
+from transom_cli.core.launcher import LadderState, Order
 
 MADE = "step 9 was made durable from memory"
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from core_ladder import NODES, SPARE, exits, feed, fresh, lost, outcome, started, training, with_spare
 
-from transom_cli.core import ladder as sh
+from transom_cli.core import launcher as sh
 
 
 def test_before_the_time_limit_all_ranks_save_and_the_attempt_is_left() -> None:

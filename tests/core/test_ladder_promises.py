@@ -9,8 +9,8 @@ from core_policy import report_rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom_cli.core import ladder as sh
-from transom_cli.core.ladder import Memory, Rung, decide
+from transom_cli.core import launcher as sh
+from transom_cli.core.launcher import Memory, Rung, decide
 from transom_cli.core.policy import Rule
 
 launches, steps = st.integers(0, 4), st.integers(-1, 30)

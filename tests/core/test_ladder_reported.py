@@ -8,14 +8,15 @@ import pytest
 from core_ladder import NODES, exits, feed, fresh, outcome, started, training, with_spare
 from core_policy import DEFAULT
 
-from transom_cli.core import ladder as sh
-from transom_cli.core.decide import decide
+from transom_cli.core import launcher as sh
 from transom_cli.core.diagnose import diagnose
 from transom_cli.core.events import HealSeen, OutcomeSeen
+from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.judging import judged
-from transom_cli.core.ladder import LadderPolicy, LadderState
+from transom_cli.core.launcher import LadderPolicy, LadderState
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import Policy, State
 from transom_cli.core.policy import Rule
-from transom_cli.core.state import Diagnosis, Incident, Policy, State
 
 SLOW = sh.Reported(10.0, 0, "slow_node:n2", "slow_node", "a node is slow", 20, ("n2",))
 NAN = sh.Reported(10.0, 0, "nan_loss", "nan_loss", "the loss is not a number since step 12", 20, (), 10, 8)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from core_ladder import NODES, feed, fresh, killed, started, training
 
-from transom_cli.core import ladder as sh
-from transom_cli.core.ladder import Order
+from transom_cli.core import launcher as sh
+from transom_cli.core.launcher import Order
 from transom_cli.core.srunwords import slurm_is_away
 
 WHY = "Unable to confirm allocation for job 7: Socket timed out on send/recv operation"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from core_ladder import NODES, SPARE, exits, feed, fresh, killed, lost, outcome, started, with_spare
 
-from transom_cli.core import ladder as sh
+from transom_cli.core import launcher as sh
 
 
 def test_a_spare_takes_the_place_of_a_node_that_does_not_answer() -> None:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from test_properties import play, policies, stories
 
 from transom_cli.core import events as ev
-from transom_cli.core.decide import decide
-from transom_cli.core.state import Policy, State
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import Policy, State
 from transom_cli.notify.events import FINAL, KINDS, Notification, notifications_for
 
 AT = 1.8e9

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from transom_cli.core.decided import Decided, Taken
 from transom_cli.core.diagnose import CAUSES, diagnose
 from transom_cli.core.events import NodeFault, OutcomeSeen, RankExit
+from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.judging import judged
+from transom_cli.core.operator.state import Policy, State
 from transom_cli.core.policy import IGNORE, ISOLATE, RELAUNCH, STOP, SWAP, Facts, Rule, decide_by, in_words
-from transom_cli.core.state import Diagnosis, Incident, Policy, State
 from transom_cli.diagnose.clue import Category
 
 OOM = Facts("cuda_oom", "rank_failed", "torch.OutOfMemoryError: CUDA out of memory.", "cuda_oom/1", ("n1",), (1,))

@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from test_ladder_promises import stories as ladder_stories
 from test_properties import begun, faults, moments, play, policies
 
-from transom_cli.core import actions as act
 from transom_cli.core import events as ev
-from transom_cli.core import ladder as sh
-from transom_cli.core.decide import decide
+from transom_cli.core import launcher as sh
 from transom_cli.core.decided import UNDECIDED
+from transom_cli.core.incident import Diagnosis, Incident
+from transom_cli.core.operator import actions as act
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import Policy, State
 from transom_cli.core.policy import Rule
-from transom_cli.core.state import Diagnosis, Incident, Policy, State
 
 FEW = settings(max_examples=150, deadline=None)
 TRANSCRIPTS = sorted((Path(__file__).parent / "incidents").glob("*.txt"))

@@ -9,13 +9,13 @@ from core_alphabet import NODES as OPERATED
 from core_ladder import NODES, exits, feed, fresh, killed, outcome, started, training, with_spare
 from test_properties import begun
 
-from transom_cli.core import actions as act
 from transom_cli.core import events as ev
-from transom_cli.core import ladder as sh
+from transom_cli.core import launcher as sh
 from transom_cli.core.codec import build, plain
-from transom_cli.core.ladder import LadderState, Order, Rung
+from transom_cli.core.launcher import LadderState, Order, Rung
+from transom_cli.core.operator import actions as act
+from transom_cli.core.operator.state import Phase, Policy, State
 from transom_cli.core.policy import Rule
-from transom_cli.core.state import Phase, Policy, State
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {} GiB"
 TWICE = Rule("oom", "relaunch", category=("cuda_oom",), budget=2, then="stop", source="run.toml")
@@ -121,7 +121,7 @@ def operated(*rules: Rule) -> State:
 
 
 def told(state: State, *events: ev.Event) -> tuple[State, list[act.Action]]:
-    from transom_cli.core.decide import decide
+    from transom_cli.core.operator.decide import decide
 
     ordered: list[act.Action] = []
     for event in events:

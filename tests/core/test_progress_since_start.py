@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom_cli.core import events as ev
-from transom_cli.core import ladder as sh
-from transom_cli.core.actions import Action, Restart
-from transom_cli.core.decide import decide
-from transom_cli.core.ladder import LadderState, Order
+from transom_cli.core import launcher as sh
+from transom_cli.core.launcher import LadderState, Order
+from transom_cli.core.operator.actions import Action, Restart
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import Phase, Policy, State
 from transom_cli.core.progress import FEW, made_progress
-from transom_cli.core.state import Phase, Policy, State
 
 NODES = ("n1", "n2", "n3")
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from transom_cli.core import events as ev
-from transom_cli.core.decide import decide
-from transom_cli.core.state import Policy, State
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import Policy, State
 
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

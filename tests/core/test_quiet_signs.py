@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from transom_cli.core import events as ev
-from transom_cli.core.actions import Action, Probe
-from transom_cli.core.decide import decide
-from transom_cli.core.state import State
+from transom_cli.core.operator.actions import Action, Probe
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import State
 
 NODES = ("node1", "node2", "node3")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from transom_cli.core import events as ev
-from transom_cli.core.actions import Action, Patch, Restart
-from transom_cli.core.decide import decide
-from transom_cli.core.state import Phase, State
+from transom_cli.core.operator.actions import Action, Patch, Restart
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import Phase, State
 from transom_cli.core.stepdwords import was_cancelled
 
 NODES = ("n1", "n2", "n3")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from transom_cli.core.stacks import Dump, Frame, clean, parse, top
 
-DATA = Path(__file__).parents[1] / "agent" / "data"
+DATA = Path(__file__).parents[1] / "supervise" / "agent" / "data"
 NATIVE = (DATA / "pyspy_native.txt").read_text()
 PYTHON = (DATA / "pyspy_python.txt").read_text()
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from transom_cli.core import events as ev
-from transom_cli.core.decide import decide
-from transom_cli.core.state import Policy, State
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import Policy, State
 
 
 class WholeIncidents(RuleBasedStateMachine):

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.beats.table import NodeTable, RankBeat, encode
 from transom_cli.diagnose.clue import Category
 from transom_cli.diagnose.hangs.reader import gather, is_dump, read_hang
 from transom_cli.diagnose.hangs.stacks import Kind
+from transom_cli.heartbeat.table import NodeTable, RankBeat, encode
 from transom_cli.layout import AttemptDir
 
 STACK = 'Process 1: x\nPython v3.11.7 (x)\n\nThread 1 (idle): "MainThread"\n    {}\n    step (train.py:9)\n'

@@ -23,7 +23,7 @@ from transom_cli.diagnose.hangs.stacks import (
     place,
 )
 
-DATA = Path(__file__).parents[1] / "agent" / "data"
+DATA = Path(__file__).parents[1] / "supervise" / "agent" / "data"
 PYSPY = (DATA / "pyspy_native.txt").read_text()
 
 FAULT = """\

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom_cli.beats.spent import RankSpent
 from transom_cli.diagnose.clue import Category, Slow
 from transom_cli.diagnose.slowness import causes, heatmap
 from transom_cli.diagnose.slowness.causes import Slowness
 from transom_cli.diagnose.slowness.heatmap import HeatMap, Row, between, fold
+from transom_cli.heartbeat.spent import RankSpent
 
 USUAL = {"data": 0.02, "forward": 0.3, "backward": 0.5, "optimizer": 0.05}
 Extra = dict[int, dict[str, float]]

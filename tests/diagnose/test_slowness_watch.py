@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 from slow_training import Fault, Training
 
-from transom_cli.beats.spent import NodeSpent
 from transom_cli.diagnose.clue import Slow
 from transom_cli.diagnose.slowness import watch
 from transom_cli.diagnose.slowness.watch import Began, Over, SlowState
+from transom_cli.heartbeat.spent import NodeSpent
 
 News = list[tuple[int, Began | Over]]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from e2e.support import Person, remembering
 
-from transom_cli.beats import places
+from transom_cli.heartbeat import places
 from transom_cli.layout import RunDir
 from transom_cli.sandbox.cluster import Sandbox
 from transom_cli.supervise.lease import read_holder

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from e2e.support import COMMAND, PATIENCE, Person, at_step, over
 
-from transom_cli.beats.table import decode
+from transom_cli.heartbeat.table import decode
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox

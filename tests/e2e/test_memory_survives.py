@@ -15,8 +15,8 @@ import pytest
 from e2e.support import STEPS, Person, at_step, over, remembering
 from e2e.test_agents import agent_pid, wait_for
 
-from transom_cli.beats import places
-from transom_cli.ckpt.memory.client import agents_path
+from transom_cli.ckpt.snapshot.client import agents_path
+from transom_cli.heartbeat import places
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox

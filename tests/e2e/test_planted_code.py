@@ -73,6 +73,6 @@ def test_code_planted_where_a_run_works_never_runs(
     for rank in ("0", "1"):  # the trainer is as it would be without transom, but for the automatic heartbeats
         seen = json.loads((tmp_path / f"rank{rank}").read_text())
         auto, _, rest = seen["PYTHONPATH"].partition(":")
-        assert auto.endswith("/beats/auto") and rest == pythonpath
+        assert auto.endswith("/heartbeat/auto") and rest == pythonpath
         assert seen["path"][:4] == [str(tmp_path), auto, str(shared.folder), str(tmp_path)]
         assert not seen["safe"]

@@ -14,7 +14,7 @@ import pytest
 from notify_made import Answer, program, receiving, secrets, until
 
 from transom_cli.config.load import load
-from transom_cli.core.state import Policy
+from transom_cli.core.operator.state import Policy
 from transom_cli.submit.rundir import new_run
 from transom_cli.submit.submission import SubmissionRecord
 from transom_cli.supervise.journal import write_header

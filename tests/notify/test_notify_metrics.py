@@ -23,15 +23,16 @@ from notify_made import until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
-from transom_cli.beats.table import NodeTable, RankBeat
-from transom_cli.ckpt.memory.account import Account, Held, Step
+from transom_cli.ckpt.snapshot.account import Account, Held, Step
 from transom_cli.core import events as ev
 from transom_cli.core.codec import plain
-from transom_cli.core.decide import decide
 from transom_cli.core.decided import Decided
 from transom_cli.core.goodput import NS, Kind, Sums
-from transom_cli.core.state import Diagnosis, Exclusion, Incident, Look, Phase, Policy, Stage, State
+from transom_cli.core.incident import Diagnosis, Incident, Look, Stage
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import Exclusion, Phase, Policy, State
 from transom_cli.diagnose.clue import Category
+from transom_cli.heartbeat.table import NodeTable, RankBeat
 from transom_cli.layout import RunDir
 from transom_cli.notify import prometheus as exposition
 from transom_cli.notify.exporter import MetricsConfig, MetricsExporter, in_memory, on_disk, time_by_kind

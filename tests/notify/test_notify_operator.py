@@ -19,8 +19,8 @@ from transom_cli.bootstrap.notifications import notifier_for
 from transom_cli.config.load import load
 from transom_cli.config.model import Settings
 from transom_cli.core import events as ev
-from transom_cli.core.actions import Action
-from transom_cli.core.state import Phase, Policy, State
+from transom_cli.core.operator.actions import Action
+from transom_cli.core.operator.state import Phase, Policy, State
 from transom_cli.layout import RunDir
 from transom_cli.notify import delivery as notifier_module
 from transom_cli.notify.delivery import DeliveryLog

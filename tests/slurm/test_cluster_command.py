@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import transom_cli
-from transom_cli.core.state import Exclusion, Phase, State
+from transom_cli.core.operator.state import Exclusion, Phase, State
 from transom_cli.notify.events import HOLDING, notifications_for
 from transom_cli.slurm.port import cluster_command, release_commands
 from transom_cli.slurm.runner import classify

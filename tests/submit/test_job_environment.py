@@ -36,13 +36,13 @@ def test_only_the_run_without_automatic_beats() -> None:
 
 def test_the_hook_comes_first_and_a_checkout_last() -> None:
     made = script_environment(Path("/r"), True, {"PYTHONPATH": "/a::/b:/a"}, package=Path("/src/transom_cli"))
-    assert made["PYTHONPATH"] == "/src/transom_cli/beats/auto:/a:/b:/src"
+    assert made["PYTHONPATH"] == "/src/transom_cli/heartbeat/auto:/a:/b:/src"
 
 
 @pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
 def test_an_environments_packages_are_not_pressed_on_another_python(folder: str) -> None:
     package = Path(f"/venv/lib/{folder}/transom_cli")
-    assert script_environment(Path("/r"), True, {}, package=package)["PYTHONPATH"] == f"{package}/beats/auto"
+    assert script_environment(Path("/r"), True, {}, package=package)["PYTHONPATH"] == f"{package}/heartbeat/auto"
 
 
 def test_a_colon_in_the_folder_is_refused() -> None:
@@ -54,7 +54,7 @@ def test_another_python_of_the_job_finds_the_beats(tmp_path: Path) -> None:
     """An isolated environment without transom, as a user's own would be."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     added = script_environment(tmp_path / "run", True, {})
-    program = "import transom_cli.beats.client as c; print(c.__file__)"
+    program = "import transom_cli.heartbeat.client as c; print(c.__file__)"
     done = subprocess.run(
         [tmp_path / "venv/bin/python", "-c", program],
         env={"PATH": os.environ["PATH"], **added},
@@ -62,7 +62,9 @@ def test_another_python_of_the_job_finds_the_beats(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert done.stdout.strip() == str(Path(transom_cli.__file__).resolve().parent / "beats" / "client.py"), done.stderr
+    assert done.stdout.strip() == str(Path(transom_cli.__file__).resolve().parent / "heartbeat" / "client.py"), (
+        done.stderr
+    )
 
 
 def test_the_callers_own_variables_of_sbatch_are_kept_but_for_what_the_script_says() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from transom_cli.config.load import load
 from transom_cli.config.model import Settings
-from transom_cli.core.state import Phase, Policy
+from transom_cli.core.operator.state import Phase, Policy
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm

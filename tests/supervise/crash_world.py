@@ -10,8 +10,8 @@ import queue
 from pathlib import Path
 
 from transom_cli.core import events as ev
-from transom_cli.core.actions import Action
-from transom_cli.core.state import Policy, State
+from transom_cli.core.operator.actions import Action
+from transom_cli.core.operator.state import Policy, State
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm

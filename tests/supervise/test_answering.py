@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from transom_cli.core import events as ev
-from transom_cli.core.state import State
+from transom_cli.core.operator.state import State
 from transom_cli.layout import RunDir
 from transom_cli.notify.events import Notification
 from transom_cli.supervise import answering

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.beats.table import NodeTable, encode
 from transom_cli.core.quiet import NodeSilent, QuietLimits
+from transom_cli.heartbeat.table import NodeTable, encode
 from transom_cli.supervise import beatwatch
 from transom_cli.supervise.beatwatch import A_TABLE, LEAST, LONGEST, OPERATIONS, SHARE, BeatWatch
 

@@ -8,7 +8,7 @@ import pytest
 from crash_world import Operator, World
 
 from transom_cli.core import events as ev
-from transom_cli.core.state import Phase, State
+from transom_cli.core.operator.state import Phase, State
 from transom_cli.slurm.port import JobState, SlurmUnknown
 from transom_cli.supervise.journal import fold
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.agent.logs import TAIL, read_cause, tail_of
 from transom_cli.core.rootline import clean
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise import examine as examine_module
+from transom_cli.supervise.agent.logs import TAIL, read_cause, tail_of
 from transom_cli.supervise.examine import candidates, examine
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 31, in <module>\n    main()\n'

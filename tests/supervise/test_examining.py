@@ -8,13 +8,13 @@ import sys
 import threading
 from pathlib import Path
 
-from transom_cli.beats.table import NodeTable
 from transom_cli.core.events import NodeFault
-from transom_cli.core.ladder import Checked, CheckNodes, Faulty, Heard
+from transom_cli.core.launcher import Checked, CheckNodes, Faulty, Heard
 from transom_cli.health.check import HealthOptions, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.report import Report
 from transom_cli.health.run import HealthRequest
+from transom_cli.heartbeat.table import NodeTable
 from transom_cli.layout import RunDir
 from transom_cli.supervise.launcher.examining import Examining
 from transom_cli.supervise.launcher.faultwatch import AT_ONCE, FaultWatch

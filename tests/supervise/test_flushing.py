@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from transom_cli.core.ladder import Flushing
+from transom_cli.core.launcher import Flushing
 from transom_cli.supervise.launcher.flushing import agree
 
 

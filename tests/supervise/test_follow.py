@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.beats.table import NodeTable, RankBeat, encode
 from transom_cli.core import events as ev
+from transom_cli.core.incident import Incident, Stage
+from transom_cli.core.operator.state import State
 from transom_cli.core.quiet import QuietLimits
-from transom_cli.core.state import Incident, Stage, State
+from transom_cli.heartbeat.table import NodeTable, RankBeat, encode
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.follow import STUCK, Follower, newest_checkpoint, read_outcome
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from transom_cli.core.ladder import LadderState
+from transom_cli.core.launcher import LadderState
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmRefused, SlurmUnknown, Submission
 from transom_cli.supervise.launcher import giveback

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from transom_cli.core import events as ev
-from transom_cli.core.actions import Cancel, Restart
-from transom_cli.core.state import Policy
+from transom_cli.core.operator.actions import Cancel, Restart
+from transom_cli.core.operator.state import Policy
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.core import actions as act
 from transom_cli.core import events as ev
+from transom_cli.core.operator import actions as act
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm

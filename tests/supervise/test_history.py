@@ -12,7 +12,7 @@ import pytest
 from transom_cli.core import events as ev
 from transom_cli.core.codec import plain
 from transom_cli.core.decided import Decided, Taken
-from transom_cli.core.state import Exclusion, Policy, State
+from transom_cli.core.operator.state import Exclusion, Policy, State
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.journal import Journal, write_header
 from transom_cli.supervise.launcher import history

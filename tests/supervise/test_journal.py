@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom_cli.core import events as ev
+from transom_cli.core.operator.state import Policy, State
 from transom_cli.core.policy import Rule
-from transom_cli.core.state import Policy, State
 from transom_cli.layout import RUN_FORMAT
 from transom_cli.supervise.journal import Journal, JournalError, fold, step_and_remember, write_header
 

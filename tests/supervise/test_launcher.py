@@ -16,7 +16,7 @@ import pytest
 
 from transom_cli.bootstrap import slurm as bootstrap
 from transom_cli.ckpt import fence
-from transom_cli.core.ladder import Ended
+from transom_cli.core.launcher import Ended
 from transom_cli.core.policy import Rule
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from transom_cli.bootstrap import slurm as bootstrap
-from transom_cli.ckpt.restoring.setback import read as setbacks
+from transom_cli.ckpt.restore.setback import read as setbacks
 from transom_cli.core.events import RankExit
-from transom_cli.core.ladder import THIS_LAUNCHER, End, Ended, GoBack, Heard, NotStarted, Start
+from transom_cli.core.launcher import THIS_LAUNCHER, End, Ended, GoBack, Heard, NotStarted, Start
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.supervise.launcher.agents import Agents

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from transom_cli.core.ladder import THIS_LAUNCHER, Ended
+from transom_cli.core.launcher import THIS_LAUNCHER, Ended
 from transom_cli.supervise.launcher import leftovers
 from transom_cli.supervise.launcher.leftovers import Leftovers
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from transom_cli.core import events as ev
+from transom_cli.core.operator.state import Policy, State
 from transom_cli.core.quiet import QuietLimits
-from transom_cli.core.state import Policy, State
 from transom_cli.errors import UsageError
 from transom_cli.health.history.files import read_history
 from transom_cli.health.history.nodes import NodeHistory, fold

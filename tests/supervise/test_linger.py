@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from transom_cli.bootstrap import slurm as bootstrap
-from transom_cli.core.state import Policy
+from transom_cli.core.operator.state import Policy
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import JobState, SlurmDenied, SlurmRefused, SlurmUnknown, Submission

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from transom_cli.core import events as ev
-from transom_cli.core.actions import Action
-from transom_cli.core.state import Phase, Policy, State
+from transom_cli.core.operator.actions import Action
+from transom_cli.core.operator.state import Phase, Policy, State
 from transom_cli.health.history import files
 from transom_cli.health.history.files import HistoryFile, read_history
 from transom_cli.health.history.records import Attempt, Isolation, Record, RunOver

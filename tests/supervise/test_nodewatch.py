@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from transom_cli.core.ladder import Draining, Heard, Spare
+from transom_cli.core.launcher import Draining, Heard, Spare
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import Node, SlurmUnknown
 from transom_cli.supervise.launcher import nodewatch

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from transom_cli.core import events as ev
-from transom_cli.core.actions import Action
-from transom_cli.core.state import Phase, Policy, State
+from transom_cli.core.operator.actions import Action
+from transom_cli.core.operator.state import Phase, Policy, State
 from transom_cli.files import publish_text
 from transom_cli.layout import RunDir
 from transom_cli.supervise import lease as lease_module

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from transom_cli.beats.spent import NodeSpent, RankSpent, encode
-from transom_cli.beats.table import NodeTable, RankBeat
-from transom_cli.beats.table import encode as encode_table
-from transom_cli.core import ladder
+from transom_cli.core import launcher
 from transom_cli.core.events import RankExit
-from transom_cli.core.ladder import Exits, LadderState, Rung
+from transom_cli.core.launcher import Exits, LadderState, Rung
 from transom_cli.core.quiet_shapes import QuietLimits
+from transom_cli.heartbeat.spent import NodeSpent, RankSpent, encode
+from transom_cli.heartbeat.table import NodeTable, RankBeat
+from transom_cli.heartbeat.table import encode as encode_table
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.beatwatch import BeatWatch
 from transom_cli.supervise.launcher.progress import Progress
@@ -149,10 +149,10 @@ def test_a_launch_that_steps_is_not_ended_for_a_node_whose_agent_and_slurmd_are_
 ) -> None:
     """What the launcher's core makes of what its sight tells: only if the ranks that can be seen make no step."""
     watch, clock = BeatWatch(attempt.nodes, QuietLimits()), 100.0
-    state, _ = ladder.decide(LadderState(7, 0, ("n1", "n2"), 2, 1), ladder.Begun(clock))
+    state, _ = launcher.decide(LadderState(7, 0, ("n1", "n2"), 2, 1), launcher.Begun(clock))
     options: Any = SimpleNamespace(checkpoints=attempt.path / "none")
     sight = Sight(options, attempt, watch, lambda: state, lambda _: True)
-    orders: list[ladder.Order] = []
+    orders: list[launcher.Order] = []
     for second in range(120):
         clock += 1.0
         for rank in range(2):
@@ -163,7 +163,7 @@ def test_a_launch_that_steps_is_not_ended_for_a_node_whose_agent_and_slurmd_are_
                 (attempt.nodes / f"n{rank + 1}.beats").write_bytes(encode_table(table))
         watch.look(clock)
         for heard in sight.of_beats(clock):
-            state, new = ladder.decide(state, heard)
+            state, new = launcher.decide(state, heard)
             orders += new
-    assert any(isinstance(order, ladder.End) for order in orders) is not steps
+    assert any(isinstance(order, launcher.End) for order in orders) is not steps
     assert state.step == (119 if steps else 20)

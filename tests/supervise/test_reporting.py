@@ -14,14 +14,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 from slow_training import Fault, Training
 
-from transom_cli.agent.spending import Spending
-from transom_cli.beats import account
-from transom_cli.beats import record as rec
-from transom_cli.beats.spent import NodeSpent, RankSpent, decode
-from transom_cli.beats.table import RankBeat
-from transom_cli.core.ladder import Reported
+from transom_cli.core.launcher import Reported
 from transom_cli.diagnose.clue import Slow
+from transom_cli.heartbeat import account
+from transom_cli.heartbeat import record as rec
+from transom_cli.heartbeat.spent import NodeSpent, RankSpent, decode
+from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.supervise.agent.spending import Spending
 from transom_cli.supervise.launcher.reporting import Reporter, hottest
 from transom_cli.supervise.reported import read_reports
 
@@ -131,7 +131,7 @@ def test_a_full_disk_is_survived_and_told_later(told: Told) -> None:
 
 def test_the_thread_reads_what_agents_write(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a rank's account in its beat file, through the agent's document, to the launcher."""
-    monkeypatch.setattr("transom_cli.agent.spending.EVERY", 0.0)
+    monkeypatch.setattr("transom_cli.supervise.agent.spending.EVERY", 0.0)
     beats = told.attempt.path / "beats"
     beats.mkdir()
     buffer = bytearray(account.SIZE)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 
 from transom_cli.core.events import Event, JobSeen
-from transom_cli.core.state import Incident, Phase, State
+from transom_cli.core.incident import Incident
+from transom_cli.core.operator.state import Phase, State
 from transom_cli.slurm.port import Job, JobState
 from transom_cli.supervise.operator.clock import Clock
 from transom_cli.supervise.operator.loop import Pace

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from transom_cli.core import events as ev
-from transom_cli.core.decide import decide
-from transom_cli.core.state import Phase, State
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import Phase, State
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm

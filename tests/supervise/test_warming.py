@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from transom_cli.agent.wire import LAUNCHER, LIMITS, Meeting, Party
-from transom_cli.core.ladder import LadderState, Rung
+from transom_cli.core.launcher import LadderState, Rung
+from transom_cli.supervise.agent.wire import LAUNCHER, LIMITS, Meeting, Party
 from transom_cli.supervise.launcher.warming import Warming, parts
 
 TRAINS = LadderState(7, 0, ("n1", "n2", "n3"), 2, 1, nodes=("n1", "n2"), spares=("n3",), launch=4, step=0)

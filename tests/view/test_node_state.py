@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from view_made import JOB, NOW, Made, names
 
-from transom_cli.beats.table import NodeTable, RankBeat
 from transom_cli.core import events as ev
-from transom_cli.core.actions import Probe
 from transom_cli.core.events import NodeFault
-from transom_cli.core.state import Exclusion, Incident, Look, State
+from transom_cli.core.incident import Incident, Look
+from transom_cli.core.operator.actions import Probe
+from transom_cli.core.operator.state import Exclusion, State
+from transom_cli.heartbeat.table import NodeTable, RankBeat
 from transom_cli.view.model import NodeView
 from transom_cli.view.node_state import Found, NodeSight, NodeViews
 from transom_cli.view.node_table import node_table

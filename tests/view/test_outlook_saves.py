@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from view_scenes import restoring, saving
 
-from transom_cli.beats.table import RankBeat
-from transom_cli.ckpt.pace.coming import Coming
+from transom_cli.ckpt.schedule.coming import Coming
 from transom_cli.ckpt.underway import CHECKING, LOADING, WRITING, Counting, Part, joined
+from transom_cli.heartbeat.table import RankBeat
 from transom_cli.view.document import Changes
 from transom_cli.view.model import Operation
 from transom_cli.view.outlook import operations, planned_saves, planned_saves_line, rank_operation

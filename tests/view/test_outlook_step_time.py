@@ -18,7 +18,7 @@ from view_scenes import SCENES
 from transom_cli.config.load import load
 from transom_cli.config.sources import runs_root
 from transom_cli.core import events as ev
-from transom_cli.core.state import State
+from transom_cli.core.operator.state import State
 from transom_cli.errors import UsageError
 from transom_cli.slurm.port import Job, JobState
 from transom_cli.slurm.tags import run_tag

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from view_scenes import SCENES
 
-from transom_cli.core.state import Phase
+from transom_cli.core.operator.state import Phase
 from transom_cli.view.model import RunView
 from transom_cli.view.status import screen
 from transom_cli.view.text import plain

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 import transom_cli.view
 from transom_cli.core import events as ev
-from transom_cli.core.state import Policy
+from transom_cli.core.operator.state import Policy
 from transom_cli.layout import RunDir
 from transom_cli.slurm.port import JobState, Start
 from transom_cli.supervise.attempts import NO_OUTCOME, AttemptTold, attempts_told, job_ids

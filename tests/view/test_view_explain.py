@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.core.state import Phase
+from transom_cli.core.operator.state import Phase
 from transom_cli.layout import RunDir
 from transom_cli.supervise.book import Book
 from transom_cli.supervise.ledger import read_book, read_findings

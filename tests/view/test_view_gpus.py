@@ -155,7 +155,7 @@ def test_the_whole_way_from_real_agents_to_the_screen(tmp_path: Path, agents: li
     what = json.dumps({"every": 30.0, "about": {"tier": "watch", "gpus": 4}})
     for name in made.nodes:
         where = ("--attempt-dir", str(attempt.path), "--beats-dir", str(tmp_path / name), "--node", name)
-        argv = [sys.executable, "-m", "transom_cli.agent.agent", *where, "--watch", what]
+        argv = [sys.executable, "-m", "transom_cli.supervise.agent.agent", *where, "--watch", what]
         agents.append(subprocess.Popen(argv, env=clean | {"PYTHONPATH": str(ROOT), "SLURMD_NODENAME": name}))
 
     def seen() -> RunView | None:

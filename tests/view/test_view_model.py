@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transom_cli.core.state import Phase, State
+from transom_cli.core.operator.state import Phase, State
 from transom_cli.view.model import build_view
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom_cli.core.state import Phase
+from transom_cli.core.operator.state import Phase
 from transom_cli.health.gpu.status import LEVELS, GpuStatus, NodeGpus, with_gpus
 from transom_cli.view.document import to_json
 from transom_cli.view.model import IncidentView, NextStep, NodeView, RunView

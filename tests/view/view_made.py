@@ -9,18 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from transom_cli.beats.table import NodeTable, RankBeat, encode
-from transom_cli.ckpt.memory.account import Account, Held, Step
-from transom_cli.ckpt.pace.coming import Coming
+from transom_cli.ckpt.schedule.coming import Coming
+from transom_cli.ckpt.snapshot.account import Account, Held, Step
 from transom_cli.ckpt.underway import Part
 from transom_cli.core import events as ev
 from transom_cli.core.codec import plain
-from transom_cli.core.state import Policy
+from transom_cli.core.operator.state import Policy
 from transom_cli.health.check import About, Tier
 from transom_cli.health.gpu.monitor import GpuMonitor, summarize
 from transom_cli.health.gpu.reading import Ecc, Gpu, GpuLimits, Heat, NvmlReading, Power, Rows
 from transom_cli.health.gpu.status import encode as encode_gpus
 from transom_cli.health.gpu.xid import EventHistory, GpuEvent, judge_event
+from transom_cli.heartbeat.table import NodeTable, RankBeat, encode
 from transom_cli.layout import RunDir
 from transom_cli.supervise.journal import Journal, write_header
 from transom_cli.supervise.lease import Lease

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from view_made import JOB, NOW, Made
 
-from transom_cli.ckpt.pace.coming import Coming
+from transom_cli.ckpt.schedule.coming import Coming
 from transom_cli.ckpt.underway import CHECKING, WRITING, Part
 from transom_cli.core import events as ev
 from transom_cli.health.gpu.reading import Ecc, Heat, Rows

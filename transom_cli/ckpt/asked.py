@@ -11,11 +11,11 @@ from pathlib import Path
 from transom_cli.ckpt import retention
 from transom_cli.ckpt.also import Also
 from transom_cli.ckpt.also import check as check_also
-from transom_cli.ckpt.memory.protection import Protection, parse
 from transom_cli.ckpt.names import local_attempt, valid_attempt
-from transom_cli.ckpt.pace import schedule
-from transom_cli.ckpt.pace.lasting import Rule
 from transom_cli.ckpt.retention import Keep
+from transom_cli.ckpt.schedule import schedule
+from transom_cli.ckpt.schedule.lasting import Rule
+from transom_cli.ckpt.snapshot.protection import Protection, parse
 from transom_cli.errors import UsageError
 
 LEAST_RATE = 1e6  # bytes a second

@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from transom_cli.beats.client import beat, phase, resumed
 from transom_cli.ckpt import ground
 from transom_cli.ckpt.also import Also
 from transom_cli.ckpt.asked import asked
 from transom_cli.ckpt.failures import SaveFailed
 from transom_cli.ckpt.names import Here
-from transom_cli.ckpt.pace import schedule
 from transom_cli.ckpt.ranks import Ranks
-from transom_cli.ckpt.restoring.resuming import Resuming
-from transom_cli.ckpt.saving import orders
-from transom_cli.ckpt.saving.collector import uncollected
-from transom_cli.ckpt.saving.pickles import Pickles, refuse_code
-from transom_cli.ckpt.saving.saver import Saver, storable
-from transom_cli.ckpt.saving.snapshots import Snapshots
+from transom_cli.ckpt.restore.resuming import Resuming
+from transom_cli.ckpt.save import orders
+from transom_cli.ckpt.save.collector import uncollected
+from transom_cli.ckpt.save.pickles import Pickles, refuse_code
+from transom_cli.ckpt.save.saver import Saver, storable
+from transom_cli.ckpt.save.snapshots import Snapshots
+from transom_cli.ckpt.schedule import schedule
 from transom_cli.ckpt.state import State
 from transom_cli.errors import UsageError
+from transom_cli.heartbeat.client import beat, phase, resumed
 
 COPIES = 3600.0  # seconds that close() waits for copies to be written
 

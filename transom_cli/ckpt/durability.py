@@ -6,12 +6,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from transom_cli.ckpt.memory import messages
-from transom_cli.ckpt.memory.client import Client
-from transom_cli.ckpt.memory.meeting_place import Meeting
-from transom_cli.ckpt.memory.outcomes import ENDED, FAILED, RUNNING
-from transom_cli.ckpt.memory.record import Record
 from transom_cli.ckpt.names import MANIFEST, step_name
+from transom_cli.ckpt.snapshot import messages
+from transom_cli.ckpt.snapshot.client import Client
+from transom_cli.ckpt.snapshot.meeting_place import Meeting
+from transom_cli.ckpt.snapshot.outcomes import ENDED, FAILED, RUNNING
+from transom_cli.ckpt.snapshot.record import Record
 
 _UNHEARD = 10.0  # seconds in which nothing is heard of a write
 

@@ -9,7 +9,7 @@ from transom_cli.ckpt import also, fence, files
 from transom_cli.ckpt.failures import TakenOver
 from transom_cli.ckpt.names import Here, abandoned, age
 from transom_cli.ckpt.ranks import Ranks
-from transom_cli.ckpt.saving.engine import describe
+from transom_cli.ckpt.save.engine import describe
 from transom_cli.errors import TransomError, UsageError
 
 

@@ -16,9 +16,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from transom_cli.beats import places
 from transom_cli.ckpt.names import SAVED
 from transom_cli.files import publish_text
+from transom_cli.heartbeat import places
 from transom_cli.layout import RunDir
 
 SCHEMA = 1

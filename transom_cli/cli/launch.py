@@ -89,7 +89,7 @@ def agent(
     node: Annotated[str, typer.Option(help="Slurm's name of this node [default: SLURMD_NODENAME].")] = "",
 ) -> None:
     """Supervise one node of an attempt (the launcher starts one on each node, as its own module)."""
-    from transom_cli.agent.agent import main
+    from transom_cli.supervise.agent.agent import main
 
     given = ["--attempt-dir", str(attempt_dir), "--beats-dir", beats_dir, *(["--node", node] if node else [])]
     raise typer.Exit(main(given))

@@ -13,7 +13,7 @@ from transom_cli.cli.show import show_list, show_status
 from transom_cli.errors import Unknown
 
 if TYPE_CHECKING:
-    from transom_cli.core.state import State
+    from transom_cli.core.operator.state import State
     from transom_cli.layout import RunDir
 
 Run = Annotated[

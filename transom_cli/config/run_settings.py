@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from transom_cli.core.operator.state import Policy
 from transom_cli.core.policy import Rule
 from transom_cli.core.quiet_shapes import QuietLimits
-from transom_cli.core.state import Policy
 from transom_cli.errors import UsageError
 from transom_cli.health.check import HealthOptions
 from transom_cli.layout import RunDir

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from transom_cli.core.category import OWN_ERRORS, OWN_WORDS
 from transom_cli.core.events import NodeFault, RankExit
-from transom_cli.core.state import Diagnosis, Incident, State
+from transom_cli.core.incident import Diagnosis, Incident
+from transom_cli.core.operator.state import State
 
 PREFLIGHT = "preflight"  # the launcher's checks left too few good nodes to begin with
 NODE_FAULT = "node_fault"  # a check found it, beside a training

@@ -9,8 +9,9 @@ from transom_cli.core.category import category_of
 from transom_cli.core.decided import Decided, Taken
 from transom_cli.core.diagnose import REPORTED, TOLD_BY_CODE, first_bad
 from transom_cli.core.fingerprint import fingerprint
+from transom_cli.core.incident import Diagnosis, Incident
+from transom_cli.core.operator.state import State
 from transom_cli.core.policy import STOP, Facts, Verdict, decide_by, root_line
-from transom_cli.core.state import Diagnosis, Incident, State
 
 _BY_LINE = ("rank_failed", "rank_killed", "job_failed", "user_error")  # causes that the log of a rank explains
 

@@ -29,7 +29,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from transom_cli.beats.table import NodeTable, RankBeat, reached
 from transom_cli.core.quiet_shapes import (
     FirstStep,
     NodeBack,
@@ -42,6 +41,7 @@ from transom_cli.core.quiet_shapes import (
     RanksQuiet,
     Source,
 )
+from transom_cli.heartbeat.table import NodeTable, RankBeat, reached
 
 __all__ = [
     "FirstStep",

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from transom_cli.beats.table import RankBeat
 from transom_cli.core.step_times import StepTimes
+from transom_cli.heartbeat.table import RankBeat
 
 
 @dataclass(frozen=True)

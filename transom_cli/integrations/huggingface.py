@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback
 
-from transom_cli.beats.client import beat
 from transom_cli.files import publish_bytes
+from transom_cli.heartbeat.client import beat
 
 COMPLETE = "transom-complete"  # a file in each complete checkpoint
 _FOLDER = re.compile(r"checkpoint-(\d+)")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from transom_cli.core.events import Event
-from transom_cli.core.state import State
+from transom_cli.core.operator.state import State
 from transom_cli.files import json_lines
 from transom_cli.notify.events import Notification, notifications_for
 from transom_cli.notify.messages import About, DeliveryError, Target, message

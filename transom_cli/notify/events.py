@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transom_cli.core.state import Incident, Phase, Stage, State
+from transom_cli.core.incident import Incident, Stage
+from transom_cli.core.operator.state import Phase, State
 from transom_cli.plural import several
 from transom_cli.slurm.port import release_commands
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transom_cli import __version__
-from transom_cli.beats.table import NodeTable
-from transom_cli.ckpt.memory.account import newest_whole
-from transom_cli.ckpt.memory.shown import read_all
 from transom_cli.ckpt.names import step_name
+from transom_cli.ckpt.snapshot.account import newest_whole
+from transom_cli.ckpt.snapshot.shown import read_all
 from transom_cli.core.events import Event
 from transom_cli.core.goodput import Sums
-from transom_cli.core.state import State
+from transom_cli.core.operator.state import State
 from transom_cli.errors import TransomError
+from transom_cli.heartbeat.table import NodeTable
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.notify.metrics import DISK, MEMORY, Family, RunSnapshot, families
 from transom_cli.supervise.ledger import read_book

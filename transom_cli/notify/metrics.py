@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from transom_cli.beats.table import NodeTable, RankBeat, reached
 from transom_cli.core.goodput import NS, Kind, Sums
+from transom_cli.core.incident import Incident
+from transom_cli.core.operator.state import Phase, State
 from transom_cli.core.progress import newest_step
-from transom_cli.core.state import Incident, Phase, State
 from transom_cli.diagnose.clue import Category
+from transom_cli.heartbeat.table import NodeTable, RankBeat, reached
 
 GAUGE, COUNTER, SUMMARY = "gauge", "counter", "summary"
 DISK, MEMORY = "disk", "memory"

@@ -45,7 +45,7 @@ def script_environment(
     }
     if auto_beat:
         package = package or Path(transom_cli.__file__).resolve().parent
-        hook = package / "beats" / "auto"
+        hook = package / "heartbeat" / "auto"
         checkout = [] if package.parent.name in _INSTALLED else [str(package.parent)]
         inherited = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
         added["PYTHONPATH"] = os.pathsep.join(_unique_entries([str(hook), *inherited, *checkout]))

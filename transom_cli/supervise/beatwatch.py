@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from transom_cli.beats.table import BadTable, NodeTable, decode
 from transom_cli.core import quiet
+from transom_cli.heartbeat.table import BadTable, NodeTable, decode
 
 OVERDUE = 3.0  # an agent writes once a second
 SHARE = 0.06  # of a core: of two thousand nodes a look takes a while

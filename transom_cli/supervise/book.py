@@ -13,7 +13,8 @@ from typing import Any
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.events import Event, HealSeen
 from transom_cli.core.goodput import Account, History
-from transom_cli.core.state import Diagnosis, Incident, Mark, Stage, State
+from transom_cli.core.incident import Diagnosis, Incident, Mark, Stage
+from transom_cli.core.operator.state import State
 from transom_cli.layout import parse_attempt
 
 LATE = 5.0  # seconds after which the operator was not there to hear it at once

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from transom_cli.agent.logs import hits_of_tail, last_line, rulebook, tail_of
 from transom_cli.core.category import OWN_ERRORS
 from transom_cli.core.events import Examined
 from transom_cli.core.rootline import clean, log_order
@@ -18,6 +17,7 @@ from transom_cli.diagnose.logs.matches import Hit
 from transom_cli.diagnose.logs.rulebook import Level
 from transom_cli.diagnose.unknown.store import new_errors
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
+from transom_cli.supervise.agent.logs import hits_of_tail, last_line, rulebook, tail_of
 from transom_cli.supervise.batchlog import error_in, of_attempt
 from transom_cli.supervise.pastlogs import of_past_runs
 

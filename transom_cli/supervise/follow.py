@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from transom_cli.beats.table import NodeTable
 from transom_cli.ckpt.failing import Saves, worst
 from transom_cli.core import events as ev
 from transom_cli.core import quiet
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.diagnose import first_bad
-from transom_cli.core.state import Stage, State
+from transom_cli.core.incident import Stage
+from transom_cli.core.operator.state import State
 from transom_cli.files import json_lines, refresh_directory
+from transom_cli.heartbeat.table import NodeTable
 from transom_cli.layout import AttemptDir, RunDir, attempt_name, parse_attempt
 from transom_cli.supervise.beatwatch import BeatWatch
 from transom_cli.supervise.exits import ExitRecords

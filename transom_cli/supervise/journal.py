@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli import __version__
-from transom_cli.core.actions import Action
 from transom_cli.core.codec import BadRecord, build, event_from_json, event_to_json, plain
-from transom_cli.core.decide import decide
 from transom_cli.core.events import Event, StepSeen
-from transom_cli.core.state import Phase, Policy, State
+from transom_cli.core.operator.actions import Action
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import Phase, Policy, State
 from transom_cli.errors import TransomError
 from transom_cli.layout import RUN_FORMAT, RunDir, other_format
 

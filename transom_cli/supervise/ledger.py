@@ -9,8 +9,8 @@ from typing import Any
 
 from transom_cli.core.events import Event
 from transom_cli.core.goodput import account, attempt_of, history
-from transom_cli.core.job import held_words
-from transom_cli.core.state import Phase, State
+from transom_cli.core.operator.job import held_words
+from transom_cli.core.operator.state import Phase, State
 from transom_cli.files import json_lines
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.supervise.book import Book, Launcher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.state import SavesFail, State
+from transom_cli.core.operator.state import SavesFail, State
 from transom_cli.layout import RunDir
 from transom_cli.supervise.follow import read_saves
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from transom_cli.beats.table import NodeTable, reached
 from transom_cli.core.decided import UNDECIDED
+from transom_cli.core.incident import Incident
+from transom_cli.core.operator.state import Exclusion, SavesFail, State
 from transom_cli.core.progress import newest_step
-from transom_cli.core.state import Exclusion, Incident, SavesFail, State
 from transom_cli.health.gpu.status import NodeGpus
+from transom_cli.heartbeat.table import NodeTable, reached
 
 FRESH = 15.0  # seconds: a file newer than this describes the present
 STALE = 60.0  # seconds: node states from older files are not shown as current

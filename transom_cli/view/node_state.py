@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from transom_cli.beats.table import NodeTable, RankBeat
-from transom_cli.core.actions import Probe
-from transom_cli.core.state import Stage, State
+from transom_cli.core.incident import Stage
+from transom_cli.core.operator.actions import Probe
+from transom_cli.core.operator.state import State
 from transom_cli.health.gpu.status import NodeGpus
+from transom_cli.heartbeat.table import NodeTable, RankBeat
 from transom_cli.view.model import NodeView
 from transom_cli.view.text import span
 

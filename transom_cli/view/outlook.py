@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from transom_cli.beats.table import RankBeat
-from transom_cli.ckpt.pace.coming import Coming
+from transom_cli.ckpt.schedule.coming import Coming
 from transom_cli.ckpt.underway import CHECKING, WRITING, Part
 from transom_cli.core import events as ev
-from transom_cli.core.actions import Examine, Isolate, Probe
-from transom_cli.core.state import Incident, Phase, Stage, State
+from transom_cli.core.incident import Incident, Stage
+from transom_cli.core.operator.actions import Examine, Isolate, Probe
+from transom_cli.core.operator.state import Phase, State
 from transom_cli.errors import NoCheckpoint
+from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import RunDir, parse_attempt
 from transom_cli.plural import several
 from transom_cli.slurm.port import cluster_command

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transom_cli.beats.table import RankBeat
-from transom_cli.ckpt.memory.account import newest_whole
-from transom_cli.ckpt.memory.shown import newest_attempt, read_all
-from transom_cli.ckpt.pace.coming import Coming
+from transom_cli.ckpt.schedule.coming import Coming
+from transom_cli.ckpt.snapshot.account import newest_whole
+from transom_cli.ckpt.snapshot.shown import newest_attempt, read_all
 from transom_cli.ckpt.underway import Part, joined
-from transom_cli.core.job import held_words
-from transom_cli.core.state import Phase, State
+from transom_cli.core.operator.job import held_words
+from transom_cli.core.operator.state import Phase, State
+from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import RunDir, attempt_name, parse_attempt
 from transom_cli.ownership import other_owner
 from transom_cli.slurm.port import slurm_seconds

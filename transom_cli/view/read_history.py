@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli import __version__
-from transom_cli.beats.spent import BadSpent, NodeSpent, decode
 from transom_cli.core.goodput.account import Loss, Point, goodput_series, step_times
 from transom_cli.files import json_lines
+from transom_cli.heartbeat.spent import BadSpent, NodeSpent, decode
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.handed import attempt_numbers
 from transom_cli.supervise.journal import Folded

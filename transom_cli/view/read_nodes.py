@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from transom_cli.beats.table import BadTable, NodeTable, decode
 from transom_cli.health.gpu import status
 from transom_cli.health.gpu.status import NodeGpus
+from transom_cli.heartbeat.table import BadTable, NodeTable, decode
 from transom_cli.layout import AttemptDir
 from transom_cli.view.node_state import Found, NodeSight
 

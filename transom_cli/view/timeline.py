@@ -12,7 +12,8 @@ from typing import Any
 
 from transom_cli.core.decided import UNDECIDED, Decided
 from transom_cli.core.goodput import NS, Cause, Kind, Sums, cost
-from transom_cli.core.state import Incident, SavesFail
+from transom_cli.core.incident import Incident
+from transom_cli.core.operator.state import SavesFail
 from transom_cli.plural import several
 from transom_cli.supervise.book import Book
 from transom_cli.view.goodput import lost_by_kind

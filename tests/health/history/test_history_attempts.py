@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from transom_cli.core import events as ev
-from transom_cli.core.decide import decide
-from transom_cli.core.state import State
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import State
 from transom_cli.health.history.attempts import OpenAttempt, records_of
 from transom_cli.health.history.records import Attempt, Isolation, Over, Record, RunOver
 

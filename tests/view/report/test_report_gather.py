@@ -10,7 +10,7 @@ import pytest
 from report_parsed import Page
 from view_made import JOB, NOW, Made
 
-from transom_cli.beats.spent import NodeSpent, RankSpent, encode
+from transom_cli.heartbeat.spent import NodeSpent, RankSpent, encode
 from transom_cli.layout import RunDir
 from transom_cli.view import read_history as gathering
 from transom_cli.view.read_history import read_report

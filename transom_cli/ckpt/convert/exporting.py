@@ -13,7 +13,7 @@ from transom_cli.ckpt.convert import torch_file
 from transom_cli.ckpt.convert.outfile import appearing
 from transom_cli.ckpt.failures import BadFile
 from transom_cli.ckpt.inventory import Candidate
-from transom_cli.ckpt.restoring.whole import Whole
+from transom_cli.ckpt.restore.whole import Whole
 from transom_cli.ckpt.state import RANKS
 from transom_cli.ckpt.tree import Paths, flatten, unflatten
 from transom_cli.ckpt.underway import Told, nobody

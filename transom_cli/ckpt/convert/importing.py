@@ -24,7 +24,7 @@ from transom_cli.ckpt.convert.incoming import check, ranks_in
 from transom_cli.ckpt.failures import BadFile, SaveFailed
 from transom_cli.ckpt.manifest import Manifest, encode
 from transom_cli.ckpt.names import DCP_METADATA, IMPORTED, MANIFEST, local_attempt, step_name, tmp_name
-from transom_cli.ckpt.saving.engine import FAILURES, describe
+from transom_cli.ckpt.save.engine import FAILURES, describe
 from transom_cli.ckpt.tree import Flat, Paths, flatten, unflatten
 from transom_cli.ckpt.underway import Told, nobody
 from transom_cli.errors import UsageError, printable

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from transom_cli.ckpt.convert.outfile import write_at
 from transom_cli.ckpt.failures import BadFile
-from transom_cli.ckpt.restoring.whole import raw
+from transom_cli.ckpt.restore.whole import raw
 from transom_cli.ckpt.tree import Path as TreePath
 from transom_cli.ckpt.tree import Paths
 from transom_cli.errors import UsageError

@@ -22,7 +22,7 @@ import torch
 
 from transom_cli.ckpt.convert.outfile import write_at
 from transom_cli.ckpt.failures import BadFile
-from transom_cli.ckpt.restoring.whole import raw
+from transom_cli.ckpt.restore.whole import raw
 from transom_cli.errors import TransomError
 
 _RECORD = re.compile(r".*/data/([0-9]+)")

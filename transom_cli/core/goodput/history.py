@@ -13,7 +13,8 @@ from typing import Any
 
 from transom_cli.core import events as ev
 from transom_cli.core.goodput.model import Attempt, History, Kind, Launch, Observation, Sample, Sign, ns
-from transom_cli.core.state import Incident, Phase, Stage, State
+from transom_cli.core.incident import Incident, Stage
+from transom_cli.core.operator.state import Phase, State
 from transom_cli.layout import attempt_name
 
 Record = Mapping[str, Any]

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from transom_cli.beats.table import BadTable, decode
 from transom_cli.diagnose.clue import Category, Clue
 from transom_cli.diagnose.hangs import dumps, matching, syndromes
 from transom_cli.diagnose.hangs import dumps as unpickle
@@ -26,6 +25,7 @@ from transom_cli.diagnose.hangs import stacks as clusters
 from transom_cli.diagnose.hangs.flight_recorder import Flight, read
 from transom_cli.diagnose.hangs.stacks import place
 from transom_cli.errors import printable
+from transom_cli.heartbeat.table import BadTable, decode
 
 HEAD = 8192  # bytes that identify a file
 TEXT = 8 << 20  # bytes of a stack dump

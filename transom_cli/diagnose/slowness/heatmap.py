@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median_low
 
-from transom_cli.beats.phases import KNOWN, OTHER, WAIT
-from transom_cli.beats.spent import RankSpent
 from transom_cli.errors import printable
+from transom_cli.heartbeat.phases import KNOWN, OTHER, WAIT
+from transom_cli.heartbeat.spent import RankSpent
 from transom_cli.plural import several
 
 DEVIATIONS = 5.0

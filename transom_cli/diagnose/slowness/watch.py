@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from transom_cli.beats.phases import WAIT
-from transom_cli.beats.spent import NodeSpent, RankSpent
 from transom_cli.diagnose.clue import Slow
 from transom_cli.diagnose.slowness import causes, changepoint
 from transom_cli.diagnose.slowness.causes import Slowness
 from transom_cli.diagnose.slowness.changepoint import AsBefore, Limits, Series, Slower
 from transom_cli.diagnose.slowness.heatmap import HeatMap, Row, Snapshot, around, between, map_between, remember
+from transom_cli.heartbeat.phases import WAIT
+from transom_cli.heartbeat.spent import NodeSpent, RankSpent
 
 APART = 30.0  # seconds between two readings
 BACK = 3  # readings covered by the current map

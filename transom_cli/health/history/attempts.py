@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from transom_cli.core.diagnose import PREFLIGHT
-from transom_cli.core.state import Diagnosis, Exclusion, State
+from transom_cli.core.incident import Diagnosis
+from transom_cli.core.operator.state import Exclusion, State
 from transom_cli.health.history.records import Attempt, Isolation, Over, Record, RunOver
 
 

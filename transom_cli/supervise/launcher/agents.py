@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
-from transom_cli.agent import secret
-from transom_cli.agent.client import Client, Unreachable
-from transom_cli.beats.places import ROLE
-from transom_cli.core.ladder import Ended
+from transom_cli.core.launcher import Ended
 from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
+from transom_cli.heartbeat.places import ROLE
 from transom_cli.layout import AttemptDir
 from transom_cli.slurm.guards import retry_unanswered
+from transom_cli.supervise.agent import secret
+from transom_cli.supervise.agent.client import Client, Unreachable
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.launcher.revive import ANSWER, Journal, Revival

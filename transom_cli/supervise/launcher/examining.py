@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from transom_cli.core.ladder import Checked, CheckNodes, Heard
+from transom_cli.core.launcher import Checked, CheckNodes, Heard
 from transom_cli.files import publish_text
 from transom_cli.health.check import About, Tier
 from transom_cli.health.report import Report, document, faults, summary_line

@@ -6,11 +6,11 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 
-from transom_cli.beats.table import NodeTable
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.events import NodeFault
-from transom_cli.core.ladder import Faulty, Heard
+from transom_cli.core.launcher import Faulty, Heard
 from transom_cli.errors import printable
+from transom_cli.heartbeat.table import NodeTable
 
 AT_ONCE = 32  # agents that are asked: a shared file system that hangs lets all nodes tell of it together
 AGAIN = 5.0  # seconds before an agent that did not answer is asked again

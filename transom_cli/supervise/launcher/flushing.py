@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from transom_cli.core.ladder import Flushing
+from transom_cli.core.launcher import Flushing
 
 SPREAD = 1.5  # seconds in which all agents have passed on the order
 NOBODY = "no rank has a Checkpointer"

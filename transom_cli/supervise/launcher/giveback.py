@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from transom_cli.core.ladder import LadderState
+from transom_cli.core.launcher import LadderState
 from transom_cli.errors import TransomError
 from transom_cli.slurm.guards import backoff
 from transom_cli.slurm.port import Slurm, SlurmUnknown

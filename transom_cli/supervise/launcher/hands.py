@@ -17,8 +17,8 @@ from pathlib import Path
 
 import transom_cli
 from transom_cli.ckpt import fence
-from transom_cli.ckpt.restoring.setback import Setback, set_back
-from transom_cli.core.ladder import (
+from transom_cli.ckpt.restore.setback import Setback, set_back
+from transom_cli.core.launcher import (
     THIS_LAUNCHER,
     End,
     Ended,
@@ -50,7 +50,7 @@ from transom_cli.supervise.launcher.revive import Journal
 from transom_cli.supervise.launcher.training import TrainingStep
 
 SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
-WRAPPER = Path(transom_cli.__file__).resolve().parent / "agent" / "rank.py"
+WRAPPER = Path(transom_cli.__file__).resolve().parent / "supervise" / "agent" / "rank.py"
 
 
 class LaunchHands:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transom_cli.core.diagnose import PREFLIGHT
 from transom_cli.core.events import OutcomeSeen
-from transom_cli.core.ladder import Begun, made_progress
+from transom_cli.core.launcher import Begun, made_progress
 from transom_cli.errors import TransomError
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.supervise.follow import newest_checkpoint, read_outcome

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from transom_cli.core.ladder import Ended
+from transom_cli.core.launcher import Ended
 from transom_cli.supervise.launcher.revive import Journal
 
 AGAIN = 10.0  # seconds between two tries

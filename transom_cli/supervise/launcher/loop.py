@@ -14,9 +14,9 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from transom_cli.core import ladder
+from transom_cli.core import launcher
 from transom_cli.core.codec import plain
-from transom_cli.core.ladder import Heard, LadderPolicy, LadderState, Order, Rung
+from transom_cli.core.launcher import Heard, LadderPolicy, LadderState, Order, Rung
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.files import publish_text, replace_text
 from transom_cli.health.check import HealthOptions
@@ -229,12 +229,12 @@ class Launcher:
         if now - self._looked >= self._look_every:
             self._looked = now
             self._look_at_beats(now)
-        self._hear(ladder.Tick(now))
+        self._hear(launcher.Tick(now))
 
     def _hear(self, heard: Heard) -> None:
-        if isinstance(heard, ladder.Spare):
+        if isinstance(heard, launcher.Spare):
             self._journal("spare", node=heard.node, good=heard.good, words=heard.words)
-        self._state, orders = ladder.decide(self._state, heard)
+        self._state, orders = launcher.decide(self._state, heard)
         for order in orders:
             self._do(order)
             self._sign(self._now())  # a story of many lines takes its time on a slow file system
@@ -255,19 +255,19 @@ class Launcher:
             number = self._signals.pop(0)
             self._journal("signal", name=signal.Signals(number).name)
             if number == signal.SIGUSR2:
-                self._hear(ladder.Warned(now))
+                self._hear(launcher.Warned(now))
             if self._state.rung is not Rung.TRAINING and number not in _LEAVE:
                 self._unheard.append(number)  # for the launch to come
             elif self._step is not None:
                 self._step.signal(number)
             if number in _LEAVE:
                 self._stop_by = self._stop_by or now + KILL_AFTER
-                self._hear(ladder.Told(now, signal.Signals(number).name))
+                self._hear(launcher.Told(now, signal.Signals(number).name))
         if self._stop_by is not None and now > self._stop_by:
             if self._step is not None:
                 self._step.kill()
             if now > self._stop_by + SRUN_KILLED:
-                self._hear(ladder.Overtime(now))
+                self._hear(launcher.Overtime(now))
 
     def _look_at_beats(self, now: float) -> None:
         self._watch.look(now)
@@ -286,27 +286,27 @@ class Launcher:
     # --- doing ---
 
     def _do(self, order: Order) -> None:
-        if isinstance(order, ladder.Start):
+        if isinstance(order, launcher.Start):
             self._start(order)
-        elif isinstance(order, ladder.GoBack):
+        elif isinstance(order, launcher.GoBack):
             self._hands.go_back(order)
-        elif isinstance(order, ladder.CheckNodes):
+        elif isinstance(order, launcher.CheckNodes):
             self._examining.check(order)
-        elif isinstance(order, ladder.Flush):
+        elif isinstance(order, launcher.Flush):
             self._hands.flush(order, self._watch.overdue(self._now()), self._watch.step_time)
-        elif isinstance(order, ladder.Keep):
+        elif isinstance(order, launcher.Keep):
             self._hands.keep(order)
-        elif isinstance(order, ladder.End):
+        elif isinstance(order, launcher.End):
             self._hands.end(order)
-        elif isinstance(order, ladder.ReadLogs):
+        elif isinstance(order, launcher.ReadLogs):
             self._hands.read(order)
-        elif isinstance(order, ladder.Tell):
+        elif isinstance(order, launcher.Tell):
             self._journal("heal", **vars(order))
             say(f"transom: {f'{order.incident} {order.what}'.strip()}: {order.words}")
         else:
             self._leave(order)
 
-    def _start(self, order: ladder.Start) -> None:
+    def _start(self, order: launcher.Start) -> None:
         if not self._nodewatch.started:  # only now is it known which nodes stand by
             self._watch_nodes()
         world = self._options.tasks_per_node * len(order.nodes)
@@ -319,7 +319,7 @@ class Launcher:
         idle = tuple(n for n in self._allocation.nodes if n not in order.nodes)
         self._journal("launch", nodes=order.nodes, idle=idle, world_size=world, argv=argv, faults=order.faults)
 
-    def _leave(self, order: ladder.Leave) -> None:
+    def _leave(self, order: launcher.Leave) -> None:
         """outcome.json is written last: whoever reads it may believe the rest of the attempt directory."""
         told = order.outcome
         self._code, self._failed, self._again = order.exit_code, told.status == "failed", order.again

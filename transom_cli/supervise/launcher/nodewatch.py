@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 
-from transom_cli.core.ladder import Draining, Heard, Spare
+from transom_cli.core.launcher import Draining, Heard, Spare
 from transom_cli.errors import TransomError
 from transom_cli.slurm.port import Slurm
 

@@ -100,7 +100,7 @@ def agent_argv(
         f"--output={pattern(attempt.agents_log)}",
         "--open-mode=append",
         *own(
-            "transom_cli.agent.agent",
+            "transom_cli.supervise.agent.agent",
             "--attempt-dir",
             str(attempt.path),
             *(["--watch", watch_words(allocation, options)] if options.health.watch else []),

@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 
-from transom_cli.beats.spent import BadSpent, RankSpent, decode
+from transom_cli.heartbeat.spent import BadSpent, RankSpent, decode
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.launcher.log import say
 

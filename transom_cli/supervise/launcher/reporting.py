@@ -17,15 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transom_cli.beats.spent import BadSpent, NodeSpent, decode
 from transom_cli.core.codec import plain
-from transom_cli.core.ladder import Reported
+from transom_cli.core.launcher import Reported
 from transom_cli.diagnose import numerics
 from transom_cli.diagnose.clue import Clue
 from transom_cli.diagnose.slowness import causes, watch
 from transom_cli.diagnose.slowness import heatmap as words
 from transom_cli.errors import printable
 from transom_cli.files import replace_text
+from transom_cli.heartbeat.spent import BadSpent, NodeSpent, decode
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.follow import newest_checkpoint
 from transom_cli.supervise.launcher.log import say

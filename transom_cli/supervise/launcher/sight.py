@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from transom_cli.core import ladder, quiet
-from transom_cli.core.ladder import Heard, LadderState, Leaving, Rung
+from transom_cli.core import launcher, quiet
+from transom_cli.core.launcher import Heard, LadderState, Leaving, Rung
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.beatwatch import BeatWatch
 from transom_cli.supervise.follow import newest_checkpoint
@@ -34,7 +34,7 @@ class Sight:
     ) -> None:
         self._options, self._attempt, self._watch = options, attempt, watch
         self._state, self._dead = state, dead
-        self._told = ladder.Exits(0.0, 0, ())
+        self._told = launcher.Exits(0.0, 0, ())
         self._found: quiet.RanksQuiet | None = None
         self._looked_durable = float("-inf")
         self._progress = Progress(attempt, lambda: watch.nodes_of((0,)))
@@ -51,28 +51,28 @@ class Sight:
         code = step.code  # before the exits: what was written until srun ended is read
         launch = self._state().launch
         if step.waits:
-            yield ladder.SlurmAway(now, launch, step.waits)
+            yield launcher.SlurmAway(now, launch, step.waits)
         if not self._state().appeared and self._has_appeared(launch):
-            yield ladder.Appeared(now, launch)
+            yield launcher.Appeared(now, launch)
         try:
-            told = ladder.Exits(0.0, launch, step.exits(), code is not None, code)
+            told = launcher.Exits(0.0, launch, step.exits(), code is not None, code)
         except OSError:
             return  # the run directory does not answer: seen at the next look
         if told != self._told:
             self._told = told
             if told.over or any(x.bad for x in told.exits):
                 self._progress.settle()
-            yield ladder.Exits(now, told.launch, told.exits, told.over, told.srun)
+            yield launcher.Exits(now, told.launch, told.exits, told.over, told.srun)
 
     def of_beats(self, now: float) -> Iterator[Heard]:
         """The beat tables, which have just been read."""
         watch = self._watch
         launch = watch.launch  # after a relaunch the tables are about the launch before it for a moment
         self._write_progress(launch)
-        yield ladder.Stepped(now, launch, watch.step(launch), watch.since_start(launch))
+        yield launcher.Stepped(now, launch, watch.step(launch), watch.since_start(launch))
         for node, silent_for in watch.alone(now):
             if self._dead(node):
-                yield ladder.Silent(now, node, silent_for, watch.unusual)
+                yield launcher.Silent(now, node, silent_for, watch.unusual)
         found = watch.found
         if found is not None and self._state().rung is Rung.TRAINING and not watch.blind(now):
             yield from self._durable(now, at_once=found is not self._found)
@@ -80,7 +80,7 @@ class Sight:
             self._progress.settle()
             nodes = watch.nodes_of(found.culprits)
             about = (found.step, found.quiet_for, found.limit, tuple(found.culprits), nodes, found.stopped)
-            yield ladder.Quiet(now, launch, *about)
+            yield launcher.Quiet(now, launch, *about)
         yield from self._durable(now, at_once=self._state().leaving is not Leaving.NOT)
 
     def _write_progress(self, launch: int) -> None:
@@ -100,7 +100,7 @@ class Sight:
             newest = newest_checkpoint(self._options.checkpoints)
         except OSError:
             return
-        yield ladder.Durable(now, newest)
+        yield launcher.Durable(now, newest)
 
     def _has_appeared(self, launch: int) -> bool:
         """slurmstepd makes a task's log when it starts the task."""

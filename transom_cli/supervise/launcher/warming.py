@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
-from transom_cli.agent.warm import MOST
-from transom_cli.agent.wire import LAUNCHER, LIMITS
-from transom_cli.core.ladder import LadderState, Rung
+from transom_cli.core.launcher import LadderState, Rung
 from transom_cli.plural import several
+from transom_cli.supervise.agent.warm import MOST
+from transom_cli.supervise.agent.wire import LAUNCHER, LIMITS
 from transom_cli.supervise.launcher.revive import Journal
 
 MAPPED = 10.0  # seconds for an agent to look at its ranks

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from transom_cli.core.state import Phase, State
+from transom_cli.core.operator.state import Phase, State
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
 from transom_cli.start import own

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from transom_cli.core.events import Event
-from transom_cli.core.state import State
+from transom_cli.core.operator.state import State
 from transom_cli.layout import RunDir
 from transom_cli.notify.events import Notification, answered, unanswered
 from transom_cli.supervise.answering import PATIENCE, Answering

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from transom_cli.agent.logs import tail_of
 from transom_cli.core.events import JobGone
 from transom_cli.core.stepdwords import was_cancelled
 from transom_cli.layout import RunDir, parse_attempt
 from transom_cli.slurm.port import Slurm
 from transom_cli.slurm.requeue import end_from_accounting, user_name
 from transom_cli.slurm.tags import run_tag
+from transom_cli.supervise.agent.logs import tail_of
 from transom_cli.supervise.handed import newest_handed
 from transom_cli.supervise.operator.clock import Clock
 

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from transom_cli.core import actions as act
 from transom_cli.core import events as ev
+from transom_cli.core.operator import actions as act
 from transom_cli.errors import TransomError
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.health.reach import Peer

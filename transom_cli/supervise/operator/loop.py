@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from transom_cli.core import events as ev
-from transom_cli.core.actions import Action
 from transom_cli.core.codec import event_to_json, plain
-from transom_cli.core.state import Phase, Stage, State
+from transom_cli.core.incident import Stage
+from transom_cli.core.operator.actions import Action
+from transom_cli.core.operator.state import Phase, State
 from transom_cli.layout import RunDir
 from transom_cli.supervise.follow import Follower
 from transom_cli.supervise.journal import Journal, JournalError, fold, step_and_remember

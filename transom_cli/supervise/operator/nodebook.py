@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from transom_cli.core.events import Event
-from transom_cli.core.state import State
+from transom_cli.core.operator.state import State
 from transom_cli.health.history.attempts import OpenAttempt, records_of
 from transom_cli.health.history.files import HistoryFile
 from transom_cli.health.history.records import Record

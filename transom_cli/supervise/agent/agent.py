@@ -1,0 +1,242 @@
+"""The node's agent: writes the node's beat table and what it finds there, and answers the attempt's launcher.
+
+    python -m transom_cli.supervise.agent.agent --attempt-dir D [--beats-dir B] [--node N]
+
+One per node and attempt, a step of its own beside the training step, so that the table goes on when the training
+step dies. It looks four times a second and writes at most once a second, sooner only when something has happened
+that should not wait: a process stopped or gone, a first step. It ends when it is told to (TERM) and no launcher lives
+that may still need it, when the attempt's outcome stands, when its parent (the Slurm step) dies, or when the run
+directory has vanished.
+
+It also sees to the node's memory holder, which keeps the ranks' snapshots (agent/memory).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transom_cli.errors import BadNodes, NotPermitted, TransomError
+from transom_cli.heartbeat import places, record
+from transom_cli.heartbeat.attempt_end import AttemptEnd, End
+from transom_cli.heartbeat.reading import GONE, process, publish, row
+from transom_cli.heartbeat.table import BadTable, NodeTable, RankBeat, decode
+from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.ownership import require_own
+from transom_cli.supervise.agent import procfs
+from transom_cli.supervise.agent.alarms import Alarms
+from transom_cli.supervise.agent.answers import serve, told
+from transom_cli.supervise.agent.eyes import Eyes
+from transom_cli.supervise.agent.farewell import Farewell
+from transom_cli.supervise.agent.memory import Memory
+from transom_cli.supervise.agent.spending import Spending
+from transom_cli.supervise.agent.watching import Watch, watched
+
+if TYPE_CHECKING:
+    from transom_cli.supervise.agent.gpus import Gpus
+
+LOOK = 0.25  # seconds between two looks at the ranks
+EVERY = 1.0  # seconds between two tables while nothing happens
+FORMER = 5.0  # seconds for an agent that hung to be gone
+_TOLD = (signal.SIGTERM, signal.SIGINT)
+_NOT_FOR_US = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)  # Slurm signals every step of a job
+
+
+class Ranks:
+    """Reads the records and the process table. Keeps what a spoilt record said last, and which process it meant."""
+
+    def __init__(self, beats_dir: str) -> None:
+        self._folder = beats_dir
+        self._namespace = record.pid_namespace()
+        self._last: dict[str, record.Record] = {}
+        self._launch = -1  # of the last look
+        self._born: dict[tuple[int, int], int] = {}  # rank, pid -> start time, of that launch's ranks
+
+    def look(self) -> tuple[RankBeat, ...]:
+        """One row a rank, by rank. A table is of one launch: records of an earlier one are left out."""
+        try:
+            found_names = os.listdir(self._folder)  # noqa: PTH208 - four times a second: names, not Path objects
+        except OSError:
+            found_names = []
+        names = [n for n in found_names if n.startswith("rank-") and not n.endswith(".tmp")]
+        for name in names:
+            found = record.look(f"{self._folder}/{name}")
+            if found is not None:
+                self._last[name] = found
+        known = [self._last[name] for name in names if name in self._last]
+        launch = max((r.launch for r in known), default=0)
+        if launch != self._launch:  # its ranks may get numbers that those before them had
+            self._launch, self._born = launch, {}
+        now = time.monotonic_ns()
+        rows = []
+        for found in known:
+            if found.launch == launch:
+                pid = found.pid if found.pid and found.pidns == self._namespace else found.child
+                rows.append(row(found, now, pid, self._state(found.rank, pid)))
+        return tuple(sorted(rows, key=lambda r: r.rank))
+
+    def _state(self, rank: int, pid: int) -> str:
+        if not pid:
+            return "?"
+        letter, born = process(pid)
+        if (letter, born) != GONE and born and self._born.setdefault((rank, pid), born) != born:
+            return "X"  # another process has its number by now
+        return letter
+
+
+class Agent:
+    def __init__(self, attempt: AttemptDir, beats_dir: str, node: str, alarms: Callable[[], int] = lambda: 0) -> None:
+        self._attempt, self._alarms = attempt, alarms
+        self._path = attempt.nodes / f"{node}.beats"
+        self._node = node
+        self._ranks = Ranks(beats_dir)
+        self._spending = Spending(attempt, node, beats_dir)
+        self.rows: tuple[RankBeat, ...] = ()  # of the last look
+        self._seq = _former_seq(self._path)
+        self._edges: tuple[object, ...] | None = None
+        self._due = 0.0
+
+    def look(self, now: float) -> None:
+        rows = self.rows = self._ranks.look()
+        ranks = tuple((r.rank, r.launch, r.count > 0, r.phase == "done", r.proc in "TXZ") for r in rows)
+        edges = (self._alarms(), *ranks)
+        if now >= self._due or edges != self._edges:
+            self._write(rows, closed=False)
+            self._edges, self._due = edges, now + EVERY
+        self._spending.look(now, rows)
+
+    def close(self) -> None:
+        self._write(self._ranks.look(), closed=True)
+
+    def _write(self, rows: tuple[RankBeat, ...], closed: bool) -> None:
+        self._seq += 1
+        try:
+            publish(self._path, NodeTable(self._node, self._attempt.name, self._seq, rows, closed, self._alarms()))
+        except OSError:
+            return  # the table's silence tells it; the next look tries again
+
+
+def keep(agent: Agent, attempt: AttemptDir) -> bool:
+    """Look until the attempt is over or it is told to stop (True), or until nobody is left to look for (False).
+
+    The signals must be blocked.
+    """
+    parent = os.getppid()
+    end = AttemptEnd(attempt, time.monotonic())
+    farewell: Farewell | None = None
+    while os.getppid() == parent:
+        now = time.monotonic()
+        agent.look(now)
+        found = end.look(now)
+        if found is End.VANISHED:
+            return False
+        if found is End.OUTCOME or (farewell is not None and farewell.over(now)):
+            return True
+        came = signal.sigtimedwait(_TOLD, LOOK)
+        # After SIGSTOP and SIGCONT Python returns a signal that never came, with an arbitrary number.
+        if came is not None and came.si_signo in _TOLD and farewell is None:
+            farewell = Farewell(attempt, now)
+    return False
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="transom agent", description="Write the node's beat table.")
+    parser.add_argument("--attempt-dir", required=True, type=Path)
+    parser.add_argument("--beats-dir", default="", help="default: where the ranks' wrappers put their records")
+    parser.add_argument("--node", default=places.node_name())
+    parser.add_argument("--watch", default="", help="what to look at while ranks train, as JSON; default: the host")
+    options = parser.parse_args(argv)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)
+    for number in _NOT_FOR_US:
+        signal.signal(number, signal.SIG_IGN)
+    attempt = AttemptDir(options.attempt_dir.absolute())
+    try:
+        require_own(RunDir(attempt.path.parents[1]), attempt=attempt.path)
+    except NotPermitted as error:
+        print(f"transom: {error}", file=sys.stderr)
+        return error.exit_code
+    try:
+        attempt.nodes.mkdir(exist_ok=True)
+    except OSError as error:
+        message = f"transom: run directory {attempt.path} is not visible on node {options.node}: {error.strerror}"
+        print(message, file=sys.stderr)
+        return BadNodes.exit_code
+    try:
+        beats_dir = options.beats_dir or places.beats_dir(str(attempt.path), options.node)
+        held = places.enter(beats_dir)
+    except OSError as error:
+        print(f"transom: no beats from node {options.node}: {error}", file=sys.stderr)
+        return TransomError.exit_code
+    places.sweep(options.node, keep=beats_dir)
+    end_former(attempt, options.node)
+    alarms = Alarms()
+    agent = Agent(attempt, beats_dir, options.node, lambda: alarms.count)
+    eyes = Eyes(attempt, options.node, beats_dir, lambda: agent.rows, alarms)
+    eyes.start()
+    what = watched(options.watch)
+    watches: list[Watch | Gpus] = [Watch(options.node, what, eyes.tell, eyes.told)]
+    if what.about.gpus:
+        from transom_cli.supervise.agent.gpufile import GpuFile
+        from transom_cli.supervise.agent.gpus import Gpus  # what judges them takes a moment to import
+
+        watches.append(Gpus(options.node, what, eyes.tell, eyes.told, GpuFile(attempt, options.node)))
+    for watch in watches:
+        watch.start()
+    memory = Memory(beats_dir, attempt.path, _say)
+    memory.start()
+    server = serve(RunDir(attempt.path.parents[1]), attempt, options.node, beats_dir, eyes, memory)
+    if keep(agent, attempt):
+        agent.close()
+        memory.end()
+    for watch in watches:
+        watch.stop()
+    eyes.stop()
+    if server is not None:
+        server.stop()
+        print(f"transom: the agent of {options.node} answered: {told(server.counts)}")
+    os.close(held)
+    places.discard(beats_dir)  # stays while a rank's wrapper holds it; then the next agent on this node sweeps it
+    return 0
+
+
+def _say(line: str) -> None:
+    print(f"transom: {line}", file=sys.stderr, flush=True)
+
+
+def end_former(attempt: AttemptDir, node: str) -> None:
+    """An agent that the launcher took for dead, and that only hung, must not write this node's files again.
+
+    Known by its endpoint: pid and start time; and by its command line, should the node have been booted since.
+    """
+    try:
+        said = json.loads(attempt.endpoint(node).read_text())
+        former = procfs.read(int(said["pid"]))
+        if former is None or former.pid == os.getpid() or former.start != int(said["start"]):
+            return
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if str(attempt.path) not in procfs.command_line(former.pid):
+        return
+    procfs.send(former, signal.SIGKILL)
+    until = time.monotonic() + FORMER
+    while (now := procfs.read(former.pid)) and now.start == former.start and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+def _former_seq(path: Path) -> int:
+    """An agent that is started again goes on counting, so that its first table is seen to be new."""
+    try:
+        return decode(path.read_bytes()).seq
+    except (OSError, BadTable):
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,151 @@
+"""What the ranks of one launch were doing on this node: taken from each before a launch is killed.
+
+Into the incident's folder, for every rank n here:
+
+    rank-<n>.proc.json   what /proc tells: state, system call, threads, memory, descriptors, cgroup
+    rank-<n>.stack.txt   py-spy's dump, or one line that says why there is none
+    rank-<n>.flight/     PyTorch's flight recorder dumps, copied as they are and never unpickled
+
+torchrun itself, which is no rank, is `launcher-<node>`. /proc is read first: py-spy pauses what it looks at.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from transom_cli.core import stacks
+from transom_cli.files import publish_text
+from transom_cli.heartbeat import places
+from transom_cli.supervise.agent import flight, procread, pyspy
+from transom_cli.supervise.agent.belonging import RANK, Member, find
+
+PARALLEL = 8
+_LAST = 0.5  # seconds kept back for writing down what py-spy found
+
+Entry = dict[str, Any]
+
+
+def take(
+    attempt_dir: Path, launch: int, node: str, folder: Path, timeout: float, *, beats_dir: str | None = None
+) -> list[Entry]:
+    """Take evidence from every rank of the launch on this node, `PARALLEL` at a time, in at most `timeout` seconds.
+
+    The dumps are copied from the start, beside the stacks: behind all of those there might be no time left for them.
+
+    folder: the incident's (`AttemptDir.evidence`), made here, 0700; the agents of all nodes share it. beats_dir: the
+    node's beats folder, default: where the ranks' wrappers put it.
+
+    Returns one entry a rank, by rank: rank (None: torchrun), pid (0: gone, but a flight recorder dump was there),
+    state (proc(5); "X": gone), stack ("native", "python" or "none"), note (what could not be done, "" for nothing;
+    "timed out" for a rank that was not done in time), top (where its main thread is, innermost frame first). Where
+    even the process table cannot be read in time, the list is one entry that says so. Never raises OSError: a folder
+    that cannot be written costs the files, not the answer. A thread that hangs in a dead file system is left behind.
+    """
+    deadline = time.monotonic() + timeout
+    pool = ThreadPoolExecutor(PARALLEL + 1, thread_name_prefix="evidence")
+    try:
+        looking = pool.submit(_prepare, attempt_dir, launch, node, folder)
+        wait([looking], timeout=timeout)
+        if not looking.done():
+            return [_entry(None, 0, "?", "timed out while reading the process table")]
+        members, trouble = looking.result()
+        until = deadline - min(_LAST, timeout / 4)
+        beats = beats_dir or _beats_dir(attempt_dir, node)
+        copying = pool.submit(flight.copy_all, beats, launch, folder, until) if beats and not trouble else None
+        jobs = [pool.submit(_one, m, folder, _stem(m, node), trouble, until) for m in members]
+        everything: list[Future[Any]] = [*jobs, *([copying] if copying else [])]
+        wait(everything, timeout=max(0.0, deadline - time.monotonic()))
+        entries = [j.result() if j.done() else _late(m) for m, j in zip(members, jobs, strict=True)]
+        if copying is not None:
+            _add_flights(entries, copying)
+        return sorted(entries, key=lambda e: (e["rank"] is None, e["rank"] or 0))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def choose(members: list[Member]) -> list[Member]:
+    """One process a rank: the one that beats, else the innermost interpreter, else what the wrapper started."""
+    best: dict[int | None, tuple[tuple[bool, bool, int], Member]] = {}
+    for at, member in enumerate(m for m in members if m.kind == RANK):  # parents come before children
+        worth = (member.beats, member.python, at if member.python else -at)
+        if member.rank not in best or worth > best[member.rank][0]:
+            best[member.rank] = worth, member
+    return [member for _, member in best.values()]
+
+
+def _prepare(attempt_dir: Path, launch: int, node: str, folder: Path) -> tuple[list[Member], str]:
+    """The ranks, and why the folder cannot be used ("" when it can)."""
+    members = choose(find(attempt_dir, launch, node))
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    except OSError as error:
+        return members, f"cannot write to {folder}: {error.strerror}"
+    return members, ""
+
+
+def _one(member: Member, folder: Path, stem: str, trouble: str, deadline: float) -> Entry:
+    facts = procread.facts(member.process)
+    state = str(facts["state"])
+    notes = [trouble, _write(folder / f"{stem}.proc.json", _json(member, facts), trouble)]
+    dumped = pyspy.dump(member.process, deadline)
+    notes += [dumped.note, _write(folder / f"{stem}.stack.txt", dumped.text or f"{dumped.note}\n", trouble)]
+    entry = _entry(member.rank, member.pid, state, "; ".join(dict.fromkeys(n for n in notes if n)))
+    return entry | {"stack": dumped.kind, "top": stacks.top(stacks.parse(dumped.text).main)}
+
+
+def _json(member: Member, facts: dict[str, object]) -> str:
+    head = {"schema": 1, "rank": member.rank, "pid": member.pid, "start": member.process.start, "wall": time.time()}
+    return json.dumps(head | facts, indent=1) + "\n"
+
+
+def _write(path: Path, text: str, trouble: str) -> str:
+    """Why it was not written, "" when it was. Not tried again where the folder itself is the trouble."""
+    if trouble:
+        return ""
+    try:
+        publish_text(path, text)
+    except OSError as error:
+        return f"cannot write {path.name}: {error.strerror}"
+    return ""
+
+
+def _add_flights(entries: list[Entry], copying: Future[dict[int, str]]) -> None:
+    """Their notes. A rank may be gone by now, and its dump be the only word from it."""
+    if not copying.done():
+        for entry in entries:
+            _note(entry, "flight recorder dumps: timed out")
+        return
+    by_rank = {entry["rank"]: entry for entry in entries}
+    for rank, what in copying.result().items():
+        if rank not in by_rank:
+            entries.append(_entry(rank, 0, "X", what))
+        else:
+            _note(by_rank[rank], what)
+
+
+def _note(entry: Entry, what: str) -> None:
+    entry["note"] = "; ".join(x for x in (entry["note"], what) if x)
+
+
+def _beats_dir(attempt_dir: Path, node: str) -> str:
+    try:
+        return places.beats_dir(str(attempt_dir), node)
+    except OSError:
+        return ""
+
+
+def _stem(member: Member, node: str) -> str:
+    return f"launcher-{node}" if member.rank is None else f"rank-{member.rank}"
+
+
+def _late(member: Member) -> Entry:
+    return _entry(member.rank, member.pid, member.process.state, "timed out")
+
+
+def _entry(rank: int | None, pid: int, state: str, note: str) -> Entry:
+    return {"rank": rank, "pid": pid, "state": state, "stack": pyspy.NONE, "note": note, "top": ""}

@@ -1,0 +1,58 @@
+"""What a rank's wrapper says of its rank once that has ended: its last step, and the exit record.
+
+Loaded when the rank has been started, so that it is no part of the start-up.
+"""
+# pathlib would cost more than all the rest
+# ruff: noqa: PTH103, PTH104, PTH118, PTH123, PTH208
+
+from __future__ import annotations
+
+import json
+import os
+
+from transom_cli.heartbeat import record
+
+
+def last_step(beats: int | None, held: int | None, code: int | None, launch: int) -> tuple[int, bool]:
+    """The last step of the rank (with torchrun: the furthest of the node's ranks); -1: none. Settles the phase too.
+
+    Also whether it counts from the start of the process (see `record.SINCE_START`).
+    """
+    try:
+        if beats is not None:
+            last = record.read(beats)
+            if last is None:
+                return -1, False
+            if code == 0:
+                last.phase = record.DONE
+            elif last.phase == record.DONE:  # the interpreter ended in order, and yet not with success
+                last.phase = record.STEP
+            last.seq += 1
+            record.write(beats, last)
+            return last.step, last.since_start
+        steps = {False: -1, True: -1}  # by whether they count from the start
+        for name in os.listdir(held) if held is not None else ():
+            if name.startswith("rank-") and not name.endswith(".tmp"):
+                fd = os.open(name, os.O_RDONLY, dir_fd=held)
+                last = record.read(fd)
+                os.close(fd)
+                if last is not None and last.launch == launch:
+                    steps[last.since_start] = max(last.step, steps[last.since_start])
+        return (steps[True], True) if steps[False] < 0 <= steps[True] else (steps[False], False)
+    except OSError:
+        return -1, False
+
+
+def publish(folder: str, name: str, content: dict[str, object]) -> None:
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    temporary = os.path.join(folder, f".{name}.tmp")
+    with open(temporary, "w") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, os.path.join(folder, name))
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

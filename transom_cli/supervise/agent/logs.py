@@ -1,0 +1,156 @@
+"""The logs of this node's ranks: followed as they grow, and read from their end when somebody asks.
+
+slurmstepd writes them on the node itself, so that what is read here comes from the node's own memory, and a job of a
+thousand nodes does not read a thousand logs over the network from one host.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from transom_cli.core.rootline import clean
+from transom_cli.diagnose.logs import matches
+from transom_cli.diagnose.logs.matches import Collector, Hit, collect
+from transom_cli.diagnose.logs.reader import hits_in, training_continued
+from transom_cli.diagnose.logs.rulebook import Rulebook
+from transom_cli.heartbeat import places
+from transom_cli.heartbeat.table import RankBeat
+from transom_cli.layout import AttemptDir
+
+TAIL = 256 * 1024  # bytes of a log's end that are read for its first cause
+LOOK = 64 * 1024  # bytes of one log that are read at a look; of a log that grows faster, the newest
+_LINE = 16 * 1024  # a line that goes on for longer, without an end, is given up
+
+
+@lru_cache(maxsize=1)
+def rulebook() -> Rulebook:
+    """Our own rules. Without a TOML reader (Python 3.10 alone, in somebody's container) there are none."""
+    try:
+        from transom_cli.diagnose.logs.rule_files import load
+    except ImportError:
+        return Rulebook(())
+    return Rulebook(load())
+
+
+def tail_of(path: Path) -> tuple[bytes, int]:
+    """The log's end, from a line's beginning, and where in the log that is; nothing of one that cannot be read."""
+    try:
+        with path.open("rb") as f:
+            start = max(0, f.seek(0, 2) - TAIL)
+            f.seek(start)
+            data = f.read(TAIL)
+    except OSError:
+        return b"", 0
+    skipped = data.find(b"\n") + 1 if start else 0
+    return data[skipped:], start + skipped
+
+
+def last_line(data: bytes) -> str:
+    lines = (clean(line.decode("utf-8", "replace")) for line in reversed(data[-TAIL:].split(b"\n")))
+    return next((line for line in lines if line), "")
+
+
+def hits_of_tail(path: Path, data: bytes, start: int) -> list[Hit]:
+    """What the rules know in it, without what the training survived. A line's number in the whole log is not known."""
+    hits = collect(hits_in(io.BytesIO(data), rulebook()), path.name, start)
+    return [
+        hit for hit in hits if not (hit.rule.lasts and matches.worth_reporting(hit) and training_continued(hit, path))
+    ]
+
+
+def names(beats_dir: str, launch: int, rows: Sequence[RankBeat]) -> list[str]:
+    """Of the logs that are written on this node: its ranks' (by their beats), or under torchrun its own."""
+    nodes = places.torchrun_nodes(beats_dir, launch)
+    if nodes:
+        return [f"node-{n}.log" for n in nodes]
+    return [f"rank-{row.rank}.log" for row in rows if row.launch == launch]
+
+
+def read_cause(folder: Path, log_names: Sequence[str]) -> tuple[dict[str, object], list[Hit]]:
+    """What `logs` answers: the names that were read, what they tell (`exchange.told`), and the last line of each. And
+    the hits themselves."""
+    hits: list[Hit] = []
+    last: dict[str, str] = {}
+    for name in log_names:
+        data, start = tail_of(folder / name)
+        if data.strip():
+            hits += hits_of_tail(folder / name, data, start)
+            last[name] = last_line(data)
+    return {"names": list(log_names), "hits": matches.encode(hits), "last": last}, hits
+
+
+class Follower:
+    """One log. It starts near the end of what is there: an agent that is started again must not read it all."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+        self._at = 0
+        self._rest = b""
+        self._lines = 0
+        self._collector = Collector(path.name)
+
+    def look(self) -> tuple[Hit, ...]:
+        """The causes in the lines that have come since the last look. At most `LOOK` bytes are read."""
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            size = os.fstat(self._fd).st_size
+            if size == self._at:
+                return ()
+            if size < self._at or size - self._at > LOOK:  # cut, or grown faster than we read: the newest
+                self._at, self._rest = max(0, size - LOOK), b""
+                self._lines, self._collector = 0, Collector(self._path.name)
+            data = os.pread(self._fd, LOOK, self._at)
+        except OSError:
+            return ()  # not there yet, or a file system that does not answer: the next look tries again
+        self._at += len(data)
+        return self._take(data)
+
+    def _take(self, data: bytes) -> tuple[Hit, ...]:
+        lines, end, rest = (self._rest + data).rpartition(b"\n")
+        self._rest = rest if len(rest) <= _LINE else b""
+        if not end:
+            return ()
+        self._collector.take(hits_in(io.BytesIO(lines + end), rulebook()), self._lines)
+        self._lines += lines.count(b"\n") + 1
+        return tuple(filter(matches.worth_reporting, self._collector.drain()))
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class NodeLogs:
+    """Follows the logs of the present launch; those of a launch before it are let go."""
+
+    def __init__(self, attempt: AttemptDir, beats_dir: str) -> None:
+        self._attempt, self._beats_dir = attempt, beats_dir
+        self._launch = -1
+        self._followed: dict[str, Follower] = {}
+
+    def look(self, rows: Sequence[RankBeat]) -> list[tuple[int, Hit]]:
+        """What is new, by launch. The rank is that of the log, or of the line's own label."""
+        launch = max((row.launch for row in rows), default=-1)
+        if launch != self._launch:
+            self.close()
+            self._launch = launch
+        found = []
+        for name in names(self._beats_dir, launch, rows):
+            if name not in self._followed:
+                self._followed[name] = Follower(self._attempt.logs(launch) / name)
+            found += [(launch, hit) for hit in self._followed[name].look()]
+        return found
+
+    def cause(self, launch: int, rows: Sequence[RankBeat]) -> tuple[dict[str, object], list[Hit]]:
+        return read_cause(self._attempt.logs(launch), names(self._beats_dir, launch, rows))
+
+    def close(self) -> None:
+        for follower in self._followed.values():
+            follower.close()
+        self._followed = {}

@@ -1,0 +1,104 @@
+"""What a spare needs in its page cache before it is needed: the programs and libraries of the training.
+
+One node that trains says which files its ranks map (`mapped`), a spare reads these (`warm`): a rank's first start on a
+node otherwise waits for them, which matters where they come over a network (from a fast local disk no gain was seen).
+Not reached: what ranks read without mapping it (Python's own modules), and what lies in a container's file system,
+which a spare does not have yet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+from transom_cli.health.checks.host import read_memory
+from transom_cli.supervise.agent import procfs
+from transom_cli.supervise.agent.belonging import RANK, find
+
+FILES = 4000  # that are told
+ANSWER = 900 * 1024  # bytes of them as JSON: within what an agent may send (wire.LIMITS)
+MOST = 8 << 30  # bytes that are read for one question
+SHARE = 0.5  # of the memory that is available now, at most
+_PIECE = 4 << 20
+_NOT_ON_DISK = ("/dev/", "/proc/", "/memfd:", "/SYSV")
+
+
+def mapped(attempt_dir: str | os.PathLike[str], launch: int, node: str) -> list[tuple[str, int]]:
+    """Path and size in bytes of what the launch's ranks on this node map, sorted by path; [] when there is none.
+
+    Read only and private, as programs and libraries are mapped: a shared mapping is a data set, and may be any size.
+    """
+    paths: set[str] = set()
+    for member in find(attempt_dir, launch, node):
+        if member.kind == RANK:
+            paths |= _files(procfs.maps(member.pid))
+    told: list[tuple[str, int]] = []
+    room = ANSWER
+    for path in sorted(paths):
+        size = _size(path)
+        if size is None:
+            continue
+        room -= len(json.dumps([path, size])) + 2
+        if room < 0 or len(told) == FILES:
+            break
+        told.append((path, size))
+    return told
+
+
+def warm(files: list[str]) -> dict[str, object]:
+    """Read these files, so that they are in the page cache; what cannot be opened or is too large is left out.
+
+    files: how many were read whole; bytes: of all. Takes as long as the disk does.
+    """
+    found = read_memory()
+    room = min(MOST, int(found.available * SHARE)) if found else 0
+    whole = total = 0
+    piece = memoryview(bytearray(_PIECE))
+    for path in files:
+        try:
+            got = _read(path, room - total, piece)
+        except OSError:
+            continue
+        whole, total = whole + (got is not None), total + (got or 0)
+    return {"files": whole, "bytes": total}
+
+
+def _read(path: str, room: int, piece: memoryview) -> int | None:
+    """Bytes read; None when it is no regular file, or larger than `room`."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode) or about.st_size > room:
+            return None
+        done = 0
+        while done < about.st_size and (got := os.readv(fd, [piece])):
+            done += got
+        return done
+    finally:
+        os.close(fd)
+
+
+def _files(maps: str) -> set[str]:
+    """Files on disk that are mapped privately and not for writing, from /proc/<pid>/maps.
+
+    A line: address, permissions ("r-xp"), offset, device, inode, path; a line's end within a path is \\012.
+    """
+    found = set()
+    for line in maps.split("\n"):
+        fields = line.split(None, 5)
+        if len(fields) < 6 or fields[1] not in ("r-xp", "r--p") or not fields[5].startswith("/"):
+            continue
+        path = fields[5].replace("\\012", "\n")
+        if not path.endswith(" (deleted)") and not path.startswith(_NOT_ON_DISK):
+            found.add(path)
+    return found
+
+
+def _size(path: str) -> int | None:
+    """None when it is no regular file, or not seen from here."""
+    try:
+        about = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - paths are text here, and many
+    except (OSError, ValueError):
+        return None
+    return about.st_size if stat.S_ISREG(about.st_mode) else None
