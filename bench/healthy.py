@@ -21,7 +21,7 @@ from typing import Any
 
 from harness import Bench, BenchError, LiveRun, progress, run_bench, surroundings
 
-from transom_cli.core.events import Isolated, NodeSilent, RanksQuiet, Restarted
+from transom_cli.core.events import Isolated, NodeSilent, Restarted, Stalled
 from transom_cli.supervise.journal import fold
 
 START = 120.0  # seconds that starting and ending may take beyond the training's own minutes
@@ -41,7 +41,7 @@ def counts(run: LiveRun) -> dict[str, int]:
     folded = fold(run.dir.journal)
     state, slurm = folded.state, run.bench.slurm
     return {
-        "signs_of_silence": sum(isinstance(event, (RanksQuiet, NodeSilent)) for event in folded.events),
+        "signs_of_silence": sum(isinstance(event, (Stalled, NodeSilent)) for event in folded.events),
         "incidents": len(state.incidents) + (state.incident is not None),
         "isolations": sum(isinstance(event, Isolated) for event in folded.events),
         "restarts": sum(isinstance(event, Restarted) for event in folded.events) + state.starts,

@@ -13,7 +13,7 @@ from status import JOB
 
 from transom_cli.bootstrap import slurm as bootstrap
 from transom_cli.core.launcher import Ended
-from transom_cli.core.quiet_shapes import QuietLimits
+from transom_cli.core.stall_state import StallLimits
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.fake_cluster import FakeJob
@@ -29,7 +29,7 @@ from transom_cli.supervise.operator.loop import Operator, Pace
 from transom_cli.supervise.operator.slurmwatch import SlurmWatch
 
 POLL, POLL_MOST = 2.0, 30.0  # the defaults of `slurm.poll` and `slurm.poll_max`
-LIMITS = QuietLimits()
+LIMITS = StallLimits()
 
 
 def _slurm(run: RunDir, names: list[str]) -> FakeSlurm:

@@ -119,18 +119,15 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         ev.NodeSilent, at, attempts, st.sampled_from((*NODES, "x9")), st.just(11.0), st.booleans()
     ),
     ev.NodeBack: st.builds(ev.NodeBack, at, attempts, nodes),
-    ev.RanksQuiet: st.builds(
-        ev.RanksQuiet,
+    ev.Stalled: st.builds(
+        ev.Stalled,
         at,
         attempts,
-        st.integers(-1, 9),
-        st.just(9.0),
-        st.just(8.0),
-        st.just((1,)),
-        some_nodes,
-        stopped=st.booleans(),
+        st.builds(
+            ev.Stall, st.integers(-1, 9), st.just(9.0), st.just(8.0), st.just((1,)), some_nodes, stopped=st.booleans()
+        ),
     ),
-    ev.RanksBack: st.builds(ev.RanksBack, at, attempts),
+    ev.StallEnded: st.builds(ev.StallEnded, at, attempts),
     ev.StepSeen: st.builds(ev.StepSeen, at, attempts, st.integers(0, 20), st.booleans()),
     ev.CheckpointSeen: st.builds(ev.CheckpointSeen, at, st.integers(0, 20)),
     ev.SavesSeen: st.builds(

@@ -99,8 +99,8 @@ class Ledger:
             self.preflight.update(f.node for f in event.faults)
         if isinstance(event, ev.NodeSilent):
             self.accused.add(event.node)
-        if isinstance(event, ev.RanksQuiet):
-            self.accused.update(event.nodes)
+        if isinstance(event, ev.Stalled):
+            self.accused.update(event.stall.nodes)
         if isinstance(event, ev.OutcomeSeen) and int(event.attempt.partition(".")[0]) in self.own_jobs:
             self.own_nodes.update(event.nodes if event.cause in ("preflight", "isolated_nodes") else ())
         if isinstance(event, ev.OutcomeSeen):

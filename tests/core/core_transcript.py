@@ -58,8 +58,12 @@ def _run(word: str, rest: list[str]) -> State:
 
 def _event(at: float, name: str, *rest: str) -> ev.Event:
     cls = getattr(ev, name)
+    given = _pairs(list(rest))
     hints = typing.get_type_hints(cls)
-    return cls(at=at, **{k: _value(hints[k], v) for k, v in _pairs(list(rest)).items()})
+    if cls is ev.Stalled:
+        attempt, hints = given.pop("attempt"), typing.get_type_hints(ev.Stall)
+        return cls(at, attempt, ev.Stall(**{k: _value(hints[k], v) for k, v in given.items()}))
+    return cls(at=at, **{k: _value(hints[k], v) for k, v in given.items()})
 
 
 def _pairs(words: list[str]) -> dict[str, str]:

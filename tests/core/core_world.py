@@ -106,10 +106,10 @@ class World:
         stuck = self.hung or bool(lost)
         if stuck and "quiet" not in self.told:
             self.told.add("quiet")
-            self.tell(ev.RanksQuiet(self.now, self.attempt, self.step, 9.0, 8.0, (), tuple(lost)))
+            self.tell(ev.Stalled(self.now, self.attempt, ev.Stall(self.step, 9.0, 8.0, (), tuple(lost))))
         elif not stuck and "quiet" in self.told:
             self.told.discard("quiet")
-            self.tell(ev.RanksBack(self.now, self.attempt))
+            self.tell(ev.StallEnded(self.now, self.attempt))
         if not stuck and not self.failing:
             self.step += 1
             self.tell(ev.StepSeen(self.now, self.attempt, self.step))

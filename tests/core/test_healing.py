@@ -79,7 +79,7 @@ def test_a_job_that_slurm_forgets_while_its_launcher_heals_is_restarted() -> Non
 
 def test_a_restart_on_a_silence_alone_is_called_off_by_a_relaunch() -> None:
     """The operator took the silence for a hang and waits its back-off; meanwhile the launcher has relaunched."""
-    quiet = ev.RanksQuiet(20.0, "7.0", 0, 9.0, 8.0, (1,), ("n2",))
+    quiet = ev.Stalled(20.0, "7.0", ev.Stall(0, 9.0, 8.0, (1,), ("n2",)))
     state = play((*BEGUN, quiet))
     for _ in range(3):  # the node answers its probes, the logs say nothing
         for action in state.pending:
@@ -95,7 +95,7 @@ def test_a_restart_on_a_silence_alone_is_called_off_by_a_relaunch() -> None:
 
 
 def test_a_dead_node_is_restarted_without_whatever_the_launcher_does() -> None:
-    quiet = ev.RanksQuiet(20.0, "7.0", 0, 9.0, 8.0, (1,), ("n2",))
+    quiet = ev.Stalled(20.0, "7.0", ev.Stall(0, 9.0, 8.0, (1,), ("n2",)))
     state = play((*BEGUN, quiet))
     for number in (1, 2):
         state = play((ev.Probed(21.0 + number, f"i1/probe/n2/{number}", "n2", "FAIL", "refused"),), state)

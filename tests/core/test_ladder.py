@@ -6,7 +6,7 @@ import pytest
 from core_ladder import NODES, exits, feed, fresh, killed, lost, outcome, started, training, with_spare
 
 from transom_cli.core import launcher as sh
-from transom_cli.core.events import RankExit
+from transom_cli.core.events import RankExit, Stall
 from transom_cli.core.launcher import Rung, decide
 
 
@@ -44,18 +44,18 @@ def test_when_all_have_ended_nothing_is_waited_for() -> None:
 
 def test_the_silence_of_a_trainer_that_never_beats_is_no_sign_whatever_is_durable() -> None:
     state, _ = feed(fresh(), sh.Begun(0.0, durable=40), sh.Durable(5.0, 50))
-    assert feed(state, sh.Quiet(1900.0, 0, -1, 1800.0, 1800.0))[1] == []
+    assert feed(state, sh.Stalled(1900.0, 0, Stall(-1, 1800.0, 1800.0)))[1] == []
 
 
 def test_of_many_ranks_evidence_some_are_told() -> None:
-    state, _ = feed(training(), sh.Quiet(9.0, 0, 4, 8.0, 7.0, (1,), ("n2",)))
+    state, _ = feed(training(), sh.Stalled(9.0, 0, Stall(4, 8.0, 7.0, (1,), ("n2",))))
     state, orders = feed(state, sh.Ended(11.0, 0, evidence=tuple(f"rank {n}: T" for n in range(1000))))
     told = [o.words for o in orders if isinstance(o, sh.Tell)]
     assert len(told) == 65 and told[-1] == "... and 936 more, in the attempt's evidence folder"
 
 
 def test_a_hang_is_relaunched_after_evidence() -> None:
-    state, orders = feed(training(), sh.Quiet(9.0, 0, 4, 8.0, 7.0, (1,), ("n2",)))
+    state, orders = feed(training(), sh.Stalled(9.0, 0, Stall(4, 8.0, 7.0, (1,), ("n2",))))
     assert orders[-1] == sh.End(0, "l1", evidence=True)
     state, orders = feed(state, sh.Ended(11.0, 0, exits(-9, -9, -9), evidence=("rank 1: T, in read",)))
     assert orders == [sh.Tell("l1", "evidence", "rank 1: T, in read"), sh.ReadLogs(0, None)]
@@ -98,8 +98,8 @@ def test_a_run_directory_that_was_never_seen_is_handed_up_and_one_that_was_is_tr
 
 def test_a_rank_that_is_stopped_before_the_runs_first_step_is_a_hang_all_the_same() -> None:
     state, _ = feed(fresh(), sh.Begun(0.0))
-    assert feed(state, sh.Quiet(9.0, 0, -1, 8.0, 5.0, (1,), ("n2",)))[1] == []
-    _, orders = feed(state, sh.Quiet(9.0, 0, -1, 8.0, 5.0, (1,), ("n2",), stopped=True))
+    assert feed(state, sh.Stalled(9.0, 0, Stall(-1, 8.0, 5.0, (1,), ("n2",))))[1] == []
+    _, orders = feed(state, sh.Stalled(9.0, 0, Stall(-1, 8.0, 5.0, (1,), ("n2",), stopped=True)))
     assert orders[-1] == sh.End(0, "l1", evidence=True)
 
 
@@ -174,7 +174,7 @@ def test_told_to_stop_nothing_is_started_again() -> None:
 
 
 def test_a_hang_that_is_handed_up_names_its_suspects() -> None:
-    state, _ = feed(training(relaunches=0), sh.Quiet(9.0, 0, 4, 8.0, 7.0, (1,), ("n2",)), sh.Ended(11.0, 0))
+    state, _ = feed(training(relaunches=0), sh.Stalled(9.0, 0, Stall(4, 8.0, 7.0, (1,), ("n2",))), sh.Ended(11.0, 0))
     _, orders = feed(state, sh.Read(12.0, 0, "unknown", ""))
     told = outcome(orders).outcome
     assert (told.cause, told.suspects, told.exits, told.durable) == ("hang", ("n2",), (), 4)
@@ -182,7 +182,7 @@ def test_a_hang_that_is_handed_up_names_its_suspects() -> None:
 
 def test_of_a_hang_the_evidence_names_its_suspects_better() -> None:
     def suspects(*told: str) -> tuple[str, ...]:
-        quiet = sh.Quiet(9.0, 0, 4, 8.0, 7.0, (1,), ("n2",))
+        quiet = sh.Stalled(9.0, 0, Stall(4, 8.0, 7.0, (1,), ("n2",)))
         state, _ = feed(training(relaunches=0), quiet, sh.Ended(11.0, 0, suspects=told))
         return outcome(feed(state, sh.Read(12.0, 0, "unknown", ""))[1]).outcome.suspects
 
@@ -265,7 +265,7 @@ def test_what_is_told_of_another_launch_changes_nothing() -> None:
         sh.Appeared(20.0, 0),
         sh.NotStarted(20.0, 0, "x"),
         sh.Exits(20.0, 0, exits(1, 1, 1)),
-        sh.Quiet(20.0, 0, 4, 8.0, 7.0),
+        sh.Stalled(20.0, 0, Stall(4, 8.0, 7.0)),
         sh.Ended(20.0, 0),
         sh.Stepped(20.0, 0, 99),
         sh.Read(20.0, 0, "user", "x"),

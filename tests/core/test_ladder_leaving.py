@@ -7,6 +7,7 @@ from dataclasses import replace
 from core_ladder import NODES, SPARE, exits, feed, fresh, lost, outcome, started, training, with_spare
 
 from transom_cli.core import launcher as sh
+from transom_cli.core.events import Stall
 
 
 def test_before_the_time_limit_all_ranks_save_and_the_attempt_is_left() -> None:
@@ -93,7 +94,7 @@ def test_a_run_that_has_stepped_before_is_not_ended_for_a_users_error_nor_left_t
     state, _ = feed(fresh(), begun, sh.Exits(3.0, 0, exits(1, 1, 1)), sh.Ended(4.0, 0))
     assert feed(state, sh.Read(5.0, 0, "user", "ConnectionError"))[0].launch == 1
     state, _ = feed(fresh(), begun, sh.Appeared(1.0, 0))
-    assert isinstance(feed(state, sh.Quiet(1900.0, 0, -1, 1850.0, 1800.0))[1][-1], sh.End)
+    assert isinstance(feed(state, sh.Stalled(1900.0, 0, Stall(-1, 1850.0, 1800.0)))[1][-1], sh.End)
 
 
 def test_blame_of_an_earlier_attempt_is_not_renewed() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transom_cli.core import launcher as sh
+from transom_cli.core.events import Stall
 from transom_cli.core.launcher import Memory, Rung, decide
 from transom_cli.core.policy import Rule
 
@@ -36,7 +37,12 @@ stories = st.lists(
             st.builds(sh.Tick, at),
             st.builds(sh.Begun, at, steps, memory=st.booleans()),
             st.builds(sh.Exits, at, launches, some_exits, st.booleans(), st.sampled_from([None, 0, 1])),
-            st.builds(sh.Quiet, at, launches, steps, st.just(9.0), st.just(8.0), st.just((1,)), some_nodes),
+            st.builds(
+                sh.Stalled,
+                at,
+                launches,
+                st.builds(Stall, steps, st.just(9.0), st.just(8.0), st.just((1,)), some_nodes),
+            ),
             st.builds(sh.Stepped, at, launches, steps),
             st.builds(sh.Durable, at, steps),
             st.builds(

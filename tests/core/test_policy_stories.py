@@ -86,8 +86,8 @@ def test_a_relaunch_keeps_a_node_that_has_failed_before() -> None:
     assert (state.rung, state.nodes, state.launch) == (Rung.TRAINING, NODES, 2)
 
 
-def quiet(at: float, launch: int = 0) -> sh.Quiet:
-    return sh.Quiet(at, launch, 4, 9.0, 8.0, (1,), ("n2",))
+def quiet(at: float, launch: int = 0) -> sh.Stalled:
+    return sh.Stalled(at, launch, ev.Stall(4, 9.0, 8.0, (1,), ("n2",)))
 
 
 def test_a_silence_that_is_ignored_ends_no_launch_and_is_told_once() -> None:
@@ -136,7 +136,8 @@ def answered(state: State, at: float, verdict: str) -> tuple[State, list[act.Act
 
 
 def test_the_operator_leaves_a_silence_alone_that_is_to_be_ignored() -> None:
-    state, _ = told(operated(Rule("patience", "ignore", cause=("hang",))), ev.RanksQuiet(30.0, "7.0", 4, 9, 8, (), ()))
+    stalled = ev.Stalled(30.0, "7.0", ev.Stall(4, 9, 8, (), ()))
+    state, _ = told(operated(Rule("patience", "ignore", cause=("hang",))), stalled)
     state, orders = answered(state, 31.0, "PASS")
     assert orders == [] and state.incident is None and state.phase is Phase.TRAINING
     assert state.incidents[-1].result == "ignored" and state.incidents[-1].marks[-1].what == "decided"
@@ -144,7 +145,7 @@ def test_the_operator_leaves_a_silence_alone_that_is_to_be_ignored() -> None:
 
 def test_a_lost_node_is_no_silence_to_be_ignored() -> None:
     rules = (Rule("patience", "ignore", cause=("hang", "node_lost")),)
-    state, _ = told(operated(*rules), ev.RanksQuiet(30.0, "7.0", 4, 9, 8, (1,), ("n2",)))
+    state, _ = told(operated(*rules), ev.Stalled(30.0, "7.0", ev.Stall(4, 9, 8, (1,), ("n2",))))
     state, _ = answered(state, 31.0, "FAIL")
     state, orders = answered(state, 33.0, "FAIL")
     assert [type(o) for o in orders] == [act.Restart], "the training is not alive; but nobody is isolated"

@@ -89,7 +89,7 @@ def test_promises_hold_in_a_running_training(policy: Policy, story: list[tuple[f
 ours = [
     st.builds(replace, strategy, attempt=st.just("7.0"))
     for cls, strategy in EVENTS.items()
-    if cls in (ev.NodeSilent, ev.RanksQuiet, ev.OutcomeSeen, ev.RanksBack)
+    if cls in (ev.NodeSilent, ev.Stalled, ev.OutcomeSeen, ev.StallEnded)
 ]
 faults = st.lists(
     st.tuples(pauses, st.one_of(*ours, EVENTS[ev.Tick], EVENTS[ev.Started], answers, answers)), max_size=40

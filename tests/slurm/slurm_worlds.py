@@ -15,11 +15,11 @@ from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import Job, JobState, Slurm, Submission
 from transom_cli.slurm.pyslurm.client import NODE_COUNT, NOTHING, ONE_STEP, PySlurm
+from transom_cli.slurm.pyslurm.worker import EXIT_CODES
 from transom_cli.slurm.requeue import RestartRequest
 from transom_cli.slurm.runner import Runner
 
 SCRIPT = '#!/bin/bash\nprintf "%s\\n" "$@" "$EXTRA" > "$1"\nexec sleep 600\n'
-EXIT_CODES = "pyslurm tells an exit code of 128 and more as 128 less, so of a job that failed it is not asked"
 
 
 class World(Protocol):

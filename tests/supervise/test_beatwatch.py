@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.core.quiet import NodeSilent, QuietLimits
+from transom_cli.core.stall import NodeSilent, StallLimits
 from transom_cli.heartbeat.table import NodeTable, encode
 from transom_cli.supervise import beatwatch
 from transom_cli.supervise.beatwatch import A_TABLE, LEAST, LONGEST, OPERATIONS, SHARE, BeatWatch
@@ -16,7 +16,7 @@ from transom_cli.supervise.beatwatch import A_TABLE, LEAST, LONGEST, OPERATIONS,
 class Nodes:
     def __init__(self, folder: Path) -> None:
         self.folder, self.seq = folder, 0
-        self.watch = BeatWatch(folder, QuietLimits())
+        self.watch = BeatWatch(folder, StallLimits())
 
     def look(self, now: float, *alive: str) -> tuple[tuple[str, float], ...]:
         self.seq += 1
@@ -122,5 +122,5 @@ def test_a_silence_is_judged_when_its_limit_is_reached_and_not_only_at_the_next_
                 told[found.node] = now
         looks += nodes.watch.tables["n1"].seq == nodes.seq
     assert list(told) == ["n2"]
-    assert 0.0 <= told["n2"] - last - QuietLimits().node_silent <= LONGEST + 0.06
+    assert 0.0 <= told["n2"] - last - StallLimits().node_silent <= LONGEST + 0.06
     assert looks <= 20.0 / LONGEST + 3

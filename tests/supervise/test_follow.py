@@ -11,12 +11,12 @@ import pytest
 from transom_cli.core import events as ev
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.operator.state import State
-from transom_cli.core.quiet import QuietLimits
+from transom_cli.core.stall import StallLimits
 from transom_cli.heartbeat.table import NodeTable, RankBeat, encode
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.follow import STUCK, Follower, newest_checkpoint, read_outcome
 
-LIMITS = QuietLimits(factor=4.0, floor=2.0, ceiling=60.0, node_silent=8.0, settle=0.0, patience=1.0)
+LIMITS = StallLimits(factor=4.0, floor=2.0, ceiling=60.0, node_silent=8.0, settle=0.0, patience=1.0)
 STATE = State(job_id=7, restarts=0, num_nodes=2, nodes=("n1", "n2"))
 
 
@@ -99,8 +99,8 @@ def test_a_node_falls_silent_and_the_ranks_with_it(training: Training) -> None:
         told += training.poll()
     silent = [e for e in told if isinstance(e, ev.NodeSilent)]
     assert [(e.attempt, e.node) for e in silent] == [("7.0", "n2")]
-    quiet = [e for e in told if isinstance(e, ev.RanksQuiet)]
-    assert len(quiet) == 1 and quiet[0].step == 19 and quiet[0].nodes == ("n2",)
+    quiet = [e for e in told if isinstance(e, ev.Stalled)]
+    assert len(quiet) == 1 and quiet[0].stall.step == 19 and quiet[0].stall.nodes == ("n2",)
     assert ev.StepSeen(quiet[0].at, "7.0", 19) in told, "the last step is told before what happened after it"
 
 
@@ -114,13 +114,13 @@ def test_a_stopped_rank_and_its_return(training: Training) -> None:
         training.beats(19, "n1")
         training.beats(19, "n2", proc="T")
         told += training.poll()
-    quiet = [e for e in told if isinstance(e, ev.RanksQuiet)]
-    assert [(e.culprits, e.nodes) for e in quiet] == [((1,), ("n2",))]
+    quiet = [e for e in told if isinstance(e, ev.Stalled)]
+    assert [(e.stall.culprits, e.stall.nodes) for e in quiet] == [((1,), ("n2",))]
     told = []
     for step in (20, 21):
         training.beats(step, "n1", "n2")
         told += training.poll()
-    assert "RanksBack" in kinds(told)
+    assert "StallEnded" in kinds(told)
 
 
 def test_silence_of_a_suspended_job_is_not_told_and_the_watch_starts_again_with_it(training: Training) -> None:
@@ -135,7 +135,7 @@ def test_silence_of_a_suspended_job_is_not_told_and_the_watch_starts_again_with_
     told += [e for _ in range(3) for e in training.poll()]
     training.beats(20, "n1")
     told += training.poll()
-    assert not [e for e in told if isinstance(e, (ev.NodeSilent, ev.RanksQuiet))], told
+    assert not [e for e in told if isinstance(e, (ev.NodeSilent, ev.Stalled))], told
     for _ in range(12):
         training.beats(20, "n1")
         told += training.poll()
@@ -345,21 +345,21 @@ SEEN = {"type": "heal", "launch": 0, "incident": "l1", "what": "seen", "words": 
 def test_a_silence_is_left_to_a_launcher_that_lives(training: Training) -> None:
     training.launch()
     training.journal({**SEEN, "nodes": ["n2"]})
-    assert "RanksQuiet" not in kinds(quiet_rank(training))
+    assert "Stalled" not in kinds(quiet_rank(training))
     training.beats(10, "n1", "n2")
     training.sign()
-    assert "RanksBack" not in kinds(training.poll()), "nobody was told of the silence"
+    assert "StallEnded" not in kinds(training.poll()), "nobody was told of the silence"
 
 
 def test_a_silence_that_a_living_launcher_does_not_take_up_is_told(training: Training) -> None:
     events = quiet_rank(training)
-    assert "RanksQuiet" not in kinds(events[:-8])
+    assert "Stalled" not in kinds(events[:-8])
     for _ in range(10):
         training.beats(9, "n1")
         training.beats(9, "n2", proc="T")
         training.sign()
         events += training.poll()
-    assert kinds(events).count("RanksQuiet") == 1
+    assert kinds(events).count("Stalled") == 1
 
 
 def test_a_silence_of_all_agents_is_told_as_such_while_the_launcher_lives(training: Training) -> None:
@@ -372,8 +372,8 @@ def test_a_silence_of_all_agents_is_told_as_such_while_the_launcher_lives(traini
     for _ in range(60):
         training.sign()
         events += training.poll()
-    (quiet,) = [e for e in events if isinstance(e, ev.RanksQuiet)]
-    assert quiet.unseen and quiet.overdue == ("n1", "n2")
+    (quiet,) = [e for e in events if isinstance(e, ev.Stalled)]
+    assert quiet.stall.unseen and quiet.stall.overdue == ("n1", "n2")
 
 
 def test_the_launchers_own_host_is_asked_when_it_falls_silent(training: Training) -> None:
@@ -417,8 +417,8 @@ def test_a_silence_is_told_once_its_launcher_is_silent_too(training: Training) -
         training.beats(9, "n1")
         training.beats(9, "n2", proc="T")
         events += training.poll()
-    (quiet,) = [e for e in events if isinstance(e, ev.RanksQuiet)]
-    assert (quiet.culprits, quiet.nodes) == ((1,), ("n2",))
+    (quiet,) = [e for e in events if isinstance(e, ev.Stalled)]
+    assert (quiet.stall.culprits, quiet.stall.nodes) == ((1,), ("n2",))
 
 
 def test_bad_ends_are_left_to_a_launcher_that_lives(training: Training) -> None:
@@ -443,7 +443,7 @@ def test_steps_go_on_while_the_table_of_a_dead_agent_is_late(training: Training)
         training.sign()
         events += training.poll()
     told = [e.step for e in events if isinstance(e, ev.StepSeen)]
-    assert told[-1] > 50 and "RanksQuiet" not in kinds(events)
+    assert told[-1] > 50 and "Stalled" not in kinds(events)
     assert set(training.follower.tables) == {"n1"}, "metrics show what is known"
 
 
@@ -455,5 +455,5 @@ def test_a_run_directory_that_falls_silent_as_a_whole_is_no_hang(training: Train
         training.sign()
         training.poll()
     events = [event for _ in range(60) for event in training.poll()]
-    (quiet,) = [e for e in events if isinstance(e, ev.RanksQuiet)]
-    assert quiet.unseen
+    (quiet,) = [e for e in events if isinstance(e, ev.Stalled)]
+    assert quiet.stall.unseen

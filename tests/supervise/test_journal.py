@@ -167,8 +167,8 @@ seen_others = st.sampled_from(
         ev.LaunchSeen(5.0, "7.0", 1, ("n1", "n2"), 2),
         ev.HealSeen(5.0, "7.0", "l1", "seen", "a rank died"),
         ev.CheckpointSeen(5.0, 4),
-        ev.RanksQuiet(5.0, "7.0", 3, 40.0, 30.0, (0,), ("n1",)),
-        ev.RanksBack(5.0, "7.0"),
+        ev.Stalled(5.0, "7.0", ev.Stall(3, 40.0, 30.0, (0,), ("n1",))),
+        ev.StallEnded(5.0, "7.0"),
         ev.OutcomeSeen(5.0, "7.1", "failed", "why"),
         ev.StopAsked(5.0, "ada"),
     ]

@@ -11,7 +11,7 @@ import pytest
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator.state import Policy, State
-from transom_cli.core.quiet import QuietLimits
+from transom_cli.core.stall import StallLimits
 from transom_cli.errors import UsageError
 from transom_cli.health.history.files import read_history
 from transom_cli.health.history.nodes import NodeHistory, fold
@@ -53,7 +53,7 @@ class Bench:
 
     def asked(self) -> list[ev.Event]:
         """What the run's operator reads."""
-        follower = Follower(self.run, self.run.checkpoints, QuietLimits())
+        follower = Follower(self.run, self.run.checkpoints, StallLimits())
         return list(follower.poll(State(), 1000.0))
 
 

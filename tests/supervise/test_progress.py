@@ -13,7 +13,7 @@ import pytest
 from transom_cli.core import launcher
 from transom_cli.core.events import RankExit
 from transom_cli.core.launcher import Exits, LadderState, Rung
-from transom_cli.core.quiet_shapes import QuietLimits
+from transom_cli.core.stall_state import StallLimits
 from transom_cli.heartbeat.spent import NodeSpent, RankSpent, encode
 from transom_cli.heartbeat.table import NodeTable, RankBeat
 from transom_cli.heartbeat.table import encode as encode_table
@@ -113,7 +113,7 @@ class Ended:
 
 
 def test_the_launchers_sight_writes_it_and_the_last_step_once_a_rank_has_failed(attempt: AttemptDir) -> None:
-    watch = BeatWatch(attempt.nodes, QuietLimits())
+    watch = BeatWatch(attempt.nodes, StallLimits())
     state = LadderState(7, 0, ("n1",), 1, 1, launch=0)
     options: Any = SimpleNamespace(checkpoints=attempt.path / "none")
     sight = Sight(options, attempt, watch, lambda: state, lambda _: False)
@@ -129,7 +129,7 @@ def test_the_launchers_sight_writes_it_and_the_last_step_once_a_rank_has_failed(
 
 
 def test_a_launch_that_is_ended_while_its_ranks_step(attempt: AttemptDir) -> None:
-    watch = BeatWatch(attempt.nodes, QuietLimits())
+    watch = BeatWatch(attempt.nodes, StallLimits())
     state = [LadderState(7, 0, ("n1",), 1, 1, launch=0)]
     options: Any = SimpleNamespace(checkpoints=attempt.path / "none")
     sight = Sight(options, attempt, watch, lambda: state[0], lambda _: False)
@@ -148,7 +148,7 @@ def test_a_launch_that_steps_is_not_ended_for_a_node_whose_agent_and_slurmd_are_
     attempt: AttemptDir, steps: bool
 ) -> None:
     """What the launcher's core makes of what its sight tells: only if the ranks that can be seen make no step."""
-    watch, clock = BeatWatch(attempt.nodes, QuietLimits()), 100.0
+    watch, clock = BeatWatch(attempt.nodes, StallLimits()), 100.0
     state, _ = launcher.decide(LadderState(7, 0, ("n1", "n2"), 2, 1), launcher.Begun(clock))
     options: Any = SimpleNamespace(checkpoints=attempt.path / "none")
     sight = Sight(options, attempt, watch, lambda: state, lambda _: True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from transom_cli.core.operator.state import Policy
 from transom_cli.core.policy import Rule
-from transom_cli.core.quiet_shapes import QuietLimits
+from transom_cli.core.stall_state import StallLimits
 from transom_cli.errors import UsageError
 from transom_cli.health.check import HealthOptions
 from transom_cli.layout import RunDir
@@ -83,8 +83,8 @@ def checkpoints_of(run: RunDir, settings: Settings) -> Path:
     return settings.checkpoint.directory or run.checkpoints
 
 
-def quiet_limits(settings: Settings) -> QuietLimits:
-    return QuietLimits(**settings.detect.model_dump())
+def quiet_limits(settings: Settings) -> StallLimits:
+    return StallLimits(**settings.detect.model_dump())
 
 
 def runs_root(explicit: Path | None = None) -> Path:

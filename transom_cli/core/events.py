@@ -62,6 +62,31 @@ class NodeFault:
 
 
 @dataclass(frozen=True)
+class Stall:
+    """The ranks make no step any more.
+
+    step: the last one that all ranks have done. seconds: since it, longer than the learned `limit`. culprits: the ranks
+    that stand out, see `core.stall`. nodes: where these are. overdue: nodes whose own table is late: nobody sees
+    what is on them. unseen: all ranks that do not step are on such nodes. stopped: the process of a rank is stopped,
+    which is more than a silence, also for a trainer that reports no steps.
+    """
+
+    step: int
+    seconds: float
+    limit: float
+    culprits: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    overdue: tuple[str, ...] = ()
+    unseen: bool = False
+    stopped: bool = False
+
+    @property
+    def words(self) -> str:
+        who = f", ranks {', '.join(map(str, self.culprits))} stand out" if self.culprits else ""
+        return f"no step for {self.seconds:.1f} s (limit {self.limit:.1f} s) after step {self.step}{who}"
+
+
+@dataclass(frozen=True)
 class Event:
     at: float
 
@@ -238,22 +263,15 @@ class NodeBack(Event):
 
 
 @dataclass(frozen=True)
-class RanksQuiet(Event):
-    """The training stopped stepping for longer than the learned limit."""
-
+class Stalled(Event):
     attempt: str
-    step: int
-    quiet_for: float
-    limit: float
-    culprits: tuple[int, ...]
-    nodes: tuple[str, ...]  # where the culprits are; empty when nobody stands out
-    overdue: tuple[str, ...] = ()  # nodes whose own table is late: what is on them cannot be seen any more
-    unseen: bool = False  # all quiet ranks are on such nodes: the agents or the run directory may be silent
-    stopped: bool = False  # the process of a rank is stopped: more than a silence, also of a trainer that never beats
+    stall: Stall
 
 
 @dataclass(frozen=True)
-class RanksBack(Event):
+class StallEnded(Event):
+    """The ranks step again by themselves."""
+
     attempt: str
 
 

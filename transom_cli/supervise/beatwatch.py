@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from transom_cli.core import quiet
+from transom_cli.core import stall
+from transom_cli.core.events import Stall
 from transom_cli.heartbeat.table import BadTable, NodeTable, decode
 
 OVERDUE = 3.0  # an agent writes once a second
@@ -20,11 +21,11 @@ _SUFFIX = ".beats"
 
 
 class BeatWatch:
-    def __init__(self, nodes: Path, limits: quiet.QuietLimits) -> None:
+    def __init__(self, nodes: Path, limits: stall.StallLimits) -> None:
         self._nodes = nodes
         self._limits = limits
-        self._quiet = quiet.start()
-        self._found: quiet.RanksQuiet | None = None
+        self._quiet = stall.start()
+        self._found: Stall | None = None
         self._renewed: dict[str, float] = {}  # node -> when its table was last seen to be new
         self._alone: dict[str, float] = {}  # node -> since when its table is late, while another's is not
         self._folder = f"{nodes}{os.sep}"  # a `Path` takes as long to be made as its file to be read
@@ -33,15 +34,15 @@ class BeatWatch:
 
     def expect(self, nodes: Iterable[str]) -> None:
         """Nodes of the attempt: one of them that never sends a table is found silent too."""
-        self._quiet = quiet.expect(self._quiet, nodes)
+        self._quiet = stall.expect(self._quiet, nodes)
 
     def resumed(self, now: float) -> None:
         """Everything was stopped up to now (by Slurm, say): listen with fresh patience."""
-        self._quiet = quiet.resumed(self._quiet, now)
+        self._quiet = stall.resumed(self._quiet, now)
         self._renewed = dict.fromkeys(self._renewed, now)
         self._alone, self._found, self._due = {}, None, float("-inf")
 
-    def look(self, now: float) -> tuple[quiet.QuietFinding, ...]:
+    def look(self, now: float) -> tuple[stall.StallFinding, ...]:
         if now < self._due <= now + LONGEST:  # a clock that was set back keeps nobody from looking
             return ()
         began = time.thread_time()
@@ -49,12 +50,12 @@ class BeatWatch:
         late = set(self.overdue(now))
         some = late if len(late) < len(self._renewed) else set()  # all at once: it is the file system, or we ourselves
         self._alone = {node: self._alone.get(node, now) for node in some}
-        self._quiet, findings = quiet.watch(self._quiet, self.tables, now, self._limits)
+        self._quiet, findings = stall.watch(self._quiet, self.tables, now, self._limits)
         for found in findings:
-            if isinstance(found, quiet.RanksQuiet):
+            if isinstance(found, Stall):
                 self._found = found
         rest = max(LEAST, (time.thread_time() - began) / SHARE, A_TABLE * len(self.tables) / OPERATIONS)
-        self._due = now + min(LONGEST, rest, max(LEAST, quiet.due(self._quiet, self._limits)))
+        self._due = now + min(LONGEST, rest, max(LEAST, stall.due(self._quiet, self._limits)))
         return findings
 
     def _read(self, now: float) -> None:
@@ -69,7 +70,7 @@ class BeatWatch:
             self.tables[key] = table
 
     @property
-    def found(self) -> quiet.RanksQuiet | None:
+    def found(self) -> Stall | None:
         """The silence of ranks that goes on."""
         return self._found if self._quiet.quiet else None
 

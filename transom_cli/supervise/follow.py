@@ -14,7 +14,7 @@ from pathlib import Path
 
 from transom_cli.ckpt.failing import Saves, worst
 from transom_cli.core import events as ev
-from transom_cli.core import quiet
+from transom_cli.core import stall
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.diagnose import first_bad
 from transom_cli.core.incident import Stage
@@ -57,7 +57,7 @@ class Tail:
 class AttemptFollower:
     """What one attempt's files tell."""
 
-    def __init__(self, attempt: AttemptDir, limits: quiet.QuietLimits) -> None:
+    def __init__(self, attempt: AttemptDir, limits: stall.StallLimits) -> None:
         self._dir = attempt
         self._tail = Tail(attempt.launcher_journal)
         self._watch = BeatWatch(attempt.nodes, limits)
@@ -71,7 +71,7 @@ class AttemptFollower:
         self._ended_since: float | None = None  # when one of them was first seen to tell of a bad end
         self._sign = ""  # the launcher's sign of life, and when it was last seen to change
         self._signed = float("-inf")
-        self._held: ev.RanksQuiet | None = None  # a silence that is left to the launcher as long as it lives
+        self._held: ev.Stalled | None = None  # a silence that is left to the launcher as long as it lives
         self._taken: ev.HealSeen | None = None  # the launcher is at a fault of this launch
         self._saves_looked = float("-inf")
         self._saves: tuple[Saves, float] | None = None  # what was last told of the saves, and when
@@ -189,11 +189,13 @@ class AttemptFollower:
                 yield event
         held = self._held
         lives = self._launcher_lives(now)
-        ignored = held is not None and self._taken is None and now - held.at >= max(TAKEN_UP, PATIENCE * held.limit)
+        wait = max(TAKEN_UP, PATIENCE * held.stall.limit) if held is not None else 0.0
+        ignored = held is not None and self._taken is None and now - held.at >= wait
         if held is not None and (ignored or not lives):
             yield from self._tell_step(now)
             self._held = None
-            yield replace(held, at=now, overdue=self._watch.overdue(now), unseen=self._watch.blind(now))
+            seen = replace(held.stall, overdue=self._watch.overdue(now), unseen=self._watch.blind(now))
+            yield replace(held, at=now, stall=seen)
 
     def _tell_step(self, now: float) -> Iterator[ev.Event]:
         if self._step > self._told[0]:
@@ -212,29 +214,26 @@ class AttemptFollower:
         self._saves = saves, now
         yield ev.SavesSeen(now, self.name, saves.failed, saves.step, saves.why, saves.good)
 
-    def _event(self, finding: quiet.QuietFinding, now: float) -> ev.Event | None:
-        if isinstance(finding, quiet.NodeSilent):
+    def _event(self, finding: stall.StallFinding, now: float) -> ev.Event | None:
+        if isinstance(finding, stall.NodeSilent):
             return ev.NodeSilent(now, self.name, finding.node, finding.silent_for, self._launcher_lives(now))
-        if isinstance(finding, quiet.NodeBack):
+        if isinstance(finding, stall.NodeBack):
             return ev.NodeBack(now, self.name, finding.node)
-        if isinstance(finding, quiet.RanksQuiet):
+        if isinstance(finding, ev.Stall):
             if self._launch is not None and self._watch.launch != self._launch.launch:
                 return None  # of the launch before this one
-            nodes, overdue = self._watch.nodes_of(finding.culprits), self._watch.overdue(now)
-            quiet_for, culprits = finding.quiet_for, tuple(finding.culprits)
-            about = (finding.step, quiet_for, finding.limit, culprits, nodes, overdue)
-            self._held = ev.RanksQuiet(now, self.name, *about, stopped=finding.stopped)
+            self._held = ev.Stalled(now, self.name, replace(finding, overdue=self._watch.overdue(now)))
             return None
-        if isinstance(finding, quiet.RanksBack):
+        if isinstance(finding, stall.RanksResumed):
             held, self._held = self._held, None
-            return None if held is not None else ev.RanksBack(now, self.name)
+            return None if held is not None else ev.StallEnded(now, self.name)
         return None  # the first step is told by `_tell_step`
 
 
 class Follower:
     """Everything the operator reads from files, as events."""
 
-    def __init__(self, run: RunDir, checkpoints: Path, limits: quiet.QuietLimits) -> None:
+    def __init__(self, run: RunDir, checkpoints: Path, limits: stall.StallLimits) -> None:
         self._run = run
         self._checkpoints = checkpoints
         self._limits = limits
@@ -261,7 +260,7 @@ class Follower:
         if self._attempt is not None:
             suspended = (state.suspended, state.suspended_at)
             for event in self._attempt.poll(now, state.batch_host, suspended):
-                if isinstance(event, (ev.OutcomeSeen, ev.NodeSilent, ev.RanksQuiet)):
+                if isinstance(event, (ev.OutcomeSeen, ev.NodeSilent, ev.Stalled)):
                     yield from self._checkpoint(now)  # the budget of a restart counts on what is durable by now
                 if isinstance(event, ev.HealSeen) and event.durable is not None:
                     self._durable = event.durable  # set back: what comes now counts from there

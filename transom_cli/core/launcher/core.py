@@ -28,12 +28,12 @@ from transom_cli.core.launcher.events import (
     Kept,
     NotStarted,
     Overtime,
-    Quiet,
     Read,
     Reported,
     Silent,
     SlurmAway,
     Spare,
+    Stalled,
     Stepped,
     Tick,
     Told,
@@ -157,18 +157,16 @@ def _ended_well(state: LadderState, at: float, which: str) -> Step:
     return leave(state, at, "done", words)
 
 
-def _quiet(state: LadderState, e: Quiet) -> Step:
+def _stalled(state: LadderState, e: Stalled) -> Step:
     if e.launch != state.launch or state.rung is not Rung.TRAINING or state.failing_since is not None or state.told:
         return state, ()
-    if e.step < 0 and max(state.max_step, state.began_step) < 0 and not e.stopped:
+    if e.stall.step < 0 and max(state.max_step, state.began_step) < 0 and not e.stall.stopped:
         return state, ()  # a trainer that never beats: its silence says nothing, and a relaunch would loop
-    who = f", ranks {', '.join(map(str, e.culprits))} stand out" if e.culprits else ""
-    words = f"no step for {e.quiet_for:.1f} s (limit {e.limit:.1f} s) after step {e.step}{who}"
-    nodes = tuple(n for n in dict.fromkeys(e.nodes) if n in state.nodes)
-    passed = let_pass(state, e.at, words, quiet=True, quiet_nodes=nodes)
+    nodes = tuple(n for n in dict.fromkeys(e.stall.nodes) if n in state.nodes)
+    passed = let_pass(state, e.at, e.stall.words, quiet=True, quiet_nodes=nodes)
     if passed is not None:
         return passed
-    return fault.fail(state, e.at, words, quiet=True, quiet_nodes=nodes)
+    return fault.fail(state, e.at, e.stall.words, quiet=True, quiet_nodes=nodes)
 
 
 def _silent(state: LadderState, e: Silent) -> Step:
@@ -221,7 +219,7 @@ _HANDLERS: dict[type[Heard], Callable[[LadderState, Any], Step]] = {
     SlurmAway: _slurm_away,
     Tick: _tick,
     Exits: _exits,
-    Quiet: _quiet,
+    Stalled: _stalled,
     Silent: _silent,
     Stepped: _stepped,
     Durable: leaving.durable,

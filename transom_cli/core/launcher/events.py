@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from transom_cli.core.decided import Taken
-from transom_cli.core.events import NodeFault, RankExit
+from transom_cli.core.events import NodeFault, RankExit, Stall
 
 THIS_LAUNCHER = "this launcher"  # a survivor's node that is none: our own fault, for which no node is to be blamed
 
@@ -86,16 +86,11 @@ class Exits(Heard):
 
 
 @dataclass(frozen=True)
-class Quiet(Heard):
-    """The ranks of a launch stopped stepping for longer than the learned limit. `nodes`: where the culprits are."""
+class Stalled(Heard):
+    """The ranks of a launch make no step any more."""
 
     launch: int
-    step: int
-    quiet_for: float
-    limit: float
-    culprits: tuple[int, ...] = ()
-    nodes: tuple[str, ...] = ()
-    stopped: bool = False  # the process of a rank is stopped
+    stall: Stall
 
 
 @dataclass(frozen=True)

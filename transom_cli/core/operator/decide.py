@@ -203,20 +203,19 @@ def _node_back(state: State, e: ev.NodeBack) -> Step:
     return state, ()  # the probes decide; a node that came back answers them
 
 
-def _ranks_quiet(state: State, e: ev.RanksQuiet) -> Step:
+def _stalled(state: State, e: ev.Stalled) -> Step:
     if not _mine(state, e.attempt) or state.suspended:
         return state, ()
-    if e.step < 0 and state.max_step < 0 and not e.stopped:
+    stall = e.stall
+    if stall.step < 0 and state.max_step < 0 and not stall.stopped:
         return state, ()  # a trainer that never beats: its silence says nothing, and a restart would loop
-    who = f", ranks {', '.join(map(str, e.culprits))} stand out" if e.culprits else ""
-    words = f"no step for {e.quiet_for:.1f} s (limit {e.limit:.1f} s) after step {e.step}{who}"
-    suspects = _suspects(state, e.nodes)
-    if e.unseen:
-        return inc.silence(state, e.at, f"{words}; none of these ranks can be seen", _suspects(state, e.overdue))
-    return inc.sign(state, e.at, words, quiet=True, quiet_over=False, quiet_nodes=suspects, overdue_nodes=e.overdue)
+    suspects, overdue = _suspects(state, stall.nodes), stall.overdue
+    if stall.unseen:
+        return inc.silence(state, e.at, f"{stall.words}; none of these ranks can be seen", _suspects(state, overdue))
+    return inc.sign(state, e.at, stall.words, quiet=True, quiet_over=False, quiet_nodes=suspects, overdue_nodes=overdue)
 
 
-def _ranks_back(state: State, e: ev.RanksBack) -> Step:
+def _stall_ended(state: State, e: ev.StallEnded) -> Step:
     incident = state.incident
     if not _mine(state, e.attempt) or incident is None or not incident.quiet:
         return state, ()
@@ -388,8 +387,8 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], Step]] = {
     ev.OutcomeSeen: _outcome_seen,
     ev.NodeSilent: _node_silent,
     ev.NodeBack: _node_back,
-    ev.RanksQuiet: _ranks_quiet,
-    ev.RanksBack: _ranks_back,
+    ev.Stalled: _stalled,
+    ev.StallEnded: _stall_ended,
     ev.StepSeen: _step_seen,
     ev.CheckpointSeen: _checkpoint_seen,
     ev.SavesSeen: _saves_seen,

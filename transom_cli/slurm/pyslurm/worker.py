@@ -46,6 +46,7 @@ def job(pyslurm, job_id):
     return {**describe(found), **more, "Output": getattr(found, "standard_output", "") or ""}
 
 
+EXIT_CODES = "pyslurm reports wrong exit codes from 128 on, so it is not used for failed jobs"
 WITHOUT_EXIT_CODE = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "COMPLETED"}
 
 
@@ -53,7 +54,7 @@ def describe(job):
     """Describe a job with the field names of Slurm's commands."""
     if job.state not in WITHOUT_EXIT_CODE or job.state_reason == "NonZeroExitCode":
         # pyslurm subtracts 128 from every exit code of 128 and more: 137 becomes 9, and 221 becomes 93
-        raise Lacks("pyslurm reports wrong exit codes from 128 on, so it is not used for failed jobs")
+        raise Lacks(EXIT_CODES)
     if type(job.priority) is not int:
         raise Lacks(f"pyslurm reports the priority {job.priority}, from which a hold cannot be recognised")
     return {

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from transom_cli.core.policy import Rule
-from transom_cli.core.quiet import QuietLimits
+from transom_cli.core.stall import StallLimits
 from transom_cli.health.check import HealthOptions
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.start import own
@@ -45,7 +45,7 @@ class LaunchOptions:
     torchrun_args: tuple[str, ...] = ()
     auto_beat: bool = True
     checkpoints: Path = Path("checkpoints")
-    limits: QuietLimits = field(default_factory=QuietLimits)
+    limits: StallLimits = field(default_factory=StallLimits)
     relaunches: int = 3
     max_without_progress: int = 3
     nodes: int = 0  # that carry ranks; 0: all that the attempt has

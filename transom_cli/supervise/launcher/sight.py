@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from transom_cli.core import launcher, quiet
+from transom_cli.core import launcher
+from transom_cli.core.events import Stall
 from transom_cli.core.launcher import Heard, LadderState, Leaving, Rung
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.beatwatch import BeatWatch
@@ -35,7 +36,7 @@ class Sight:
         self._options, self._attempt, self._watch = options, attempt, watch
         self._state, self._dead = state, dead
         self._told = launcher.Exits(0.0, 0, ())
-        self._found: quiet.RanksQuiet | None = None
+        self._found: Stall | None = None
         self._looked_durable = float("-inf")
         self._progress = Progress(attempt, lambda: watch.nodes_of((0,)))
         self._rung = Rung.CHECKING
@@ -78,9 +79,7 @@ class Sight:
             yield from self._durable(now, at_once=found is not self._found)
             self._found = found
             self._progress.settle()
-            nodes = watch.nodes_of(found.culprits)
-            about = (found.step, found.quiet_for, found.limit, tuple(found.culprits), nodes, found.stopped)
-            yield launcher.Quiet(now, launch, *about)
+            yield launcher.Stalled(now, launch, found)
         yield from self._durable(now, at_once=self._state().leaving is not Leaving.NOT)
 
     def _write_progress(self, launch: int) -> None:

@@ -1,8 +1,8 @@
-"""Detector of silence: nodes whose beat table no longer comes, and ranks that make no step. Pure.
+"""Stall detector: nodes whose beat table no longer comes, and ranks that make no step. Pure.
 
 Everything is counted on the observer's clock, from when the observer saw a change: a table counts as new when its
 `seq` has changed. Nothing is judged before a full limit of listening, and time in which the observer itself did not
-look (suspended, or stuck on a file system) does not count as silence: the detector's own clock, `QuietState.clock`,
+look (suspended, or stuck on a file system) does not count as silence: the detector's own clock, `StallState.clock`,
 advances by no more than half of `node_silent` from one look to the next. So look at least that often.
 
 A synchronous job stalls as a whole, so a stall is one finding, not one a rank. Which limit holds, in this order:
@@ -29,17 +29,17 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from transom_cli.core.quiet_shapes import (
+from transom_cli.core.events import Stall
+from transom_cli.core.stall_state import (
     FirstStep,
     NodeBack,
     NodeSilent,
     Pulse,
-    QuietFinding,
-    QuietLimits,
-    QuietState,
-    RanksBack,
-    RanksQuiet,
+    RanksResumed,
     Source,
+    StallFinding,
+    StallLimits,
+    StallState,
 )
 from transom_cli.heartbeat.table import NodeTable, RankBeat, reached
 
@@ -47,11 +47,11 @@ __all__ = [
     "FirstStep",
     "NodeBack",
     "NodeSilent",
-    "QuietFinding",
-    "QuietLimits",
-    "QuietState",
-    "RanksBack",
-    "RanksQuiet",
+    "RanksResumed",
+    "Stall",
+    "StallFinding",
+    "StallLimits",
+    "StallState",
     "due",
     "expect",
     "resumed",
@@ -66,19 +66,19 @@ _DEAD = "TXZ"
 _SLOW = ("checkpoint", "restore")
 
 
-def start(expected: Iterable[str] = ()) -> QuietState:
+def start(expected: Iterable[str] = ()) -> StallState:
     """A fresh state. `expected`: nodes of the job; one of them that never sends a table is found silent too."""
-    return QuietState(expected=tuple(expected))
+    return StallState(expected=tuple(expected))
 
 
-def expect(state: QuietState, nodes: Iterable[str]) -> QuietState:
+def expect(state: StallState, nodes: Iterable[str]) -> StallState:
     """The same state, for an attempt on these nodes."""
     return replace(state, expected=tuple(nodes))
 
 
 def watch(
-    state: QuietState, readings: Mapping[str, NodeTable], now: float, limits: QuietLimits
-) -> tuple[QuietState, tuple[QuietFinding, ...]]:
+    state: StallState, readings: Mapping[str, NodeTable], now: float, limits: StallLimits
+) -> tuple[StallState, tuple[StallFinding, ...]]:
     """One look at the tables of one attempt, by any key that is steady (the file's name). Findings are edges.
 
     What was learned of the step times is kept when a launch or attempt follows another in the same state.
@@ -97,7 +97,7 @@ def watch(
     return state, (*first, *nodes, *ranks)
 
 
-def resumed(state: QuietState, now: float) -> QuietState:
+def resumed(state: StallState, now: float) -> StallState:
     """Listen again after the observer, or everything it watches, was stopped. That time teaches nothing."""
     clock = state.clock
     return replace(
@@ -113,7 +113,7 @@ def resumed(state: QuietState, now: float) -> QuietState:
     )
 
 
-def due(state: QuietState, limits: QuietLimits) -> float:
+def due(state: StallState, limits: StallLimits) -> float:
     """Seconds from the last look until a silence that goes on is judged anew; inf: there is none, or it was judged."""
     at = [s.arrived + wait for s in state.sources.values() for wait in (limits.node_silent / 2, limits.node_silent)]
     if not state.quiet:
@@ -122,8 +122,8 @@ def due(state: QuietState, limits: QuietLimits) -> float:
 
 
 def _newest_launch(
-    state: QuietState, readings: Mapping[str, NodeTable], unseen: Iterable[str], first_look: bool
-) -> QuietState:
+    state: StallState, readings: Mapping[str, NodeTable], unseen: Iterable[str], first_look: bool
+) -> StallState:
     """Forget the ranks of a former launch, and the tables of a former attempt. unseen: keys of such tables."""
     if not readings:
         return state
@@ -167,8 +167,8 @@ def _attempt_order(name: str) -> tuple[tuple[int, ...], str]:
 
 
 def _listen(
-    state: QuietState, readings: Mapping[str, NodeTable], fresh: list[str], limits: QuietLimits
-) -> tuple[QuietState, tuple[FirstStep, ...]]:
+    state: StallState, readings: Mapping[str, NodeTable], fresh: list[str], limits: StallLimits
+) -> tuple[StallState, tuple[FirstStep, ...]]:
     """Take in the tables that are new, and learn from them."""
     attempt, launch = state.launch or ("", -1)
     clock, longest = state.clock, 0.0
@@ -216,7 +216,7 @@ def _slow(before: RankBeat, beat: RankBeat) -> bool:
     return before.phase != "step" or beat.phase != "step"
 
 
-def _advance(state: QuietState, node_silent: float) -> tuple[QuietState, tuple[FirstStep, ...]]:
+def _advance(state: StallState, node_silent: float) -> tuple[StallState, tuple[FirstStep, ...]]:
     late = _late(state, node_silent)
     steps = [p.beat for p in state.pulses.values() if p.beat.step >= 0 and p.source not in late]
     step, since_start = reached(steps)
@@ -233,14 +233,14 @@ def _advance(state: QuietState, node_silent: float) -> tuple[QuietState, tuple[F
     return replace(after, times=state.times.with_step((clock - state.stepped) / (step - state.step))), ()
 
 
-def _judge_nodes(state: QuietState, limits: QuietLimits) -> tuple[QuietState, list[QuietFinding]]:
+def _judge_nodes(state: StallState, limits: StallLimits) -> tuple[StallState, list[StallFinding]]:
     """A node is silent when all its tables are: one rank's own table (beats.own_table) may stop with its process."""
     last: dict[str, float] = {}
     resting: dict[str, bool] = {}
     for source in state.sources.values():
         last[source.node] = max(source.arrived, last.get(source.node, source.arrived))
         resting[source.node] = (source.closed or source.finished) and resting.get(source.node, True)
-    findings: list[QuietFinding] = []
+    findings: list[StallFinding] = []
     silent = set(state.silent)
     for node, arrived in last.items():
         silent_for = state.clock - arrived
@@ -258,19 +258,19 @@ def _judge_nodes(state: QuietState, limits: QuietLimits) -> tuple[QuietState, li
     return replace(state, silent=frozenset(silent)), findings
 
 
-def _late(state: QuietState, node_silent: float) -> set[str]:
+def _late(state: StallState, node_silent: float) -> set[str]:
     """Tables that have not come for half of what makes a node silent, while another has. All at once: it may be us."""
     late = {key for key, source in state.sources.items() if state.clock - source.arrived >= node_silent / 2}
     return late if len(late) < len(state.sources) else set()
 
 
-def _overdue(state: QuietState, node_silent: float) -> list[int]:
+def _overdue(state: StallState, node_silent: float) -> list[int]:
     """The ranks in late tables."""
     late = _late(state, node_silent)
     return [rank for rank, p in state.pulses.items() if p.source in late and _is_judged(state, p)]
 
 
-def _steps_without(state: QuietState, late: Iterable[str], node_silent: float) -> bool:
+def _steps_without(state: StallState, late: Iterable[str], node_silent: float) -> bool:
     """Whether the ranks that can be seen step although these tables are late: then only the agents are gone.
 
     A synchronous job whose node died may still end the step that it is in.
@@ -279,11 +279,11 @@ def _steps_without(state: QuietState, late: Iterable[str], node_silent: float) -
     return state.stepping_since is not None and state.stepped > since + node_silent / 2 + 2 * state.times.median
 
 
-def _is_judged(state: QuietState, pulse: Pulse) -> bool:
+def _is_judged(state: StallState, pulse: Pulse) -> bool:
     return pulse.judged and not state.sources[pulse.source].closed
 
 
-def _limit(state: QuietState, limits: QuietLimits) -> float:
+def _limit(state: StallState, limits: StallLimits) -> float:
     """The order of the module's docstring."""
     if any(p.dead_since is not None and state.clock - p.dead_since >= limits.floor for p in state.pulses.values()):
         return state.times.tight(min(limits.factor, STOPPED), limits.floor, limits.ceiling)
@@ -302,14 +302,14 @@ def _limit(state: QuietState, limits: QuietLimits) -> float:
     return tight if late and not _steps_without(state, late, limits.node_silent) else patient
 
 
-def _settle(state: QuietState, limits: QuietLimits) -> float:
+def _settle(state: StallState, limits: StallLimits) -> float:
     """For how long compilations are waited for; the first one is a part of the start-up."""
     if state.began is None or state.stepping_since is None:
         return limits.settle
     return min(limits.settle, START_UPS * (state.stepping_since - state.began))
 
 
-def _judge_ranks(state: QuietState, node_silent: float) -> tuple[QuietState, list[QuietFinding]]:
+def _judge_ranks(state: StallState, node_silent: float) -> tuple[StallState, list[StallFinding]]:
     stepping = state.stepping_since is not None
     judged = {r: p for r, p in state.pulses.items() if _is_judged(state, p) and (p.beat.count > 0 or not stepping)}
     late = set(_overdue(state, node_silent))
@@ -320,26 +320,26 @@ def _judge_ranks(state: QuietState, node_silent: float) -> tuple[QuietState, lis
         still = [p for p in known if p.judged and p not in back_again]
         if still or not back_again:  # the death of all of them is no return
             return state, []
-        back = RanksBack(state.quiet, state.step, state.clock - state.quiet_at)
+        back = RanksResumed(state.quiet, state.step, state.clock - state.quiet_at)
         return replace(state, quiet=(), quiet_at=0.0), [back]
     if not any(state.clock - p.moved >= state.limit for p in seen.values()):
         return state, []
     # the others of a synchronous job stopped a moment later: by a step's skew, and by when their table came
     quiet = {r: p for r, p in judged.items() if state.clock - p.moved >= state.limit / 2}
     ranks = tuple(sorted(quiet))
-    found = RanksQuiet(
-        ranks=ranks,
-        nodes=tuple(sorted({p.node for p in quiet.values()})),
+    culprits = _culprits(state, quiet, node_silent)
+    found = Stall(
         step=state.step,
-        quiet_for=max(state.clock - p.moved for p in quiet.values()),
+        seconds=max(state.clock - p.moved for p in quiet.values()),
         limit=state.limit,
-        culprits=_culprits(state, quiet, node_silent),
+        culprits=culprits,
+        nodes=tuple(dict.fromkeys(state.pulses[rank].node for rank in culprits)),
         stopped=any(p.dead_since is not None and p.beat.proc == "T" for p in state.pulses.values()),
     )
     return replace(state, quiet=ranks, quiet_at=state.clock), [found]
 
 
-def _culprits(state: QuietState, quiet: Mapping[int, Pulse], node_silent: float) -> tuple[int, ...]:
+def _culprits(state: StallState, quiet: Mapping[int, Pulse], node_silent: float) -> tuple[int, ...]:
     """Who stands out: the stopped and dead; else those of whom nothing comes; else those asleep in the kernel (D);
     else those behind the others in step. The last three name nobody when they would name everybody."""
     dead = tuple(sorted(r for r, p in state.pulses.items() if p.dead_since is not None))

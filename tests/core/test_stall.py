@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom_cli.core import quiet
-from transom_cli.core.quiet import STOPPED, FirstStep, NodeBack, NodeSilent, QuietLimits, RanksBack, RanksQuiet
+from transom_cli.core import stall
+from transom_cli.core.stall import STOPPED, FirstStep, NodeBack, NodeSilent, RanksResumed, Stall, StallLimits
 from transom_cli.heartbeat.table import NodeTable, RankBeat
 
-LIMITS = QuietLimits()
+LIMITS = StallLimits()
 
 
 @dataclass
@@ -21,11 +21,11 @@ class Job:
 
     ranks: int = 4
     look: float = 0.5
-    limits: QuietLimits = LIMITS
+    limits: StallLimits = LIMITS
     launch: int = 0
     now: float = 1000.0
-    state: quiet.QuietState = field(default_factory=quiet.start)
-    findings: list[tuple[float, quiet.QuietFinding]] = field(default_factory=list)
+    state: stall.StallState = field(default_factory=stall.start)
+    findings: list[tuple[float, stall.StallFinding]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.beats = [RankBeat(r, self.launch, -1, 0, 0.0, None, "start", 100 + r, "S") for r in range(self.ranks)]
@@ -34,7 +34,7 @@ class Job:
         self.tables: dict[str, NodeTable] = {}
         self.write_due = self.look_due = self.now
 
-    def pass_time(self, seconds: float) -> list[quiet.QuietFinding]:
+    def pass_time(self, seconds: float) -> list[stall.StallFinding]:
         """Let time go by; what was found in it."""
         before, end = len(self.findings), self.now + seconds
         while (due := min(self.write_due, self.look_due)) <= end:
@@ -55,14 +55,14 @@ class Job:
             self.tables[node] = NodeTable(node, "7.0", self.seqs[node], ranks)
 
     def observe(self) -> None:
-        self.state, found = quiet.watch(self.state, dict(self.tables), self.now, self.limits)
+        self.state, found = stall.watch(self.state, dict(self.tables), self.now, self.limits)
         self.findings += [(self.now, f) for f in found]
 
     def set(self, ranks: list[int] | None = None, **changes: object) -> None:
         for r in range(self.ranks) if ranks is None else ranks:
             self.beats[r] = self.beats[r]._replace(**changes)  # type: ignore[arg-type]
 
-    def step(self, seconds: float, ranks: list[int] | None = None) -> list[quiet.QuietFinding]:
+    def step(self, seconds: float, ranks: list[int] | None = None) -> list[stall.StallFinding]:
         found = self.pass_time(seconds)
         for r in range(self.ranks) if ranks is None else ranks:
             b = self.beats[r]
@@ -70,7 +70,7 @@ class Job:
             self.beats[r] = b._replace(step=b.step + 1, count=b.count + 1, phase=phase)
         return found
 
-    def steps(self, seconds: list[float]) -> list[quiet.QuietFinding]:
+    def steps(self, seconds: list[float]) -> list[stall.StallFinding]:
         return [found for s in seconds for found in self.step(s)]
 
     def settle(self, step: float = 1.0) -> None:
@@ -79,8 +79,8 @@ class Job:
         self.pass_time(1.0)
 
 
-def alarms(found: list[quiet.QuietFinding]) -> list[quiet.QuietFinding]:
-    return [f for f in found if isinstance(f, NodeSilent | RanksQuiet)]
+def alarms(found: list[stall.StallFinding]) -> list[stall.StallFinding]:
+    return [f for f in found if isinstance(f, NodeSilent | Stall)]
 
 
 jitter = st.lists(st.floats(0.5, 2.0), min_size=5, max_size=20)
@@ -127,14 +127,15 @@ def test_a_full_stop_is_found_within_the_limit_and_one_reading(
     job.pass_time(1.0 + 2 * look)  # until the last step has been seen
     stop = job.now
     limit = job.state.limit
-    while job.now < stop + LIMITS.first_step + look and not any(isinstance(f, RanksQuiet) for _, f in job.findings):
+    while job.now < stop + LIMITS.first_step + look and not any(isinstance(f, Stall) for _, f in job.findings):
         job.pass_time(look)
     job.pass_time(50.0)
-    quiet_found = [(at, f) for at, f in job.findings if isinstance(f, RanksQuiet)]
+    quiet_found = [(at, f) for at, f in job.findings if isinstance(f, Stall)]
     assert len(quiet_found) == 1, "one stall is one finding"
     at, found = quiet_found[0]
     assert at - stop <= max(limit, found.limit) + look
-    assert found.ranks == (0, 1, 2, 3) and found.nodes == ("n0", "n1")
+    assert job.state.quiet == (0, 1, 2, 3)
+    assert found.nodes == tuple(dict.fromkeys(f"n{rank // 2}" for rank in found.culprits))
     assert found.step == job.beats[0].step
     if proc in "TD":
         assert found.culprits == (stopped,)
@@ -147,7 +148,7 @@ def test_a_stopped_process_is_found_at_the_tight_limit_and_named() -> None:
     job.settle(0.5)
     job.set([2], proc="T")
     found = alarms(job.pass_time(8.0))
-    assert [type(f) for f in found] == [RanksQuiet]
+    assert [type(f) for f in found] == [Stall]
     assert found[0].limit == LIMITS.floor and found[0].culprits == (2,)
 
 
@@ -171,7 +172,7 @@ def test_a_longer_evaluation_alarms_once_and_then_never() -> None:
     job.settle()
     rounds = [1.0] * 50 + [60.0] + [1.0] * 3
     first = job.steps(rounds)
-    assert [type(f) for f in first] == [RanksQuiet, RanksBack]
+    assert [type(f) for f in first] == [Stall, RanksResumed]
     assert first[0].culprits == () and first[1].ranks == (0, 1, 2, 3)
     assert job.steps(rounds * 3) == []
     assert job.state.limit >= 60.0
@@ -189,7 +190,7 @@ def test_a_hang_without_a_sign_is_found_the_sooner_the_faster_the_job_came_up(
     job = Job()
     assert alarms(job.steps([start_up] + [0.2] * 100)) == []
     assert alarms(job.pass_time(found_after - 1.0)) == []
-    assert [type(f) for f in alarms(job.pass_time(3.0))] == [RanksQuiet]
+    assert [type(f) for f in alarms(job.pass_time(3.0))] == [Stall]
 
 
 def test_whoever_comes_late_does_not_know_how_long_the_start_took(  # an operator that is started again
@@ -201,10 +202,10 @@ def test_whoever_comes_late_does_not_know_how_long_the_start_took(  # an operato
 
 def test_a_launch_that_steps_as_soon_as_it_is_seen_came_up_at_once() -> None:
     job = Job()
-    job.state, _ = quiet.watch(job.state, {}, job.now - 1.0, LIMITS)  # there was nothing yet
+    job.state, _ = stall.watch(job.state, {}, job.now - 1.0, LIMITS)  # there was nothing yet
     job.set(step=0, count=1, phase="step")
     assert alarms(job.steps([0.2] * 100)) == []
-    assert [type(f) for f in alarms(job.pass_time(12.0))] == [RanksQuiet]
+    assert [type(f) for f in alarms(job.pass_time(12.0))] == [Stall]
 
 
 def test_a_growing_slow_down_is_no_silence() -> None:
@@ -221,7 +222,7 @@ def test_a_silence_that_ended_with_a_stopped_process_teaches_nothing() -> None:
     job.pass_time(300.0)
     job.set([0], proc="S")
     back = job.steps([1.0] * 20)
-    assert [type(f) for f in back] == [RanksBack]
+    assert [type(f) for f in back] == [RanksResumed]
     job.pass_time(1.0)
     assert job.state.limit <= before * 1.5
 
@@ -231,12 +232,12 @@ def test_a_dead_node_is_silent_once_and_its_ranks_are_the_culprits() -> None:
     job.settle()
     job.dead = {"n1"}
     found = alarms(job.pass_time(60.0))
-    assert {type(f) for f in found} == {NodeSilent, RanksQuiet} and len(found) == 2
+    assert {type(f) for f in found} == {NodeSilent, Stall} and len(found) == 2
     for f in found:
         if isinstance(f, NodeSilent):
             assert f.node == "n1" and LIMITS.node_silent <= f.silent_for <= LIMITS.node_silent + job.look
         else:
-            assert f.culprits == (2, 3) and f.quiet_for < LIMITS.node_silent
+            assert f.culprits == (2, 3) and f.seconds < LIMITS.node_silent
     job.dead = set()
     assert NodeBack("n1") in job.pass_time(2.0)
 
@@ -248,7 +249,7 @@ def test_a_dead_agent_is_a_silent_node_but_no_silence_of_a_training_that_goes_on
     found = alarms(job.steps([1.0] * 60))
     assert [(type(f), f.node) for f in found if isinstance(f, NodeSilent)] == [(NodeSilent, "n1")] and len(found) == 1
     found = alarms(job.pass_time(60.0))
-    assert [f.culprits for f in found if isinstance(f, RanksQuiet)] == [(2, 3)], "now the others wait, too"
+    assert [f.culprits for f in found if isinstance(f, Stall)] == [(2, 3)], "now the others wait, too"
 
 
 def test_steps_are_those_of_the_ranks_that_can_be_seen_when_an_agent_is_dead() -> None:
@@ -269,7 +270,7 @@ def test_a_pause_that_is_nothing_unusual_is_none_either_while_an_agent_is_dead()
     job.dead = {"n1"}
     for _ in range(3):
         found = alarms(job.steps([0.1] * 100) + job.step(4.0))
-        assert not any(isinstance(f, RanksQuiet) for f in found)
+        assert not any(isinstance(f, Stall) for f in found)
 
 
 def test_one_table_that_still_comes_tells_for_all() -> None:
@@ -279,7 +280,7 @@ def test_one_table_that_still_comes_tells_for_all() -> None:
     found = alarms(job.steps([1.0] * 60))
     assert {f.node for f in found if isinstance(f, NodeSilent)} == job.dead and len(found) == 3
     assert job.state.step >= job.beats[0].step - 2
-    assert any(isinstance(f, RanksQuiet) for f in job.pass_time(60.0)), "it does not step either"
+    assert any(isinstance(f, Stall) for f in job.pass_time(60.0)), "it does not step either"
 
 
 @settings(max_examples=25, deadline=None)
@@ -291,7 +292,7 @@ def test_a_training_that_steps_is_never_found_quiet_whichever_agents_are_dead(
     job.settle()
     job.dead = dead
     found = job.steps(paces * 3)
-    assert not any(isinstance(f, RanksQuiet) for f in found)
+    assert not any(isinstance(f, Stall) for f in found)
     job.pass_time(10.0)
     assert job.state.step == job.beats[0].step
 
@@ -308,7 +309,7 @@ def test_ranks_that_never_beat_are_not_judged() -> None:
     job = Job()
     found = [f for _ in range(200) for f in job.step(1.0, ranks=[0])]
     assert found == [FirstStep(0)] and job.state.step == 198
-    assert [f.ranks for f in alarms(job.pass_time(100.0))] == [(0,)]
+    assert len(alarms(job.pass_time(100.0))) == 1 and job.state.quiet == (0,)
 
 
 def test_finished_ranks_are_not_quiet() -> None:
@@ -335,7 +336,7 @@ def test_no_verdict_before_a_full_limit_of_listening() -> None:
     job = Job()
     job.settle()
     job.pass_time(3.0)
-    job.state = quiet.start()  # a new observer of a job that has stalled: it must listen for itself
+    job.state = stall.start()  # a new observer of a job that has stalled: it must listen for itself
     assert job.pass_time(LIMITS.first_step - 2.0) == [FirstStep(job.state.step)]
     assert len(alarms(job.pass_time(5.0))) == 1
 
@@ -354,7 +355,7 @@ def test_time_in_which_everything_was_stopped_is_neither_silence_nor_a_lesson() 
     times = job.state.times
     assert job.pass_time(4.0) == []
     job.now = job.write_due = job.look_due = job.now + 3600.0
-    job.state = quiet.resumed(job.state, job.now)
+    job.state = stall.resumed(job.state, job.now)
     assert job.steps([1.0] * 3) == []
     assert job.state.times.patient(3.0, 1.0, 1.0, 1e9) <= times.patient(3.0, 1.0, 1.0, 1e9)
     job.dead = {"n1"}
@@ -363,7 +364,7 @@ def test_time_in_which_everything_was_stopped_is_neither_silence_nor_a_lesson() 
 
 
 def test_a_node_that_never_sent_a_table_is_found_when_it_was_expected() -> None:
-    job = Job(state=quiet.start(expected=["n0", "n1", "n2"]))
+    job = Job(state=stall.start(expected=["n0", "n1", "n2"]))
     found = alarms(job.steps([1.0] * 70))
     assert [(f.node, f.limit) for f in found] == [("n2", LIMITS.missing)]
 
@@ -373,11 +374,11 @@ def test_two_tables_of_one_node_one_of_them_fresh_is_not_a_silent_node() -> None
     tables = {
         f"n0.rank{r}": NodeTable("n0", "7.0", 1, (RankBeat(r, 0, 5, 5, 0.0, None, "step", 9 + r, "S"),)) for r in (0, 1)
     }
-    state = quiet.start()
-    found: list[quiet.QuietFinding] = []
+    state = stall.start()
+    found: list[stall.StallFinding] = []
     for second in range(40):
         tables["n0.rank1"] = replace(tables["n0.rank1"], seq=second + 2)
-        state, new = quiet.watch(state, tables, float(second), job.limits)
+        state, new = stall.watch(state, tables, float(second), job.limits)
         found += new
     assert not any(isinstance(f, NodeSilent) for f in found)
 
@@ -389,7 +390,7 @@ def test_a_launch_that_was_ended_for_its_silence_alone_teaches_patience() -> Non
     limits = []
     for launch in (1, 2, 3):
         (found,) = alarms(job.pass_time(job.state.limit + 5.0))
-        assert isinstance(found, RanksQuiet)
+        assert isinstance(found, Stall)
         limits.append(found.limit)
         job.set(launch=launch, step=-1, count=0, phase="start")
         job.pass_time(2.0)
@@ -451,11 +452,11 @@ def test_a_relaunch_forgets_the_ranks_and_keeps_what_was_learned() -> None:
 
 
 def test_a_table_of_an_older_launch_changes_nothing() -> None:
-    state = quiet.start()
+    state = stall.start()
     beat = RankBeat(0, 1, 7, 8, 0.0, None, "step", 1, "S")
-    state, _ = quiet.watch(state, {"a": NodeTable("a", "7.0", 1, (beat,))}, 0.0, LIMITS)
+    state, _ = stall.watch(state, {"a": NodeTable("a", "7.0", 1, (beat,))}, 0.0, LIMITS)
     late = NodeTable("b", "7.0", 1, (beat._replace(launch=0, step=3),))
-    after, found = quiet.watch(state, {"a": NodeTable("a", "7.0", 1, (beat,)), "b": late}, 1.0, LIMITS)
+    after, found = stall.watch(state, {"a": NodeTable("a", "7.0", 1, (beat,)), "b": late}, 1.0, LIMITS)
     assert found == () and after.step == 7 and set(after.pulses) == {0}
 
 

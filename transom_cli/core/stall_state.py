@@ -1,4 +1,4 @@
-"""Shapes of the detector of silence (`core.quiet`): its limits, its findings, its state."""
+"""Shapes of the stall detector (`core.stall`): its limits, its findings, its state."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from transom_cli.core.events import Stall
 from transom_cli.core.step_times import StepTimes
 from transom_cli.heartbeat.table import RankBeat
 
 
 @dataclass(frozen=True)
-class QuietLimits:
+class StallLimits:
     """Seconds, but for the two factors, which multiply the learned step time."""
 
     factor: float = 8.0
@@ -38,25 +39,12 @@ class NodeBack:
 
 
 @dataclass(frozen=True)
-class RanksQuiet:
-    """`ranks` make no steps any more; `step` was the last of all. `culprits`: who stands out, see `core.quiet`."""
-
-    ranks: tuple[int, ...]
-    nodes: tuple[str, ...]
-    step: int
-    quiet_for: float
-    limit: float
-    culprits: tuple[int, ...]
-    stopped: bool = False  # a process of the job is stopped
-
-
-@dataclass(frozen=True)
-class RanksBack:
-    """Every rank of the last `RanksQuiet` has moved again, or has finished."""
+class RanksResumed:
+    """Every rank of the last `Stall` has moved again, or has finished."""
 
     ranks: tuple[int, ...]
     step: int
-    quiet_for: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -66,7 +54,7 @@ class FirstStep:
     step: int
 
 
-QuietFinding = NodeSilent | NodeBack | RanksQuiet | RanksBack | FirstStep
+StallFinding = NodeSilent | NodeBack | Stall | RanksResumed | FirstStep
 
 
 @dataclass(frozen=True)
@@ -92,7 +80,7 @@ class Pulse(NamedTuple):  # and no dataclass: an operator makes thousands of the
 
 
 @dataclass(frozen=True)
-class QuietState:
+class StallState:
     """`step`: the highest step that every beating rank has reached, -1: none. `limit`: the silence allowed now, s."""
 
     step: int = -1
