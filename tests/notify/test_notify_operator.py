@@ -163,7 +163,7 @@ def test_the_run_goes_on_while_every_target_hangs(run: RunDir, tmp_path: Path, m
         state = operate(
             run, settings, *STORY[:-2], *STORY[-2:-1], *(replace(e, attempt="7.1") for e in many), STORY[-1]
         )
-        assert state.phase is Phase.DONE and state.max_step == 146
+        assert state.phase is Phase.DONE and state.progress.max_step == 146
     assert not run.told.exists()
 
 

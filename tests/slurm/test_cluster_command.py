@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import transom_cli
-from transom_cli.core.operator.state import Exclusion, Phase, State
+from transom_cli.core.operator.state import Exclusion, Job, Phase, State
 from transom_cli.notify.events import HOLDING, notifications_for
 from transom_cli.slurm.port import cluster_command, release_commands
 from transom_cli.slurm.runner import classify
 from transom_cli.view.model import RunView, build_view
 from transom_cli.view.outlook import next_commands
 
-HELD = State(phase=Phase.HELD, job_id=7, slurm_state="PENDING", since=100.0, verdict="Slurm holds the job: x")
+HELD = State(phase=Phase.HELD, since=100.0, verdict="Slurm holds the job: x", job=Job(id=7, state="PENDING"))
 PACKAGE = Path(transom_cli.__file__).parent
 
 

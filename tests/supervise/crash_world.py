@@ -157,15 +157,15 @@ class Operator:
 
     def _observe(self) -> None:
         now = self.slurm.clock()
-        if not self.state.job_id:
+        if not self.state.job.id:
             return
         try:
-            job = FakeSlurm.job(self.slurm, self.state.job_id)
+            job = FakeSlurm.job(self.slurm, self.state.job.id)
             if job.state is JobState.RUNNING:
                 self._files(now, f"{job.job_id}.{job.restarts}", job.nodes)
-            self._hear(job_seen(now, FakeSlurm.job(self.slurm, self.state.job_id)))
+            self._hear(job_seen(now, FakeSlurm.job(self.slurm, self.state.job.id)))
         except NoSuchJob:
-            self._hear(ev.JobGone(now, self.state.job_id))
+            self._hear(ev.JobGone(now, self.state.job.id))
         except SlurmUnknown as error:
             self._hear(ev.SlurmLost(now, error.why))
         self._hear(ev.Tick(now))

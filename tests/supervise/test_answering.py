@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from transom_cli.core import events as ev
-from transom_cli.core.operator.state import State
+from transom_cli.core.operator.state import Job, State
 from transom_cli.layout import RunDir
 from transom_cli.notify.events import Notification
 from transom_cli.supervise import answering
@@ -114,7 +114,7 @@ def test_the_operator_says_it_elsewhere_and_then_tells_people(
     said: list[str] = []
     news: list[Notification] = []
     watch = FileWatch(RunDir(tmp_path / "run1"), news.append, said.append, patience=0.5, told_after=1.0)
-    watch.seen(State(), ev.Tick(1.0), State(job_id=7, nodes=("n1", "n2")))
+    watch.seen(State(), ev.Tick(1.0), State(job=Job(id=7, nodes=("n1", "n2"))))
     with caplog.at_level(logging.WARNING, logger="transom.operator"):
         server.here.clear()
         until(lambda: news)

@@ -68,7 +68,7 @@ def test_a_node_of_a_run_that_goes_on(bench: Bench) -> None:
     assert not bench.slurm.cluster.nodes["n2"].drain
     assert bench.history.active == ()
     (request,) = bench.run.requests.iterdir()
-    assert bench.asked() == [ev.LiftAsked(1000.0, "ann on login1", request.name, ("n2", "n3"))]
+    assert bench.asked() == [ev.LiftRequested(1000.0, "ann on login1", request.name, ("n2", "n3"))]
 
 
 def test_a_request_to_drain_a_lifted_node_is_withdrawn(bench: Bench, tmp_path: Path) -> None:

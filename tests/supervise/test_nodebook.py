@@ -12,7 +12,7 @@ import pytest
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator.actions import Action
-from transom_cli.core.operator.state import Phase, Policy, State
+from transom_cli.core.operator.state import Phase, Policy, Request, State
 from transom_cli.health.history import files
 from transom_cli.health.history.files import HistoryFile, read_history
 from transom_cli.health.history.records import Attempt, Isolation, Record, RunOver
@@ -143,7 +143,7 @@ def test_a_record_that_was_refused_is_written_with_the_next_one(run: RunDir, fol
         add(records)
 
     book._file.add = full_once  # type: ignore[assignment, method-assign]
-    state = State(num_nodes=3)
+    state = State(request=Request(num_nodes=3))
     for event in (ev.Started(AT, 1), *STORY):
         before, (state, _) = state, operator_module.step_and_remember(state, event, _Nowhere())  # type: ignore[arg-type]
         book.seen(before, event, state)

@@ -47,7 +47,7 @@ def operator_for(run: RunDir) -> Operator:
     record = SubmissionRecord.load(run)
     submission = record.submission(run)
     past = fold(run.journal)
-    tasks = (script.ntasks_per_node or 1) if past.state.spares else 0
+    tasks = (script.ntasks_per_node or 1) if past.state.request.spares else 0
     since = past.events[0].at if past.events else time.time()
     resubmit = settings.restart.how == "resubmit"
     orders = Orders(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transom_cli.core.decided import UNDECIDED, Decided, Taken
+from transom_cli.core.policy import UNDECIDED, Decided, Taken
 
 
 @dataclass(frozen=True)
@@ -362,12 +362,12 @@ class ActionFailed(Event):
 
 
 @dataclass(frozen=True)
-class StopAsked(Event):
+class StopRequested(Event):
     who: str
 
 
 @dataclass(frozen=True)
-class LiftAsked(Event):
+class LiftRequested(Event):
     """A person lets the run use these nodes again. request: its name; each is heard once, by whichever operator."""
 
     who: str

@@ -124,7 +124,7 @@ def _open(one: AttemptTold, book: Book) -> AttemptTold:
     state = book.state
     if state.phase.over:
         return one
-    runs = state.attempt == one.name and state.slurm_state == "RUNNING"
+    runs = state.attempt == one.name and state.job.state == "RUNNING"
     return replace(one, runs=True, words="it runs" if runs else "no end of it is known")
 
 

@@ -258,14 +258,14 @@ class Follower:
         if name and (self._attempt is None or self._attempt.name != name):
             self._attempt = AttemptFollower(AttemptDir(self._run.attempts / name), self._limits)
         if self._attempt is not None:
-            suspended = (state.suspended, state.suspended_at)
-            for event in self._attempt.poll(now, state.batch_host, suspended):
+            suspended = (state.job.suspended, state.job.suspended_at)
+            for event in self._attempt.poll(now, state.job.batch_host, suspended):
                 if isinstance(event, (ev.OutcomeSeen, ev.NodeSilent, ev.Stalled)):
                     yield from self._checkpoint(now)  # the budget of a restart counts on what is durable by now
                 if isinstance(event, ev.HealSeen) and event.durable is not None:
                     self._durable = event.durable  # set back: what comes now counts from there
-                if isinstance(event, ev.LaunchSeen) and parse_attempt(event.attempt)[0] != state.job_id:
-                    event = replace(event, succeeds=state.job_id)
+                if isinstance(event, ev.LaunchSeen) and parse_attempt(event.attempt)[0] != state.job.id:
+                    event = replace(event, succeeds=state.job.id)
                 yield event
 
     def _newest_attempt(self, state: State) -> str:
@@ -275,9 +275,9 @@ class Follower:
         A newer one counts once its launcher writes, since only a launch tells the core of it; and not while a restart
         is under way, whose own answer does. What was told too early would be told in vain: each thing is told once.
         """
-        if not state.job_id or (state.incident is not None and state.incident.stage is Stage.RESTARTING):
+        if not state.job.id or (state.incident is not None and state.incident.stage is Stage.RESTARTING):
             return state.attempt
-        newest = (state.job_id, state.restarts)
+        newest = (state.job.id, state.job.restarts)
         for number in sorted(n for n in attempt_numbers(self._run) if n > newest):
             if number[0] != newest[0] and not self._succeeds(newest, number[0]):
                 continue
@@ -304,9 +304,9 @@ class Follower:
             request = _read_json(path)
             who, nodes = str(request.get("who", "somebody")), request.get("nodes")
             if request.get("ask") == "stop":
-                yield ev.StopAsked(now, who)
+                yield ev.StopRequested(now, who)
             if request.get("ask") == "lift" and isinstance(nodes, list):
-                yield ev.LiftAsked(now, who, path.name, tuple(str(n) for n in nodes))
+                yield ev.LiftRequested(now, who, path.name, tuple(str(n) for n in nodes))
 
 
 def newest_checkpoint(directory: Path, up_to: float = float("inf")) -> int:

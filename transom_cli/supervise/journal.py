@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from transom_cli.core.codec import BadRecord, build, event_from_json, event_to_j
 from transom_cli.core.events import Event, StepSeen
 from transom_cli.core.operator.actions import Action
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Phase, Policy, State
+from transom_cli.core.operator.state import Phase, Policy, Request, State
 from transom_cli.errors import TransomError
 from transom_cli.layout import RUN_FORMAT, RunDir, other_format
 
@@ -155,8 +155,8 @@ def _first_state(path: Path, header: dict[str, Any]) -> State:
         raise JournalError(f"`{path}` is not a journal of transom", f"its first line has type {header.get('type')!r}")
     if header.get("format") != RUN_FORMAT:
         raise JournalError(*other_format(RunDir(path.parent), header, __version__))
-    state = State(policy=build(Policy, header["policy"]), num_nodes=int(header["num_nodes"]))
-    return replace(state, spares=int(header.get("spares", 0)))
+    request = Request(int(header["num_nodes"]), int(header.get("spares", 0)))
+    return State(policy=build(Policy, header["policy"]), request=request)
 
 
 class Journal:

@@ -59,7 +59,7 @@ def _held(run: RunDir, state: State, alive: bool) -> str:
     if state.phase is Phase.HELD:
         return state.verdict
     handed = None if alive or state.phase.over else newest_handed(run)
-    if handed is None or handed.how != "held" or parse_attempt(handed.attempt) < (state.job_id, state.restarts):
+    if handed is None or handed.how != "held" or parse_attempt(handed.attempt) < (state.job.id, state.job.restarts):
         return ""
     return held_words(handed.why)
 

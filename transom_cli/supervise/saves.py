@@ -11,7 +11,7 @@ from transom_cli.supervise.follow import read_saves
 
 def saves_fail(run: RunDir, state: State) -> SavesFail | None:
     """The file counts where there is one: it is written at once, also while there is no operator."""
-    saves = read_saves(run.attempt(state.job_id, state.restarts)) if state.job_id else None
+    saves = read_saves(run.attempt(state.job.id, state.job.restarts)) if state.job.id else None
     if saves is None:
         return state.saves_fail
     if not saves.failed:

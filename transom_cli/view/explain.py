@@ -89,7 +89,7 @@ def about_node(book: Book, node: str, findings: Iterable[Finding] = ()) -> Topic
 
 
 def _node_state(book: Book, node: str) -> str:
-    excluded = next((x for x in book.state.exclusions if x.node == node), None)
+    excluded = next((x for x in book.state.isolation.exclusions if x.node == node), None)
     if excluded is None:
         return "available to the run"
     until = f"until `transom nodes --lift {node}`"
@@ -171,7 +171,7 @@ def _events(book: Book, node: str) -> Iterator[Fact]:
         elif isinstance(event, ev.Isolated) and event.node == node:
             detail = f" ({event.detail})" if event.detail else ""
             yield Fact(event.at, _place(event.key), f"{node} {event.how}{detail}")
-        elif isinstance(event, ev.LiftAsked) and node in event.nodes:
+        elif isinstance(event, ev.LiftRequested) and node in event.nodes:
             yield Fact(event.at, "", f"{event.who} lifted the exclusion")
 
 

@@ -166,7 +166,7 @@ class Memory:
 def read_memory(run: RunDir, state: State, now: float) -> Memory:
     """Read the reports of the current attempt's nodes, a file each."""
     attempt = newest_attempt(run.attempts)
-    if attempt is None or attempt.name != attempt_name(state.job_id, state.restarts):
+    if attempt is None or attempt.name != attempt_name(state.job.id, state.job.restarts):
         return Memory()
     trainings = [sight.accounts for sight in read_all(attempt, now).values()]
     accounts = [account for training in trainings for account in training.values()]
@@ -225,7 +225,7 @@ class Reader:
         folded = journal or self._journal.more()
         state = folded.state
         alive = _operator_lives(run, self._patience)
-        sights, newest = self._nodes.read(run.attempt(state.job_id, state.restarts)) if state.job_id else ({}, None)
+        sights, newest = self._nodes.read(run.attempt(state.job.id, state.job.restarts)) if state.job.id else ({}, None)
         current = {node: s.table for node, s in sights.items() if s.table is not None and s.behind <= LATE}
         tables = current or {node: s.table for node, s in sights.items() if s.table is not None}
         view = build_view(run.run_id, state, tables, time.time(), operator=alive)
@@ -251,7 +251,7 @@ class Reader:
     def _with_memory(self, view: RunView, state: State, sights: Mapping[str, NodeSight]) -> RunView:
         """With a budget, the files of many nodes are read only every `MEMORY_EVERY` seconds."""
         now = time.monotonic()
-        rare = self._budget < float("inf") and len(state.nodes) > MANY and self._memory_of == state.attempt
+        rare = self._budget < float("inf") and len(state.job.nodes) > MANY and self._memory_of == state.attempt
         if not rare or now - self._memory_at >= MEMORY_EVERY:
             self._memory = read_memory(self._run, state, view.now)
             self._memory_at, self._memory_of = now, state.attempt
@@ -262,7 +262,7 @@ class Reader:
 
     def _with_nodes(self, view: RunView, state: State, sights: Mapping[str, NodeSight]) -> RunView:
         """Add each node, and what the launcher of the current attempt reports."""
-        found = read_reports(self._run.attempt(state.job_id, state.restarts)) if state.job_id else {}
+        found = read_reports(self._run.attempt(state.job.id, state.job.restarts)) if state.job.id else {}
         standing, phases, lines = found.get("standing"), found.get("phases"), found.get("lines")
         reports = [one for one in standing if isinstance(one, dict)] if isinstance(standing, list) else []
         slow = {node: str(one.get("words", "")) for one in reversed(reports) for node in _culprits(one)}
@@ -304,7 +304,7 @@ def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight]
     """Add times from the journal, the step time, and what comes next."""
     state, past = folded.state, journal_times(folded.events, folded.state)
     last = _last_step(view, sights) if len(past.steps) == 1 else None
-    runs = past.running is not None and state.slurm_state == "RUNNING"
+    runs = past.running is not None and state.job.state == "RUNNING"
     limit = past.running + settings.limit if runs and past.running is not None and settings.limit else None
     hung = past.launched + settings.first_step if past.launched is not None else None
     return replace(
@@ -349,7 +349,7 @@ def _launcher_hold(run: RunDir, state: State) -> Handed | None:
     handed = newest_handed(run)
     if handed is None or handed.how != "held":
         return None
-    return handed if parse_attempt(handed.attempt) >= (state.job_id, state.restarts) else None
+    return handed if parse_attempt(handed.attempt) >= (state.job.id, state.job.restarts) else None
 
 
 def held_view(view: RunView, handed: Handed) -> RunView:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from transom_cli.core.decided import UNDECIDED, Decided
 from transom_cli.core.goodput import NS, Cause, Kind, Sums, cost
 from transom_cli.core.incident import Incident
 from transom_cli.core.operator.state import SavesFail
+from transom_cli.core.policy import UNDECIDED, Decided
 from transom_cli.plural import several
 from transom_cli.supervise.book import Book
 from transom_cli.view.goodput import lost_by_kind
@@ -128,7 +128,7 @@ def build_timeline(incident: Incident, book: Book) -> Timeline:
 def _gpu_hours(sums: Sums, book: Book) -> float | None:
     """Count the run's own nodes while they did no new steps, without time in the queue."""
     state = book.state
-    nodes = max(state.num_nodes - state.spares, 0) or len(state.nodes)
+    nodes = max(state.request.num_nodes - state.request.spares, 0) or len(state.job.nodes)
     return sums.without(*_WITHOUT_NODES) / NS / 3600 * nodes * book.gpus if book.gpus and nodes else None
 
 
@@ -204,8 +204,8 @@ def held_lines(book: Book, width: int = NEVER_CUT, cluster: str = "") -> list[st
     since = [s.begin for s in book.account.spans if s.kind is Kind.HOLD and s.end == book.account.until]
     found = wrapped(f"held {clock_time(since[-1] / NS)}  " if since else "held  ", book.held, width)
     state = book.state
-    if state.job_id:
-        commands = release_commands(state.job_id, state.slurm_reason, state.excluded, cluster)
+    if state.job.id:
+        commands = release_commands(state.job.id, state.job.reason, state.isolation.excluded, cluster)
         found += [f"{label:<{_LABEL}}{command}" for label, command in commands]
     return [fit(line, width) for line in (*found, f"{'stop':<{_LABEL}}transom stop {book.run_id}")]
 

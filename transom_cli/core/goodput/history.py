@@ -166,7 +166,7 @@ def _observation(event: ev.Event, state: State) -> Observation:
     kind = _OF_PHASE.get(state.phase)
     if kind is None:
         busy = state.incident is not None and state.incident.stage is not Stage.STARTING
-        waits = state.slurm_state == "PENDING" and not busy
+        waits = state.job.state == "PENDING" and not busy
         kind = Kind.QUEUE if waits else Kind.RESTART
     restarted = isinstance(event, ev.Started) and event.epoch > 1
     return Observation(ns(event.at), kind, state.attempt, restarted)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transom_cli.core.decided import UNDECIDED, Decided
 from transom_cli.core.events import NodeFault, OutcomeSeen
+from transom_cli.core.policy import UNDECIDED, Decided
 
 
 @dataclass(frozen=True)

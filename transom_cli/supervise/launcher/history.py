@@ -88,6 +88,6 @@ def _age(then: AttemptDir, now: AttemptDir) -> float:
 def _excluded(run: RunDir) -> set[str]:
     try:
         now = time.time()  # as the operator's
-        return {x.node for x in fold(run.journal).state.exclusions if x.until is None or x.until > now}
+        return {x.node for x in fold(run.journal).state.isolation.exclusions if x.until is None or x.until > now}
     except (OSError, TransomError):
         return set()

@@ -199,7 +199,7 @@ def _cluster(run: RunDir) -> str:
 def _width(run: RunDir) -> int:
     """How many nodes the run asked for; the allocation may have lost some since."""
     try:
-        return fold(run.journal).state.num_nodes
+        return fold(run.journal).state.request.num_nodes
     except TransomError:
         return 0
 

@@ -17,6 +17,7 @@ from transom_cli.core import events as ev
 from transom_cli.core.codec import event_to_json, plain
 from transom_cli.core.incident import Stage
 from transom_cli.core.operator.actions import Action
+from transom_cli.core.operator.decide import next_deadline
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.layout import RunDir
 from transom_cli.supervise.follow import Follower
@@ -29,7 +30,7 @@ from transom_cli.supervise.operator.slurmwatch import SlurmWatch
 log = logging.getLogger("transom.operator")
 
 TURN = 0.1  # seconds between two turns of the loop
-TICK = 1.0
+TICK = 1.0  # seconds between two ticks at most: observers judge by time, too
 FINISH = 30.0  # seconds that a requeue under way may hold up an operator that was told to leave
 FULL = 2.0  # seconds between two tries to write the journal on a disk that is full
 
@@ -114,11 +115,12 @@ class Operator:
                     log.warning("a newer operator has taken this run; leaving")
                     return self.state
                 self._renew()
-                self._watch.follow(self.state.job_id, self.state.restarts, self.state.nodes)
+                self._watch.follow(self.state.job.id, self.state.job.restarts, self.state.job.nodes)
                 self._observe()
-                if self._clock.now() - ticked >= TICK:
-                    ticked = self._clock.now()
-                    self._apply(ev.Tick(ticked))
+                now, due = self._clock.now(), next_deadline(self.state)
+                if now - ticked >= TICK or (due is not None and due <= now):
+                    ticked = now
+                    self._apply(ev.Tick(now))
                 if self._pace.notice(self.state):
                     self._watch.look()
                 time.sleep(TURN)

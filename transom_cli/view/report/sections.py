@@ -109,10 +109,11 @@ def _without_bar(parts: Line) -> Line:
 def _figures(book: Book, view: RunView, incidents: int) -> tuple[tuple[str, str, str], ...]:
     account, saved = book.account, view.durable >= 0
     of = f"of {count(view.steps)}" if view.steps else ""
-    step = view.step if book.state.since_start else max(view.step, book.state.max_step)  # a new attempt has none yet
+    progress = book.state.progress
+    step = view.step if progress.since_start else max(view.step, progress.max_step)  # a new attempt has none yet
     return (
         ("goodput", percent(account.whole.goodput), f"of {duration(account.whole.wall)}"),
-        ("newest step", count(step) if step >= 0 else "-", "since this start" if book.state.since_start else of),
+        ("newest step", count(step) if step >= 0 else "-", "since this start" if progress.since_start else of),
         ("restarts", count(view.starts), several(len(account.attempts), "attempt")),
         ("incidents", count(incidents), ""),
         ("lost time", duration(account.whole.without(Kind.PRODUCTIVE)), ""),
