@@ -43,7 +43,7 @@ LOST: tuple[ev.Event, ...] = (
 def follow(
     events: list[ev.Event] | tuple[ev.Event, ...], state: State | None = None
 ) -> tuple[list[Notification], State]:
-    """As an operator's witness: each event in its order."""
+    """As an operator's observer: each event in its order."""
     state = state or State(policy=Policy(), request=Request(num_nodes=3))
     news: list[Notification] = []
     since = 0.0

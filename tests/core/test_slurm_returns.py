@@ -8,7 +8,7 @@ from transom_cli.core import events as ev
 from transom_cli.core.operator.actions import Action, Patch, Restart
 from transom_cli.core.operator.decide import decide
 from transom_cli.core.operator.state import Phase, Request, State
-from transom_cli.core.stepdwords import was_cancelled
+from transom_cli.core.slurm_messages import was_cancelled
 
 NODES = ("n1", "n2", "n3")
 TRAINS = (

@@ -103,8 +103,8 @@ def operate(run: RunDir, settings: Settings, *story: ev.Event) -> State:
         return told, told, told
 
     lease = Lease.take(run)
-    witness = notifier_for(run, settings, DeliveryLog(run.told, lease.epoch))
-    operator = Operator(run, lease, Clock, parts, Pace(1.0, 1.0), [witness])  # type: ignore[arg-type]
+    observer = notifier_for(run, settings, DeliveryLog(run.told, lease.epoch))
+    operator = Operator(run, lease, Clock, parts, Pace(1.0, 1.0), [observer])  # type: ignore[arg-type]
     told.leave = operator.leave
     return operator.run()
 

@@ -18,8 +18,8 @@ from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import JobState, NoSuchJob, SlurmUnknown, Submission
 from transom_cli.supervise.journal import Journal, fold, step_and_remember, write_header
 from transom_cli.supervise.operator.clock import Clock
-from transom_cli.supervise.operator.hands import Hands, Orders
-from transom_cli.supervise.operator.slurmwatch import job_seen
+from transom_cli.supervise.operator.executor import Executor, Orders
+from transom_cli.supervise.operator.slurm_poller import job_seen
 
 WIDTH = 3
 
@@ -76,7 +76,7 @@ class FakeClock(Clock):
         return self._slurm.clock()
 
 
-class SyncHands(Hands):
+class SyncHands(Executor):
     """The real procedures; their pauses pass on the cluster's time."""
 
     def _sleep(self, seconds: float) -> None:

@@ -14,7 +14,8 @@ from transom_cli.core.operator.state import Job, Request, State
 from transom_cli.core.stall import StallLimits
 from transom_cli.heartbeat.table import NodeTable, RankBeat, encode
 from transom_cli.layout import AttemptDir, RunDir
-from transom_cli.supervise.follow import STUCK, Follower, newest_checkpoint, read_outcome
+from transom_cli.supervise.attempt_files import newest_checkpoint, read_outcome
+from transom_cli.supervise.follow import STUCK, Follower
 
 LIMITS = StallLimits(factor=4.0, floor=2.0, ceiling=60.0, node_silent=8.0, settle=0.0, patience=1.0)
 STATE = State(job=Job(id=7, restarts=0, nodes=("n1", "n2")), request=Request(num_nodes=2))

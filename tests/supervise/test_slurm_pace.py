@@ -11,7 +11,7 @@ from transom_cli.core.operator.state import Phase, State
 from transom_cli.slurm.port import Job, JobState
 from transom_cli.supervise.operator.clock import Clock
 from transom_cli.supervise.operator.loop import Pace
-from transom_cli.supervise.operator.slurmwatch import SlurmWatch
+from transom_cli.supervise.operator.slurm_poller import SlurmPoller
 
 CALM = State(phase=Phase.TRAINING, job=RunJob(id=7))
 FINISHING = State(phase=Phase.FINISHING, job=RunJob(id=7))
@@ -45,7 +45,7 @@ def test_an_incident_ends_the_calm_too() -> None:
 
 def test_a_look_does_not_wait_for_its_turn() -> None:
     out: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    watch = SlurmWatch(FinishedSlurm(), Clock(), out, lambda: 3600.0)  # type: ignore[arg-type]
+    watch = SlurmPoller(FinishedSlurm(), Clock(), out, lambda: 3600.0)  # type: ignore[arg-type]
     watch.follow(7, 0, ())
     watch.start()
     try:

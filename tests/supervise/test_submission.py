@@ -17,9 +17,9 @@ from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import JobState, SlurmUnknown, Submission
-from transom_cli.supervise.operator import hands as hands_module
+from transom_cli.supervise.operator import executor as hands_module
 from transom_cli.supervise.operator.clock import Clock
-from transom_cli.supervise.operator.hands import Hands, Orders
+from transom_cli.supervise.operator.executor import Executor, Orders
 
 LOST = SlurmUnknown("Slurm did not answer `sbatch`", "Socket timed out on send/recv operation")
 RULE = "project:physics"  # what a site's job_submit plugin makes of every comment
@@ -38,7 +38,9 @@ class Run:
         """A new operator takes the run up from its journal."""
         self.inbox: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
         orders = Orders(RunDir(self.folder), Submission(self.folder / "job.sbatch", ("--nodes=2",)))
-        self.hands = Hands(orders, self.slurm, lambda *_: Finding("reach", Verdict.PASS, "n1", ""), Clock(), self.inbox)
+        self.hands = Executor(
+            orders, self.slurm, lambda *_: Finding("reach", Verdict.PASS, "n1", ""), Clock(), self.inbox
+        )
         self.state = State(request=Request(num_nodes=2))
         for event in self.history:
             self.state, _ = decide(self.state, event)

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from transom_cli.core.category import OWN_ERRORS, OWN_WORDS, category_of
 from transom_cli.core.events import NodeFault, RankExit
-from transom_cli.core.fingerprint import fingerprint
 from transom_cli.core.incident import Diagnosis, Incident
+from transom_cli.core.log_lines import fingerprint
 from transom_cli.core.operator.state import State
 from transom_cli.core.policy import STOP, Decided, Facts, Taken, Verdict, decide_by, root_line
 

@@ -20,7 +20,7 @@ from transom_cli.errors import TransomError
 from transom_cli.heartbeat.table import NodeTable
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.notify.metrics import DISK, MEMORY, Family, RunSnapshot, families
-from transom_cli.supervise.ledger import read_book
+from transom_cli.supervise.record_reader import read_run_record
 
 Saved = tuple[int, float | None]  # step, and when it was committed (Unix time; None: unknown)
 
@@ -156,7 +156,7 @@ class MetricsExporter:
 def time_by_kind(run: RunDir) -> Sums | None:
     """Return the run's time by kind; None if it cannot be read, or no step was seen."""
     try:
-        account = read_book(run).account
+        account = read_run_record(run).account
     except (OSError, TransomError):
         return None
     return account.whole if account.steps_seen else None

@@ -6,25 +6,31 @@ on a network file system a file may show seconds late.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from transom_cli.ckpt.failing import Saves, worst
+from transom_cli.ckpt.failing import Saves
 from transom_cli.core import events as ev
 from transom_cli.core import stall
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.diagnose import first_bad
 from transom_cli.core.incident import Stage
 from transom_cli.core.operator.state import State
-from transom_cli.files import json_lines, refresh_directory
+from transom_cli.files import refresh_directory
 from transom_cli.heartbeat.table import NodeTable
 from transom_cli.layout import AttemptDir, RunDir, attempt_name, parse_attempt
-from transom_cli.supervise.beatwatch import BeatWatch
-from transom_cli.supervise.exits import ExitRecords
-from transom_cli.supervise.handed import attempt_numbers, handed_on
+from transom_cli.supervise.attempt_files import (
+    ExitRecords,
+    Tail,
+    listed,
+    newest_checkpoint,
+    read_json,
+    read_outcome,
+    read_saves,
+)
+from transom_cli.supervise.handoff_record import attempt_numbers, read_handoff
+from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
 
 PROGRESS_EVERY = 60.0  # one progress line a minute in the journal
 ABANDONED = 3.0  # seconds from a rank's bad end to the launcher's account of it, before the launcher counts as gone
@@ -35,32 +41,13 @@ LAUNCHER_SILENT = 5.0  # seconds without a new sign of life, which comes once a 
 LOOK_EVERY = 1.0  # for what changes slowly: new attempts, checkpoints, requests
 
 
-class Tail:
-    """New whole lines of a growing JSON-lines file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def records(self) -> Iterator[dict[str, object]]:
-        try:
-            with self._path.open("rb") as f:
-                f.seek(self._offset)
-                data = f.read()
-        except OSError:
-            return
-        whole, newline, _ = data.rpartition(b"\n")
-        self._offset += len(whole) + len(newline)
-        yield from json_lines(whole)
-
-
 class AttemptFollower:
     """What one attempt's files tell."""
 
     def __init__(self, attempt: AttemptDir, limits: stall.StallLimits) -> None:
         self._dir = attempt
         self._tail = Tail(attempt.launcher_journal)
-        self._watch = BeatWatch(attempt.nodes, limits)
+        self._watch = HeartbeatMonitor(attempt.nodes, limits)
         self._outcome = False
         self._step = -1
         self._since_start = False  # it counts from the start of the processes
@@ -286,7 +273,7 @@ class Follower:
         return attempt_name(*newest)
 
     def _succeeds(self, attempt: tuple[int, int], job_id: int) -> bool:
-        handed = handed_on(self._run.attempt(*attempt))
+        handed = read_handoff(self._run.attempt(*attempt))
         return handed is not None and handed.job_id == job_id
 
     def _checkpoint(self, now: float) -> Iterator[ev.Event]:
@@ -297,45 +284,16 @@ class Follower:
 
     def _slow(self, now: float) -> Iterator[ev.Event]:
         yield from self._checkpoint(now)
-        for path in _listed(self._run.requests):
+        for path in listed(self._run.requests):
             if path.name in self._requests or not path.name.endswith(".json"):
                 continue
             self._requests.add(path.name)
-            request = _read_json(path)
+            request = read_json(path)
             who, nodes = str(request.get("who", "somebody")), request.get("nodes")
             if request.get("ask") == "stop":
                 yield ev.StopRequested(now, who)
             if request.get("ask") == "lift" and isinstance(nodes, list):
                 yield ev.LiftRequested(now, who, path.name, tuple(str(n) for n in nodes))
-
-
-def newest_checkpoint(directory: Path, up_to: float = float("inf")) -> int:
-    """The step of the newest published checkpoint (its manifest stands), or -1. Its bytes are not read here.
-
-    up_to: of a step that is not beyond this one.
-    """
-    there = (p for p in _listed(directory) if p.name.startswith("step-") and p.name[5:].isdecimal())
-    steps = ((int(p.name[5:]), p) for p in there)
-    # os.path and not pathlib: an EIO or EACCES there is "not seen now", and no exception
-    return max((n for n, p in steps if n <= up_to and os.path.exists(p / "manifest.json")), default=-1)  # noqa: PTH110
-
-
-def read_outcome(attempt: AttemptDir, now: float) -> ev.OutcomeSeen | None:
-    data = _read_json(attempt.outcome)
-    if not data:
-        return None
-    try:
-        return replace(build(ev.OutcomeSeen, {**data, "at": now}), attempt=attempt.name)
-    except BadRecord:
-        return None
-
-
-def read_saves(attempt: AttemptDir) -> Saves | None:
-    """What the training tells of its saves; None where it has told nothing."""
-    try:
-        return worst(attempt.saves.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
 
 
 def _from_journal(now: float, attempt: str, record: dict[str, object]) -> ev.LaunchSeen | ev.HealSeen | None:
@@ -347,18 +305,3 @@ def _from_journal(now: float, attempt: str, record: dict[str, object]) -> ev.Lau
         return build(ev.HealSeen, known) if record.get("type") == "heal" else None
     except BadRecord:
         return None  # another version's launcher
-
-
-def _read_json(path: Path) -> dict[str, object]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def _listed(path: Path) -> list[Path]:
-    try:
-        return sorted(path.iterdir())
-    except OSError:
-        return []

@@ -19,11 +19,10 @@ from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import RunDir, attempt_name, parse_attempt
 from transom_cli.ownership import other_owner
 from transom_cli.slurm.port import slurm_seconds
-from transom_cli.supervise.handed import Handed, newest_handed
+from transom_cli.supervise.attempt_files import read_reports, saves_fail
+from transom_cli.supervise.handoff_record import Handoff, newest_handoff
 from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
-from transom_cli.supervise.reported import read_reports
-from transom_cli.supervise.saves import saves_fail
 from transom_cli.view.model import RunView, build_view
 from transom_cli.view.node_state import NodeSight, NodeViews
 from transom_cli.view.outlook import journal_times, next_steps, operations, planned_saves, rank_operation, step_time
@@ -196,14 +195,14 @@ def read_view(run: RunDir, patience: float = 0.0) -> RunView:
 
 def with_goodput(run: RunDir, view: RunView) -> RunView:
     """Add goodput, unless nothing is known yet or the journals are too long to read for a status screen."""
-    from transom_cli.supervise.ledger import read_book  # `transom list` does without it
+    from transom_cli.supervise.record_reader import read_run_record  # `transom list` does without it
     from transom_cli.view.goodput import summary
 
     try:
         journals = [run.journal, *run.attempts.glob("*/*.jsonl")]
         if sum(path.stat().st_size for path in journals if path.exists()) > MAX_JOURNALS:
             return view
-        account = read_book(run, view.now).account
+        account = read_run_record(run, view.now).account
     except OSError:
         return view
     share = account.whole.goodput if account.steps_seen else None
@@ -344,15 +343,15 @@ def _culprits(report: Mapping[str, object]) -> list[str]:
     return [node for node in named if isinstance(node, str) and node]
 
 
-def _launcher_hold(run: RunDir, state: State) -> Handed | None:
+def _launcher_hold(run: RunDir, state: State) -> Handoff | None:
     """Return a hold by the launcher that no operator has recorded yet."""
-    handed = newest_handed(run)
+    handed = newest_handoff(run)
     if handed is None or handed.how != "held":
         return None
     return handed if parse_attempt(handed.attempt) >= (state.job.id, state.job.restarts) else None
 
 
-def held_view(view: RunView, handed: Handed) -> RunView:
+def held_view(view: RunView, handed: Handoff) -> RunView:
     """Show a hold by the launcher. Slurm was not asked, so its state is left out."""
     return replace(
         view,

@@ -18,7 +18,7 @@ from transom_cli.core.operator.state import Phase, State
 from transom_cli.layout import attempt_name
 
 Record = Mapping[str, Any]
-_HANDOFFS = ("requeued", "resubmitted", "held")  # as in `supervise.handed`
+_HANDOFFS = ("requeued", "resubmitted", "held")  # as in `supervise.handoff_record`
 _FAR = 2**40  # seconds: an implausible time
 
 

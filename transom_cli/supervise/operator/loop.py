@@ -24,8 +24,8 @@ from transom_cli.supervise.follow import Follower
 from transom_cli.supervise.journal import Journal, JournalError, fold, step_and_remember
 from transom_cli.supervise.lease import Lease
 from transom_cli.supervise.operator.clock import Clock
-from transom_cli.supervise.operator.hands import Hands
-from transom_cli.supervise.operator.slurmwatch import SlurmWatch
+from transom_cli.supervise.operator.executor import Executor
+from transom_cli.supervise.operator.slurm_poller import SlurmPoller
 
 log = logging.getLogger("transom.operator")
 
@@ -60,7 +60,7 @@ class Pace:
         return float(min(self._base * 1.5 ** min(self._calm, 20), self._most))
 
 
-class Witness(Protocol):
+class Observer(Protocol):
     """Follows the run beside the loop: it must return at once, and fail at nothing."""
 
     def seen(self, before: State, event: ev.Event, after: State) -> None:
@@ -76,9 +76,9 @@ class Operator:
         run: RunDir,
         lease: Lease,
         clock_from: Callable[[float], Clock],
-        parts: Callable[[Clock, queue.SimpleQueue[ev.Event], Pace], tuple[Follower, SlurmWatch, Hands]],
+        parts: Callable[[Clock, queue.SimpleQueue[ev.Event], Pace], tuple[Follower, SlurmPoller, Executor]],
         pace: Pace,
-        witnesses: Sequence[Witness] = (),
+        observers: Sequence[Observer] = (),
     ) -> None:
         folded = fold(run.journal)
         self.state = folded.state
@@ -88,8 +88,8 @@ class Operator:
         self._clock = clock_from(folded.last_at)
         self._inbox: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
         self._pace = pace
-        self._witnesses = tuple(witnesses)
-        self._follower, self._watch, self._hands = parts(self._clock, self._inbox, pace)
+        self._observers = tuple(observers)
+        self._follower, self._watch, self._executor = parts(self._clock, self._inbox, pace)
         self._asked_to_leave = False
         self._leave_by = 0.0
 
@@ -102,7 +102,7 @@ class Operator:
         if not self._asked_to_leave:
             return False
         self._leave_by = self._leave_by or time.monotonic() + FINISH
-        return not self._hands.in_restart or time.monotonic() >= self._leave_by
+        return not self._executor.in_restart or time.monotonic() >= self._leave_by
 
     def run(self) -> State:
         """Work until the run is over, a newer operator has taken it, or `leave` was called."""
@@ -126,10 +126,10 @@ class Operator:
                 time.sleep(TURN)
         finally:
             self._watch.stop()
-            self._hands.stop()
+            self._executor.stop()
             self._journal.close()
-            for witness in self._witnesses:
-                witness.close()
+            for observer in self._observers:
+                observer.close()
             with contextlib.suppress(OSError):
                 self._lease.give_up()
         return self.state
@@ -141,7 +141,7 @@ class Operator:
         """
         self._journal.append(ev.Started(self._clock.now(), self._lease.epoch))
         self.state = fold(self._run.journal, self._show).state
-        self._hands.remember(self.state.submissions)
+        self._executor.remember(self.state.submissions)
         for action in self.state.pending:
             self._order(action)
 
@@ -178,13 +178,13 @@ class Operator:
             self._order(action)
 
     def _show(self, before: State, event: ev.Event, after: State) -> None:
-        for witness in self._witnesses:
-            witness.seen(before, event, after)
+        for observer in self._observers:
+            observer.seen(before, event, after)
 
     def _order(self, action: Action) -> None:
         facts = {"action": type(action).__name__, **plain(action)}
         log.info("order %s", action, extra={"event": "order", "facts": facts})
-        self._hands.do(action)
+        self._executor.do(action)
 
     def _remember(self, event: ev.Event) -> tuple[State, tuple[Action, ...]] | None:
         """The step, once the journal holds it; while the disk is full, wait, and do nothing. None: left meanwhile."""
