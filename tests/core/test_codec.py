@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from transom_cli.core import events as ev
 from transom_cli.core.codec import BadRecord, build, event_from_json, event_to_json, plain
+from transom_cli.core.events import Taken
 from transom_cli.core.operator.state import Policy
-from transom_cli.core.policy import Taken
 
 EVENTS = sorted(
     (c for c in vars(ev).values() if isinstance(c, type) and issubclass(c, ev.Event) and c is not ev.Event),

@@ -10,22 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom_cli.core.diagnose import CAUSES, diagnose, judged
-from transom_cli.core.events import NodeFault, OutcomeSeen, RankExit
+from transom_cli.core.events import Decided, NodeFault, OutcomeSeen, RankExit, Taken
 from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.operator.state import Job, Launch, Policy, State
-from transom_cli.core.policy import (
-    IGNORE,
-    ISOLATE,
-    RELAUNCH,
-    STOP,
-    SWAP,
-    Decided,
-    Facts,
-    Rule,
-    Taken,
-    decide_by,
-    in_words,
-)
+from transom_cli.core.policy import IGNORE, ISOLATE, RELAUNCH, STOP, SWAP, Facts, Rule, decide_by, in_words
 from transom_cli.core.progress import Progress
 from transom_cli.diagnose.clue import Category
 

@@ -19,11 +19,12 @@ from test_properties import begun, faults, moments, play, policies
 
 from transom_cli.core import events as ev
 from transom_cli.core import launcher as sh
+from transom_cli.core.events import UNDECIDED
 from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.operator import actions as act
 from transom_cli.core.operator.decide import decide
 from transom_cli.core.operator.state import Policy, State
-from transom_cli.core.policy import UNDECIDED, Rule
+from transom_cli.core.policy import Rule
 
 FEW = settings(max_examples=150, deadline=None)
 TRANSCRIPTS = sorted((Path(__file__).parent / "incidents").glob("*.txt"))

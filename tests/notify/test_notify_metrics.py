@@ -26,11 +26,11 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 from transom_cli.ckpt.snapshot.account import Account, Held, Step
 from transom_cli.core import events as ev
 from transom_cli.core.codec import plain
+from transom_cli.core.events import Decided
 from transom_cli.core.goodput import NS, Kind, Sums
 from transom_cli.core.incident import Diagnosis, Incident, NodeProbes, Stage
 from transom_cli.core.operator.decide import decide
 from transom_cli.core.operator.state import Exclusion, Idle, Isolation, Job, Phase, Policy, Request, State
-from transom_cli.core.policy import Decided
 from transom_cli.core.progress import Progress
 from transom_cli.diagnose.clue import Category
 from transom_cli.heartbeat.table import NodeTable, RankBeat
@@ -150,7 +150,8 @@ def test_what_is_not_known_has_no_sample() -> None:
 
 
 def test_nodes_of_a_job_that_waits_are_none_of_its_own() -> None:
-    told = read(sight(some_state(slurm_state="PENDING", phase=Phase.HELD)))
+    state = some_state(phase=Phase.HELD)
+    told = read(sight(replace(state, job=replace(state.job, state="PENDING"))))
     assert told["transom_nodes", "training"] == 0 and told["transom_nodes", "drained"] == 1
 
 

@@ -10,12 +10,13 @@ import pytest
 
 from transom_cli.core import events as ev
 from transom_cli.core.incident import Incident, Stage
+from transom_cli.core.operator.silent_launcher import STUCK
 from transom_cli.core.operator.state import Job, Request, State
 from transom_cli.core.stall import StallLimits
 from transom_cli.heartbeat.table import NodeTable, RankBeat, encode
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.attempt_files import newest_checkpoint, read_outcome
-from transom_cli.supervise.follow import STUCK, Follower
+from transom_cli.supervise.follow import Follower
 
 LIMITS = StallLimits(factor=4.0, floor=2.0, ceiling=60.0, node_silent=8.0, settle=0.0, patience=1.0)
 STATE = State(job=Job(id=7, restarts=0, nodes=("n1", "n2")), request=Request(num_nodes=2))
@@ -130,9 +131,9 @@ def test_silence_of_a_suspended_job_is_not_told_and_the_watch_starts_again_with_
         training.beats(step, "n1", "n2")
         training.poll()
     running, told = training.state, [e for _ in range(3) for e in training.poll()]
-    training.state = replace(running, slurm_state="SUSPENDED", suspended_at="05:00")
+    training.state = replace(running, job=replace(running.job, state="SUSPENDED", suspended_at="05:00"))
     told += [e for _ in range(600) for e in training.poll()]
-    training.state = replace(running, slurm_state="RUNNING", suspended_at="05:10")
+    training.state = replace(running, job=replace(running.job, state="RUNNING", suspended_at="05:10"))
     told += [e for _ in range(3) for e in training.poll()]
     training.beats(20, "n1")
     told += training.poll()

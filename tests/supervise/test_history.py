@@ -11,8 +11,8 @@ import pytest
 
 from transom_cli.core import events as ev
 from transom_cli.core.codec import plain
+from transom_cli.core.events import Decided, Taken
 from transom_cli.core.operator.state import Exclusion, Isolation, Policy, State
-from transom_cli.core.policy import Decided, Taken
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.journal import Journal, write_header
 from transom_cli.supervise.launcher import history

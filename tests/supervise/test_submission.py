@@ -59,7 +59,7 @@ class Run:
             try:
                 self.feed(self.inbox.get(timeout=0.05))
             except queue.Empty:
-                if self.state.job.id:  # as the operator's eyes tell it
+                if self.state.job.id:  # as the operator's poller reports it
                     job = self.slurm.job(self.state.job.id)
                     self.feed(ev.JobSeen(0.0, job.job_id, job.restarts, job.state.value, held=job.held))
         assert self.state.phase in phases, (self.state.phase, self.state.verdict)
@@ -91,14 +91,14 @@ def run(tmp_path: Path, slurm: FakeSlurm) -> Iterator[Run]:
 
 
 def test_site_that_rewrites_comments_gets_one_job_and_it_is_released(run: Run) -> None:
-    assert run.until(Phase.PENDING).job_id == 1
+    assert run.until(Phase.PENDING).job.id == 1
     assert run.jobs == [(1, JobState.PENDING, False)]
 
 
 def test_job_that_is_not_listed_is_believed_by_the_id_that_sbatch_returned(tmp_path: Path, slurm: FakeSlurm) -> None:
     slurm.comment_rule, slurm.unlisted = RULE, {1}
     run = Run(tmp_path, slurm)
-    assert run.until(Phase.PENDING).job_id == 1
+    assert run.until(Phase.PENDING).job.id == 1
     assert run.jobs == [(1, JobState.PENDING, False)]
     run.hands.stop()
 
@@ -107,7 +107,7 @@ def test_lost_answer_is_found_by_the_script_where_the_comment_is_rewritten(tmp_p
     slurm.comment_rule = RULE
     slurm.fail_next("submit", LOST, after=True)
     run = Run(tmp_path, slurm)
-    assert run.until(Phase.PENDING).job_id == 1
+    assert run.until(Phase.PENDING).job.id == 1
     assert run.jobs == [(1, JobState.PENDING, False)]
     run.hands.stop()
 
@@ -121,7 +121,7 @@ def test_operator_that_dies_after_sbatch_answered_leaves_one_job_to_the_next(tmp
     run.hands.stop()
     run.hands._pool.shutdown(wait=True)
     run.attach()
-    assert run.until(Phase.PENDING).job_id == 1
+    assert run.until(Phase.PENDING).job.id == 1
     assert run.submissions == 1
     run.hands.stop()
 
@@ -152,7 +152,7 @@ def test_controller_that_never_took_the_request_is_asked_as_often_as_it_takes(tm
 
     slurm.submit = refuse  # type: ignore[method-assign]
     run = Run(tmp_path, slurm)
-    assert run.until(Phase.PENDING).job_id == 1
+    assert run.until(Phase.PENDING).job.id == 1
     run.hands.stop()
 
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transom_cli.core import events as ev
+from transom_cli.core.events import Decided
 from transom_cli.core.goodput import Kind
 from transom_cli.core.incident import Diagnosis, Incident, Mark
 from transom_cli.core.operator.state import Policy
-from transom_cli.core.policy import Decided
 from transom_cli.layout import RunDir
 from transom_cli.supervise.journal import Journal, write_header
 from transom_cli.supervise.record_reader import read_run_record

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from transom_cli.core.category import OWN_ERRORS, OWN_WORDS, category_of
-from transom_cli.core.events import NodeFault, RankExit
+from transom_cli.core.events import Decided, NodeFault, RankExit, Taken
 from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.log_lines import fingerprint
 from transom_cli.core.operator.state import State
-from transom_cli.core.policy import STOP, Decided, Facts, Taken, Verdict, decide_by, root_line
+from transom_cli.core.policy import STOP, Facts, Verdict, decide_by, root_line
 
 PREFLIGHT = "preflight"  # the launcher's checks left too few good nodes to begin with
 NODE_FAULT = "node_fault"  # a check found it, beside a training

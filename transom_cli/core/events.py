@@ -1,13 +1,37 @@
-"""What the operator can see. Every event is a fact with the observer's own arrival time `at` (seconds, never falling).
+"""What the operator can see. An event is a fact with the observer's arrival time `at` (seconds, never falling).
 
-Events are the only way in: what the core would look up stands in the event. They are what the journal holds.
+Events are the core's only input, so an event holds everything that the core needs. The journal holds the events.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transom_cli.core.policy import UNDECIDED, Decided, Taken
+
+@dataclass(frozen=True)
+class Decided:
+    """What a rule decided about a failure.
+
+    rule: "" where no rule decided. words: which rule and why, for a person; "" where that is no news.
+    """
+
+    rule: str = ""
+    action: str = ""
+    category: str = ""
+    fingerprint: str = ""
+    words: str = ""
+
+
+UNDECIDED = Decided()
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What was decided about an earlier failure of the run, and when (seconds, by the reader's clock)."""
+
+    at: float
+    decided: Decided
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from transom_cli.core.events import NodeFault, OutcomeSeen, Stall
-from transom_cli.core.policy import IGNORE, RELAUNCH, SWAP, UNDECIDED, Decided
+from transom_cli.core.events import UNDECIDED, Decided, NodeFault, OutcomeSeen, Stall
+from transom_cli.core.policy import IGNORE, RELAUNCH, SWAP
 from transom_cli.layout import attempt_name
 
 SECOND_PROBE = 1.0  # seconds between the two failing probes that condemn a node

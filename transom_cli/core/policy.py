@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from transom_cli.core.events import Taken
+
 RELAUNCH, SWAP, ISOLATE, STOP, IGNORE = ACTIONS = ("relaunch", "swap", "isolate", "stop", "ignore")
 ROLLBACK = "rollback"  # what can be done about a report, and never about a failure
 JOB, NODE = SCOPES = ("job", "node")
@@ -19,32 +21,6 @@ DEFAULT = "default"  # the source of a rule of the default table: what it decide
 _UNKNOWN = "unknown"
 _ENDED_SOMEHOW = ("rank_failed", "job_failed")  # causes that say no more than that
 _LINE = 200  # characters of a root line that are told
-
-
-@dataclass(frozen=True)
-class Decided:
-    """What a rule decided about a failure.
-
-    rule: "" where no rule decided. words: which rule and why, for a person; "" where that is no news.
-    """
-
-    rule: str = ""
-    action: str = ""
-    category: str = ""
-    fingerprint: str = ""
-    words: str = ""
-
-
-UNDECIDED = Decided()
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What was decided about an earlier failure of the run, and when (seconds, by the reader's clock)."""
-
-    at: float
-    decided: Decided
-    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from transom_cli.ckpt.failing import Saves
 from transom_cli.core import events as ev
 from transom_cli.core import stall
 from transom_cli.core.codec import BadRecord, build
-from transom_cli.core.diagnose import first_bad
 from transom_cli.core.incident import Stage
+from transom_cli.core.operator.silent_launcher import LAUNCHER_SILENT, LaunchEnd, handles_stall
 from transom_cli.core.operator.state import State
 from transom_cli.files import refresh_directory
 from transom_cli.heartbeat.table import NodeTable
@@ -33,11 +33,6 @@ from transom_cli.supervise.handoff_record import attempt_numbers, read_handoff
 from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
 
 PROGRESS_EVERY = 60.0  # one progress line a minute in the journal
-ABANDONED = 3.0  # seconds from a rank's bad end to the launcher's account of it, before the launcher counts as gone
-STUCK = 30.0  # seconds from the good end of every rank, with a silent launcher, before it counts as hanging
-TAKEN_UP = 15.0  # seconds for a living launcher to take up a silence of the ranks, before it is told to the core;
-PATIENCE = 2.0  # or as many limits more, if longer: it may know better, having listened for longer
-LAUNCHER_SILENT = 5.0  # seconds without a new sign of life, which comes once a second
 LOOK_EVERY = 1.0  # for what changes slowly: new attempts, checkpoints, requests
 
 
@@ -126,38 +121,19 @@ class AttemptFollower:
         return now - self._signed < LAUNCHER_SILENT
 
     def _abandoned(self, now: float, batch_host: str) -> ev.OutcomeSeen | None:
-        """Ranks ended badly and no launcher says so: its host is gone, and the ranks' own records are the account.
-
-        All of them may have ended well, too, under a launcher that hangs: Slurm would keep the job for ever. And where
-        the disk did not take their records, the agents still tell that they are gone.
-        """
+        """Read how the ranks ended; `core.operator.silent_launcher` decides whether that is the outcome."""
         if self._launch is None or now - self._looked < LOOK_EVERY:
             return None
         self._looked = now
         exits = ExitRecords(self._dir.exits(self._launch.launch)).read()
-        bad = any(x.bad for x in exits.values())
-        all_well = not bad and 0 < self._launch.world_size <= len(exits)
-        gone = not bad and not all_well and self._watch.gone(self._launch.launch, self._launch.world_size)
-        if not (bad or all_well or gone) or self._launcher_lives(now):
+        gone = self._watch.gone(self._launch.launch, self._launch.world_size)
+        end = LaunchEnd(self._launch, tuple(exits[n] for n in sorted(exits)), gone, self._taken)
+        if not end.over or self._launcher_lives(now):
             self._ended_since = None
             return None
         self._ended_since = now if self._ended_since is None else self._ended_since
         since = now - self._ended_since
-        if (not bad and since < STUCK) or (not self._sign and since < ABANDONED):
-            return None
-        ranks = tuple(exits[n] for n in sorted(exits))
-        heard = {x.node for x in ranks}
-        missing = tuple(n for n in self._launch.nodes if n not in heard or n == batch_host)  # the launcher's own host
-        if all_well:
-            why = "every rank ended with exit code 0, and the launcher is silent"
-            return ev.OutcomeSeen(now, self.name, "failed", why, ranks, missing, self._launch.nodes)
-        first = first_bad(ranks)
-        why = f"{first.words if first else 'every rank is gone without a word'}, and the launcher is silent"
-        if self._taken is not None and self._taken.cause == "hang":  # then it was the launcher that ended the ranks
-            why = f"{self._taken.words}, and the launcher is silent"
-            end = ev.OutcomeSeen(now, self.name, "failed", why, (), missing, self._launch.nodes, "hang")
-            return replace(end, suspects=self._taken.nodes)
-        return ev.OutcomeSeen(now, self.name, "failed", why, ranks, missing, self._launch.nodes)
+        return end.outcome(now, since, launcher_seen=bool(self._sign), batch_host=batch_host)
 
     def _beats(self, now: float) -> Iterator[ev.Event]:
         findings = self._watch.look(now)
@@ -174,11 +150,8 @@ class AttemptFollower:
             if event is not None:
                 yield from self._tell_step(now)
                 yield event
-        held = self._held
-        lives = self._launcher_lives(now)
-        wait = max(TAKEN_UP, PATIENCE * held.stall.limit) if held is not None else 0.0
-        ignored = held is not None and self._taken is None and now - held.at >= wait
-        if held is not None and (ignored or not lives):
+        held, lives = self._held, self._launcher_lives(now)
+        if held is not None and handles_stall(held, now, launcher_lives=lives, taken_up=self._taken is not None):
             yield from self._tell_step(now)
             self._held = None
             seen = replace(held.stall, overdue=self._watch.overdue(now), unseen=self._watch.blind(now))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from transom_cli.core.events import UNDECIDED
 from transom_cli.core.incident import Incident
 from transom_cli.core.operator.state import Exclusion, SavesFail, State
-from transom_cli.core.policy import UNDECIDED
 from transom_cli.core.progress import newest_step
 from transom_cli.health.gpu.status import NodeGpus
 from transom_cli.heartbeat.table import NodeTable, reached

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from transom_cli.core.events import UNDECIDED, Decided
 from transom_cli.core.goodput import NS, Cause, Kind, Sums, cost
 from transom_cli.core.incident import Incident
 from transom_cli.core.operator.state import SavesFail
-from transom_cli.core.policy import UNDECIDED, Decided
 from transom_cli.plural import several
 from transom_cli.supervise.run_record import RunRecord
 from transom_cli.view.goodput import lost_by_kind

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from transom_cli.core.category import DEVICE
 from transom_cli.core.diagnose import first_bad
-from transom_cli.core.events import NodeFault
+from transom_cli.core.events import UNDECIDED, NodeFault
 from transom_cli.core.incident import Diagnosis, Incident, Mark, Stage
 from transom_cli.core.launcher.events import Ended, Read
 from transom_cli.core.launcher.judging import judged_by, told_of
@@ -18,7 +18,7 @@ from transom_cli.core.launcher.made import made
 from transom_cli.core.launcher.orders import CheckNodes, End, Order, ReadLogs, Start, Tell
 from transom_cli.core.launcher.outcome import close, leave, saved_words
 from transom_cli.core.launcher.state import LadderState, Leaving, Rung
-from transom_cli.core.policy import SWAP, UNDECIDED
+from transom_cli.core.policy import SWAP
 from transom_cli.core.progress import made_progress
 from transom_cli.plural import several, times
 

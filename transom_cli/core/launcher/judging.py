@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transom_cli.core.diagnose import diagnose, judged
-from transom_cli.core.events import NodeFault
+from transom_cli.core.events import NodeFault, Taken
 from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.launcher.events import Ended
 from transom_cli.core.launcher.orders import Order, Tell
 from transom_cli.core.launcher.state import LadderState
 from transom_cli.core.operator.state import Job, Launch, Policy, State
-from transom_cli.core.policy import IGNORE, Taken
+from transom_cli.core.policy import IGNORE
 from transom_cli.core.progress import Progress
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from transom_cli.core.events import NodeFault, RankExit
+from transom_cli.core.events import NodeFault, RankExit, Taken
 from transom_cli.core.incident import Incident
 from transom_cli.core.launcher.events import Acting, Begun, Ended, Reported
-from transom_cli.core.policy import Rule, Taken
+from transom_cli.core.policy import Rule
 from transom_cli.layout import attempt_name
 
 

@@ -9,10 +9,10 @@ import enum
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from transom_cli.core.events import NodeFault
+from transom_cli.core.events import NodeFault, Taken
 from transom_cli.core.incident import Incident, NodeProbes, Stage
 from transom_cli.core.operator.actions import Action, Patch
-from transom_cli.core.policy import Rule, Taken
+from transom_cli.core.policy import Rule
 from transom_cli.core.progress import Progress
 from transom_cli.layout import attempt_name
 
