@@ -1,8 +1,8 @@
 """From an incident's findings to a diagnosis: cause, suspects, confidence, and restart or stop. Pure.
 
 The default is restart; a stop needs evidence. A node is blamed for good (drained where that is allowed) only when its
-slurmd failed two probes or a check has proven a fault of it; a check's suspicion, and a mere repeat on the same node,
-exclude it for a while.
+slurmd failed two probes or a check has proven a fault of it; a check's suspicion, or a second failure on the
+same node, excludes it for a while.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DO_NOT_RESTART = 93  # a trainer's own word, as in NVIDIA's resiliency tools
 NO_CHECKPOINT = 15
 WRONG_WORLD = 17  # of a rank, as its first heartbeat finds it (beats.world)
 RUN_DIR_UNSEEN = 14
-CANNOT_RUN = (126, 127)  # of a command, as shells tell it, and the ranks' wrapper too
+CANNOT_RUN = (126, 127)  # of a command, as shells and the rank wrapper report it
 UNKNOWN = 22
 CAUSES = (
     *("node_lost", "node_silent", "node_fail", "node_fault", "boot_fail", "launch_failure", "preflight"),
@@ -77,9 +77,9 @@ def diagnose(incident: Incident, state: State) -> Diagnosis | None:
 
 
 def _with_faults(diagnosis: Diagnosis, faults: tuple[NodeFault, ...]) -> Diagnosis:
-    """Whatever the cause is, the nodes that checks speak against are to blame as well, each by its own fault.
+    """Add the nodes that checks found faulty, each with its own fault, whatever the cause is.
 
-    Of a lost node a mere suspicion says nothing more.
+    Ignore unproven faults on a lost node.
     """
     lost = diagnosis.nodes if diagnosis.isolate == "drain" else ()
     faults = tuple(f for f in faults if f.proven or f.node not in lost)
@@ -143,7 +143,7 @@ def _unseen_now(exits: tuple[RankExit, ...], cause: str, words: str) -> Diagnosi
 
 
 def _left(incident: Incident) -> Diagnosis | None:
-    """The launcher ended the attempt on purpose, to go on in another one."""
+    """The launcher ended the attempt on purpose; the training continues in another one."""
     outcome = incident.outcome
     if outcome is None or outcome.status != "left":
         return None
@@ -153,7 +153,7 @@ def _left(incident: Incident) -> Diagnosis | None:
 
 
 def _reported(incident: Incident) -> Diagnosis | None:
-    """The launcher's word stands; which node is to blame for a slow training, if one is, its faults tell."""
+    """Accept the launcher's report. Faults show which node is to blame for a slow training, if one is."""
     outcome = incident.outcome
     if outcome is None or outcome.cause not in REPORTED:
         return None
@@ -284,15 +284,14 @@ def judged(diagnosis: Diagnosis | None, incident: Incident, state: State, at: fl
 
 
 def _stopped(words: str, evidence: str, facts: Facts) -> str:
-    """With which rule stops, and nothing twice: the root line mostly stands in the diagnosis, and all that a launcher
-    has judged in what it said."""
+    """Add which rule stops the run. The root cause line is left out if the diagnosis quotes it already."""
     line = root_line(facts)
     told = evidence.replace(line, "") if line and facts.line in words else evidence
     return words if told in words else f"{words}; {told}"
 
 
 def _stopped_by_launcher(incident: Incident, facts: Facts) -> Verdict | None:
-    """It may have counted attempts that no operator has seen. A stop of its own for the same failure stands."""
+    """Accept the launcher's own stop for the same failure: it may have counted attempts that no operator has seen."""
     outcome = incident.outcome
     if outcome is None:
         return None
@@ -306,7 +305,7 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, state: State) -> Facts:
     exits = incident.outcome.exits if incident.outcome else ()
     first = first_bad(exits)
     signal = first.signal if first is not None else None
-    told = signal is None or incident.log_category != "unknown"  # of a killed rank the last line need not tell
+    told = signal is None or incident.log_category != "unknown"  # the last line of a killed rank may not explain it
     line = incident.log_line if told else ""
     category = category_of(
         diagnosis.cause,
@@ -342,7 +341,7 @@ def taken_in(incidents: Iterable[Incident]) -> tuple[Taken, ...]:
 
 
 def _how(diagnosis: Diagnosis, signal: int | None, codes: tuple[int, ...]) -> str:
-    """Where no line tells of it: how it ended, and what checks found."""
+    """How it ended, and what checks found: for a failure without a log line."""
     ended = f"signal {signal}" if signal is not None else " ".join(f"exit code {c}" for c in codes)
     found = " ".join(sorted({f.check for f in diagnosis.faults}))
     return " ".join(x for x in (diagnosis.cause, ended, found) if x)

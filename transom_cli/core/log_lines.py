@@ -11,11 +11,11 @@ import re
 from collections.abc import Collection
 
 NUMBER, PATH, NODE = "#", "<path>", "<node>"
-_LINE_LIMIT = 1000  # characters that are looked at
+_LINE_LIMIT = 1000  # characters of a line that count
 _DIGITS = 10  # of the hash
 
-# One pass, the first that fits. Every part begins where no word goes on and takes each character once: `re` must be
-# done with any line in time that grows with its length.
+# One pass, the first match. Every part begins at a word boundary and takes each character once, so that the time grows
+# linearly with the length of a line.
 _MASK = re.compile(
     r"""
     (?P<xid>\bXid\s\(PCI[^)]{0,40}\):\s\d+)
@@ -38,7 +38,7 @@ _ROW = re.compile(r"#(?:[.,:](?: ?)#)+")
 
 
 def mask(line: str, nodes: Collection[str] = ()) -> str:
-    """The line with `#`, `<path>` and `<node>` where it tells of one rank, step, host or moment.
+    """Replace what is specific to one rank, step, host or moment with `#`, `<path>` and `<node>`.
 
     nodes: names that would else not be seen to be some (those with a number are masked by their number).
     """

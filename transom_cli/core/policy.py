@@ -17,10 +17,10 @@ from transom_cli.core.events import Taken
 RELAUNCH, SWAP, ISOLATE, STOP, IGNORE = ACTIONS = ("relaunch", "swap", "isolate", "stop", "ignore")
 ROLLBACK = "rollback"  # what can be done about a report, and never about a failure
 JOB, NODE = SCOPES = ("job", "node")
-DEFAULT = "default"  # the source of a rule of the default table: what it decides is told of a stop alone
+DEFAULT = "default"  # the source of a rule of the default table: only its stops are reported
 _UNKNOWN = "unknown"
 _ENDED_SOMEHOW = ("rank_failed", "job_failed")  # causes that say no more than that
-_LINE = 200  # characters of a root line that are told
+_LINE = 200  # characters of a root cause line that are quoted
 
 
 @dataclass(frozen=True)

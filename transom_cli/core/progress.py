@@ -1,7 +1,7 @@
 """Whether a start made progress, where its steps count from the start of its processes. Pure.
 
 Automatic heartbeats count optimizer steps from 1 in each process. A trainer that resumed from its own checkpoint at
-step 500 and made 40 steps tells the same as one that began again at step 0. So the numbers of two starts are not
+step 500 and made 40 steps reports the same as one that began again at step 0. So the numbers of two starts are not
 compared as positions in the training. They are compared as lengths:
 
 - Failures that have nothing to do with the training end its starts at different lengths. Such a start made progress.

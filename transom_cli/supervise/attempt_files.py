@@ -27,7 +27,7 @@ class ExitRecords:
         self._known: dict[int, RankExit] = {}
 
     def read(self) -> dict[int, RankExit]:
-        """By rank (under torchrun: by node). What cannot be read yet is left out; a later look finds it."""
+        """By rank (under torchrun: by node). A record that cannot be read yet is left out until a later call."""
         for path in self._folder.glob("*.json"):
             try:
                 number = int(path.stem.rpartition("-")[2])
@@ -71,7 +71,7 @@ class Tail:
 
 
 def newest_checkpoint(directory: Path, up_to: float = float("inf")) -> int:
-    """The step of the newest published checkpoint (its manifest stands), or -1. Its bytes are not read here.
+    """The step of the newest published checkpoint (its manifest exists), or -1. Its bytes are not read here.
 
     up_to: of a step that is not beyond this one.
     """
@@ -92,7 +92,7 @@ def read_outcome(attempt: AttemptDir, now: float) -> ev.OutcomeSeen | None:
 
 
 def read_saves(attempt: AttemptDir) -> Saves | None:
-    """What the training tells of its saves; None where it has told nothing."""
+    """What the training reports about its saves; None if it has reported nothing."""
     try:
         return worst(attempt.saves.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -37,7 +37,7 @@ LOOK_EVERY = 1.0  # for what changes slowly: new attempts, checkpoints, requests
 
 
 class AttemptFollower:
-    """What one attempt's files tell."""
+    """Turns the files of one attempt into events."""
 
     def __init__(self, attempt: AttemptDir, limits: stall.StallLimits) -> None:
         self._dir = attempt
@@ -50,13 +50,13 @@ class AttemptFollower:
         self._launch: ev.LaunchSeen | None = None
         self._looked = float("-inf")  # at the ranks' own exit records
         self._anew = float("-inf")  # when it was last asked for files that were not there
-        self._ended_since: float | None = None  # when one of them was first seen to tell of a bad end
+        self._ended_since: float | None = None  # when the end of the launch was first seen
         self._sign = ""  # the launcher's sign of life, and when it was last seen to change
         self._signed = float("-inf")
         self._held: ev.Stalled | None = None  # a silence that is left to the launcher as long as it lives
         self._taken: ev.HealSeen | None = None  # the launcher is at a fault of this launch
         self._saves_looked = float("-inf")
-        self._saves: tuple[Saves, float] | None = None  # what was last told of the saves, and when
+        self._saves: tuple[Saves, float] | None = None  # what was last reported of the saves, and when
         self._suspended = (False, "")  # whether Slurm has stopped the job, and when it last stopped or resumed it
 
     @property
@@ -106,7 +106,7 @@ class AttemptFollower:
                 yield outcome
 
     def _begin_launch(self) -> None:
-        """The steps of a former launch, and its end, tell nothing of this one."""
+        """Forget the steps and the end of the launch before."""
         self._step, self._told, self._ended_since = -1, (-1, 0.0), None
         self._since_start = False
         self._held = self._taken = None
@@ -187,7 +187,7 @@ class AttemptFollower:
         if isinstance(finding, stall.RanksResumed):
             held, self._held = self._held, None
             return None if held is not None else ev.StallEnded(now, self.name)
-        return None  # the first step is told by `_tell_step`
+        return None  # `_tell_step` reports the first step
 
 
 class Follower:
@@ -229,11 +229,11 @@ class Follower:
                 yield event
 
     def _newest_attempt(self, state: State) -> str:
-        """The attempt that the state knows, or a newer start of the same job that Slurm has not told us of yet; or of
+        """The attempt that the state knows, or a newer start of the same job that Slurm has not reported yet; or of
         the job that the launcher says it submitted in its place.
 
-        A newer one counts once its launcher writes, since only a launch tells the core of it; and not while a restart
-        is under way, whose own answer does. What was told too early would be told in vain: each thing is told once.
+        A newer one counts once its launcher writes, since only a launch reports it to the core; and not during a
+        restart, whose own answer does. An event that comes too early would be lost: each event is sent once.
         """
         if not state.job.id or (state.incident is not None and state.incident.stage is Stage.RESTARTING):
             return state.attempt

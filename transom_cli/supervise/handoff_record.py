@@ -1,4 +1,4 @@
-"""What a launcher without an operator did with its job: what it tells in its journal, read by all who come after it."""
+"""What a launcher without an operator did with its job, as its journal records it."""
 
 from __future__ import annotations
 

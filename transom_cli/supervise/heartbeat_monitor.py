@@ -12,8 +12,8 @@ from transom_cli.core.events import Stall
 from transom_cli.heartbeat.table import BadTable, NodeTable, decode
 
 OVERDUE = 3.0  # an agent writes once a second
-SHARE = 0.06  # of a core: of two thousand nodes a look takes a while
-LEAST, LONGEST = 0.25, 1.5  # seconds between two looks
+SHARE = 0.06  # of a core: reading two thousand tables takes a while
+LEAST, LONGEST = 0.25, 1.5  # seconds between two rounds
 OPERATIONS = 1000.0  # a second that the file server is asked for, as long as LONGEST allows it
 A_TABLE = 3  # operations: open, read, close
 LARGEST = 1 << 16  # bytes of a table: some fifty a rank; of more than 128 KiB the allocation alone takes 12 us
@@ -29,7 +29,7 @@ class HeartbeatMonitor:
         self._renewed: dict[str, float] = {}  # node -> when its table was last seen to be new
         self._alone: dict[str, float] = {}  # node -> since when its table is late, while another's is not
         self._folder = f"{nodes}{os.sep}"  # a `Path` takes as long to be made as its file to be read
-        self._due = float("-inf")  # when there may be another look
+        self._due = float("-inf")  # when the next round may begin
         self.tables: dict[str, NodeTable] = {}
 
     def expect(self, nodes: Iterable[str]) -> None:
@@ -71,7 +71,7 @@ class HeartbeatMonitor:
 
     @property
     def found(self) -> Stall | None:
-        """The silence of ranks that goes on."""
+        """The present stall, if there is one."""
         return self._found if self._quiet.quiet else None
 
     def blind(self, now: float) -> bool:
@@ -99,7 +99,7 @@ class HeartbeatMonitor:
 
     @property
     def unusual(self) -> float:
-        """Seconds without a step that are unusual where something else speaks against a rank; 0: not known yet."""
+        """Seconds without a step that are unusual if there is other evidence against a rank; 0: not known yet."""
         limits, times = self._limits, self._quiet.times
         return times.tight(limits.factor, limits.floor, limits.ceiling) if times.known else 0.0
 

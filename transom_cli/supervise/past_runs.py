@@ -1,7 +1,7 @@
 """What a run prints while all is well, kept for the runs after it: templates of its log lines, in its own directory.
 
 Written by the operator once the run is done, when nobody waits for it any more. Read where a failure is one that no
-rule knows: what looks like a line of an earlier run of the same name is not new.
+rule knows: a line that resembles one of an earlier run of the same name is not new.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads a run directory into a book: the operator's journal through the core, and what each launcher has left."""
+"""Reads a run directory into a `RunRecord`: the operator's journal through the core, and each launcher's files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from transom_cli.supervise.journal import fold
 from transom_cli.supervise.lease import operator_alive
 from transom_cli.supervise.run_record import Launcher, RunRecord
 
-WELL = ("pass", "unknown")  # verdicts of findings that speak against no node
+WELL = ("pass", "unknown")  # verdicts that accuse no node
 
 
 def read_run_record(run: RunDir, now: float | None = None, *, patience: float = 0.0, gpus: int = 0) -> RunRecord:
-    """now: seconds since the epoch, the present where not given. patience: as in `ui.read.read_view`.
+    """now: seconds since the epoch, the present where not given. patience: as in `view.read.read_view`.
 
     gpus: of a node, 0 where it is not known. Raises JournalError.
     """

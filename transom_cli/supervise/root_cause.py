@@ -86,7 +86,7 @@ def examine(
 
 
 def _told(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str], rank: int | None) -> Examined:
-    """A step that was cancelled is no cause here: what is left of a failed launch is ended like that, and whether it
+    """A step that was cancelled is no cause here: the rest of a failed launch is ended like that, and whether it
     was the job is known from Slurm."""
     lost = CRIES if _ended_without_a_cry(hits, said, rank) else ()
     passed_over = (Category.SLURM_CANCELLED, *lost)
@@ -120,7 +120,7 @@ def _with_new(told: Examined, run: RunDir, paths: Sequence[Path]) -> Examined:
 
 
 def _heard(asked: Sequence[Mapping[str, object]]) -> tuple[list[Hit], dict[str, str], set[str]]:
-    """What the agents' answers tell: hits, the logs' last lines, and the logs that were read for it. An answer that is
+    """What the agents' answers hold: hits, the logs' last lines, and the logs that were read for it. An answer that is
     none is left out."""
     hits: list[Hit] = []
     last: dict[str, str] = {}
@@ -139,7 +139,7 @@ OURS = b"transom: "  # how each of the launcher's lines begins
 LAUNCH = b"transom: launch %d of attempt %s: "
 _ANY_LAUNCH = b"transom: launch "
 _REQUEUED = b"DUE TO JOB REQUEUE ***"  # slurmstepd's last word for an attempt
-_ERROR, _HINT = b"error: ", b"hint: "  # how transom's commands tell an error (`errors.TransomError`)
+_ERROR, _HINT = b"error: ", b"hint: "  # how transom's commands print an error (`errors.TransomError`)
 
 
 def of_attempt(data: bytes, attempt: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What a run's journals say together, for whoever tells its story: incidents of operator and launchers. Pure.
+"""What a run's journals say together: incidents of operator and launchers, and attempts. Pure.
 
 An operator that was away reads a launcher's words late; here each has the time at which the launcher wrote it. What no
 operator heard of is an incident all the same, by the launcher's own name for it (7.0/l1).
@@ -209,7 +209,7 @@ class _Seen:
 
 
 def _told(one: goodput.Attempt, records: Iterable[Mapping[str, Any]], seen: _Seen) -> AttemptSummary:
-    """The launcher's own nodes come first: Slurm tells of a completing job's nodes as they go."""
+    """The launcher's own nodes come first: Slurm drops the nodes of a completing job one by one."""
     outcome, written = _newest(records, "outcome"), _newest(records, "attempt").get("nodes")
     code, (incident, why) = outcome.get("exit_code"), seen.given_up.get(one.name, ("", ""))
     return AttemptSummary(

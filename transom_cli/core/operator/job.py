@@ -266,7 +266,7 @@ def finish(state: State, at: float) -> Step:
 
 
 def _ended(state: State, e: ev.JobSeen, by: str = "", told: str = "") -> Step:
-    """by: who cancelled it. told: who reports that, if not Slurm's controller."""
+    """by: who cancelled it. told: the source of the report, if not Slurm's controller."""
     if e.state == "COMPLETED" or state.phase is Phase.FINISHING:  # the launcher reported that all ranks are done
         return over(state, e.at, Phase.DONE, "", 0)
     if e.state == "CANCELLED":

@@ -40,10 +40,13 @@ def is_ours(node: Node, run_id: str = "") -> bool:
 
 
 def drain(slurm: Slurm, command: tuple[str, ...], node: str, reason: str, spool: Path | None = None) -> tuple[str, str]:
-    """The ladder: scontrol, the site's command, a request in the administrators' spool, exclusion. (how, in words).
+    """Drain a node: by scontrol, the site's command, a request in the administrators' spool; else exclude it.
 
-    Each rung that says no, is late or answers nonsense is told, and the next one tried. A node that somebody keeps away
-    already, with a reason of their own, is left to them: it is drained as it is.
+    A way that refuses, is late or answers nonsense is reported, and the next one is tried. A node that somebody else
+    has drained, with their own reason, stays as it is.
+
+    Returns:
+        "drained" or "excluded", and the details.
     """
     owner = next((owner_of(x) for x in slurm.nodes([node]) if x.name == node), "")
     if owner:
@@ -122,7 +125,7 @@ def request_path(spool: Path, node: str) -> Path:
 def ask(spool: Path, node: str, reason: str) -> Path:
     """Leave the request in the spool, for all to read: {"version", "node", "reason", "asked"}. OSError if that fails.
 
-    Who asks is told by the file's owner, when by its own times: what stands in it, anybody can write.
+    The file's owner shows who asks, and its times show when: anybody can write its content.
     """
     request = {
         "version": VERSION,

@@ -1,7 +1,6 @@
-"""Does what the core orders, a thread an action, and answers with events. Every action here is safe to do twice.
+"""Carries out the core's actions, each in a thread, and answers with events. Every action is safe to repeat.
 
-What Slurm does not answer is tried again with back-off until it does; what Slurm refuses is told to the core as
-ActionFailed.
+A call that Slurm does not answer is retried with back-off. If Slurm refuses a call, the core receives ActionFailed.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from transom_cli.supervise.operator.slurm_poller import job_seen
 from transom_cli.supervise.root_cause import examine
 
 _HELD_BY_SUBMISSION = "JobHeldUser"  # Slurm's reason after `sbatch --hold`
-_LAST = 150.0  # seconds in which Slurm starts by itself what it has requeued (its credential lifetime, and a look)
+_LAST = 150.0  # seconds in which Slurm starts by itself what it has requeued (its credential lifetime, and a poll)
 
 LATE = 5.0  # seconds in which a submission without an answer may still make a job
 PEERS = 8  # other nodes of the job that Slurm is asked about
@@ -66,7 +65,7 @@ Reach = Callable[[str, str, int, int | None, Around], Finding]
 
 @dataclass(frozen=True)
 class Orders:
-    """What the hands need to know of a run, beyond what stands in the actions."""
+    """What the executor needs to know about a run, beyond what the actions hold."""
 
     run: RunDir
     submission: Submission
@@ -132,7 +131,7 @@ class Executor:
                 self._out.put(self._perform(action))
                 break
             except _Stopped:
-                break  # the next operator finds the action unanswered and goes on where this one was
+                break  # the next operator finds the action unanswered and continues it
             except CircuitOpen as early:  # it was not answered to another hand
                 self._end.wait(early.seconds)
             except SlurmUnknown as error:
@@ -144,7 +143,7 @@ class Executor:
                 self._out.put(ev.ActionFailed(self._clock.now(), action.key, error.kind, told))
                 break
             except Exception as error:
-                # A fault of ours must reach the journal, or the incident would wait for ever.
+                # A fault of ours must reach the journal, or the incident would never end.
                 self._out.put(ev.ActionFailed(self._clock.now(), action.key, "internal", repr(error)))
                 break
         self._busy.discard(action.key)
@@ -186,7 +185,7 @@ class Executor:
             if not known and not self._returned:
                 self._submit_held(action.key)
                 known = self._submitted()
-        if not known:  # sbatch accepted it and Slurm no longer knows it: a later event tells the core
+        if not known:  # sbatch accepted it and Slurm no longer knows it: a later event reports that
             return ev.Submitted(self._clock.now(), action.key, self._returned[0])
         first, *more = known
         for extra in (job for job in more if job.held):
@@ -343,7 +342,7 @@ class Executor:
         return ev.Restarted(self._clock.now(), action.key, result.job_id, result.restarts, result.how)
 
     def _sleep(self, seconds: float) -> None:
-        """A pause that must not be cut short: told to stop, the hand stops instead."""
+        """A pause that must not be cut short: if the executor is to stop, the action stops instead."""
         if self._end.wait(seconds):
             raise _Stopped
 

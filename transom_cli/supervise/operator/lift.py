@@ -1,4 +1,4 @@
-"""Ends isolations because a person says so: in the history, in runs that go on, and in Slurm where we drained."""
+"""Lifts isolations on request: in the history, in active runs, and in Slurm where transom drained the node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WITHDRAWN = "the request to drain it is withdrawn"
 
 @dataclass(frozen=True)
 class Lifted:
-    """What became of one node. told: the runs that go on and were told.
+    """What became of one node. told: the active runs that received the request.
 
     slurm: resumed, not drained, denied, unknown, or in words why it was not for us to resume it. why: Slurm's words,
     where it said no, or nothing. cluster: as the isolations name it.
@@ -103,7 +103,7 @@ def _withdraw(spool: Path, node: str) -> bool:
 
 
 def _tell_runs(history: NodeHistory, nodes: tuple[str, ...], run: str, who: str) -> dict[str, tuple[str, ...]]:
-    """The runs that were told, of each node."""
+    """The runs that received the request, by node."""
     told: dict[str, tuple[str, ...]] = dict.fromkeys(nodes, ())
     ours = (s.isolation for s in history.statuses if s.isolation.node in told and run in ("", s.isolation.run))
     of_run: dict[str, list[str]] = {}

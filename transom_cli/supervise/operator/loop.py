@@ -1,4 +1,4 @@
-"""The operator's loop: observe, remember, decide, act. All judgement is in `core`; all acting is in `hands`.
+"""The operator's loop: observe, remember, decide, act. `core` decides; the executor acts.
 
 It survives `kill -9` at any moment: the journal is played through the core again, and whatever was ordered and not
 answered is ordered once more.
@@ -31,12 +31,12 @@ log = logging.getLogger("transom.operator")
 
 TURN = 0.1  # seconds between two turns of the loop
 TICK = 1.0  # seconds between two ticks at most: observers judge by time, too
-FINISH = 30.0  # seconds that a requeue under way may hold up an operator that was told to leave
+FINISH = 30.0  # seconds that a requeue under way may hold up an operator that was asked to leave
 FULL = 2.0  # seconds between two tries to write the journal on a disk that is full
 
 
 class Pace:
-    """How often to ask Slurm: often while something moves, seldom while beats tell that all is well."""
+    """How often to poll Slurm: often while something changes, seldom while heartbeats show that all is well."""
 
     def __init__(self, base: float, most: float) -> None:
         self._base = base
@@ -45,7 +45,7 @@ class Pace:
         self._moving = True
 
     def notice(self, state: State) -> bool:
-        """Whether something has just begun to move: then the next look should not wait for its turn of calm days."""
+        """Whether something has just begun to change: then the next poll should not wait."""
         incident, was_moving = state.incident, self._moving
         self._moving = state.phase is not Phase.TRAINING or (
             incident is not None and incident.stage is not Stage.CLOSED

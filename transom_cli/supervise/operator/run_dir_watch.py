@@ -1,7 +1,7 @@
-"""Says when the operator's run directory does not answer: the loop, which would say it, hangs in it meanwhile.
+"""Reports that the operator's run directory does not respond; the loop itself hangs in it meanwhile.
 
-The loop acts on nothing that it cannot write down, so it waits until the files are back; Slurm is watched on, and
-what it tells waits in the loop's inbox. Where the operator's log is in the run directory the words go to syslog.
+The loop does not act on what it cannot record, so it waits until the files are back. The poller continues, and its
+events wait in the loop's inbox. If the operator's log is in the run directory, messages go to syslog.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transom_cli.supervise.answering import PATIENCE, Answering
 
 log = logging.getLogger("transom.operator")
 
-TOLD = 60.0  # seconds of silence that people are told of: servers that change places take some
+TOLD = 60.0  # seconds of silence before people are notified: a server failover takes some
 
 
 class RunDirWatch:

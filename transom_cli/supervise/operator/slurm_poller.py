@@ -1,4 +1,4 @@
-"""Asks Slurm about our job, in a thread of its own: a slow controller never stops the operator's other senses."""
+"""Polls Slurm for our job, in its own thread: a slow controller never delays the operator's other sources."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ FORGOTTEN_AFTER = 3  # answers of "no such job" in a row before it counts as for
 
 
 class SlurmPoller:
-    """Puts JobSeen, JobGone, SlurmLost and SlurmBack on the queue, changed or not: the core is calm.
+    """Puts JobSeen, JobGone, SlurmLost and SlurmBack on the queue, changed or not: repeated events do no harm.
 
-    `pace()` says how many seconds to the next look; while Slurm does not answer, the pace backs off by itself.
-    A job that has ended may have a successor that its launcher submitted, known by the run's `tag`; `handed()` is what
-    the newest launcher says that it did. `forgotten(job_id)` tells of a job that Slurm does not know any more.
+    `pace()` returns the seconds to the next poll; while Slurm does not answer, the poller backs off by itself.
+    A job that has ended may have a successor that its launcher submitted, known by the run's `tag`; `handed()` returns
+    the newest launcher's handoff. `forgotten(job_id)` describes a job that Slurm no longer knows.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class SlurmPoller:
         self._thread.start()
 
     def follow(self, job_id: int, restarts: int, nodes: tuple[str, ...]) -> None:
-        """Which job to ask about, and what is known of it. A change of job is looked at at once."""
+        """Set the job to poll, and what is known about it. Another job is polled at once."""
         changed = (job_id, restarts) != (self._job_id, self._restarts)
         self._job_id, self._restarts, self._nodes = job_id, restarts, nodes or self._nodes
         if changed:
@@ -87,7 +87,7 @@ class SlurmPoller:
             if job_id:
                 try:
                     event, forgotten = self._look(job_id, forgotten)
-                except Exception as error:  # refused, nonsense, a fault of ours: an operator without eyes is worse
+                except Exception as error:  # refused, nonsense, a fault of ours: an operator that sees nothing is worse
                     if not isinstance(error, TransomError):
                         log.exception("looking at job %s", job_id)
                     told = (error.why or error.what) if isinstance(error, TransomError) else repr(error)
@@ -120,8 +120,8 @@ class SlurmPoller:
         return (self._forgotten(job_id) if gone else None), forgotten + 1
 
     def _successor(self, job_id: int) -> Job | None:
-        """The job that goes on in this one's place. One that is held counts if its launcher has told of it: else its
-        submission was cut off, and a restart is what releases it."""
+        """The job that replaces this one. A held job counts if its launcher has recorded it: otherwise its submission
+        was cut off, and a restart releases it."""
         if not self._tag:
             return None
         told = self._handed()
@@ -176,7 +176,11 @@ log = logging.getLogger("transom.forgotten")
 
 
 class ForgottenJobs:
-    """Accounting is asked once a job: it may take until its deadline to say nothing, and then says no more later."""
+    """Describes jobs that Slurm no longer knows, with how they ended if accounting knows.
+
+    Accounting is queried once per job: a query without a result may take until its deadline, and another one finds no
+    more.
+    """
 
     def __init__(self, run: RunDir, slurm: Slurm, clock: Clock, since: float) -> None:
         """since: when the run began, in seconds since the epoch."""
