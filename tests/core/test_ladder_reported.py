@@ -110,7 +110,10 @@ def test_a_loss_that_goes_wrong_is_rolled_back_and_its_batches_skipped() -> None
     state, orders = feed(state, *again, sh.Ended(31.0, 1, exits(-15, -15, -15)))
     left = outcome(orders)
     assert (left.outcome.status, left.outcome.cause, left.again) == ("failed", "diverged", "")
-    assert "stopped by rule `mine` (run.toml)" in left.outcome.why and "for the 2. time in this run" in left.outcome.why
+    assert (
+        "stopped by rule `mine` (run.toml)" in left.outcome.why
+        and "for the second time in this run" in left.outcome.why
+    )
 
 
 def test_batches_stay_where_the_rule_says_so() -> None:

@@ -83,7 +83,7 @@ def test_a_stop_names_rule_file_line_and_count() -> None:
     assert verdict is not None and verdict.rule == "oom"
     assert verdict.evidence == (
         'stopped by rule `oom` (run.toml): cuda_oom: "torch.OutOfMemoryError: CUDA out of memory.", '
-        "for the 3. time within 1h"
+        "for the third time within 1h"
     )
 
 

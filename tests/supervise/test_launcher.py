@@ -123,7 +123,7 @@ def test_the_policy_decides_and_journal_and_outcome_tell_by_which_rule(tmp_path:
     assert [r["what"] for r in heals] == ["seen", "diagnosed", "decided", "seen", "diagnosed"]
     assert [r["decided"]["action"] for r in heals if r["what"] == "diagnosed"] == ["relaunch", "stop"]  # type: ignore[index]
     told = outcome(tmp_path)
-    assert "stopped by rule `seven` (run.toml)" in str(told["why"]) and "for the 2. time" in str(told["why"])
+    assert "stopped by rule `seven` (run.toml)" in str(told["why"]) and "for the second time" in str(told["why"])
     assert [t["decided"]["rule"] for t in told["taken"]] == ["seven", "seven"]  # type: ignore[attr-defined]
 
 

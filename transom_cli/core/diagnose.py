@@ -16,6 +16,7 @@ from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.log_lines import fingerprint
 from transom_cli.core.operator.state import State
 from transom_cli.core.policy import STOP, Facts, Verdict, decide_by, root_line
+from transom_cli.plural import ordinal
 
 PREFLIGHT = "preflight"  # the launcher's checks left too few good nodes to begin with
 NODE_FAULT = "node_fault"  # a check found it, beside a training
@@ -235,7 +236,7 @@ def _rank_ended(incident: Incident, state: State, first: RankExit | None) -> Dia
     again = 0 if own_words or len(state.job.nodes) == 1 else _blamed_before(state, first.node)
     return Diagnosis(
         cause,
-        first.words + line + (f"; {first.node} for the {again + 1}. time" if again else ""),
+        first.words + line + (f"; {first.node} for the {ordinal(again + 1)} time" if again else ""),
         () if own_words else (first.node,),
         sure=False,
         isolate="exclude" if again else "none",
