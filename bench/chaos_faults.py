@@ -79,13 +79,13 @@ class Hand:
         return target, target if fault.kind in LOSES_NODE | {"node-pause"} else "", undo
 
     def _make(self, fault: Injection) -> tuple[str, Callable[[], object]]:
-        sb, job, group = self._sb, self._run.state.job_id, fault.kind.partition("-")[0]
+        sb, job, group = self._sb, self._run.state.job.id, fault.kind.partition("-")[0]
         if group == "operator":
             return self._kill_operator()
         if group == "disk":
             return self._disk(fault.kind)
         if fault.kind == "clock-jump":
-            hosts = [*self._run.state.nodes, "login", ""]
+            hosts = [*self._run.state.job.nodes, "login", ""]
             host = hosts[min(fault.target, len(hosts) - 1)]
             faults.jump_clock(sb, fault.amount, host)
             return host or "all hosts", lambda: faults.reset_clock(sb, host)
@@ -95,7 +95,7 @@ class Hand:
         if fault.kind == "controller-stop":
             faults.stop_controller(sb)
             return "slurmctld", lambda: faults.cont_controller(sb)
-        if not job or not self._run.state.nodes:
+        if not job or not self._run.state.job.nodes:
             raise NotNow("no job runs")
         if group == "rank":
             return self._rank(fault, job)
@@ -103,7 +103,7 @@ class Hand:
             stop = fault.kind != "launcher-kill"
             pid = (faults.stop_launcher if stop else faults.kill_launcher)(sb, job)
             return f"launcher {pid}", lambda: stop and faults.cont_launcher(sb, job)
-        node = self._run.state.nodes[fault.target % len(self._run.state.nodes)]
+        node = self._run.state.job.nodes[fault.target % len(self._run.state.job.nodes)]
         if fault.kind in ("admin-drain", "admin-requeue", "limit-warning"):
             return self._slurm(fault.kind, job, node)
         if group == "agent":

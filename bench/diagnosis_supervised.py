@@ -55,7 +55,7 @@ class Supervised:
             told = run.state.incidents
             return "", told[0].diagnosis if told else None, began, time.time()
         wait_for(lambda: mark.exists() or run.view.exit_code is not None, 120.0, f"{kind}: the step before it", 0.05)
-        node = run.state.nodes[rank]
+        node = run.state.job.nodes[rank]
         if kind == NODE_DEAD:
             faults.kill_node(self._bench.sandbox, node)
         wait_for(lambda: _told(run) is not None or run.view.exit_code is not None, SEEN, f"a diagnosis of {kind}", 0.1)

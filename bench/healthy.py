@@ -44,8 +44,8 @@ def counts(run: LiveRun) -> dict[str, int]:
         "signs_of_silence": sum(isinstance(event, (Stalled, NodeSilent)) for event in folded.events),
         "incidents": len(state.incidents) + (state.incident is not None),
         "isolations": sum(isinstance(event, Isolated) for event in folded.events),
-        "restarts": sum(isinstance(event, Restarted) for event in folded.events) + state.starts,
-        "slurm_restarts": slurm.job(state.job_id).restarts,
+        "restarts": sum(isinstance(event, Restarted) for event in folded.events) + state.job.starts,
+        "slurm_restarts": slurm.job(state.job.id).restarts,
         "slurm_nodes_not_in_order": sum(not node.usable for node in slurm.nodes()),
     }
 

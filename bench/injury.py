@@ -77,27 +77,27 @@ def injure(run: LiveRun, kind: str, rng: random.Random, step: int, batch_host: b
     seen = run.wait_step(step)
     state = run.state
     sandbox = run.bench.sandbox
-    nodes = training_nodes(launcher_records(run)) or state.nodes
-    fitting = [n for n, node in enumerate(nodes) if batch_host in (None, node == state.batch_host)]
+    nodes = training_nodes(launcher_records(run)) or state.job.nodes
+    fitting = [n for n, node in enumerate(nodes) if batch_host in (None, node == state.job.batch_host)]
     rank = rng.choice(fitting)
     node = nodes[rank]
     at = time.time()
     if kind == "node-kill":
         faults.kill_node(sandbox, node)
-        return Fault(kind, node, node == state.batch_host, seen, at)
+        return Fault(kind, node, node == state.job.batch_host, seen, at)
     if kind == "rank-kill":
-        faults.kill_rank(sandbox, state.job_id, rank)
+        faults.kill_rank(sandbox, state.job.id, rank)
     elif kind == "rank-stop":
-        faults.stop_rank(sandbox, state.job_id, rank)
+        faults.stop_rank(sandbox, state.job.id, rank)
     else:
         raise BenchError(f"There is no fault {kind!r}", f"known: {', '.join(KINDS)}")
-    return Fault(kind, f"rank {rank} on {node}", node == state.batch_host, seen, at)
+    return Fault(kind, f"rank {rank} on {node}", node == state.job.batch_host, seen, at)
 
 
 def launcher_records(run: LiveRun) -> list[dict[str, Any]]:
     """What the launcher of the newest attempt has written; a line that is not whole yet is left out."""
     state = run.state
-    path = run.dir.attempt(state.job_id, state.restarts).launcher_journal
+    path = run.dir.attempt(state.job.id, state.job.restarts).launcher_journal
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
@@ -165,7 +165,9 @@ def _first_step(incident: Incident) -> int:
 
 def start_up(run: RunDir, state: State) -> dict[str, float]:
     """The start-up line of rank 0 in the newest attempt, in seconds by part; empty where there is none."""
-    return read_start_up(sorted((run.attempt(state.job_id, state.restarts).path / "logs").glob("*/rank-0.log"))[-1:])
+    return read_start_up(
+        sorted((run.attempt(state.job.id, state.job.restarts).path / "logs").glob("*/rank-0.log"))[-1:]
+    )
 
 
 def read_start_up(logs: Sequence[Path]) -> dict[str, float]:

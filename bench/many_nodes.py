@@ -83,14 +83,14 @@ def measured(nodes: int) -> dict[str, Any]:
         run.wait_step(FAULT, PATIENCE)
         spent = costs(bench, run)
         state = run.state
-        victim = state.nodes[len(state.nodes) // 2]
+        victim = state.job.nodes[len(state.job.nodes) // 2]
         fault = Fault("node-kill", victim, False, run.view.step, time.time())
         faults.kill_node(bench.sandbox, victim)
         progress(f"{victim} is dead")
         wait_for(lambda: bool(run.state.incidents), PATIENCE, "an incident")
         wait_for(lambda: run.state.incidents[-1].result != "", PATIENCE, "the end of the incident")
         found = recovery(run, fault)
-        kept_off = [x.node for x in run.state.exclusions]
+        kept_off = [x.node for x in run.state.isolation.exclusions]
         if kept_off != [victim]:
             raise BenchError(f"{victim} died, and kept off are: {kept_off}")
         bench.transom("stop", "--root", str(bench.runs), timeout_s=120.0)

@@ -93,7 +93,7 @@ def what_was_done(run: LiveRun, log: str) -> Done:
         requeues=len(_REQUEUED.findall(log)),
         successors=len(_SUBMITTED.findall(log)) - 1,
         drains=len(_DRAINED.findall(log)),
-        restarts=run.bench.slurm.job(folded.state.job_id).restarts,
+        restarts=run.bench.slurm.job(folded.state.job.id).restarts,
         journal_restarts=sum(isinstance(event, Restarted) for event in folded.events),
         journal_isolations=sum(isinstance(event, Isolated) for event in folded.events),
         attempts=sum(path.is_dir() for path in run.dir.attempts.iterdir()),
@@ -130,7 +130,7 @@ def one_run(bench: Bench, trial: Trial, training: Training, wanted: Result) -> d
         time.sleep(trial.absence)
         bench.transom("attach", "--detach", "--root", str(bench.runs), run.name)
         result = run.wait_done(420.0)
-        wait_for(lambda: not bench.slurm.job(run.state.job_id).completing, 30.0, "the end of the job's last processes")
+        wait_for(lambda: not bench.slurm.job(run.state.job.id).completing, 30.0, "the end of the job's last processes")
         done = what_was_done(run, bench.controller_log()[offset:])
         row |= {**asdict(done), "once": done.once(trial.absence), "bit_identical": result == wanted}
         row["good"] = row["once"] and result == wanted

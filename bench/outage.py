@@ -87,7 +87,7 @@ def first_line(bench: Bench, run: LiveRun) -> str:
 def go_through(bench: CountingBench, run: LiveRun, seconds: float, told: Outage) -> tuple[float, float]:
     """The outage. From when to when, in Unix time."""
     sandbox = bench.sandbox
-    job, nodes = run.state.job_id, run.state.nodes
+    job, nodes = run.state.job.id, run.state.job.nodes
     due = [
         (RANK_AT * seconds, "rank 1 killed", partial(faults.kill_rank, sandbox, job, 1)),
         (NODE_AT * seconds, f"{nodes[-1]} killed", partial(faults.kill_node, sandbox, nodes[-1])),
@@ -125,7 +125,7 @@ def one_outage(how: str, seconds: float, keep: bool) -> Outage:
         began, ended = go_through(bench, run, seconds, told)
         before = run.view.step
         try:
-            wait_for(lambda: not run.state.slurm_lost, BACK, "the operator's first answer")
+            wait_for(lambda: not run.state.slurm_error, BACK, "the operator's first answer")
             told.noticed = round(time.time() - ended, 1)
             wait_for(lambda: run.view.step > before or run.view.over, BACK, "a new step", every_s=0.3)
             told.recovered = round(time.time() - ended, 1)

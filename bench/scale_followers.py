@@ -24,9 +24,9 @@ from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.lease import Lease
 from transom_cli.supervise.operator.clock import Clock
-from transom_cli.supervise.operator.hands import Hands, Orders
+from transom_cli.supervise.operator.executor import Executor, Orders
 from transom_cli.supervise.operator.loop import Operator, Pace
-from transom_cli.supervise.operator.slurmwatch import SlurmWatch
+from transom_cli.supervise.operator.slurm_poller import SlurmPoller
 
 POLL, POLL_MOST = 2.0, 30.0  # the defaults of `slurm.poll` and `slurm.poll_max`
 LIMITS = StallLimits()
@@ -48,10 +48,14 @@ def operate(run: RunDir, names: list[str], ranks: int, told: Connection) -> None
     def reach(*_: object) -> Any:
         raise OSError("the bench has no nodes")
 
-    def parts(clock: Clock, inbox: Any, pace: Pace) -> tuple[Follower, SlurmWatch, Hands]:
+    def parts(clock: Clock, inbox: Any, pace: Pace) -> tuple[Follower, SlurmPoller, Executor]:
         orders = Orders(run, Submission(run.script), (), 0, stay_held=False, resubmit=False)
         follower = Follower(run, run.checkpoints, LIMITS)
-        return follower, SlurmWatch(slurm, clock, inbox, pace, orders.tag), Hands(orders, slurm, reach, clock, inbox)
+        return (
+            follower,
+            SlurmPoller(slurm, clock, inbox, pace, orders.tag),
+            Executor(orders, slurm, reach, clock, inbox),
+        )
 
     operator = Operator(run, Lease.take(run), Clock, parts, Pace(POLL, POLL_MOST))
     signal.signal(signal.SIGTERM, lambda *_: operator.leave())

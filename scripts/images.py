@@ -68,7 +68,7 @@ class Camera:
 def kill_one(bench: Bench, run: LiveRun) -> str:
     """A node that is not the batch script's, with all on it."""
     state = run.state
-    node = [name for name in state.nodes if name != state.batch_host][-1]
+    node = [name for name in state.job.nodes if name != state.job.batch_host][-1]
     faults.kill_node(bench.sandbox, node)
     return node
 
@@ -92,7 +92,7 @@ def tell(bench: Bench, camera: Camera, broken: Path) -> None:
     camera.report("report-incident-phone", PHONE, dark=True)
 
     for node in bench.sandbox.node_names:
-        if node not in run.state.nodes:
+        if node not in run.state.job.nodes:
             (broken / node).touch()
     progress(f"{kill_one(bench, run)} dies, and prologs fail on the idle nodes")
     wait_for(lambda: run.view.status == "held", 120, "a hold")

@@ -16,3 +16,12 @@ def times(number: int) -> str:
 def was(number: int, verb: str = "was", verbs: str = "were") -> str:
     """Return the form of the verb for this number."""
     return verb if number == 1 else verbs
+
+
+def ordinal(number: int) -> str:
+    """Return `first`, `second`, ... `ninth`, `10th`, `21st`."""
+    names = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+    if 0 < number <= len(names):
+        return names[number - 1]
+    end = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{end}"

@@ -164,7 +164,7 @@ class Killer(threading.Thread):
 
     def _kill(self, run: RunDir) -> None:
         state = fold(run.journal).state
-        self.victim = [node for node in state.nodes if node != state.batch_host][-1]
+        self.victim = [node for node in state.job.nodes if node != state.job.batch_host][-1]
         self.at = time.time()
         count = faults.kill_node(self._sandbox, self.victim)
         if not sys.stdout.isatty():  # there the live view has the screen

@@ -19,7 +19,7 @@ from transom_cli.cli.show import code_of
 from transom_cli.config.load import load
 from transom_cli.core import events as ev
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Policy, State
+from transom_cli.core.operator.state import Job, Policy, State
 from transom_cli.core.stall import StallLimits
 from transom_cli.layout import RunDir
 from transom_cli.notify.events import DEFAULT_KINDS, notifications_for
@@ -133,7 +133,7 @@ def test_run_that_is_done_but_was_not_saved_is_degraded(run: RunDir, failing):
 def test_operator_hears_of_a_failed_save_and_notifies_once(run: RunDir, failing):
     checkpointer = failing()
     checkpointer.close()
-    state = State(job_id=7)
+    state = State(job=Job(id=7))
     follower = Follower(run, run.path / "none", StallLimits())
     seen = [e for now in (100.0, 102.0, 104.0) for e in follower.poll(state, now) if isinstance(e, ev.SavesSeen)]
     assert [(e.failed, e.step, e.good) for e in seen] == [(2, 6, 2)]

@@ -19,7 +19,7 @@ from transom_cli.ckpt.snapshot.account import Account, Held, Step, together
 from transom_cli.ckpt.snapshot.shown import LOOK, SIGN, SILENT, Showing
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.core.codec import plain
-from transom_cli.core.operator.state import State
+from transom_cli.core.operator.state import Job, State
 from transom_cli.layout import RunDir
 from transom_cli.view.model import build_view
 from transom_cli.view.read import read_memory
@@ -40,7 +40,7 @@ def _memory(*words: object) -> dict[str, Any]:
 
 
 def _status(run: RunDir) -> str:
-    state = State(job_id=JOB)
+    state = State(job=Job(id=JOB))
     view = build_view(run.run_id, state, {}, time.time(), operator=True)
     view = read_memory(run, state, view.now).added_to(view)
     return "\n".join(status_lines(view))

@@ -14,14 +14,15 @@ from ckpt_slow_holder import __file__ as SLOW
 from transom_cli.ckpt.schedule.coming import Coming
 from transom_cli.ckpt.snapshot.client import agents_path, reach
 from transom_cli.ckpt.underway import CHECKING, LOADING, WRITING, Part
-from transom_cli.core.operator.state import Phase, State
+from transom_cli.core.operator.state import Job, Phase, State
+from transom_cli.core.progress import Progress
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.view.model import build_view
 from transom_cli.view.read import Memory, read_memory
 from transom_cli.view.status import status_lines
 
 NAMES = ["n0", "n1"]
-STATE = State(job_id=JOB, phase=Phase.TRAINING, step=3)
+STATE = State(phase=Phase.TRAINING, job=Job(id=JOB), progress=Progress(step=3))
 
 
 class SlowNodes(AttemptNodes):

@@ -16,7 +16,7 @@ from cli_support import transom
 from transom_cli.health.history.files import HistoryFile, read_history
 from transom_cli.health.history.records import Attempt, Isolation, Record, RunOver
 from transom_cli.layout import RunDir
-from transom_cli.supervise.operator.draining import reason
+from transom_cli.supervise.operator.drain import reason
 
 NOW = time.time()
 

@@ -21,8 +21,8 @@ from slurm_support import OrdinaryUser, require_slurm
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
 from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.runner import Runner
-from transom_cli.supervise.operator.draining import drain, reason
-from transom_cli.supervise.operator.sitedrain import ask as ask_spool
+from transom_cli.supervise.operator.drain import ask as ask_spool
+from transom_cli.supervise.operator.drain import drain, reason
 
 CONTRIB = Path(__file__).resolve().parents[2] / "contrib"
 WHY = reason('xid: it\'s "Xid" 79; $(reboot)', "r1")

@@ -151,12 +151,12 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
     ev.SubmissionAnswered: st.builds(
         ev.SubmissionAnswered, at, st.just("submit"), st.sampled_from((0, 7)), st.integers(1, 3)
     ),
-    ev.StopAsked: st.builds(ev.StopAsked, at, st.just("ann")),
-    ev.LiftAsked: st.builds(
-        ev.LiftAsked, at, st.just("ann"), st.sampled_from(("lift-1", "lift-2", "lift-3")), some_nodes
+    ev.StopRequested: st.builds(ev.StopRequested, at, st.just("ann")),
+    ev.LiftRequested: st.builds(
+        ev.LiftRequested, at, st.just("ann"), st.sampled_from(("lift-1", "lift-2", "lift-3")), some_nodes
     ),
 }
-common = [s for cls, s in EVENTS.items() if cls is not ev.StopAsked]
+common = [s for cls, s in EVENTS.items() if cls is not ev.StopRequested]
 events = st.one_of(*common)
 
 

@@ -22,7 +22,7 @@ from dataclasses import fields
 from transom_cli.core import events as ev
 from transom_cli.core.operator.actions import Action
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Policy, State
+from transom_cli.core.operator.state import Policy, Request, State
 
 INDENT = "    "
 
@@ -53,7 +53,7 @@ def _run(word: str, rest: list[str]) -> State:
     num_nodes, spares = int(given.pop("num_nodes", "3")), int(given.pop("spares", "0"))
     hints = typing.get_type_hints(Policy)
     policy = Policy(**{k: _value(hints[k], v) for k, v in given.items()})
-    return State(policy=policy, num_nodes=num_nodes, spares=spares)
+    return State(policy=policy, request=Request(num_nodes=num_nodes, spares=spares))
 
 
 def _event(at: float, name: str, *rest: str) -> ev.Event:
@@ -108,8 +108,10 @@ def _told(before: State, after: State, actions: tuple[Action, ...]) -> list[str]
             result = f" ({incident.result})" if incident.result else ""
             lines.append(f"stage {incident.id} {incident.stage.value}{result}")
         lines += [f"{incident.id} {m.what}: {m.words}" for m in incident.marks[len(old.marks) if old else 0 :]]
-    if after.exclusions != before.exclusions:
-        kept = (f"{x.node} ({x.how}{'' if x.until is None else f' until {x.until:g}'})" for x in after.exclusions)
+    if after.isolation.exclusions != before.isolation.exclusions:
+        kept = (
+            f"{x.node} ({x.how}{'' if x.until is None else f' until {x.until:g}'})" for x in after.isolation.exclusions
+        )
         lines.append(f"kept away: {', '.join(kept) or 'none'}")
     lines += [f"order {_order(a)}" for a in actions]
     if after.verdict != before.verdict:

@@ -8,7 +8,7 @@ from core_ledger import Ledger
 from transom_cli.core import events as ev
 from transom_cli.core.incident import Stage
 from transom_cli.core.operator import actions as act
-from transom_cli.core.operator.state import Policy, State
+from transom_cli.core.operator.state import Policy, Request, State
 
 NODES = tuple(f"n{i}" for i in range(1, 9))
 WIDTH = 3
@@ -17,7 +17,7 @@ WIDTH = 3
 class World:
     def __init__(self, policy: Policy) -> None:
         self.now = 0.0
-        self.ledger = Ledger(State(policy=policy, num_nodes=WIDTH))
+        self.ledger = Ledger(State(policy=policy, request=Request(num_nodes=WIDTH)))
         self.journal: list[ev.Event] = []
         self.slurm = True
         self.dead: set[str] = set()
@@ -56,7 +56,7 @@ class World:
         if self.slurm and self.job_id:
             self.tell(self.job_seen())
         state = self.ledger.state
-        if self.status == "RUNNING" and self.job_id == state.job_id:
+        if self.status == "RUNNING" and self.job_id == state.job.id:
             busy = state.incident is not None and state.incident.stage is Stage.RESTARTING
             if self.attempt == state.attempt or not busy:  # as the follower does: each thing is told once, in its time
                 self._files()

@@ -9,13 +9,13 @@ from transom_cli.core import events as ev
 from transom_cli.core.goodput import NS, Account, account, attempt_of, history
 from transom_cli.core.goodput.model import Attempt
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Policy, State
+from transom_cli.core.operator.state import Policy, Request, State
 
 NODES = ("n1", "n2")
 
 
 def played(*events: ev.Event) -> list[tuple[ev.Event, State]]:
-    state, seen = State(policy=Policy(), num_nodes=2), []
+    state, seen = State(policy=Policy(), request=Request(num_nodes=2)), []
     for event in events:
         state, _ = decide(state, event)
         seen.append((event, state))

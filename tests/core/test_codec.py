@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from transom_cli.core import events as ev
 from transom_cli.core.codec import BadRecord, build, event_from_json, event_to_json, plain
-from transom_cli.core.decided import Taken
+from transom_cli.core.events import Taken
 from transom_cli.core.operator.state import Policy
 
 EVENTS = sorted(
@@ -21,12 +21,14 @@ EVENTS = sorted(
 numbers = st.floats(allow_nan=False, width=64)
 exits = st.builds(ev.RankExit, wall=numbers)
 taken = st.builds(Taken, at=numbers)
+stalls = st.builds(ev.Stall, seconds=numbers, limit=numbers)
 
 
 def any_of(cls: type[ev.Event]) -> st.SearchStrategy[ev.Event]:
     given_as = {f.name: numbers for f in fields(cls) if f.type == "float"}
     given_as |= {f.name: st.lists(exits, max_size=3).map(tuple) for f in fields(cls) if "RankExit" in str(f.type)}
     given_as |= {f.name: st.lists(taken, max_size=3).map(tuple) for f in fields(cls) if "Taken" in str(f.type)}
+    given_as |= {f.name: stalls for f in fields(cls) if f.type == "Stall"}
     return st.builds(cls, **{f.name: given_as.get(f.name, ...) for f in fields(cls)})
 
 

@@ -11,7 +11,7 @@ from transom_cli.core.diagnose import diagnose
 from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.operator import actions as act
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Phase, Policy, State
+from transom_cli.core.operator.state import Job, Phase, Policy, Request, State
 
 NODES = ("n1", "n2", "n3")
 
@@ -24,7 +24,7 @@ class Player:
     """A run whose orders are carried out at once; every start gets n1 and new nodes."""
 
     def __init__(self, policy: Policy | None = None, pause: float = 30.0) -> None:
-        self.state = State(policy=policy or Policy(backoff=1.0), num_nodes=3)
+        self.state = State(policy=policy or Policy(backoff=1.0), request=Request(num_nodes=3))
         self.now, self.pause, self.number = 0.0, pause, 3
         self.restarts = 0
         self.done: list[act.Action] = []
@@ -106,7 +106,7 @@ def test_progress_makes_preflights_free_again() -> None:
 def test_a_fault_of_a_node_that_is_not_ours_is_not_heard() -> None:
     player = Player()
     player.end(fault("x9"))
-    assert player.isolated == [] and player.state.no_progress == 1
+    assert player.isolated == [] and player.state.budget.no_progress == 1
     assert all("x9" not in m.words for i in player.state.incidents for m in i.marks)
 
 
@@ -116,7 +116,7 @@ def test_the_worst_fault_of_a_node_counts_and_is_its_reason() -> None:
     isolate = {a.node: a for a in player.done if isinstance(a, act.Isolate)}
     assert isolate["n2"].reason == "xid: Xid 79 (and 1 more)" and isolate["n2"].drain
     assert isolate["n3"].reason == "disk: 97 % full" and not isolate["n3"].drain
-    until = {x.node: x.until for x in player.state.exclusions}
+    until = {x.node: x.until for x in player.state.isolation.exclusions}
     assert until["n2"] is None and until["n3"] is not None
 
 
@@ -124,7 +124,7 @@ def test_without_the_right_to_drain_it_is_kept_off_until_a_person_lifts_it() -> 
     player = Player(Policy(drain=False))
     player.end(fault("n2"))
     assert player.isolated == [("n2", False)]
-    assert [(x.node, x.until) for x in player.state.exclusions] == [("n2", None)]
+    assert [(x.node, x.until) for x in player.state.isolation.exclusions] == [("n2", None)]
 
 
 @pytest.mark.parametrize(
@@ -150,13 +150,13 @@ def test_a_fault_beside_another_cause_isolates_its_node_alone() -> None:
 
 
 def test_a_suspicion_says_nothing_more_of_a_lost_node_but_a_proof_does() -> None:
-    from transom_cli.core.incident import Look
+    from transom_cli.core.incident import NodeProbes
 
-    incident = Incident("i1", 7, 0, 0.0, 5, looks=(Look("n2", fails=2, evidence="no slurmd"),))
+    incident = Incident("i1", 7, 0, 0.0, 5, probes=(NodeProbes("n2", fails=2, evidence="no slurmd"),))
     for verdict, reason in (("SUSPECT", "node_lost: n2 lost: no slurmd"), ("FAIL", "xid: Xid 79")):
         faults = (fault("n2", verdict),)
         told = Incident(**{**vars(incident), "faults": faults})
-        diagnosis = diagnose(told, State(nodes=NODES))
+        diagnosis = diagnose(told, State(job=Job(nodes=NODES)))
         assert diagnosis is not None and diagnosis.cause == "node_lost"
         assert (diagnosis.reason("n2"), diagnosis.isolates("n2"), diagnosis.sure_of("n2")) == (reason, "drain", True)
 
@@ -173,11 +173,11 @@ def test_an_answer_to_an_exclusion_does_not_undo_the_drain_that_followed_it() ->
     swap = {"incident": "", "what": "swapped", "words": "n4 for n2", "cause": "node_fault", "nodes": ("n2",)}
     for verdict in ("SUSPECT", "FAIL"):
         state, _ = decide(state, ev.HealSeen(9.0, "7.0", **swap, faults=(fault("n2", verdict),)))  # type: ignore[arg-type]
-    assert len(state.isolations) == 1, "one node, once within the cap"
+    assert len(state.isolation.times) == 1, "one node, once within the cap"
     state, _ = decide(state, ev.Isolated(10.0, "idle/7.0/n2/drain", "n2", "drained", ""))
     state, _ = decide(state, ev.Isolated(11.0, "idle/7.0/n2/exclude", "n2", "excluded", ""))
-    assert [(x.how, x.until) for x in state.exclusions] == [("drained", None)]
-    assert [x.faults[0].verdict for x in state.exclusions] == ["FAIL"]
+    assert [(x.how, x.until) for x in state.isolation.exclusions] == [("drained", None)]
+    assert [x.faults[0].verdict for x in state.isolation.exclusions] == ["FAIL"]
 
 
 def test_a_suspected_node_that_turns_out_dead_is_drained_in_the_same_incident() -> None:
@@ -198,13 +198,13 @@ def test_a_suspected_node_that_turns_out_dead_is_drained_in_the_same_incident() 
         ev.Probed(55.0, "i1/probe/n2/2", "n2", "FAIL", "no slurmd"),
         ev.Isolated(56.0, "i1/drain/n2", "n2", "drained", ""),
     ]
-    state, orders = State(num_nodes=3), []
+    state, orders = State(request=Request(num_nodes=3)), []
     for event in story:
         state, actions = decide(state, event)
         orders += [(a.key, a.drain) for a in actions if isinstance(a, act.Isolate)]
     assert orders == [("i1/isolate/n2", False), ("i1/drain/n2", True)]
-    assert [(x.how, x.until) for x in state.exclusions] == [("drained", None)]
-    assert len(state.isolations) == 1
+    assert [(x.how, x.until) for x in state.isolation.exclusions] == [("drained", None)]
+    assert len(state.isolation.times) == 1
 
 
 def test_a_swap_beyond_the_cap_isolates_nobody_and_says_so() -> None:
@@ -224,15 +224,15 @@ def test_a_lift_counts_once_and_the_node_may_be_isolated_again() -> None:
     player = Player(Policy(cap_nodes=5))
     player.end(fault("n2"))
     player.new_start()
-    lift = ev.LiftAsked(player.now, "ann", "lift-1.json", ("n2",))
+    lift = ev.LiftRequested(player.now, "ann", "lift-1.json", ("n2",))
     player.feed(lift)
-    assert [x.until for x in player.state.exclusions] == [player.now]
+    assert [x.until for x in player.state.isolation.exclusions] == [player.now]
     player.end(fault(player.nodes[1]))
-    assert [x.node for x in player.state.exclusions] == [player.nodes[1]]
+    assert [x.node for x in player.state.isolation.exclusions] == [player.nodes[1]]
     player.start(("n1", "n2", "n9"))
     player.end(fault("n2"))
     player.feed(lift)
-    assert "n2" in player.state.excluded, "the same request does not lift it a second time"
+    assert "n2" in player.state.isolation.excluded, "the same request does not lift it a second time"
 
 
 class Late(Player):
@@ -246,7 +246,7 @@ class Late(Player):
 def test_a_lifted_node_that_turns_out_dead_is_isolated_by_an_action_of_its_own() -> None:
     player = Late(Policy(backoff=1.0, drain=False))
     player.feed(ev.HealSeen(1.0, "7.0", "l1", "swapped", "n2 out", "node_fault", ("n2",), (fault("n2"),)))
-    player.feed(ev.LiftAsked(2.0, "ann", "lift-1.json", ("n2",)))
+    player.feed(ev.LiftRequested(2.0, "ann", "lift-1.json", ("n2",)))
     for at in (3.0, 4.0):
         (probe,) = [a for a in player.state.pending if isinstance(a, act.Probe) and a.node == "n2"]
         player.feed(ev.Probed(at, probe.key, "n2", "FAIL", "no slurmd listens on it"))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from transom_cli.core.fingerprint import fingerprint, mask
+from transom_cli.core.log_lines import fingerprint, mask
 
 numbers = st.integers(0, 10**9)
 STEMS = ("gpu{}", "node-{}", "nid{:06}", "dgx-a{}.cluster.local", "10.0.{}.7")  # of a cluster: all its hosts alike

@@ -7,7 +7,7 @@ import pytest
 from transom_cli.core import events as ev
 from transom_cli.core.operator.actions import Action, Release, Restart
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Phase, State
+from transom_cli.core.operator.state import Phase, Request, State
 
 NODES = ("n1", "n2")
 SUBMITTED = ev.Submitted(1.0, "submit", 7, released=True)
@@ -24,7 +24,7 @@ def ticks(at: float) -> tuple[ev.Event, ...]:
 
 
 def play(*events: ev.Event) -> tuple[State, list[Action]]:
-    state, ordered = State(num_nodes=2), []
+    state, ordered = State(request=Request(num_nodes=2)), []
     for event in (ev.Started(0.0, 1), *events):
         state, actions = decide(state, event)
         ordered += actions

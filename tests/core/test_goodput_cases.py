@@ -311,7 +311,7 @@ def test_a_person_holds_a_job_that_waits_and_stops_the_run_later() -> None:
         *submitted(),
         ev.JobSeen(10, 7, 0, "PENDING", held=True, reason="JobHeldUser"),
         ev.JobSeen(50, 7, 0, "PENDING", reason="Resources"),
-        ev.StopAsked(70, "somebody"),
+        ev.StopRequested(70, "somebody"),
         ev.JobSeen(75, 7, 0, "CANCELLED"),
     )
     found = accounted(events)

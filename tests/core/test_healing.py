@@ -10,7 +10,7 @@ import pytest
 from transom_cli.core import events as ev
 from transom_cli.core.incident import Stage
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Phase, State
+from transom_cli.core.operator.state import Budget, Phase, Request, State
 
 NODES = ("n1", "n2", "n3")
 BEGUN = (
@@ -42,7 +42,7 @@ TWICE = (
 
 
 def play(events: Sequence[ev.Event], state: State | None = None) -> State:
-    state = state or State(num_nodes=3)
+    state = state or State(request=Request(num_nodes=3))
     for event in events:
         state, _ = decide(state, event)
     return state
@@ -85,7 +85,7 @@ def test_a_restart_on_a_silence_alone_is_called_off_by_a_relaunch() -> None:
         for action in state.pending:
             if action.key.startswith("i1/probe"):
                 state = play((ev.Probed(21.0, action.key, "n2", "PASS", "up"),), state)
-    waiting = replace(state, no_progress=1, progress=5)
+    waiting = replace(state, budget=Budget(reached=5, no_progress=1))
     assert waiting.incident is not None
     waiting = replace(waiting, incident=replace(waiting.incident, stage=Stage.WAITING, not_before=60.0), pending=())
     state = play((ev.LaunchSeen(40.0, "7.0", 1, NODES, 3),), waiting)

@@ -147,7 +147,7 @@ def test_the_same_node_twice_is_for_the_operator_to_exclude() -> None:
     state, _ = feed(state, sh.Stepped(20.0, 1, 6), sh.Durable(21.0, 6), sh.Exits(22.0, 1, exits(None, -9, None)))
     state, _ = feed(state, sh.Tick(24.0), sh.Ended(25.0, 1, exits(-15, -9, -15)))
     _, orders = feed(state, sh.Read(26.0, 1, "unknown", ""))
-    assert "n2 for the 2. time" in outcome(orders).outcome.why
+    assert "n2 for the second time" in outcome(orders).outcome.why
 
 
 def test_without_progress_the_relaunches_are_spent_and_with_it_refilled() -> None:

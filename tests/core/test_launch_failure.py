@@ -7,7 +7,7 @@ import pytest
 from transom_cli.core import events as ev
 from transom_cli.core.operator.actions import Examine, Probe, Restart
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Phase, State
+from transom_cli.core.operator.state import Phase, Request, State
 
 NODES = ("n1", "n2")
 
@@ -22,7 +22,7 @@ def end(signal: int) -> State:
         ev.Submitted(1.0, "submit", 7, released=True),
         ev.JobSeen(2.0, 7, 0, "RUNNING", nodes=NODES, batch_host="n1"),
     )
-    state = State(num_nodes=2)
+    state = State(request=Request(num_nodes=2))
     todo: list[ev.Event] = [*begun, ended]
     at = 3.0
     while todo:

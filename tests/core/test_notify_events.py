@@ -17,7 +17,7 @@ from test_properties import play, policies, stories
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Policy, State
+from transom_cli.core.operator.state import Policy, Request, State
 from transom_cli.notify.events import FINAL, KINDS, Notification, notifications_for
 
 AT = 1.8e9
@@ -43,8 +43,8 @@ LOST: tuple[ev.Event, ...] = (
 def follow(
     events: list[ev.Event] | tuple[ev.Event, ...], state: State | None = None
 ) -> tuple[list[Notification], State]:
-    """As an operator's witness: each event in its order."""
-    state = state or State(policy=Policy(), num_nodes=3)
+    """As an operator's observer: each event in its order."""
+    state = state or State(policy=Policy(), request=Request(num_nodes=3))
     news: list[Notification] = []
     since = 0.0
     for event in events:
@@ -116,7 +116,7 @@ def test_a_hold_that_lasts_since_nobody_was_there_is_news_for_the_next_operator(
     ("end", "kind", "headline"),
     [
         ((ev.JobSeen(AT + 90, 7, 1, "COMPLETED"),), "done", "training finished"),
-        ((ev.StopAsked(AT + 90, "ann"), ev.Acted(AT + 91, "cancel/7.1"), ev.JobSeen(AT + 92, 7, 1, "CANCELLED")),
+        ((ev.StopRequested(AT + 90, "ann"), ev.Acted(AT + 91, "cancel/7.1"), ev.JobSeen(AT + 92, 7, 1, "CANCELLED")),
          "stopped", "the run was stopped by ann"),
     ],
 )  # fmt: skip
@@ -196,7 +196,7 @@ class Tape(Ledger):
 def test_any_story_is_told_once_and_alike_from_its_journal(
     policy: Policy, story: list[tuple[float, ev.Event | Answer]]
 ) -> None:
-    tape = Tape(State(policy=policy, num_nodes=3))
+    tape = Tape(State(policy=policy, request=Request(num_nodes=3)))
     for event in (ev.Started(0.0, 1), ev.Submitted(0.0, "submit", 7), ev.JobSeen(0.0, 7, 0, "RUNNING", nodes=NODES)):
         tape.feed(event)
     play(tape, story)

@@ -7,7 +7,7 @@ import pytest
 from transom_cli.core import events as ev
 from transom_cli.core.operator.actions import Examine, Probe, Restart
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Phase, State
+from transom_cli.core.operator.state import Phase, Request, State
 
 NODES = ("n1", "n2")
 
@@ -21,7 +21,7 @@ def failed(after: float, category: str = "user_code", line: str = "ValueError: m
         ev.JobSeen(2.0, 7, 0, "RUNNING", nodes=NODES, batch_host="n1"),
         ev.JobSeen(at, 7, 0, "FAILED", nodes=NODES, batch_host="n1", exit_code=code, exit_signal=0),
     ]
-    state, until = State(num_nodes=2), at + 60.0
+    state, until = State(request=Request(num_nodes=2)), at + 60.0
     while todo:
         state, actions = decide(state, todo.pop(0))
         for action in actions:

@@ -9,13 +9,12 @@ from core_policy import DEFAULT, tables
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.core.decided import Decided, Taken
-from transom_cli.core.diagnose import CAUSES, diagnose
-from transom_cli.core.events import NodeFault, OutcomeSeen, RankExit
+from transom_cli.core.diagnose import CAUSES, diagnose, judged
+from transom_cli.core.events import Decided, NodeFault, OutcomeSeen, RankExit, Taken
 from transom_cli.core.incident import Diagnosis, Incident
-from transom_cli.core.judging import judged
-from transom_cli.core.operator.state import Policy, State
+from transom_cli.core.operator.state import Job, Launch, Policy, State
 from transom_cli.core.policy import IGNORE, ISOLATE, RELAUNCH, STOP, SWAP, Facts, Rule, decide_by, in_words
+from transom_cli.core.progress import Progress
 from transom_cli.diagnose.clue import Category
 
 OOM = Facts("cuda_oom", "rank_failed", "torch.OutOfMemoryError: CUDA out of memory.", "cuda_oom/1", ("n1",), (1,))
@@ -84,7 +83,7 @@ def test_a_stop_names_rule_file_line_and_count() -> None:
     assert verdict is not None and verdict.rule == "oom"
     assert verdict.evidence == (
         'stopped by rule `oom` (run.toml): cuda_oom: "torch.OutOfMemoryError: CUDA out of memory.", '
-        "for the 3. time within 1h"
+        "for the third time within 1h"
     )
 
 
@@ -131,9 +130,16 @@ def died(code: int | None, signal: int | None = None, **about: object) -> Incide
     return incident(outcome=OutcomeSeen(1.0, "7.0", "failed", "why", exits), **about)
 
 
-def state(*rules: Rule, max_step: int = 4, **about: object) -> State:
-    known = State(policy=Policy(rules=rules), nodes=("n1", "n2", "n3"), max_step=max_step, launched=True)
-    return replace(known, **about)  # type: ignore[arg-type]
+def state(
+    *rules: Rule, max_step: int = 4, started: bool = True, incidents: tuple[Incident, ...] = (), **job: object
+) -> State:
+    return State(
+        policy=Policy(rules=rules),
+        job=replace(Job(nodes=("n1", "n2", "n3")), **job),  # type: ignore[arg-type]
+        progress=Progress(max_step=max_step),
+        launch=Launch(started=started),
+        incidents=incidents,
+    )
 
 
 def verdict(found: Incident, *rules: Rule, **about: object) -> Diagnosis:
@@ -143,7 +149,7 @@ def verdict(found: Incident, *rules: Rule, **about: object) -> Diagnosis:
     return told
 
 
-NEVER = {"max_step": -1, "launched": False, "slurm_reason": "JobLaunchFailure", "batch_host": "n1"}
+NEVER = {"max_step": -1, "started": False, "reason": "JobLaunchFailure", "batch_host": "n1"}
 
 
 @pytest.mark.parametrize(
@@ -157,7 +163,7 @@ NEVER = {"max_step": -1, "launched": False, "slurm_reason": "JobLaunchFailure", 
         (died(1, log_category="user", log_line="ValueError: x"), {}, "anything-else", False),
         (incident(ended="FAILED"), NEVER, "never-started", True),
         (incident(ended="FAILED"), {**NEVER, "starts": 1}, "node-to-blame", False),
-        (incident(ended="GONE"), {"launched": False}, "forgotten-by-slurm", True),
+        (incident(ended="GONE"), {"started": False}, "forgotten-by-slurm", True),
         (incident(quiet=True), {}, "anything-else", False),
         (died(None, 9), {}, "anything-else", False),
         (died(1, faults=FAULT), {}, "node-to-blame", False),

@@ -19,7 +19,7 @@ from test_properties import begun, faults, moments, play, policies
 
 from transom_cli.core import events as ev
 from transom_cli.core import launcher as sh
-from transom_cli.core.decided import UNDECIDED
+from transom_cli.core.events import UNDECIDED
 from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.operator import actions as act
 from transom_cli.core.operator.decide import decide
@@ -71,7 +71,7 @@ def test_the_default_table_is_what_the_operator_does(
         if isinstance(moment, Answer):
             if not bare.pending:
                 continue
-            moment = answer(bare.pending[moment.which % len(bare.pending)], moment.how, now, bare.restarts)
+            moment = answer(bare.pending[moment.which % len(bare.pending)], moment.how, now, bare.job.restarts)
         event = replace(moment, at=now)
         (bare, actions), (table, same) = decide(bare, event), decide(table, event)
         assert actions == same

@@ -43,7 +43,7 @@ def test_the_third_time_a_launcher_stops_with_the_evidence() -> None:
     left = outcome(orders)
     assert (left.outcome.status, left.again, started(orders)) == ("failed", "", [])
     assert "stopped by rule `oom` (run.toml): cuda_oom" in left.outcome.why
-    assert "for the 3. time in this run" in left.outcome.why and OOM.format(50.0) in left.outcome.why
+    assert "for the third time in this run" in left.outcome.why and OOM.format(50.0) in left.outcome.why
     assert [t.decided.action for t in left.outcome.taken] == ["relaunch", "relaunch", "stop"]
     assert [t.at for t in left.outcome.taken] == [10.0 + 2 - 54, 30.0 + 2 - 54, 50.0 + 2 - 54]
 
@@ -60,7 +60,7 @@ def test_the_next_attempt_goes_on_counting() -> None:
     )
     assert [round(t.at) for t in later.taken] == [12 - 41 - 60 + 100, 32 - 41 - 60 + 100]
     _, orders = out_of_memory(later, 110.0)
-    assert started(orders) == [] and "for the 3. time" in outcome(orders).outcome.why
+    assert started(orders) == [] and "for the third time" in outcome(orders).outcome.why
 
 
 def test_a_swap_that_is_asked_for_comes_before_any_relaunch() -> None:
@@ -171,7 +171,7 @@ def test_what_the_launcher_relaunched_counts_for_the_operator_too() -> None:
     run, (asked,) = told(run, failed(40.0))
     run, orders = told(run, ev.Examined(41.0, asked.key, "oom", OOM.format(80), "rank-1.log"))
     assert [type(o) for o in orders] == [act.Cancel] and run.phase is Phase.STOPPING
-    assert "stopped by rule `oom` (run.toml)" in run.verdict and "for the 3. time" in run.verdict
+    assert "stopped by rule `oom` (run.toml)" in run.verdict and "for the third time" in run.verdict
 
 
 def test_what_no_rule_decided_is_remembered_too() -> None:
@@ -197,7 +197,7 @@ def test_what_a_launcher_has_stopped_for_no_operator_starts_again() -> None:
         run, _ = answered(run, 61.0, "PASS")
         run, ordered = told(run, ev.Examined(62.0, examine.key, "oom", line, "rank-1.log"))
         assert [type(o) for o in ordered] == [act.Cancel if stops else act.Restart]
-        assert ("for the 3. time" in run.verdict) is stops
+        assert ("for the third time" in run.verdict) is stops
 
 
 def test_a_swap_that_was_asked_for_excludes_nobody_who_answers() -> None:

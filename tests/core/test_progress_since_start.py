@@ -14,7 +14,7 @@ from transom_cli.core import launcher as sh
 from transom_cli.core.launcher import LadderState, Order
 from transom_cli.core.operator.actions import Action, Restart
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Phase, Policy, State
+from transom_cli.core.operator.state import Phase, Policy, Request, State
 from transom_cli.core.progress import FEW, made_progress
 
 NODES = ("n1", "n2", "n3")
@@ -82,7 +82,8 @@ def test_what_counts_as_progress(made: int, before: int, progress: bool) -> None
 def run(lengths: list[int], allowed: int = 2, *, since_start: bool = True) -> State:
     """A run whose attempts end after so many steps, each on another node; it stops where the operator gives up."""
     nodes = tuple(f"n{i}" for i in range(len(lengths) + 1))
-    state, now = State(policy=Policy(max_without_progress=allowed, backoff=0.0), num_nodes=len(nodes)), 0.0
+    policy, now = Policy(max_without_progress=allowed, backoff=0.0), 0.0
+    state = State(policy=policy, request=Request(num_nodes=len(nodes)))
 
     def tell(event: ev.Event) -> tuple[Action, ...]:
         nonlocal state
@@ -111,12 +112,12 @@ def run(lengths: list[int], allowed: int = 2, *, since_start: bool = True) -> St
 
 def test_a_run_that_resumes_from_checkpoints_of_its_own_is_never_given_up() -> None:
     state = run([340, 180, 150, 40, 210])
-    assert (state.phase, state.no_progress, state.starts) == (Phase.RECOVERING, 0, 5)
+    assert (state.phase, state.budget.no_progress, state.job.starts) == (Phase.RECOVERING, 0, 5)
 
 
 def test_a_run_that_always_crashes_after_as_many_steps_is_given_up() -> None:
     state = run([50] * 9)
-    assert (state.starts, state.exit_code) == (run([50] * 9, since_start=False).starts, 21), "the usual budget"
+    assert (state.job.starts, state.exit_code) == (run([50] * 9, since_start=False).job.starts, 21), "the usual budget"
     assert "restarted 2 times without progress (50 steps in the last start)" in state.verdict
 
 
@@ -130,11 +131,11 @@ def test_attempts_without_a_step_do_not_hide_a_loop() -> None:
 
 def test_steps_of_the_training_itself_are_compared_as_before() -> None:
     assert run([340, 180, 150, 40], since_start=False).exit_code == 21
-    assert run([340, 400, 450, 500], since_start=False).no_progress == 0
+    assert run([340, 400, 450, 500], since_start=False).budget.no_progress == 0
 
 
 def test_the_trainings_own_step_is_believed_once_it_is_told() -> None:
     state = run([340])
-    state, _ = decide(state, ev.JobSeen(500.0, 7, 1, "RUNNING", nodes=state.nodes))
+    state, _ = decide(state, ev.JobSeen(500.0, 7, 1, "RUNNING", nodes=state.job.nodes))
     state, _ = decide(state, ev.StepSeen(501.0, "7.1", 12))
-    assert (state.step, state.max_step, state.since_start) == (12, 12, False)
+    assert (state.progress.step, state.progress.max_step, state.progress.since_start) == (12, 12, False)

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from transom_cli.core import events as ev
-from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Policy, State
+from transom_cli.core.operator.decide import decide, next_deadline
+from transom_cli.core.operator.state import Policy, Request, State
 
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -40,7 +40,7 @@ moments = stories(events, 50)
 
 def begun(policy: Policy, num_nodes: int = 3) -> Ledger:
     """A run that trains on n1, n2 and n3."""
-    ledger = Ledger(State(policy=policy, num_nodes=num_nodes))
+    ledger = Ledger(State(policy=policy, request=Request(num_nodes=num_nodes)))
     for event in (
         ev.Started(0.0, 1),
         ev.Submitted(0.0, "submit", 7),
@@ -54,12 +54,19 @@ def play(ledger: Ledger, story: list[tuple[float, ev.Event | Answer]]) -> None:
     now = 1.0
     for pause, moment in story:
         now += pause
-        if isinstance(moment, Answer):
-            waiting = list(ledger.asked.values())
-            if not waiting:
-                continue
-            moment = answer(waiting[moment.which % len(waiting)], moment.how, now, ledger.state.restarts)
-        ledger.feed(replace(moment, at=now))
+        play_one(ledger, now, moment)
+
+
+def play_one(ledger: Ledger, now: float, moment: ev.Event | Answer) -> ev.Event | None:
+    """Feed an event, or the answer to a pending action if there is one."""
+    if isinstance(moment, Answer):
+        waiting = list(ledger.asked.values())
+        if not waiting:
+            return None
+        moment = answer(waiting[moment.which % len(waiting)], moment.how, now, ledger.state.job.restarts)
+    event = replace(moment, at=now)
+    ledger.feed(event)
+    return event
 
 
 def test_every_event_type_is_in_the_alphabet() -> None:
@@ -75,7 +82,7 @@ def test_an_unknown_event_type_is_a_type_error() -> None:
 @QUICK
 @given(policies, moments)
 def test_promises_hold_from_the_very_start(policy: Policy, story: list[tuple[float, ev.Event | Answer]]) -> None:
-    ledger = Ledger(State(policy=policy, num_nodes=3))
+    ledger = Ledger(State(policy=policy, request=Request(num_nodes=3)))
     ledger.feed(ev.Started(0.0, 1))
     play(ledger, story)
 
@@ -110,16 +117,12 @@ def test_a_doubled_event_orders_nothing(policy: Policy, story: list[tuple[float,
     now = 1.0
     for pause, moment in story:
         now += pause
-        if isinstance(moment, Answer):
-            waiting = list(ledger.asked.values())
-            if not waiting:
-                continue
-            moment = answer(waiting[moment.which % len(waiting)], moment.how, now, ledger.state.restarts)
-        event = replace(moment, at=now)
-        ledger.feed(event)
+        event = play_one(ledger, now, moment)
+        if event is None:
+            continue
         if isinstance(event, ev.Submitted | ev.Isolated | ev.Restarted | ev.Acted | ev.ActionFailed | ev.Examined):
             assert ledger.feed(event) == ()
-        if isinstance(event, ev.Probed | ev.StopAsked | ev.JobGone | ev.LiftAsked):
+        if isinstance(event, ev.Probed | ev.StopRequested | ev.JobGone | ev.LiftRequested):
             assert ledger.feed(event) == ()
 
 
@@ -132,3 +135,21 @@ def test_what_is_unanswered_survives_any_number_of_operators(
     play(ledger, story)
     first = ledger.feed(ev.Started(1e6, 8))
     assert ledger.feed(ev.Started(1e6, 9)) == first
+
+
+@QUICK
+@given(policies, st.one_of(moments, faults), pauses)
+def test_a_tick_before_the_next_deadline_changes_nothing(
+    policy: Policy, story: list[tuple[float, ev.Event | Answer]], pause: float
+) -> None:
+    """A Tick at the deadline has an effect, and no Tick before it. The state is looked at after each event."""
+    ledger, now = begun(policy), 1.0
+    for wait, moment in story:
+        now += wait
+        play_one(ledger, now, moment)
+        state, due = ledger.state, next_deadline(ledger.state)
+        early = now + pause if due is None else min(now + pause, due - 1e-3)
+        if early >= now:
+            assert decide(state, ev.Tick(early)) == (state, ())
+        if due is not None:
+            assert decide(state, ev.Tick(max(now, due))) != (state, ())

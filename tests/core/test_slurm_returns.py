@@ -7,8 +7,8 @@ import pytest
 from transom_cli.core import events as ev
 from transom_cli.core.operator.actions import Action, Patch, Restart
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Phase, State
-from transom_cli.core.stepdwords import was_cancelled
+from transom_cli.core.operator.state import Phase, Request, State
+from transom_cli.core.slurm_messages import was_cancelled
 
 NODES = ("n1", "n2", "n3")
 TRAINS = (
@@ -23,7 +23,7 @@ TERM = "told to stop by SIGTERM: rank 0 on n1 ended with signal 15"
 
 
 def play(*events: ev.Event) -> tuple[State, list[Action]]:
-    state, ordered = State(num_nodes=3), []
+    state, ordered = State(request=Request(num_nodes=3)), []
     for event in (*TRAINS, *events):
         state, actions = decide(state, event)
         ordered += actions
@@ -54,10 +54,10 @@ def answered(*events: ev.Event) -> tuple[State, list[Action]]:
 
 def test_a_long_silence_alone_changes_nothing() -> None:
     state, ordered = play(*(ev.Tick(float(at)) for at in range(101, 700)), ev.StepSeen(700.0, "7.0", 999))
-    assert (state.phase, state.incident, state.slurm_lost) == (Phase.TRAINING, None, "Socket timed out")
+    assert (state.phase, state.incident, state.slurm_error) == (Phase.TRAINING, None, "Socket timed out")
     assert len(ordered) == 1, "the submission"
     state, _ = decide(state, ev.JobSeen(701.0, 7, 0, "RUNNING", nodes=NODES))
-    assert state.slurm_lost == ""
+    assert state.slurm_error == ""
 
 
 def test_cancelled_meanwhile_it_is_stopped() -> None:
@@ -121,7 +121,7 @@ def test_requeued_with_nodes_down_the_job_keeps_off_some_and_never_off_all(
     lost: tuple[str, ...], kept: tuple[str, ...], told: str
 ) -> None:
     state, ordered = play(requeued(lost))
-    assert state.excluded == kept and state.phase is Phase.RECOVERING
+    assert state.isolation.excluded == kept and state.phase is Phase.RECOVERING
     patches = [(a.exclude, a.start) for a in ordered if isinstance(a, Patch)]
     assert patches == ([] if told else [(kept, True)]), "Slurm's two minutes, where old processes may live on its nodes"
     assert state.incident is not None
@@ -131,7 +131,7 @@ def test_requeued_with_nodes_down_the_job_keeps_off_some_and_never_off_all(
 def test_beyond_the_cap_none_is_kept_away_for_what_slurm_says_alone() -> None:
     nodes = tuple(f"n{n}" for n in range(1, 9))
     state, _ = play(ev.JobSeen(101.0, 7, 0, "RUNNING", nodes=nodes), requeued(nodes[:5]))
-    assert state.excluded == () and state.incident is not None
+    assert state.isolation.excluded == () and state.incident is not None
     assert "n1, n2, n3, n4, n5 not excluded: the cap is reached" in [m.words for m in state.incident.marks]
 
 
@@ -158,5 +158,5 @@ def test_held_by_a_person_it_waits_for_one(reason: str, verdict: str) -> None:
 def test_suspects_are_let_in_again_where_slurm_has_no_others_that_are_up() -> None:
     down = "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions"
     state, ordered = play(requeued(("n2",)), ev.Acted(703.0, "patch/1", "excluded: n2"), requeued((), reason=down))
-    assert state.excluded == ()
+    assert state.isolation.excluded == ()
     assert [a.drop for a in ordered if isinstance(a, Patch)][-1] == ("n2",)

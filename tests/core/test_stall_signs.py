@@ -5,13 +5,13 @@ from __future__ import annotations
 from transom_cli.core import events as ev
 from transom_cli.core.operator.actions import Action, Probe
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import State
+from transom_cli.core.operator.state import Request, State
 
 NODES = ("node1", "node2", "node3")
 
 
 def _running(*more: ev.Event) -> tuple[State, list[Action]]:
-    state, actions = State(num_nodes=3), []
+    state, actions = State(request=Request(num_nodes=3)), []
     for event in (
         ev.Started(0.0, 1),
         ev.Submitted(1.0, "submit", 7),

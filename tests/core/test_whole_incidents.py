@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Policy, State
+from transom_cli.core.operator.state import Policy, Request, State
 
 
 class WholeIncidents(RuleBasedStateMachine):
@@ -65,7 +65,7 @@ class WholeIncidents(RuleBasedStateMachine):
 
     @rule(nodes=st.lists(st.sampled_from(NODES), max_size=2, unique=True), name=st.sampled_from(("a", "b", "c")))
     def a_person_lifts_exclusions(self, nodes: list[str], name: str) -> None:
-        self.world.tell(ev.LiftAsked(self.world.now, "ann", name, tuple(nodes)))
+        self.world.tell(ev.LiftRequested(self.world.now, "ann", name, tuple(nodes)))
 
     @rule()
     def the_ranks_hang_or_go_on(self) -> None:
@@ -92,7 +92,7 @@ class WholeIncidents(RuleBasedStateMachine):
     @rule(odds=st.integers(0, 9))
     def a_person_stops_it(self, odds: int) -> None:
         if odds == 0:
-            self.world.tell(ev.StopAsked(self.world.now, "ann"))
+            self.world.tell(ev.StopRequested(self.world.now, "ann"))
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):
@@ -106,7 +106,7 @@ class WholeIncidents(RuleBasedStateMachine):
             assert world.status not in ("PENDING", "RUNNING"), "the run is over, and its job lives on"
             assert state.phase.value == "done" or state.verdict, "it ended and does not say why"
         assert len(set(world.starts)) == len(world.starts)
-        folded = State(policy=state.policy, num_nodes=state.num_nodes)
+        folded = State(policy=state.policy, request=Request(num_nodes=state.request.num_nodes))
         for event in world.journal:
             folded, _ = decide(folded, event)
         assert folded == state, "the journal tells another story"

@@ -23,7 +23,7 @@ def test_the_second_time_the_run_stops_and_says_by_which_rule(person: Person) ->
     mine.write_text(RULES)
     done = person.run("-f", str(mine), "-N", "2", "--", *COMMAND, "--end", "7", "--at", "8", "--always")
     assert done.returncode == 1, done.stderr
-    assert "stopped by rule `seven`" in done.stderr and "for the 2. time in this run" in done.stderr
+    assert "stopped by rule `seven`" in done.stderr and "for the second time in this run" in done.stderr
     run = person.newest()
     view = person.status(run)
     assert (view["phase"], view["starts"]) == ("failed", 0), "relaunched once, and never requeued"

@@ -22,7 +22,7 @@ from transom_cli.errors import NotPermitted
 from transom_cli.layout import RunDir
 from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox
-from transom_cli.supervise.follow import newest_checkpoint
+from transom_cli.supervise.attempt_files import newest_checkpoint
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.long]
 HOW = {"all": (3.0, False), "as_nfs": (30.0, True)}

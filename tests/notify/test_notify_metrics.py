@@ -26,11 +26,12 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 from transom_cli.ckpt.snapshot.account import Account, Held, Step
 from transom_cli.core import events as ev
 from transom_cli.core.codec import plain
-from transom_cli.core.decided import Decided
+from transom_cli.core.events import Decided
 from transom_cli.core.goodput import NS, Kind, Sums
-from transom_cli.core.incident import Diagnosis, Incident, Look, Stage
+from transom_cli.core.incident import Diagnosis, Incident, NodeProbes, Stage
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Exclusion, Phase, Policy, State
+from transom_cli.core.operator.state import Exclusion, Idle, Isolation, Job, Phase, Policy, Request, State
+from transom_cli.core.progress import Progress
 from transom_cli.diagnose.clue import Category
 from transom_cli.heartbeat.table import NodeTable, RankBeat
 from transom_cli.layout import RunDir
@@ -59,10 +60,16 @@ def some_state(**more: object) -> State:
     )
     kept = (Exclusion("n8", 1.0, None, "drained", "i1", "r"), Exclusion("n9", 1.0, 2.0, "excluded", "i1", "r"))
     state = State(
-        phase=Phase.TRAINING, since=50.0, epoch=2, job_id=7, restarts=1, starts=1, slurm_state="RUNNING", nodes=NODES,
-        idle=("n3", "n4"), idle_looks=(Look("n4", fails=2),), step=40, max_step=46, durable=40, incidents=closed,
-        incident=Incident("i4", 7, 1, 200.0, 46), exclusions=kept,
-    )  # fmt: skip
+        phase=Phase.TRAINING,
+        since=50.0,
+        epoch=2,
+        incidents=closed,
+        incident=Incident("i4", 7, 1, 200.0, 46),
+        job=Job(id=7, restarts=1, starts=1, state="RUNNING", nodes=NODES),
+        idle=Idle(nodes=("n3", "n4"), probes=(NodeProbes("n4", fails=2),)),
+        progress=Progress(step=40, max_step=46, durable=40),
+        isolation=Isolation(exclusions=kept),
+    )
     return replace(state, **more)
 
 
@@ -143,7 +150,8 @@ def test_what_is_not_known_has_no_sample() -> None:
 
 
 def test_nodes_of_a_job_that_waits_are_none_of_its_own() -> None:
-    told = read(sight(some_state(slurm_state="PENDING", phase=Phase.HELD)))
+    state = some_state(phase=Phase.HELD)
+    told = read(sight(replace(state, job=replace(state.job, state="PENDING"))))
     assert told["transom_nodes", "training"] == 0 and told["transom_nodes", "drained"] == 1
 
 
@@ -268,7 +276,7 @@ def gauging(tmp_path: Path, port: int | None, textfile: Path | None, every: floa
 
 
 def follow(meter: MetricsExporter, at: float) -> None:
-    state = State(policy=Policy(), num_nodes=2)
+    state = State(policy=Policy(), request=Request(num_nodes=2))
     for event in (
         ev.Started(at, 1),
         ev.Submitted(at, "submit", 7),

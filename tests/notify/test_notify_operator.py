@@ -103,8 +103,8 @@ def operate(run: RunDir, settings: Settings, *story: ev.Event) -> State:
         return told, told, told
 
     lease = Lease.take(run)
-    witness = notifier_for(run, settings, DeliveryLog(run.told, lease.epoch))
-    operator = Operator(run, lease, Clock, parts, Pace(1.0, 1.0), [witness])  # type: ignore[arg-type]
+    observer = notifier_for(run, settings, DeliveryLog(run.told, lease.epoch))
+    operator = Operator(run, lease, Clock, parts, Pace(1.0, 1.0), [observer])  # type: ignore[arg-type]
     told.leave = operator.leave
     return operator.run()
 
@@ -163,7 +163,7 @@ def test_the_run_goes_on_while_every_target_hangs(run: RunDir, tmp_path: Path, m
         state = operate(
             run, settings, *STORY[:-2], *STORY[-2:-1], *(replace(e, attempt="7.1") for e in many), STORY[-1]
         )
-        assert state.phase is Phase.DONE and state.max_step == 146
+        assert state.phase is Phase.DONE and state.progress.max_step == 146
     assert not run.told.exists()
 
 

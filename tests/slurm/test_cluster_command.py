@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import transom_cli
-from transom_cli.core.operator.state import Exclusion, Phase, State
+from transom_cli.core.operator.state import Exclusion, Isolation, Job, Phase, State
 from transom_cli.notify.events import HOLDING, notifications_for
 from transom_cli.slurm.port import cluster_command, release_commands
 from transom_cli.slurm.runner import classify
 from transom_cli.view.model import RunView, build_view
 from transom_cli.view.outlook import next_commands
 
-HELD = State(phase=Phase.HELD, job_id=7, slurm_state="PENDING", since=100.0, verdict="Slurm holds the job: x")
+HELD = State(phase=Phase.HELD, since=100.0, verdict="Slurm holds the job: x", job=Job(id=7, state="PENDING"))
 PACKAGE = Path(transom_cli.__file__).parent
 
 
@@ -40,7 +40,7 @@ def test_a_job_that_only_lacks_nodes_is_not_just_released() -> None:
 
 
 def test_screens_name_it() -> None:
-    waits = replace(HELD, phase=Phase.PENDING, slurm_reason="Resources")
+    waits = replace(HELD, phase=Phase.PENDING, job=replace(HELD.job, reason="Resources"))
     lost = replace(view(replace(HELD, phase=Phase.TRAINING)), operator=False)
     assert dict(next_commands(view(HELD)))["release"] == "scontrol -M alps release 7"
     assert dict(next_commands(view(waits)))["check"] == "squeue -M alps --start -j 7"
@@ -53,7 +53,8 @@ def test_screens_name_it() -> None:
 def test_messages_name_it() -> None:
     (news,) = notifications_for(HELD, 100.0, HELD, 100.0 + HOLDING, "alps")
     assert "release: scontrol -M alps release 7" in news.details
-    unfit = replace(HELD, slurm_reason="BadConstraints", exclusions=(Exclusion("n1", 1.0, None, "drained", "i1", "x"),))
+    exclusion = Exclusion("n1", 1.0, None, "drained", "i1", "x")
+    unfit = replace(HELD, job=replace(HELD.job, reason="BadConstraints"), isolation=Isolation((exclusion,)))
     (news,) = notifications_for(unfit, 100.0, unfit, 100.0 + HOLDING, "alps")
     assert news.details[-2:] == ("release: transom nodes --lift n1", "new nodes: scontrol -M alps release 7")
 

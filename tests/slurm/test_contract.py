@@ -32,7 +32,7 @@ from transom_cli.slurm.port import (
 )
 from transom_cli.slurm.requeue import SETTLE, restart_job
 from transom_cli.slurm.runner import Runner
-from transom_cli.supervise.operator.draining import drain, is_ours, reason
+from transom_cli.supervise.operator.drain import drain, is_ours, reason
 
 
 def end_with(world: World, code: int) -> Job:

@@ -18,8 +18,8 @@ from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import JobState, NoSuchJob, SlurmUnknown, Submission
 from transom_cli.supervise.journal import Journal, fold, step_and_remember, write_header
 from transom_cli.supervise.operator.clock import Clock
-from transom_cli.supervise.operator.hands import Hands, Orders
-from transom_cli.supervise.operator.slurmwatch import job_seen
+from transom_cli.supervise.operator.executor import Executor, Orders
+from transom_cli.supervise.operator.slurm_poller import job_seen
 
 WIDTH = 3
 
@@ -76,7 +76,7 @@ class FakeClock(Clock):
         return self._slurm.clock()
 
 
-class SyncHands(Hands):
+class SyncHands(Executor):
     """The real procedures; their pauses pass on the cluster's time."""
 
     def _sleep(self, seconds: float) -> None:
@@ -157,15 +157,15 @@ class Operator:
 
     def _observe(self) -> None:
         now = self.slurm.clock()
-        if not self.state.job_id:
+        if not self.state.job.id:
             return
         try:
-            job = FakeSlurm.job(self.slurm, self.state.job_id)
+            job = FakeSlurm.job(self.slurm, self.state.job.id)
             if job.state is JobState.RUNNING:
                 self._files(now, f"{job.job_id}.{job.restarts}", job.nodes)
-            self._hear(job_seen(now, FakeSlurm.job(self.slurm, self.state.job_id)))
+            self._hear(job_seen(now, FakeSlurm.job(self.slurm, self.state.job.id)))
         except NoSuchJob:
-            self._hear(ev.JobGone(now, self.state.job_id))
+            self._hear(ev.JobGone(now, self.state.job.id))
         except SlurmUnknown as error:
             self._hear(ev.SlurmLost(now, error.why))
         self._hear(ev.Tick(now))

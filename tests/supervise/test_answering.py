@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from transom_cli.core import events as ev
-from transom_cli.core.operator.state import State
+from transom_cli.core.operator.state import Job, State
 from transom_cli.layout import RunDir
 from transom_cli.notify.events import Notification
 from transom_cli.supervise import answering
 from transom_cli.supervise.answering import Answering, interrupted
-from transom_cli.supervise.operator.filewatch import FileWatch
+from transom_cli.supervise.operator.run_dir_watch import RunDirWatch
 
 SOON = 30.0  # seconds, on a busy machine
 
@@ -113,8 +113,8 @@ def test_the_operator_says_it_elsewhere_and_then_tells_people(
 ) -> None:
     said: list[str] = []
     news: list[Notification] = []
-    watch = FileWatch(RunDir(tmp_path / "run1"), news.append, said.append, patience=0.5, told_after=1.0)
-    watch.seen(State(), ev.Tick(1.0), State(job_id=7, nodes=("n1", "n2")))
+    watch = RunDirWatch(RunDir(tmp_path / "run1"), news.append, said.append, patience=0.5, told_after=1.0)
+    watch.seen(State(), ev.Tick(1.0), State(job=Job(id=7, nodes=("n1", "n2"))))
     with caplog.at_level(logging.WARNING, logger="transom.operator"):
         server.here.clear()
         until(lambda: news)
@@ -133,7 +133,7 @@ def test_the_operator_says_it_elsewhere_and_then_tells_people(
 def test_a_short_silence_is_said_and_not_told(server: Server, tmp_path: Path) -> None:
     said: list[str] = []
     news: list[Notification] = []
-    watch = FileWatch(RunDir(tmp_path / "run1"), news.append, said.append, patience=0.5, told_after=1000.0)
+    watch = RunDirWatch(RunDir(tmp_path / "run1"), news.append, said.append, patience=0.5, told_after=1000.0)
     server.here.clear()
     until(lambda: said)
     server.here.set()

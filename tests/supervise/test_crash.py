@@ -87,7 +87,7 @@ def test_an_ordinary_user_excludes_what_it_may_not_drain(tmp_path: Path) -> None
     world = World(tmp_path / "run", WORKER, admin=False)
     state = world.live((), 0.0)
     check(world, state)
-    assert [(x.node, x.how, x.until) for x in state.exclusions] == [(WORKER, "excluded", None)]
+    assert [(x.node, x.how, x.until) for x in state.isolation.exclusions] == [(WORKER, "excluded", None)]
     assert not any(n.drain for n in world.slurm.cluster.nodes.values())
 
 
@@ -99,7 +99,7 @@ def test_stop_in_the_middle_of_a_restart_leaves_no_job(tmp_path: Path) -> None:
 
     def stopped_meanwhile(action: object) -> ev.Event:
         if type(action).__name__ == "Restart":
-            operator._hear(ev.StopAsked(world.slurm.clock(), "ann"))
+            operator._hear(ev.StopRequested(world.slurm.clock(), "ann"))
         return perform(action)  # type: ignore[arg-type]
 
     operator.hands._perform = stopped_meanwhile  # type: ignore[method-assign, assignment]

@@ -10,14 +10,16 @@ import pytest
 
 from transom_cli.core import events as ev
 from transom_cli.core.incident import Incident, Stage
-from transom_cli.core.operator.state import State
+from transom_cli.core.operator.silent_launcher import STUCK
+from transom_cli.core.operator.state import Job, Request, State
 from transom_cli.core.stall import StallLimits
 from transom_cli.heartbeat.table import NodeTable, RankBeat, encode
 from transom_cli.layout import AttemptDir, RunDir
-from transom_cli.supervise.follow import STUCK, Follower, newest_checkpoint, read_outcome
+from transom_cli.supervise.attempt_files import newest_checkpoint, read_outcome
+from transom_cli.supervise.follow import Follower
 
 LIMITS = StallLimits(factor=4.0, floor=2.0, ceiling=60.0, node_silent=8.0, settle=0.0, patience=1.0)
-STATE = State(job_id=7, restarts=0, num_nodes=2, nodes=("n1", "n2"))
+STATE = State(job=Job(id=7, restarts=0, nodes=("n1", "n2")), request=Request(num_nodes=2))
 
 
 class Training:
@@ -129,9 +131,9 @@ def test_silence_of_a_suspended_job_is_not_told_and_the_watch_starts_again_with_
         training.beats(step, "n1", "n2")
         training.poll()
     running, told = training.state, [e for _ in range(3) for e in training.poll()]
-    training.state = replace(running, slurm_state="SUSPENDED", suspended_at="05:00")
+    training.state = replace(running, job=replace(running.job, state="SUSPENDED", suspended_at="05:00"))
     told += [e for _ in range(600) for e in training.poll()]
-    training.state = replace(running, slurm_state="RUNNING", suspended_at="05:10")
+    training.state = replace(running, job=replace(running.job, state="RUNNING", suspended_at="05:10"))
     told += [e for _ in range(3) for e in training.poll()]
     training.beats(20, "n1")
     told += training.poll()
@@ -199,9 +201,9 @@ def test_a_new_start_is_not_told_before_the_restart_is_answered(training: Traini
     training.poll()
     training.launch(1)
     training.beats(0, "n1", "n2", restart=1)
-    training.state = State(job_id=7, incident=Incident("i1", 7, 0, 0.0, 3, stage=Stage.RESTARTING))
+    training.state = State(incident=Incident("i1", 7, 0, 0.0, 3, stage=Stage.RESTARTING), job=Job(id=7))
     assert training.poll() == []
-    training.state = State(job_id=7, restarts=1)
+    training.state = State(job=Job(id=7, restarts=1))
     assert kinds(training.poll(0.1)) == ["LaunchSeen", "StepSeen"], "and then at once"
 
 
@@ -232,7 +234,7 @@ def test_a_request_is_heard_once(training: Training) -> None:
     (training.run.requests / "1.json").write_text('{"ask": "stop", "who": "ann"}')
     (training.run.requests / "2.json").write_text('{"ask": "dance"}')
     (training.run.requests / "3.tmp").write_text('{"ask": "stop"}')
-    assert training.poll() == [ev.StopAsked(1001.0, "ann")]
+    assert training.poll() == [ev.StopRequested(1001.0, "ann")]
     assert training.poll() == []
 
 
@@ -262,7 +264,7 @@ def test_ranks_that_ended_well_wait_for_the_launcher(training: Training) -> None
 
 def test_a_launcher_that_hangs_after_the_good_end_of_all_ranks_is_not_waited_for(training: Training) -> None:
     training.launch()
-    training.state = State(job_id=7, num_nodes=2, nodes=("n1", "n2"), batch_host="n1")
+    training.state = State(job=Job(id=7, nodes=("n1", "n2"), batch_host="n1"), request=Request(num_nodes=2))
     training.sign()
     exits = training.attempt().exits(0)
     exits.mkdir(parents=True)
@@ -378,7 +380,7 @@ def test_a_silence_of_all_agents_is_told_as_such_while_the_launcher_lives(traini
 
 def test_the_launchers_own_host_is_asked_when_it_falls_silent(training: Training) -> None:
     training.launch()
-    training.state = State(job_id=7, num_nodes=2, nodes=("n1", "n2"), batch_host="n1")
+    training.state = State(job=Job(id=7, nodes=("n1", "n2"), batch_host="n1"), request=Request(num_nodes=2))
     exits = training.attempt().exits(0)
     exits.mkdir(parents=True)
     for rank, node in ((0, "n1"), (1, "n2")):

@@ -14,8 +14,7 @@ from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmUnknown, Submission
 from transom_cli.slurm.requeue import user_name
 from transom_cli.supervise.operator.clock import Clock
-from transom_cli.supervise.operator.forgotten import Forgotten
-from transom_cli.supervise.operator.slurmwatch import FORGOTTEN_AFTER, SlurmWatch
+from transom_cli.supervise.operator.slurm_poller import FORGOTTEN_AFTER, ForgottenJobs, SlurmPoller
 
 
 class Scene:
@@ -26,7 +25,7 @@ class Scene:
         self.script = folder / "job.sbatch"
         self.script.write_text("#!/bin/sh\n")
         self.submit()
-        self.forgotten = Forgotten(self.run, self.slurm, Clock(), 0.0)
+        self.forgotten = ForgottenJobs(self.run, self.slurm, Clock(), 0.0)
 
     def submit(self, *options: str) -> int:
         job_id = self.slurm.submit(Submission(self.script, options))
@@ -86,7 +85,7 @@ def test_a_job_that_its_launcher_cancelled_for_a_successor(scene: Scene, success
 def test_the_operators_eyes_tell_it_in_place_of_a_mere_absence(scene: Scene) -> None:
     scene.end_and_forget()
     out: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
-    eyes = SlurmWatch(scene.slurm, Clock(), out, lambda: 0.01, forgotten=scene.forgotten)
+    eyes = SlurmPoller(scene.slurm, Clock(), out, lambda: 0.01, forgotten=scene.forgotten)
     eyes.follow(1, 0, ())
     eyes.start()
     told = out.get(timeout=30)

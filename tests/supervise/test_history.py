@@ -11,8 +11,8 @@ import pytest
 
 from transom_cli.core import events as ev
 from transom_cli.core.codec import plain
-from transom_cli.core.decided import Decided, Taken
-from transom_cli.core.operator.state import Exclusion, Policy, State
+from transom_cli.core.events import Decided, Taken
+from transom_cli.core.operator.state import Exclusion, Isolation, Policy, State
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.journal import Journal, write_header
 from transom_cli.supervise.launcher import history
@@ -155,7 +155,9 @@ def test_what_the_operator_has_isolated_for_a_while_only_is_so_for_that_while(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, gone = Exclusion("n2", 0.0, 5e12, "excluded", "", ""), Exclusion("n3", 0.0, 5.0, "excluded", "", "")
-    told = SimpleNamespace(state=State(exclusions=(kept, gone, Exclusion("n1", 0.0, None, "drained", "", ""))))
+    told = SimpleNamespace(
+        state=State(isolation=Isolation(exclusions=(kept, gone, Exclusion("n1", 0.0, None, "drained", "", ""))))
+    )
     monkeypatch.setattr(history, "fold", lambda _: told)
     assert begun(run, now(run)).isolated == ("n1", "n2")
 

@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_the_header_holds_the_policy(path: Path) -> None:
     state = fold(path).state
-    assert (state.policy.max_without_progress, state.num_nodes) == (7, 3)
+    assert (state.policy.max_without_progress, state.request.num_nodes) == (7, 3)
 
 
 def test_the_header_holds_the_table_of_rules(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_every_cut_of_the_last_line_is_passed_over(path: Path) -> None:
         late.close()
         assert [e.at for e in fold(path).events] == [1.0, 3.0], size
     path.write_bytes(data[:-1])  # all but the newline: the record is whole
-    assert fold(path).state.job_id == 7
+    assert fold(path).state.job.id == 7
 
 
 def test_a_replaced_writer_does_not_count(path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_replaced_writer_does_not_count(path: Path) -> None:
     old.append(ev.Submitted(3.0, "submit", 666))
     new.append(ev.Submitted(4.0, "submit", 7))
     folded = fold(path)
-    assert (folded.state.job_id, folded.state.epoch, folded.last_at) == (7, 2, 4.0)
+    assert (folded.state.job.id, folded.state.epoch, folded.last_at) == (7, 2, 4.0)
     assert len(folded.events) == 3
 
 
@@ -157,6 +157,11 @@ def test_a_record_of_an_unknown_kind_is_told(path: Path) -> None:
     assert "Teleported" in caught.value.why
 
 
+def with_steps_of(state: State, other: State) -> State:
+    steps = replace(other.progress, step=state.progress.step, max_step=state.progress.max_step)
+    return replace(other, progress=steps)
+
+
 seen_steps = st.builds(ev.StepSeen, st.just(5.0), st.sampled_from(["7.0", "7.1"]), st.integers(0, 9))
 seen_others = st.sampled_from(
     [
@@ -170,7 +175,7 @@ seen_others = st.sampled_from(
         ev.Stalled(5.0, "7.0", ev.Stall(3, 40.0, 30.0, (0,), ("n1",))),
         ev.StallEnded(5.0, "7.0"),
         ev.OutcomeSeen(5.0, "7.1", "failed", "why"),
-        ev.StopAsked(5.0, "ada"),
+        ev.StopRequested(5.0, "ada"),
     ]
 )
 
@@ -190,6 +195,4 @@ def test_a_row_of_steps_is_played_as_its_newest(events: list[ev.Event]) -> None:
         assert fold(path) == one_by_one and tuple(event for event, _ in told) == one_by_one.events
         rows: list[tuple[ev.Event, State]] = []
         assert fold(path, lambda _before, event, after: rows.append((event, after)), each_step=False) == one_by_one
-        assert rows == [
-            (e, replace(s, step=r.step, max_step=r.max_step)) for (e, s), (_, r) in zip(told, rows, strict=True)
-        ]
+        assert rows == [(e, with_steps_of(r, s)) for (e, s), (_, r) in zip(told, rows, strict=True)]

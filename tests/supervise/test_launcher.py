@@ -123,7 +123,7 @@ def test_the_policy_decides_and_journal_and_outcome_tell_by_which_rule(tmp_path:
     assert [r["what"] for r in heals] == ["seen", "diagnosed", "decided", "seen", "diagnosed"]
     assert [r["decided"]["action"] for r in heals if r["what"] == "diagnosed"] == ["relaunch", "stop"]  # type: ignore[index]
     told = outcome(tmp_path)
-    assert "stopped by rule `seven` (run.toml)" in str(told["why"]) and "for the 2. time" in str(told["why"])
+    assert "stopped by rule `seven` (run.toml)" in str(told["why"]) and "for the second time" in str(told["why"])
     assert [t["decided"]["rule"] for t in told["taken"]] == ["seven", "seven"]  # type: ignore[attr-defined]
 
 
@@ -197,8 +197,8 @@ def test_a_warning_that_comes_while_a_launch_is_being_ended_is_kept_for_the_next
     monkeypatch.setattr(TwoFacedAgents, "end", end)
     monkeypatch.setattr(sys.modules[__name__], "RANK", RANK.replace("sleep(0.1)", "sleep(1.5)"))  # several looks long
     monkeypatch.setattr(launchhands.TrainingStep, "signal", lambda step, number: sent.append((id(step), number)))
-    monkeypatch.setattr(module.BeatWatch, "launch", property(lambda _: 1))
-    monkeypatch.setattr(module.BeatWatch, "step", lambda _, launch: 5)
+    monkeypatch.setattr(module.HeartbeatMonitor, "launch", property(lambda _: 1))
+    monkeypatch.setattr(module.HeartbeatMonitor, "step", lambda _, launch: 5)
     assert launcher(tmp_path).run() == 0
     assert [number for _, number in sent] == [signal.SIGUSR2]
 
@@ -274,8 +274,8 @@ def test_the_first_step_of_a_launch_and_the_last_before_its_end_are_written(
     codes += [0]
     steps = iter(range(1000))
     monkeypatch.setattr(sys.modules[__name__], "RANK", RANK.replace("sleep(0.1)", "sleep(1.5)"))  # several looks long
-    monkeypatch.setattr(module.BeatWatch, "launch", property(lambda _: 0))
-    monkeypatch.setattr(module.BeatWatch, "step", lambda _, launch: next(steps))
+    monkeypatch.setattr(module.HeartbeatMonitor, "launch", property(lambda _: 0))
+    monkeypatch.setattr(module.HeartbeatMonitor, "step", lambda _, launch: next(steps))
     assert launcher(tmp_path).run() == 0
     text = RunDir(tmp_path).attempt(7, 0).progress.read_text()
     first, last = (json.loads(line) for line in text.splitlines())

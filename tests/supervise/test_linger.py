@@ -15,7 +15,7 @@ from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import JobState, SlurmDenied, SlurmRefused, SlurmUnknown, Submission
 from transom_cli.slurm.tags import run_tag
 from transom_cli.submit.submission import SubmissionRecord
-from transom_cli.supervise.handed import Handed, handed_on
+from transom_cli.supervise.handoff_record import Handoff, read_handoff
 from transom_cli.supervise.journal import write_header
 from transom_cli.supervise.launcher import linger as module
 from transom_cli.supervise.launcher.log import LauncherLog
@@ -49,8 +49,8 @@ class Journal:
         self.log.write(kind, 0, **fields)
 
     @property
-    def handed(self) -> Handed | None:
-        return handed_on(self.attempt)
+    def handed(self) -> Handoff | None:
+        return read_handoff(self.attempt)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def running(slurm: Slow, folder: Path, *options: str) -> Allocation:
 
 def go_on(
     folder: Path, here: Allocation, again: str = "requeue", *, resubmit: bool = False, leave: bool = False
-) -> tuple[str, Handed | None]:
+) -> tuple[str, Handoff | None]:
     """What was said, and what those who come after read."""
     journal = Journal(RunDir(folder), here.job_id, here.restart)
     journal.attempt.outcome.write_text(json.dumps({"status": "failed", "why": WHY}))

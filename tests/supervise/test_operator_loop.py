@@ -133,7 +133,7 @@ def test_the_last_words_of_a_replaced_operator_do_not_divide_the_journal(run: Ru
     old = Journal(run.journal, 0)
     second, _ = operate(run, lambda: old.append(SILENT) or trained(), lambda: second.leave() or [])  # type: ignore[func-returns-value]
     state = second.run()
-    assert state.job_id == 7 and state.incident is None
+    assert state.job.id == 7 and state.incident is None
     assert fold(run.journal).state == state
 
 
@@ -144,7 +144,7 @@ def test_words_between_the_taking_and_the_first_turn_count_for_both(run: RunDir)
     for event in (ev.Started(1.0, 0), *trained(3.0)):
         old.append(event)
     state = operator.run()
-    assert state.job_id == 7 and orders.keys == []
+    assert state.job.id == 7 and orders.keys == []
     assert fold(run.journal).state == state
 
 

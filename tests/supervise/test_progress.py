@@ -18,7 +18,7 @@ from transom_cli.heartbeat.spent import NodeSpent, RankSpent, encode
 from transom_cli.heartbeat.table import NodeTable, RankBeat
 from transom_cli.heartbeat.table import encode as encode_table
 from transom_cli.layout import AttemptDir
-from transom_cli.supervise.beatwatch import BeatWatch
+from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
 from transom_cli.supervise.launcher.progress import Progress
 from transom_cli.supervise.launcher.sight import Sight
 
@@ -113,7 +113,7 @@ class Ended:
 
 
 def test_the_launchers_sight_writes_it_and_the_last_step_once_a_rank_has_failed(attempt: AttemptDir) -> None:
-    watch = BeatWatch(attempt.nodes, StallLimits())
+    watch = HeartbeatMonitor(attempt.nodes, StallLimits())
     state = LadderState(7, 0, ("n1",), 1, 1, launch=0)
     options: Any = SimpleNamespace(checkpoints=attempt.path / "none")
     sight = Sight(options, attempt, watch, lambda: state, lambda _: False)
@@ -129,7 +129,7 @@ def test_the_launchers_sight_writes_it_and_the_last_step_once_a_rank_has_failed(
 
 
 def test_a_launch_that_is_ended_while_its_ranks_step(attempt: AttemptDir) -> None:
-    watch = BeatWatch(attempt.nodes, StallLimits())
+    watch = HeartbeatMonitor(attempt.nodes, StallLimits())
     state = [LadderState(7, 0, ("n1",), 1, 1, launch=0)]
     options: Any = SimpleNamespace(checkpoints=attempt.path / "none")
     sight = Sight(options, attempt, watch, lambda: state[0], lambda _: False)
@@ -148,7 +148,7 @@ def test_a_launch_that_steps_is_not_ended_for_a_node_whose_agent_and_slurmd_are_
     attempt: AttemptDir, steps: bool
 ) -> None:
     """What the launcher's core makes of what its sight tells: only if the ranks that can be seen make no step."""
-    watch, clock = BeatWatch(attempt.nodes, StallLimits()), 100.0
+    watch, clock = HeartbeatMonitor(attempt.nodes, StallLimits()), 100.0
     state, _ = launcher.decide(LadderState(7, 0, ("n1", "n2"), 2, 1), launcher.Begun(clock))
     options: Any = SimpleNamespace(checkpoints=attempt.path / "none")
     sight = Sight(options, attempt, watch, lambda: state, lambda _: True)

@@ -22,8 +22,8 @@ from transom_cli.heartbeat.spent import NodeSpent, RankSpent, decode
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.agent.spending import Spending
+from transom_cli.supervise.attempt_files import read_reports
 from transom_cli.supervise.launcher.reporting import Reporter, hottest
-from transom_cli.supervise.reported import read_reports
 
 
 class Told:

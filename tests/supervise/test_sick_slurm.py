@@ -17,8 +17,8 @@ from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.guards import CircuitBreaker, with_circuit_breaker
 from transom_cli.slurm.port import SlurmUnknown, Submission
 from transom_cli.supervise.operator.clock import Clock
-from transom_cli.supervise.operator.hands import Hands, Orders
-from transom_cli.supervise.operator.slurmwatch import SlurmWatch
+from transom_cli.supervise.operator.executor import Executor, Orders
+from transom_cli.supervise.operator.slurm_poller import SlurmPoller
 
 FASTER = 200.0
 TEN_MINUTES = 600.0
@@ -61,8 +61,8 @@ def test_whatever_the_operator_wants_a_sick_slurm_is_asked_a_few_times_a_minute(
     away = Away(hangs)
     slurm = with_circuit_breaker(away, CircuitBreaker(clock))  # type: ignore[arg-type]
     out: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
-    watch = SlurmWatch(slurm, Clock(), out, lambda: 1.0)
-    hands = Hands(Orders(RunDir(tmp_path), Submission(tmp_path / "x")), slurm, nothing_heard, Clock(), out)
+    watch = SlurmPoller(slurm, Clock(), out, lambda: 1.0)
+    hands = Executor(Orders(RunDir(tmp_path), Submission(tmp_path / "x")), slurm, nothing_heard, Clock(), out)
     watch._wake, hands._end = FastEvent(), FastEvent()
     watch.follow(7, 0, ("node1",))
     watch.start()

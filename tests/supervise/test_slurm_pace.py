@@ -6,14 +6,15 @@ import queue
 
 from transom_cli.core.events import Event, JobSeen
 from transom_cli.core.incident import Incident
+from transom_cli.core.operator.state import Job as RunJob
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.slurm.port import Job, JobState
 from transom_cli.supervise.operator.clock import Clock
 from transom_cli.supervise.operator.loop import Pace
-from transom_cli.supervise.operator.slurmwatch import SlurmWatch
+from transom_cli.supervise.operator.slurm_poller import SlurmPoller
 
-CALM = State(phase=Phase.TRAINING, job_id=7)
-FINISHING = State(phase=Phase.FINISHING, job_id=7)
+CALM = State(phase=Phase.TRAINING, job=RunJob(id=7))
+FINISHING = State(phase=Phase.FINISHING, job=RunJob(id=7))
 
 
 class FinishedSlurm:
@@ -39,12 +40,12 @@ def test_the_end_of_a_calm_time_is_told_once() -> None:
 def test_an_incident_ends_the_calm_too() -> None:
     pace = Pace(2.0, 30.0)
     pace.notice(CALM)
-    assert pace.notice(State(phase=Phase.TRAINING, job_id=7, incident=Incident("i1", 7, 0, 10.0, 3)))
+    assert pace.notice(State(phase=Phase.TRAINING, incident=Incident("i1", 7, 0, 10.0, 3), job=RunJob(id=7)))
 
 
 def test_a_look_does_not_wait_for_its_turn() -> None:
     out: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    watch = SlurmWatch(FinishedSlurm(), Clock(), out, lambda: 3600.0)  # type: ignore[arg-type]
+    watch = SlurmPoller(FinishedSlurm(), Clock(), out, lambda: 3600.0)  # type: ignore[arg-type]
     watch.follow(7, 0, ())
     watch.start()
     try:

@@ -12,14 +12,14 @@ import pytest
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Phase, State
+from transom_cli.core.operator.state import Phase, Request, State
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import JobState, SlurmUnknown, Submission
-from transom_cli.supervise.operator import hands as hands_module
+from transom_cli.supervise.operator import executor as hands_module
 from transom_cli.supervise.operator.clock import Clock
-from transom_cli.supervise.operator.hands import Hands, Orders
+from transom_cli.supervise.operator.executor import Executor, Orders
 
 LOST = SlurmUnknown("Slurm did not answer `sbatch`", "Socket timed out on send/recv operation")
 RULE = "project:physics"  # what a site's job_submit plugin makes of every comment
@@ -30,7 +30,7 @@ class Run:
 
     def __init__(self, folder: Path, slurm: FakeSlurm) -> None:
         self.slurm, self.folder = slurm, folder
-        self.state = State(num_nodes=2)
+        self.state = State(request=Request(num_nodes=2))
         self.history: list[ev.Event] = []
         self.attach()
 
@@ -38,8 +38,10 @@ class Run:
         """A new operator takes the run up from its journal."""
         self.inbox: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
         orders = Orders(RunDir(self.folder), Submission(self.folder / "job.sbatch", ("--nodes=2",)))
-        self.hands = Hands(orders, self.slurm, lambda *_: Finding("reach", Verdict.PASS, "n1", ""), Clock(), self.inbox)
-        self.state = State(num_nodes=2)
+        self.hands = Executor(
+            orders, self.slurm, lambda *_: Finding("reach", Verdict.PASS, "n1", ""), Clock(), self.inbox
+        )
+        self.state = State(request=Request(num_nodes=2))
         for event in self.history:
             self.state, _ = decide(self.state, event)
         self.hands.remember(self.state.submissions)
@@ -57,8 +59,8 @@ class Run:
             try:
                 self.feed(self.inbox.get(timeout=0.05))
             except queue.Empty:
-                if self.state.job_id:  # as the operator's eyes tell it
-                    job = self.slurm.job(self.state.job_id)
+                if self.state.job.id:  # as the operator's poller reports it
+                    job = self.slurm.job(self.state.job.id)
                     self.feed(ev.JobSeen(0.0, job.job_id, job.restarts, job.state.value, held=job.held))
         assert self.state.phase in phases, (self.state.phase, self.state.verdict)
         return self.state
@@ -89,14 +91,14 @@ def run(tmp_path: Path, slurm: FakeSlurm) -> Iterator[Run]:
 
 
 def test_site_that_rewrites_comments_gets_one_job_and_it_is_released(run: Run) -> None:
-    assert run.until(Phase.PENDING).job_id == 1
+    assert run.until(Phase.PENDING).job.id == 1
     assert run.jobs == [(1, JobState.PENDING, False)]
 
 
 def test_job_that_is_not_listed_is_believed_by_the_id_that_sbatch_returned(tmp_path: Path, slurm: FakeSlurm) -> None:
     slurm.comment_rule, slurm.unlisted = RULE, {1}
     run = Run(tmp_path, slurm)
-    assert run.until(Phase.PENDING).job_id == 1
+    assert run.until(Phase.PENDING).job.id == 1
     assert run.jobs == [(1, JobState.PENDING, False)]
     run.hands.stop()
 
@@ -105,7 +107,7 @@ def test_lost_answer_is_found_by_the_script_where_the_comment_is_rewritten(tmp_p
     slurm.comment_rule = RULE
     slurm.fail_next("submit", LOST, after=True)
     run = Run(tmp_path, slurm)
-    assert run.until(Phase.PENDING).job_id == 1
+    assert run.until(Phase.PENDING).job.id == 1
     assert run.jobs == [(1, JobState.PENDING, False)]
     run.hands.stop()
 
@@ -119,7 +121,7 @@ def test_operator_that_dies_after_sbatch_answered_leaves_one_job_to_the_next(tmp
     run.hands.stop()
     run.hands._pool.shutdown(wait=True)
     run.attach()
-    assert run.until(Phase.PENDING).job_id == 1
+    assert run.until(Phase.PENDING).job.id == 1
     assert run.submissions == 1
     run.hands.stop()
 
@@ -150,7 +152,7 @@ def test_controller_that_never_took_the_request_is_asked_as_often_as_it_takes(tm
 
     slurm.submit = refuse  # type: ignore[method-assign]
     run = Run(tmp_path, slurm)
-    assert run.until(Phase.PENDING).job_id == 1
+    assert run.until(Phase.PENDING).job.id == 1
     run.hands.stop()
 
 
@@ -161,7 +163,7 @@ def test_stop_cancels_a_job_whose_comment_was_rewritten(run: Run, phase: str) ->
         run.slurm.hold_behind(1)
     if phase == "running":
         run.slurm.start_pending()
-    run.feed(ev.StopAsked(1.0, "ann"))
+    run.feed(ev.StopRequested(1.0, "ann"))
     run.until(Phase.STOPPED)
     assert [job[1] for job in run.jobs] == [JobState.CANCELLED]
 
@@ -174,7 +176,7 @@ def test_stop_cancels_every_job_that_a_submission_returned(run: Run) -> None:
     strange = run.slurm.submit(Submission(run.folder / "copy.sbatch", ("--hold",)))
     run.feed(ev.SubmissionAnswered(1.0, "i1/restart", other))
     run.hands.remember(run.state.submissions)
-    run.feed(ev.StopAsked(1.0, "ann"))
+    run.feed(ev.StopRequested(1.0, "ann"))
     run.until(Phase.STOPPED)
     assert {number: state for number, state, _ in run.jobs} == {
         1: JobState.CANCELLED, other: JobState.CANCELLED, strange: JobState.PENDING
@@ -194,7 +196,7 @@ def test_stop_while_sbatch_is_under_way_cancels_what_it_returns(tmp_path: Path, 
     slurm.submit = slow  # type: ignore[method-assign]
     run = Run(tmp_path, slurm)
     assert begun.wait(10)
-    run.feed(ev.StopAsked(1.0, "ann"))
+    run.feed(ev.StopRequested(1.0, "ann"))
     go_on.set()
     run.until(Phase.STOPPED)
     assert [(number, state) for number, state, _ in run.jobs] == [(1, JobState.CANCELLED)]
@@ -208,7 +210,7 @@ def test_stop_ends_a_run_whose_submission_slurm_does_not_answer(tmp_path: Path, 
     slurm.submit = away  # type: ignore[method-assign]
     run = Run(tmp_path, slurm)
     run.feed(run.inbox.get(timeout=10))
-    run.feed(ev.StopAsked(1.0, "ann"))
+    run.feed(ev.StopRequested(1.0, "ann"))
     assert run.until(Phase.STOPPED).exit_code == 130
     assert run.jobs == []
     run.hands.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ from view_made import JOB, NOW, Made, names
 
 from transom_cli.core import events as ev
 from transom_cli.core.events import NodeFault
-from transom_cli.core.incident import Incident, Look
+from transom_cli.core.incident import Incident, NodeProbes
 from transom_cli.core.operator.actions import Probe
-from transom_cli.core.operator.state import Exclusion, State
+from transom_cli.core.operator.state import Exclusion, Idle, Isolation, Job, State
 from transom_cli.heartbeat.table import NodeTable, RankBeat
 from transom_cli.view.model import NodeView
 from transom_cli.view.node_state import Found, NodeSight, NodeViews
@@ -43,20 +44,19 @@ def test_the_stronger_word_counts() -> None:
     """Each thing that is said of a node is taken away in turn, and the next one is its state."""
     incident = Incident("i1", 7, 0, 1.0, 9, quiet_nodes=("n2",), faults=(NodeFault("n2", "ecc", "FAIL", "14 errors"),))
     everything = State(
-        nodes=("n1", "n2"),
-        job_id=7,
         incident=incident,
-        exclusions=(Exclusion("n2", 1.0, None, "drained", "i1", "node_lost"),),
         pending=(Probe("i1/probe/n2/2", "n2", 7),),
+        job=Job(nodes=("n1", "n2"), id=7),
+        isolation=Isolation(exclusions=(Exclusion("n2", 1.0, None, "drained", "i1", "node_lost"),)),
     )
     lost = NodeSight(_table("n2", proc="X"), behind=48.0, found=(MAYBE,))
     here = NodeSight(_table("n2", proc="X"), found=(MAYBE, SURE))
     slow = {"n2": "waits least"}
     isolated = everything
-    probing = State(**{**vars(everything), "exclusions": ()})
-    silent = State(**{**vars(probing), "pending": ()})
-    calm = State(nodes=("n1", "n2"), job_id=7)
-    faulty = State(**{**vars(calm), "idle_faults": incident.faults})
+    probing = replace(everything, isolation=Isolation())
+    silent = replace(probing, pending=())
+    calm = State(job=Job(nodes=("n1", "n2"), id=7))
+    faulty = replace(calm, idle=Idle(faults=incident.faults))
     told = [
         _n2(isolated, lost, slow),
         _n2(probing, lost, slow),
@@ -84,27 +84,28 @@ def test_the_stronger_word_counts() -> None:
 
 
 def test_numbers_are_of_the_slowest_rank_that_beats() -> None:
-    one = _n2(State(nodes=("n1", "n2")), NodeSight(_table("n2", proc="Z"), behind=3.0))
+    one = _n2(State(job=Job(nodes=("n1", "n2"))), NodeSight(_table("n2", proc="Z"), behind=3.0))
     assert (one.step, one.beat_age, one.ranks, one.alive, one.phase) == (9, 5.0, 2, 1, "step")
-    quiet = _n2(State(nodes=("n1", "n2")), NodeSight(_table("n2", step=-1, count=0)))
+    quiet = _n2(State(job=Job(nodes=("n1", "n2"))), NodeSight(_table("n2", step=-1, count=0)))
     assert (quiet.step, quiet.beat_age, quiet.ranks) == (-1, None, 2)
 
 
 def test_an_agent_that_said_goodbye_is_not_silent() -> None:
-    assert _n2(State(nodes=("n1", "n2")), NodeSight(_table("n2", closed=True), behind=99.0)).state == "ok"
+    assert _n2(State(job=Job(nodes=("n1", "n2"))), NodeSight(_table("n2", closed=True), behind=99.0)).state == "ok"
 
 
 def test_a_checks_last_word_counts_and_logs_of_this_launch() -> None:
-    state = State(nodes=("n1", "n2"))
+    state = State(job=Job(nodes=("n1", "n2")))
     over = Found("host:ecc", "pass", "well again", 0)
     assert _n2(state, NodeSight(_table("n2"), found=(SURE, over))).state == "ok"
     assert _n2(state, NodeSight(_table("n2"), found=(MAYBE,))).state == "suspect"
     sights = {"n2": NodeSight(_table("n2", launch=1), found=(MAYBE,))}
-    assert NodeViews().of(State(nodes=("n2",)), sights, {}, 10.0)[0].state == "ok", "a log line of the launch before"
+    state = State(job=Job(nodes=("n2",)))
+    assert NodeViews().of(state, sights, {}, 10.0)[0].state == "ok", "a log line of the launch before"
 
 
 def test_roles() -> None:
-    state = State(nodes=("n1", "n2", "n3"), idle=("n1", "n3"), idle_looks=(Look("n3"),))
+    state = State(job=Job(nodes=("n1", "n2", "n3")), idle=Idle(nodes=("n1", "n3"), probes=(NodeProbes("n3"),)))
     views = NodeViews().of(state, {"n2": NodeSight(_table("n2"))}, {}, 10.0)
     assert [(one.node, one.role) for one in views] == [("n2", "ranks"), ("n3", "out"), ("n1", "spare")]
     assert NodeViews().of(state, {}, {}, 10.0) == ()

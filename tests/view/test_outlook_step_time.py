@@ -18,6 +18,7 @@ from view_scenes import SCENES
 from transom_cli.config.load import load
 from transom_cli.config.sources import runs_root
 from transom_cli.core import events as ev
+from transom_cli.core.operator.state import Job as RunJob
 from transom_cli.core.operator.state import State
 from transom_cli.errors import UsageError
 from transom_cli.slurm.port import Job, JobState
@@ -50,7 +51,7 @@ def test_the_tables_step_counts_at_first() -> None:
 
 
 def test_a_launch_and_an_attempt_begin_anew() -> None:
-    state = State(job_id=7, restarts=1)
+    state = State(job=RunJob(id=7, restarts=1))
     seen = [
         ev.Submitted(1.0, "submit", 7),
         ev.JobSeen(2.0, 7, 0, "RUNNING"),

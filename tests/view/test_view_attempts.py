@@ -17,9 +17,9 @@ from transom_cli.core import events as ev
 from transom_cli.core.operator.state import Policy
 from transom_cli.layout import RunDir
 from transom_cli.slurm.port import JobState, Start
-from transom_cli.supervise.attempts import NO_OUTCOME, AttemptTold, attempts_told, job_ids
 from transom_cli.supervise.journal import Journal, write_header
-from transom_cli.supervise.ledger import read_book
+from transom_cli.supervise.record_reader import read_run_record
+from transom_cli.supervise.run_record import NO_OUTCOME, AttemptSummary, attempt_summaries, job_ids
 from transom_cli.view.attempts import Accounting, Row, attempt_lines, attempt_rows, attempts_document
 from transom_cli.view.text import cells, plain
 
@@ -28,14 +28,14 @@ SCHEMA = json.loads((Path(transom_cli.view.__file__).parent / "schema" / "attemp
 NOW = 2e9
 SILENT = Accounting(None, "Slurm accounting storage is disabled")
 NODES = ("n1", "n2", "n3")
-FIRST = AttemptTold("7.0", 1000.0, 1100.0, NODES, ((0, 1001.0), (1, 1050.0)), "failed", "no answer from n2", 1)
-SECOND = AttemptTold("7.1", 1130.0, 1200.0, ("n1", "n3", "n4"), ((0, 1131.0),), "done", "all well", 0)
+FIRST = AttemptSummary("7.0", 1000.0, 1100.0, NODES, ((0, 1001.0), (1, 1050.0)), "failed", "no answer from n2", 1)
+SECOND = AttemptSummary("7.1", 1130.0, 1200.0, ("n1", "n3", "n4"), ((0, 1131.0),), "done", "all well", 0)
 REQUEUED = Start(7, JobState.PENDING, None, None, NODES, 998.0, 1110.0)
 COMPLETED = Start(7, JobState.COMPLETED, 0, 0, ("n1", "n3", "n4"), 1128.0, 1201.0)
 
 
-def told(name: str) -> tuple[AttemptTold, ...]:
-    return attempts_told(read_book(RunDir(RECORDED / name), now=NOW))
+def told(name: str) -> tuple[AttemptSummary, ...]:
+    return attempt_summaries(read_run_record(RunDir(RECORDED / name), now=NOW))
 
 
 def screen(rows: tuple[Row, ...], accounting: Accounting, width: int | None = 80) -> list[str]:
@@ -44,7 +44,7 @@ def screen(rows: tuple[Row, ...], accounting: Accounting, width: int | None = 80
     ]
 
 
-def rows_of(*starts: Start, attempts: tuple[AttemptTold, ...] = (FIRST, SECOND)) -> tuple[Row, ...]:
+def rows_of(*starts: Start, attempts: tuple[AttemptSummary, ...] = (FIRST, SECOND)) -> tuple[Row, ...]:
     return attempt_rows("demo", attempts, Accounting(starts), 990.0, NOW)
 
 
@@ -55,7 +55,7 @@ def test_a_node_that_died_and_a_rank_that_was_killed() -> None:
     assert (second.name, second.status, second.words) == ("11.1", "done", "every rank ended with exit code 0")
     (one,) = told("rank_killed")
     assert [number for number, _ in one.launches] == [0, 1] and one.status == "done" and not one.runs
-    assert job_ids(read_book(RunDir(RECORDED / "node_killed"), now=NOW)) == (11,)
+    assert job_ids(read_run_record(RunDir(RECORDED / "node_killed"), now=NOW)) == (11,)
 
 
 def test_where_both_agree_nothing_differs() -> None:
@@ -96,7 +96,7 @@ def test_exit_codes_and_an_end_that_the_run_has_not_heard_of() -> None:
     failed = replace(REQUEUED, state=JobState.FAILED, exit_code=2, exit_signal=0)
     assert rows_of(failed)[0].differences == ("the launcher ended with exit code 1, accounting has 2",)
     assert rows_of(replace(failed, exit_code=1))[0].differences == ()
-    runs = AttemptTold("7.0", 1000.0, nodes=NODES, words="it runs", runs=True)
+    runs = AttemptSummary("7.0", 1000.0, nodes=NODES, words="it runs", runs=True)
     cancelled = replace(REQUEUED, state=JobState.CANCELLED, by=0)
     (row,) = rows_of(cancelled, attempts=(runs,))
     assert row.differences == ("the run has no end, accounting has CANCELLED by 0",)
@@ -138,12 +138,12 @@ class Journaled:
         self.tell(ev.Started(1.0, 1), ev.Submitted(2.0, "submit", 7))
         self.tell(ev.JobSeen(3.0, 7, 0, "RUNNING", nodes=("n1", "n2")))
 
-    def tell(self, *events: ev.Event) -> tuple[AttemptTold, ...]:
+    def tell(self, *events: ev.Event) -> tuple[AttemptSummary, ...]:
         journal = Journal(self.run.journal, 1)
         for event in events:
             journal.append(event)
         journal.close()
-        return attempts_told(read_book(self.run, now=NOW))
+        return attempt_summaries(read_run_record(self.run, now=NOW))
 
 
 def test_of_a_script_of_the_users_own_the_operator_tells(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ texts = st.text(st.sampled_from(string.ascii_letters + "  .,:'[]@\x1b\n\t\u202eæ
 moments = st.none() | st.floats(1.0, 2e9)
 some_nodes = st.lists(texts, max_size=4).map(tuple)
 any_told = st.builds(
-    AttemptTold,
+    AttemptSummary,
     st.builds("{}.{}".format, st.integers(1, 99), st.integers(0, 3)),
     moments,
     moments,
@@ -217,7 +217,7 @@ any_start = st.builds(
     st.lists(any_start, max_size=4),
     st.integers(20, 120),
 )
-def test_any_attempt_at_any_width(attempts: list[AttemptTold], starts: list[Start], width: int) -> None:
+def test_any_attempt_at_any_width(attempts: list[AttemptSummary], starts: list[Start], width: int) -> None:
     for accounting in (Accounting(tuple(starts)), Accounting(None, "\x1b[2J gone\n")):
         rows = attempt_rows("demo", attempts, accounting, 0.0, NOW)
         assert {id(row.attempt) for row in rows if row.attempt is not None} == {id(one) for one in attempts}

@@ -10,8 +10,8 @@ import pytest
 
 from transom_cli.core.operator.state import Phase
 from transom_cli.layout import RunDir
-from transom_cli.supervise.book import Book
-from transom_cli.supervise.ledger import read_book, read_findings
+from transom_cli.supervise.record_reader import read_findings, read_run_record
+from transom_cli.supervise.run_record import RunRecord
 from transom_cli.view.explain import (
     about_node,
     about_step,
@@ -25,8 +25,8 @@ RECORDED = Path(__file__).parent / "recorded"
 NAMES = sorted(path.name for path in RECORDED.iterdir())
 
 
-def book(name: str) -> Book:
-    return read_book(RunDir(RECORDED / name), now=2e9)
+def book(name: str) -> RunRecord:
+    return read_run_record(RunDir(RECORDED / name), now=2e9)
 
 
 def test_a_node_that_was_drained() -> None:

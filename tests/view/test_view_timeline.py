@@ -13,23 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transom_cli.core import events as ev
-from transom_cli.core.decided import Decided
+from transom_cli.core.events import Decided
 from transom_cli.core.goodput import Kind
 from transom_cli.core.incident import Diagnosis, Incident, Mark
 from transom_cli.core.operator.state import Policy
 from transom_cli.layout import RunDir
-from transom_cli.supervise.book import Book, incidents
 from transom_cli.supervise.journal import Journal, write_header
-from transom_cli.supervise.ledger import read_book
+from transom_cli.supervise.record_reader import read_run_record
+from transom_cli.supervise.run_record import RunRecord, incidents
 from transom_cli.view.timeline import build_timeline, held_lines, timeline_document, timeline_lines
 
 RECORDED = Path(__file__).parent / "recorded"
 NAMES = sorted(path.name for path in RECORDED.iterdir())
-EMPTY = read_book(RunDir(RECORDED / "stopped"), now=2e9)
+EMPTY = read_run_record(RunDir(RECORDED / "stopped"), now=2e9)
 
 
 def told(name: str, width: int = 10_000, gpus: int = 0) -> list[str]:
-    book = read_book(RunDir(RECORDED / name), now=2e9, gpus=gpus)
+    book = read_run_record(RunDir(RECORDED / name), now=2e9, gpus=gpus)
     return [line for one in incidents(book) for line in timeline_lines(build_timeline(one, book), width)]
 
 
@@ -80,7 +80,7 @@ def hostile(text: str) -> Incident:
 
 
 def test_a_hostile_log_line_reaches_no_terminal() -> None:
-    book = read_book(RunDir(RECORDED / "stopped"), now=2e9)
+    book = read_run_record(RunDir(RECORDED / "stopped"), now=2e9)
     for width in (60, 10_000):
         lines = timeline_lines(build_timeline(hostile("\x1b[2Jgone\nroot#\t\x07" * 5), book), width)
         assert all(line.isprintable() for line in lines) and any("\\x1b[2Jgone" in line for line in lines)
@@ -126,8 +126,8 @@ class Alone:
         with self.attempt.launcher_journal.open("a") as file:
             file.write(json.dumps({"type": kind, "wall": wall, "launch": launch, **fields}) + "\n")
 
-    def book(self, now: float = 400.0) -> Book:
-        return read_book(self.run, now=now, gpus=8)
+    def book(self, now: float = 400.0) -> RunRecord:
+        return read_run_record(self.run, now=now, gpus=8)
 
 
 @pytest.fixture
@@ -175,11 +175,11 @@ def test_held_by_a_launcher_that_nobody_has_heard(alone: Alone) -> None:
     lines = held_lines(alone.book())
     assert lines[0].startswith("held ") and lines[0].endswith("held by its launcher: 4 attempts without progress")
     assert lines[1:] == ["release   scontrol release 7", "stop      transom stop run"]
-    assert held_lines(read_book(RunDir(RECORDED / "stopped"), now=2e9)) == []
+    assert held_lines(read_run_record(RunDir(RECORDED / "stopped"), now=2e9)) == []
 
 
 def test_json_has_what_the_text_has() -> None:
-    book = read_book(RunDir(RECORDED / "node_killed"), now=2e9)
+    book = read_run_record(RunDir(RECORDED / "node_killed"), now=2e9)
     document: Mapping[str, Any] = json.loads(json.dumps(timeline_document(build_timeline(incidents(book)[0], book))))
     assert document["category"] == "slurm_node_fail" and document["lost_steps"] == 0 and document["gpu_hours"] is None
     assert document["cost_seconds"] == pytest.approx(sum(document["cost"].values()))
@@ -218,7 +218,7 @@ def test_two_faults_told_in_the_same_words_have_each_its_own_time(tmp_path: Path
         journal.append(ev.StepSeen(heard + 20, "7.0", 10 * n))
     journal.close()
     run.attempt(7, 0).launcher_journal.write_text("".join(json.dumps(line) + "\n" for line in told))
-    found = incidents(read_book(run, now=2000.0))
+    found = incidents(read_run_record(run, now=2000.0))
     times = [[m.at for m in one.marks if m.what in ("seen", "decided")] for one in found]
     assert times == [[100.5, 100.5], [500.0, 500.0]]
     assert [one.began for one in found] == [100.5, 500.0]

@@ -290,11 +290,11 @@ def no_checkpoint_restores(folder: Path) -> RunView:
 
 
 def stopping(folder: Path) -> RunView:
-    return Made(folder).began().stepped().saved().seen((4.0, ev.StopAsked(0, "ada on login1"))).operator().view()
+    return Made(folder).began().stepped().saved().seen((4.0, ev.StopRequested(0, "ada on login1"))).operator().view()
 
 
 def stopped(folder: Path) -> RunView:
-    made = Made(folder).began().stepped().saved().seen((64.0, ev.StopAsked(0, "ada on login1")))
+    made = Made(folder).began().stepped().saved().seen((64.0, ev.StopRequested(0, "ada on login1")))
     return made.seen((40.0, ev.JobSeen(0, JOB, 0, "CANCELLED"))).operator(None).view()
 
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from transom_cli.core.events import Event
     from transom_cli.health.finding import Finding
     from transom_cli.supervise.follow import Follower
-    from transom_cli.supervise.operator.hands import Around, Hands
+    from transom_cli.supervise.operator.executor import Around, Executor
     from transom_cli.supervise.operator.loop import Operator, Pace
-    from transom_cli.supervise.operator.slurmwatch import SlurmWatch
+    from transom_cli.supervise.operator.slurm_poller import SlurmPoller
 
 
 def operator_for(run: RunDir) -> Operator:
@@ -31,15 +31,14 @@ def operator_for(run: RunDir) -> Operator:
     from transom_cli.submit.render import output_pattern
     from transom_cli.submit.script import inspect_script
     from transom_cli.supervise.follow import Follower
-    from transom_cli.supervise.handed import newest_handed
+    from transom_cli.supervise.handoff_record import newest_handoff
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import Lease
-    from transom_cli.supervise.operator.filewatch import FileWatch
-    from transom_cli.supervise.operator.forgotten import Forgotten
-    from transom_cli.supervise.operator.hands import Hands, Orders
-    from transom_cli.supervise.operator.loop import Operator, Pace, Witness
-    from transom_cli.supervise.operator.nodebook import NodeBook
-    from transom_cli.supervise.operator.slurmwatch import SlurmWatch
+    from transom_cli.supervise.operator.executor import Executor, Orders
+    from transom_cli.supervise.operator.loop import Observer, Operator, Pace
+    from transom_cli.supervise.operator.node_history import NodeHistory
+    from transom_cli.supervise.operator.run_dir_watch import RunDirWatch
+    from transom_cli.supervise.operator.slurm_poller import ForgottenJobs, SlurmPoller
 
     settings = read_settings(run)
     slurm = operator_slurm(run, settings.slurm)
@@ -47,7 +46,7 @@ def operator_for(run: RunDir) -> Operator:
     record = SubmissionRecord.load(run)
     submission = record.submission(run)
     past = fold(run.journal)
-    tasks = (script.ntasks_per_node or 1) if past.state.spares else 0
+    tasks = (script.ntasks_per_node or 1) if past.state.request.spares else 0
     since = past.events[0].at if past.events else time.time()
     resubmit = settings.restart.how == "resubmit"
     orders = Orders(
@@ -82,18 +81,18 @@ def operator_for(run: RunDir) -> Operator:
             )
         )
 
-    def parts(clock: Clock, inbox: queue.SimpleQueue[Event], pace: Pace) -> tuple[Follower, SlurmWatch, Hands]:
+    def parts(clock: Clock, inbox: queue.SimpleQueue[Event], pace: Pace) -> tuple[Follower, SlurmPoller, Executor]:
         follower = Follower(run, checkpoints_of(run, settings), limits)
         if meter is not None:
             meter.watch(lambda: tuple(follower.tables.values()))
-        forgotten = Forgotten(run, slurm, clock, since)
-        watch = SlurmWatch(slurm, clock, inbox, pace, orders.tag, lambda: newest_handed(run), forgotten)
-        return follower, watch, Hands(orders, slurm, reach, clock, inbox)
+        forgotten = ForgottenJobs(run, slurm, clock, since)
+        watch = SlurmPoller(slurm, clock, inbox, pace, orders.tag, lambda: newest_handoff(run), forgotten)
+        return follower, watch, Executor(orders, slurm, reach, clock, inbox)
 
     ledger = DeliveryLog(run.told, lease.epoch)
     meter = meter_for(run, settings, ledger)
-    book = NodeBook(run, history_dir(os.environ), record.cluster)
+    node_history = NodeHistory(run, history_dir(os.environ), record.cluster)
     notifier = notifier_for(run, settings, ledger)
-    watch = FileWatch(run, notifier.submit)
-    witnesses: list[Witness] = [book, notifier, watch, *([meter] if meter is not None else [])]
-    return Operator(run, lease, Clock, parts, Pace(settings.slurm.poll, settings.slurm.poll_max), witnesses)
+    watch = RunDirWatch(run, notifier.submit)
+    observers: list[Observer] = [node_history, notifier, watch, *([meter] if meter is not None else [])]
+    return Operator(run, lease, Clock, parts, Pace(settings.slurm.poll, settings.slurm.poll_max), observers)

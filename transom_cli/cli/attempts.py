@@ -28,16 +28,16 @@ def attempts(run: Run = None, root: Root = None, json_: Json = False, no_color: 
     from transom_cli.cli.common import run_to_read
     from transom_cli.config.run_settings import runs_root
     from transom_cli.slurm.requeue import user_name
-    from transom_cli.supervise.attempts import attempts_told, job_ids
-    from transom_cli.supervise.ledger import read_book
+    from transom_cli.supervise.record_reader import read_run_record
+    from transom_cli.supervise.run_record import attempt_summaries, job_ids
     from transom_cli.view.attempts import attempt_lines, attempt_rows, attempts_document
     from transom_cli.view.terminal import show, under_watch, width
 
     found = run_to_read(runs_root(root), run)
-    book = read_book(found)
+    book = read_run_record(found)
     accounting = _ask(found, job_ids(book))
     since = book.events[0].at if book.events else book.now
-    rows = attempt_rows(book.run_id, attempts_told(book), accounting, since, book.now)
+    rows = attempt_rows(book.run_id, attempt_summaries(book), accounting, since, book.now)
     if json_:
         print(json.dumps(attempts_document(book.run_id, rows, accounting, user_name)))
         return

@@ -251,7 +251,7 @@ def _exit_code_for(place: str, report: Report) -> int:
     from transom_cli.bootstrap.slurm import slurm_client
     from transom_cli.health import exit_codes
     from transom_cli.slurm.runner import Runner
-    from transom_cli.supervise.operator.draining import owner_of
+    from transom_cli.supervise.operator.drain import owner_of
 
     node = report.nodes[0]
     answers = {"prolog": exit_codes.prolog, "epilog": exit_codes.epilog, "nagios": exit_codes.nagios}

@@ -108,7 +108,7 @@ def _known(paths: tuple[Path, ...], healthy: tuple[Path, ...]) -> Templates:
     """Return the lines of healthy runs: from the named logs, and from earlier runs of transom."""
     from transom_cli.diagnose.logs.diagnosis import logs_in
     from transom_cli.diagnose.unknown.store import mine_logs
-    from transom_cli.supervise.pastlogs import of_past_runs, run_of
+    from transom_cli.supervise.past_runs import of_past_runs, run_of
 
     known = mine_logs(logs_in(healthy))
     run = run_of(paths[0]) if paths else None

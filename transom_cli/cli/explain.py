@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from transom_cli.layout import RunDir
-    from transom_cli.supervise.book import Book
+    from transom_cli.supervise.run_record import RunRecord
     from transom_cli.view.explain import Topic
 
 _INCIDENT = re.compile(r"i\d+|\d+\.\d+/l\d+")
@@ -86,23 +86,23 @@ def _which(run: str | None, what: str | None, root: Path | None) -> tuple[RunDir
         return newest, run
 
 
-def _read(run: RunDir) -> Book:
+def _read(run: RunDir) -> RunRecord:
     from transom_cli.config.run_settings import read_settings
-    from transom_cli.supervise.ledger import read_book
+    from transom_cli.supervise.record_reader import read_run_record
 
     try:
         gpus = read_settings(run).job.gpus_per_node
     except TransomError:  # the journals are enough without the GPU count
         gpus = 0
-    return read_book(run, gpus=gpus)
+    return read_run_record(run, gpus=gpus)
 
 
-def _incidents(run: RunDir, book: Book, what: str | None, width: int, *, json_: bool) -> None:
+def _incidents(run: RunDir, book: RunRecord, what: str | None, width: int, *, json_: bool) -> None:
     import json
     from dataclasses import asdict
 
-    from transom_cli.supervise.book import incidents
-    from transom_cli.supervise.saves import saves_fail
+    from transom_cli.supervise.attempt_files import saves_fail
+    from transom_cli.supervise.run_record import incidents
     from transom_cli.view.read import read_run_settings
     from transom_cli.view.timeline import (
         build_timeline,
@@ -133,8 +133,8 @@ def _incidents(run: RunDir, book: Book, what: str | None, width: int, *, json_: 
     print("\n\n".join(texts))
 
 
-def _topic(run: RunDir, book: Book, what: str) -> Topic:
-    from transom_cli.supervise.ledger import read_findings
+def _topic(run: RunDir, book: RunRecord, what: str) -> Topic:
+    from transom_cli.supervise.record_reader import read_findings
     from transom_cli.view.explain import about_node, about_step, newest_step, run_nodes
 
     nodes = run_nodes(book)

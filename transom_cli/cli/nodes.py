@@ -14,7 +14,7 @@ from transom_cli.errors import NotPermitted, Unknown, UsageError
 if TYPE_CHECKING:
     from transom_cli.health.history.nodes import NodeHistory
     from transom_cli.slurm.port import Node, Slurm
-    from transom_cli.supervise.operator.lifting import Lifted
+    from transom_cli.supervise.operator.lift import Lifted
 
 
 def nodes(
@@ -139,7 +139,7 @@ def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, 
     from transom_cli.config.load import load
     from transom_cli.errors import TransomError, printable
     from transom_cli.submit.rundir import path_error
-    from transom_cli.supervise.operator.lifting import lift, to_lift
+    from transom_cli.supervise.operator.lift import lift, to_lift
 
     to_lift(history, names, run)
     try:
@@ -168,7 +168,7 @@ def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, 
 
 def _require_resumed(lifted: list[Lifted], here: str) -> None:
     from transom_cli.slurm.port import cluster_command
-    from transom_cli.supervise.operator.lifting import DENIED, UNKNOWN
+    from transom_cli.supervise.operator.lift import DENIED, UNKNOWN
 
     for word, error in ((DENIED, NotPermitted), (UNKNOWN, Unknown)):
         drained = [one for one in lifted if one.slurm == word]

@@ -106,12 +106,12 @@ def _require_stopped(run: RunDir, state: State) -> None:
     from transom_cli.view.read import read_run_settings
 
     if not state.phase.over:
-        why = f"Slurm does not respond: {state.slurm_lost}" if state.slurm_lost else f"it is {state.phase.value}"
+        why = f"Slurm does not respond: {state.slurm_error}" if state.slurm_error else f"it is {state.phase.value}"
         hint = f"The operator continues to stop it; check with `transom status {run.run_id}`."
         raise Unknown(f"Run `{run.run_id}` has not stopped yet", why, hint)
     if state.exit_code == Unknown.exit_code:
-        scancel = cluster_command(f"scancel {state.job_id}", read_run_settings(run).cluster)
-        raise Unknown(f"Job {state.job_id} may still be running", state.verdict, scancel)
+        scancel = cluster_command(f"scancel {state.job.id}", read_run_settings(run).cluster)
+        raise Unknown(f"Job {state.job.id} may still be running", state.verdict, scancel)
 
 
 def _ask_to_stop(run: RunDir, state: State) -> None:
@@ -131,8 +131,8 @@ def _ask_to_stop(run: RunDir, state: State) -> None:
         run.requests.mkdir(mode=0o700, exist_ok=True)
         publish_text(run.requests / f"stop-{time.time_ns()}-{os.getpid()}.json", json.dumps(request))
     except OSError as error:
-        scancel = cluster_command(f"scancel {state.job_id}", read_run_settings(run).cluster)
-        instead = f"cancel the job yourself: `{scancel}`" if state.job_id else "ask the run's owner"
+        scancel = cluster_command(f"scancel {state.job.id}", read_run_settings(run).cluster)
+        instead = f"cancel the job yourself: `{scancel}`" if state.job.id else "ask the run's owner"
         raise path_error(error, run.requests, doing="write a request to", instead=instead) from error
 
 

@@ -62,10 +62,9 @@ _IMPORT = re.compile(r"^(?:ModuleNotFoundError|ImportError)\b")
 
 def category_of(cause: str, log_category: str, line: str, *, signalled: bool, checks: Collection[str] = ()) -> str:
     """cause: as in `core.state.Diagnosis`. log_category, line: of the rank that died first, as in `events.Examined`;
-    a name of `Category` there is taken as it is. checks: names of those that speak against nodes.
+    a name of `Category` there is taken as it is. checks: names of checks that found faults of nodes.
 
-    A process that was killed by a signal without a word of its own has crashed: nothing tells that it was out of
-    memory.
+    A process that was killed by a signal and printed nothing has crashed: nothing shows that it was out of memory.
     """
     if cause in _ON_PURPOSE:
         return ""

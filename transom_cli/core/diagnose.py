@@ -1,18 +1,22 @@
 """From an incident's findings to a diagnosis: cause, suspects, confidence, and restart or stop. Pure.
 
 The default is restart; a stop needs evidence. A node is blamed for good (drained where that is allowed) only when its
-slurmd failed two probes or a check has proven a fault of it; a check's suspicion, and a mere repeat on the same node,
-exclude it for a while.
+slurmd failed two probes or a check has proven a fault of it; a check's suspicion, or a second failure on the
+same node, excludes it for a while.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from transom_cli.core.category import OWN_ERRORS, OWN_WORDS
-from transom_cli.core.events import NodeFault, RankExit
+from transom_cli.core.category import OWN_ERRORS, OWN_WORDS, category_of
+from transom_cli.core.events import Decided, NodeFault, RankExit, Taken
 from transom_cli.core.incident import Diagnosis, Incident
+from transom_cli.core.log_lines import fingerprint
 from transom_cli.core.operator.state import State
+from transom_cli.core.policy import STOP, Facts, Verdict, decide_by, root_line
+from transom_cli.plural import ordinal
 
 PREFLIGHT = "preflight"  # the launcher's checks left too few good nodes to begin with
 NODE_FAULT = "node_fault"  # a check found it, beside a training
@@ -21,7 +25,7 @@ DO_NOT_RESTART = 93  # a trainer's own word, as in NVIDIA's resiliency tools
 NO_CHECKPOINT = 15
 WRONG_WORLD = 17  # of a rank, as its first heartbeat finds it (beats.world)
 RUN_DIR_UNSEEN = 14
-CANNOT_RUN = (126, 127)  # of a command, as shells tell it, and the ranks' wrapper too
+CANNOT_RUN = (126, 127)  # of a command, as shells and the rank wrapper report it
 UNKNOWN = 22
 CAUSES = (
     *("node_lost", "node_silent", "node_fail", "node_fault", "boot_fail", "launch_failure", "preflight"),
@@ -33,6 +37,7 @@ CAUSES = (
 """Every cause that a diagnosis can name."""
 TOLD_BY_CODE = ("do_not_restart", "no_checkpoint", "run_dir_unseen")  # exit codes of ours, whichever rank has them
 SOON = 300.0  # seconds after its start in which a script whose steps nobody sees counts as before its first one
+_BY_LINE = ("rank_failed", "rank_killed", "job_failed", "user_error")  # causes that the log of a rank explains
 TOLD = 3  # faults that a diagnosis names, of more
 
 _SPLIT = "the ranks do not form the world that was launched; the log of this rank says why, and what to do"
@@ -73,9 +78,9 @@ def diagnose(incident: Incident, state: State) -> Diagnosis | None:
 
 
 def _with_faults(diagnosis: Diagnosis, faults: tuple[NodeFault, ...]) -> Diagnosis:
-    """Whatever the cause is, the nodes that checks speak against are to blame as well, each by its own fault.
+    """Add the nodes that checks found faulty, each with its own fault, whatever the cause is.
 
-    Of a lost node a mere suspicion says nothing more.
+    Ignore unproven faults on a lost node.
     """
     lost = diagnosis.nodes if diagnosis.isolate == "drain" else ()
     faults = tuple(f for f in faults if f.proven or f.node not in lost)
@@ -89,30 +94,28 @@ def _with_faults(diagnosis: Diagnosis, faults: tuple[NodeFault, ...]) -> Diagnos
 
 
 def _node_lost(incident: Incident) -> Diagnosis | None:
-    dead = [look for look in incident.looks if look.dead]
+    dead = [probes for probes in incident.probes if probes.dead]
     if not dead:
         return None
-    names = tuple(look.node for look in dead)
+    names = tuple(probes.node for probes in dead)
     words = f"{', '.join(names)} lost: {dead[0].evidence}"
     return Diagnosis("node_lost", words, names, sure=True, isolate="drain", restart=True)
 
 
 def _node_unreachable(incident: Incident) -> Diagnosis | None:
-    """Nobody but one host has found that these nodes are gone, so they are suspected.
+    """Suspect nodes that a single host cannot reach: the operator's host, or the batch host.
 
-    That host is the operator's, or the batch host: the launcher blames the node, and no probe could tell anything.
+    The batch host counts if the launcher blames the node and no probe gave an answer.
     """
-    looks = [look for look in incident.looks if look.suspected]
-    blamed = incident.outcome.blamed if incident.outcome is not None else ()
-    told = [look for look in incident.looks if look.open and incident.outcome is not None]
-    told = [look for look in told if look.node in blamed and look.node in incident.outcome.missing]  # type: ignore[union-attr]
-    if not looks and not told:
+    outcome = incident.outcome
+    suspected = [probes for probes in incident.probes if probes.suspected]
+    blamed = {n for n in outcome.blamed if n in outcome.missing} if outcome is not None else set()
+    unanswered = [probes for probes in incident.probes if probes.open and probes.node in blamed]
+    if not suspected and not unanswered:
         return None
-    names = tuple(dict.fromkeys(look.node for look in (*looks, *told)))
-    if looks:
-        why = looks[0].evidence
-    else:
-        why = f"the launcher does not reach it ({incident.outcome.why})" if incident.outcome else ""
+    names = tuple(dict.fromkeys(probes.node for probes in (*suspected, *unanswered)))
+    why = f"the launcher does not reach it ({outcome.why})" if outcome is not None else ""
+    why = suspected[0].evidence if suspected else why
     return Diagnosis("node_silent", f"{', '.join(names)} silent: {why}", names, False, "exclude", restart=True)
 
 
@@ -127,7 +130,7 @@ def _told_to_stop(exits: tuple[RankExit, ...], incident: Incident, state: State)
     for code, cause, words, exit_code in told:
         if code in codes:
             where = next((f" ({x.words})" for x in exits if x.code == code), "")
-            if code == RUN_DIR_UNSEEN and max(state.max_step, state.durable) >= 0:
+            if code == RUN_DIR_UNSEEN and max(state.progress.max_step, state.progress.durable) >= 0:
                 return _unseen_now(exits, cause, words + where)
             return Diagnosis(cause, words + where, (), sure=True, isolate="none", restart=False, exit_code=exit_code)
     return None
@@ -141,7 +144,7 @@ def _unseen_now(exits: tuple[RankExit, ...], cause: str, words: str) -> Diagnosi
 
 
 def _left(incident: Incident) -> Diagnosis | None:
-    """The launcher ended the attempt on purpose, to go on in another one."""
+    """The launcher ended the attempt on purpose; the training continues in another one."""
     outcome = incident.outcome
     if outcome is None or outcome.status != "left":
         return None
@@ -151,7 +154,7 @@ def _left(incident: Incident) -> Diagnosis | None:
 
 
 def _reported(incident: Incident) -> Diagnosis | None:
-    """The launcher's word stands; which node is to blame for a slow training, if one is, its faults tell."""
+    """Accept the launcher's report. Faults show which node is to blame for a slow training, if one is."""
     outcome = incident.outcome
     if outcome is None or outcome.cause not in REPORTED:
         return None
@@ -162,7 +165,7 @@ def _node_fault(incident: Incident, state: State) -> Diagnosis | None:
     """A fault for which the launcher ended the launch, or a proven one of a node with ranks, explains what was seen."""
     told = incident.outcome or incident.diagnosis
     named = told is not None and told.cause == NODE_FAULT and bool(incident.faults)
-    if not named and not any(f.proven and f.node not in state.idle for f in incident.faults):
+    if not named and not any(f.proven and f.node not in state.idle.nodes for f in incident.faults):
         return None
     return Diagnosis(NODE_FAULT, "", (), sure=False, isolate="none", restart=True)
 
@@ -171,7 +174,7 @@ def _user_error(incident: Incident, state: State, first: RankExit | None) -> Dia
     """A Python traceback or a usage error before the run's very first step, or a command that no node could run: a
     restart would only say it again. Where one node alone cannot run it, that node is the likelier cause.
     """
-    if state.max_step >= 0 or state.durable >= 0 or state.step >= 0:
+    if state.progress.max_step >= 0 or state.progress.durable >= 0 or state.progress.step >= 0:
         return None
     code = first.code if first else incident.exit_code
     exits = incident.outcome.exits if incident.outcome else ()
@@ -179,7 +182,7 @@ def _user_error(incident: Incident, state: State, first: RankExit | None) -> Dia
     silent = incident.outcome.why if incident.outcome and not first and code is None else ""  # srun failed by itself
     if not usage and not (incident.log_category in OWN_ERRORS and (code or silent)):
         return None
-    if not state.launched and incident.outcome is None and incident.ran > SOON:
+    if not state.launch.started and incident.outcome is None and incident.ran > SOON:
         return None  # a script without a launcher: it may have trained all that time, and nobody has seen its steps
     who = first.words if first else silent or f"the job ended with exit code {code}"
     line = incident.log_line or _WHY.get(code or 0, "a usage error (exit code 2)")
@@ -192,11 +195,11 @@ def _never_started(incident: Incident, state: State) -> Diagnosis | None:
 
     In a run's first attempt that is a mistake of set-up, which a restart would only repeat; later it is that node's.
     """
-    if incident.ended != "FAILED" or state.launched or state.slurm_reason != "JobLaunchFailure":
+    if incident.ended != "FAILED" or state.launch.started or state.job.reason != "JobLaunchFailure":
         return None
-    node = state.batch_host
+    node = state.job.batch_host
     words = f"Slurm could not start the batch script on {node} (JobLaunchFailure); does it see the run directory?"
-    first = state.starts == 0
+    first = state.job.starts == 0
     return Diagnosis(
         "launch_failure",
         words,
@@ -219,7 +222,7 @@ def _rank_ended(incident: Incident, state: State, first: RankExit | None) -> Dia
     if first is None:
         if not incident.ended and (incident.outcome is None or incident.outcome.cause == "hang"):
             return None
-        if incident.ended == "GONE" and not state.launched:
+        if incident.ended == "GONE" and not state.launch.started:
             words = "Slurm has forgotten the job, and nothing tells how it ended"
             return Diagnosis("unknown_end", words, (), False, "none", restart=False, exit_code=UNKNOWN)
         why = incident.outcome.why if incident.outcome else ""
@@ -230,10 +233,10 @@ def _rank_ended(incident: Incident, state: State, first: RankExit | None) -> Dia
     cause = "rank_killed" if first.signal is not None else "rank_failed"
     line = f": {incident.log_line}" if incident.log_line and first.signal is None else ""
     own_words = incident.log_category in OWN_WORDS
-    again = 0 if own_words or len(state.nodes) == 1 else _blamed_before(state, first.node)
+    again = 0 if own_words or len(state.job.nodes) == 1 else _blamed_before(state, first.node)
     return Diagnosis(
         cause,
-        first.words + line + (f"; {first.node} for the {again + 1}. time" if again else ""),
+        first.words + line + (f"; {first.node} for the {ordinal(again + 1)} time" if again else ""),
         () if own_words else (first.node,),
         sure=False,
         isolate="exclude" if again else "none",
@@ -252,7 +255,7 @@ def _hang(incident: Incident, state: State) -> Diagnosis | None:
         return None
     nodes = incident.quiet_nodes
     where = f" ({', '.join(nodes)} stand out)" if nodes else ""
-    again = len(nodes) == 1 < len(state.nodes) and _blamed_before(state, nodes[0]) > 0
+    again = len(nodes) == 1 < len(state.job.nodes) and _blamed_before(state, nodes[0]) > 0
     last = f"step {incident.step}{' of this start' if incident.since_start else ''}"
     words = f"no rank has stepped since {last}{where}"
     return Diagnosis("hang", words, nodes, sure=False, isolate="exclude" if again else "none", restart=True)
@@ -261,3 +264,85 @@ def _hang(incident: Incident, state: State) -> Diagnosis | None:
 def _blamed_before(state: State, node: str) -> int:
     """How many earlier incidents of this run blamed the node."""
     return sum(1 for i in state.incidents if i.diagnosis is not None and node in i.diagnosis.nodes)
+
+
+def judged(diagnosis: Diagnosis | None, incident: Incident, state: State, at: float) -> Diagnosis | None:
+    """The diagnosis with what the first rule of the run's table makes of it.
+
+    Without a rule that fits it stays as it is: so do the journals of runs that were begun without a table.
+    """
+    if diagnosis is None or not state.policy.rules:
+        return diagnosis
+    facts = facts_of(diagnosis, incident, state)
+    history = (*state.taken, *taken_in(state.incidents))
+    verdict = _stopped_by_launcher(incident, facts) or decide_by(state.policy.rules, facts, history, at)
+    if verdict is None:
+        return replace(diagnosis, decided=Decided("", "", facts.category, facts.fingerprint))
+    decided = Decided(verdict.rule, verdict.action, facts.category, facts.fingerprint, verdict.evidence)
+    stops = verdict.action == STOP
+    words = _stopped(diagnosis.words, verdict.evidence, facts) if stops else diagnosis.words
+    return replace(diagnosis, words=words, restart=not stops, decided=decided)
+
+
+def _stopped(words: str, evidence: str, facts: Facts) -> str:
+    """Add which rule stops the run. The root cause line is left out if the diagnosis quotes it already."""
+    line = root_line(facts)
+    told = evidence.replace(line, "") if line and facts.line in words else evidence
+    return words if told in words else f"{words}; {told}"
+
+
+def _stopped_by_launcher(incident: Incident, facts: Facts) -> Verdict | None:
+    """Accept the launcher's own stop for the same failure: it may have counted attempts that no operator has seen."""
+    outcome = incident.outcome
+    if outcome is None:
+        return None
+    reported = outcome.cause in REPORTED  # where the launcher alone knows of what
+    same = (t.decided for t in outcome.taken if reported or t.decided.fingerprint == facts.fingerprint)
+    stops = (decided for decided in same if decided.action == STOP)
+    return next((Verdict(STOP, d.rule, d.words) for d in stops), None)
+
+
+def facts_of(diagnosis: Diagnosis, incident: Incident, state: State) -> Facts:
+    exits = incident.outcome.exits if incident.outcome else ()
+    first = first_bad(exits)
+    signal = first.signal if first is not None else None
+    told = signal is None or incident.log_category != "unknown"  # the last line of a killed rank may not explain it
+    line = incident.log_line if told else ""
+    category = category_of(
+        diagnosis.cause,
+        incident.log_category,
+        line,
+        signalled=signal is not None,
+        checks={f.check for f in diagnosis.faults},
+    )
+    codes = {first.code if first is not None else incident.exit_code}
+    if diagnosis.cause in TOLD_BY_CODE:  # by any of the ranks
+        codes |= {incident.exit_code, *(x.code for x in exits)}
+    codes_told = tuple(sorted(c for c in codes if c))
+    about = line if diagnosis.cause in _BY_LINE else ""
+    return Facts(
+        category,
+        diagnosis.cause,
+        line,
+        fingerprint(category, about or _how(diagnosis, signal, codes_told), state.job.nodes),
+        diagnosis.nodes,
+        codes_told,
+        (signal,) if signal is not None else (),
+        incident.ended,
+        before_first_step=max(state.progress.max_step, state.progress.durable, state.progress.step) < 0,
+        first_attempt=state.job.starts == 0,
+        against_node=any(diagnosis.by_evidence(n) != "none" for n in diagnosis.nodes),
+    )
+
+
+def taken_in(incidents: Iterable[Incident]) -> tuple[Taken, ...]:
+    """What was decided of incidents that are over, for the budgets of rules; also where no rule decided."""
+    told = ((i.began, i.diagnosis) for i in incidents)
+    return tuple(Taken(at, d.decided, d.nodes) for at, d in told if d is not None and d.decided.fingerprint)
+
+
+def _how(diagnosis: Diagnosis, signal: int | None, codes: tuple[int, ...]) -> str:
+    """How it ended, and what checks found: for a failure without a log line."""
+    ended = f"signal {signal}" if signal is not None else " ".join(f"exit code {c}" for c in codes)
+    found = " ".join(sorted({f.check for f in diagnosis.faults}))
+    return " ".join(x for x in (diagnosis.cause, ended, found) if x)

@@ -1,13 +1,37 @@
-"""What the operator can see. Every event is a fact with the observer's own arrival time `at` (seconds, never falling).
+"""What the operator can see. An event is a fact with the observer's arrival time `at` (seconds, never falling).
 
-Events are the only way in: what the core would look up stands in the event. They are what the journal holds.
+Events are the core's only input, so an event holds everything that the core needs. The journal holds the events.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transom_cli.core.decided import UNDECIDED, Decided, Taken
+
+@dataclass(frozen=True)
+class Decided:
+    """What a rule decided about a failure.
+
+    rule: "" where no rule decided. words: which rule and why, for a person; "" where that is no news.
+    """
+
+    rule: str = ""
+    action: str = ""
+    category: str = ""
+    fingerprint: str = ""
+    words: str = ""
+
+
+UNDECIDED = Decided()
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What was decided about an earlier failure of the run, and when (seconds, by the reader's clock)."""
+
+    at: float
+    decided: Decided
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,7 +129,7 @@ class Tick(Event):
 
 @dataclass(frozen=True)
 class Submitted(Event):
-    """`released`: we hold it no longer. A script that asks for --hold itself is left to whoever releases it."""
+    """`released`: transom no longer holds the job. A script that requests --hold itself is released by its user."""
 
     key: str
     job_id: int
@@ -126,7 +150,7 @@ class SubmissionAnswered(Event):
 
 @dataclass(frozen=True)
 class JobSeen(Event):
-    """The job as Slurm told it. `state` is a JobState name; `reason` is Slurm's own word.
+    """The job as Slurm reports it. `state` is a JobState name; `reason` is Slurm's own reason.
 
     succeeds: the job that was ours, where its launcher, alone, has submitted this one in its place.
     held_why: the launcher's reason, where it was the launcher that holds the job. by_launcher: the launcher, alone, has
@@ -158,8 +182,8 @@ class JobSeen(Event):
 class JobGone(Event):
     """Slurm does not know the job any more (it forgets a finished one after MinJobAge).
 
-    ended: how, where something else tells: a JobState name; then exit_code and exit_signal as in JobSeen, by: who
-    cancelled it, and source: what tells.
+    ended: how it ended, if another source knows: a JobState name; then exit_code and exit_signal as in JobSeen, by: who
+    cancelled it, and source: who reports it.
     """
 
     job_id: int
@@ -204,7 +228,7 @@ class HealSeen(Event):
 
     what: seen, evidence, examined, diagnosed, swapped (`nodes` carry no rank any more), rolled_back or recovered.
     decided: what the launcher's policy made of it, which is the operator's too. durable: where the training was set
-    back, the newest step that it can go on from.
+    back, the newest step that it can continue from.
     """
 
     attempt: str
@@ -213,7 +237,7 @@ class HealSeen(Event):
     words: str
     cause: str = ""
     nodes: tuple[str, ...] = ()
-    faults: tuple[NodeFault, ...] = ()  # of nodes that checks speak against
+    faults: tuple[NodeFault, ...] = ()  # of nodes that checks found faulty
     decided: Decided = UNDECIDED
     durable: int | None = None
 
@@ -222,7 +246,7 @@ class HealSeen(Event):
 class OutcomeSeen(Event):
     """The launcher's account of how the attempt ended: status is done, failed, stopped or left.
 
-    left: on purpose, and to go on in another attempt; cause: time_limit, maintenance, isolated_nodes or preflight.
+    left: on purpose, to continue in another attempt; cause: time_limit, maintenance, isolated_nodes or preflight.
     cause: "hang" when the launcher ended ranks that no longer stepped; then suspects names the nodes that stood out.
     durable: the newest checkpoint's step as the launcher knew it, or -1. step: the newest step of this attempt, or -1.
     blamed: nodes of the allocation that should carry no rank of the next attempt, for all that the launcher knows.
@@ -234,7 +258,7 @@ class OutcomeSeen(Event):
     status: str
     why: str
     exits: tuple[RankExit, ...] = ()
-    missing: tuple[str, ...] = ()  # nodes with ranks of which nothing was heard
+    missing: tuple[str, ...] = ()  # nodes whose ranks reported nothing
     nodes: tuple[str, ...] = ()
     cause: str = ""
     suspects: tuple[str, ...] = ()
@@ -289,7 +313,7 @@ class StepSeen(Event):
 
 @dataclass(frozen=True)
 class CheckpointSeen(Event):
-    """A durable checkpoint was published (its manifest stands)."""
+    """A durable checkpoint was published (its manifest exists)."""
 
     step: int
 
@@ -362,12 +386,12 @@ class ActionFailed(Event):
 
 
 @dataclass(frozen=True)
-class StopAsked(Event):
+class StopRequested(Event):
     who: str
 
 
 @dataclass(frozen=True)
-class LiftAsked(Event):
+class LiftRequested(Event):
     """A person lets the run use these nodes again. request: its name; each is heard once, by whichever operator."""
 
     who: str

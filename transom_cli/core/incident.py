@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from transom_cli.core.decided import UNDECIDED, Decided
-from transom_cli.core.events import NodeFault, OutcomeSeen
+from transom_cli.core.events import UNDECIDED, Decided, NodeFault, OutcomeSeen, Stall
 from transom_cli.core.policy import IGNORE, RELAUNCH, SWAP
 from transom_cli.layout import attempt_name
 
+SECOND_PROBE = 1.0  # seconds between the two failing probes that condemn a node
+UNKNOWN_PROBES = 3  # probes without an answer, before the node is left alone
+
 
 class Stage(enum.Enum):
-    """Where an incident stands."""
+    """The stage of an incident."""
 
-    HEALING = "healing"  # the launcher is at it, inside the allocation
+    HEALING = "healing"  # the launcher handles it, inside the allocation
     EXAMINING = "examining"  # probes and logs are being read
     ISOLATING = "isolating"
     WAITING = "waiting"  # back-off
@@ -25,20 +27,20 @@ class Stage(enum.Enum):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Cause + suspects + confidence, from findings; and what the policy makes of it.
+    """Cause, suspects and confidence, from findings; and what the policy makes of it.
 
-    `sure` and `isolate` are about all nodes alike, but for those of which `faults` speak: there each node's own count.
+    `sure` and `isolate` apply to all nodes, except those with `faults`: there each node's own faults count.
     """
 
     cause: str  # node_lost, rank_killed, rank_failed, hang, user_error, ...
     words: str  # one line for a person
-    nodes: tuple[str, ...]  # the nodes to blame; often none
+    nodes: tuple[str, ...]  # the suspects; often none
     sure: bool
     isolate: str  # drain, exclude or none
     restart: bool
     exit_code: int = 1  # of the run, when it is not restarted
-    faults: tuple[NodeFault, ...] = ()  # what checks found against nodes among those to blame
-    decided: Decided = UNDECIDED  # which rule of the policy made of it what
+    faults: tuple[NodeFault, ...] = ()  # what checks found against suspects
+    decided: Decided = UNDECIDED  # by which rule of the policy
 
     def faults_of(self, node: str) -> tuple[NodeFault, ...]:
         return faults_of(self.faults, node)
@@ -49,7 +51,7 @@ class Diagnosis:
         return own[0].proven if own else self.sure
 
     def isolates(self, node: str) -> str:
-        """drain, exclude or none: what the evidence allows, where the policy does not ask for less."""
+        """drain, exclude or none: what the evidence allows, unless the policy asks for less."""
         return "none" if self.decided.action in (RELAUNCH, SWAP, IGNORE) else self.by_evidence(node)
 
     def by_evidence(self, node: str) -> str:
@@ -58,7 +60,7 @@ class Diagnosis:
         return ("drain" if own[0].proven else "exclude") if own else self.isolate
 
     def reason(self, node: str) -> str:
-        """Why this node is isolated, for whoever finds it drained."""
+        """Why this node is isolated, for the person who finds it drained."""
         own = self.faults_of(node)
         more = f" (and {len(own) - 1} more)" if len(own) > 1 else ""
         return f"{own[0].words}{more}" if own else f"{self.cause}: {self.words}"
@@ -70,15 +72,15 @@ def faults_of(faults: tuple[NodeFault, ...], node: str) -> tuple[NodeFault, ...]
 
 
 @dataclass(frozen=True)
-class Look:
-    """What the probes of one node said so far."""
+class NodeProbes:
+    """The results of probes of one node so far."""
 
     node: str
     fails: int = 0
     passes: int = 0
     unknowns: int = 0
     evidence: str = ""
-    suspects: int = 0  # in a row that failed, with or without a second opinion
+    suspects: int = 0  # failures in a row, with or without a second opinion
 
     @property
     def dead(self) -> bool:
@@ -86,22 +88,63 @@ class Look:
 
     @property
     def suspected(self) -> bool:
-        """It cannot be reached, and nobody but the operator's host has found that."""
+        """The operator's host cannot reach the node, and nobody confirms it."""
         return self.suspects >= 2 and not self.dead
 
     @property
     def open(self) -> bool:
-        """No probe could tell anything of it."""
+        """No probe gave an answer about the node."""
         return self.unknowns > 0 and not self.passes and not self.suspects
+
+    def after(self, verdict: str, evidence: str) -> NodeProbes:
+        """Add the result of one more probe."""
+        if verdict == "FAIL":
+            return replace(self, fails=self.fails + 1, suspects=self.suspects + 1, evidence=evidence)
+        if verdict == "SUSPECT":
+            return replace(self, fails=0, suspects=self.suspects + 1, evidence=evidence)
+        if verdict == "UNKNOWN":
+            unknowns, evidence = self.unknowns + 1, self.evidence or evidence
+            return replace(self, unknowns=unknowns, fails=0, suspects=0, evidence=evidence)
+        return replace(self, passes=self.passes + 1, fails=0, suspects=0, evidence=evidence)
+
+    def inconclusive(self, verdict: str) -> bool:
+        """Whether the node needs another probe after this verdict.
+
+        A failure needs a confirmation, and an unknown result a few more tries. The restart waits for no more than that.
+        """
+        if verdict == "FAIL":
+            return self.fails < 2
+        if verdict == "SUSPECT":
+            return self.suspects < 2
+        return verdict == "UNKNOWN" and self.unknowns < UNKNOWN_PROBES
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One line of an incident's story."""
+    """One line of an incident's timeline."""
 
     at: float
     what: str
     words: str
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A sign of trouble in the present attempt.
+
+    hang: the ranks stopped stepping (a hang, or a death that nobody reported). suspects: nodes that it points at.
+    ended: the Slurm state in which the job ended, with its exit code.
+    """
+
+    at: float
+    words: str
+    suspects: tuple[str, ...] = ()
+    hang: bool = False
+    stall: Stall | None = None
+    outcome: OutcomeSeen | None = None
+    faults: tuple[NodeFault, ...] = ()
+    ended: str = ""
+    exit_code: int | None = None
 
 
 @dataclass(frozen=True)
@@ -112,20 +155,20 @@ class Incident:
     began: float
     step: int  # the last step seen before it
     stage: Stage = Stage.EXAMINING
-    healing: int = 0  # the launcher's own number of it, if it is at it
+    healing: int = 0  # the launcher's own number of it, if the launcher handles it
     quiet_nodes: tuple[str, ...] = ()  # nodes that a detector points at
-    overdue_nodes: tuple[str, ...] = ()  # nodes that could not be seen any more when the ranks fell silent
-    quiet: bool = False  # the ranks stopped stepping (a hang, or a death nobody reported)
-    quiet_over: bool = False  # ... and went on again by themselves
+    quiet: bool = False  # the ranks stopped stepping (a hang, or a death that nobody reported)
+    quiet_over: bool = False  # ... and continued by themselves
+    stall: Stall | None = None  # as detected; None also where only the launcher reported a hang
     outcome: OutcomeSeen | None = None
     ended: str = ""  # the Slurm state in which the job ended, if it did
     exit_code: int | None = None
-    looks: tuple[Look, ...] = ()
+    probes: tuple[NodeProbes, ...] = ()
     log_category: str = ""
     log_line: str = ""
-    faults: tuple[NodeFault, ...] = ()  # what checks found against nodes, as the launcher told it
+    faults: tuple[NodeFault, ...] = ()  # what checks found against nodes, as the launcher reported it
     diagnosis: Diagnosis | None = None
-    not_before: float | None = None  # when the back-off ends; None: the budget has not been asked yet
+    not_before: float | None = None  # when the back-off ends; None: the budget was not charged yet
     marks: tuple[Mark, ...] = ()
     result: str = ""  # recovered, stopped, nothing
     ended_at: float | None = None
@@ -134,7 +177,12 @@ class Incident:
 
     @property
     def dead(self) -> tuple[str, ...]:
-        return tuple(look.node for look in self.looks if look.dead)
+        return tuple(probes.node for probes in self.probes if probes.dead)
+
+    @property
+    def silent_nodes(self) -> tuple[str, ...]:
+        """Nodes that a detector points at, and nodes that could not be seen when the ranks fell silent."""
+        return tuple(dict.fromkeys((*self.quiet_nodes, *(self.stall.overdue if self.stall is not None else ()))))
 
     @property
     def silence_only(self) -> bool:
@@ -144,3 +192,38 @@ class Incident:
     @property
     def attempt(self) -> str:
         return attempt_name(self.job_id, self.restarts)
+
+    def marked(self, at: float, what: str, words: str) -> Incident:
+        return replace(self, marks=(*self.marks, Mark(at, what, words)))
+
+    def with_faults(self, at: float, faults: tuple[NodeFault, ...]) -> Incident:
+        """Add what checks found against nodes, each fault once."""
+        new = tuple(f for f in dict.fromkeys(faults) if f not in self.faults)
+        incident = replace(self, faults=(*self.faults, *new))
+        for fault in new:
+            remedy = f"; remedy: {fault.remedy}" if fault.remedy != "none" else ""
+            words = f"{fault.node}: {fault.verdict.lower()}, {fault.words}{remedy}"
+            incident = incident.marked(at, "found", words)
+        return incident
+
+    def with_sign(self, sign: Sign) -> Incident:
+        """Add a sign; the incident is then being examined (again)."""
+        incident = replace(self, stage=Stage.EXAMINING).marked(sign.at, "seen", sign.words)
+        if sign.hang:
+            incident = replace(incident, quiet=True, quiet_over=False, stall=sign.stall or self.stall)
+        if sign.hang or sign.suspects:
+            incident = replace(incident, quiet_nodes=sign.suspects)
+        if sign.outcome is not None:
+            incident = replace(incident, outcome=sign.outcome)
+        if sign.ended:
+            incident = replace(incident, ended=sign.ended, exit_code=sign.exit_code)
+        return incident.with_faults(sign.at, sign.faults)
+
+    def with_probe(self, at: float, node: str, verdict: str, evidence: str) -> Incident:
+        probes = self.probes_of(node).after(verdict, evidence)
+        others = (x for x in self.probes if x.node != node)
+        words = f"{node}: {verdict.lower()}, {evidence}"
+        return replace(self, probes=(*others, probes)).marked(at, "probed", words)
+
+    def probes_of(self, node: str) -> NodeProbes:
+        return next((x for x in self.probes if x.node == node), NodeProbes(node))

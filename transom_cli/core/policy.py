@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from transom_cli.core.decided import Taken
+from transom_cli.core.events import Taken
+from transom_cli.plural import ordinal
 
 RELAUNCH, SWAP, ISOLATE, STOP, IGNORE = ACTIONS = ("relaunch", "swap", "isolate", "stop", "ignore")
 ROLLBACK = "rollback"  # what can be done about a report, and never about a failure
 JOB, NODE = SCOPES = ("job", "node")
-DEFAULT = "default"  # the source of a rule of the default table: what it decides is told of a stop alone
+DEFAULT = "default"  # the source of a rule of the default table: only its stops are reported
 _UNKNOWN = "unknown"
 _ENDED_SOMEHOW = ("rank_failed", "job_failed")  # causes that say no more than that
-_LINE = 200  # characters of a root line that are told
+_LINE = 200  # characters of a root cause line that are quoted
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def _is_evident(rule: Rule, facts: Facts) -> bool:
 
 
 def _words(rule: Rule, facts: Facts, action: str, times: int) -> str:
-    often = f", for the {times + 1}. time{_span(rule)}" if rule.budget is not None else ""
+    often = f", for the {ordinal(times + 1)} time{_span(rule)}" if rule.budget is not None else ""
     if action != STOP:
         return "" if rule.source == DEFAULT else f"{action}, by rule `{rule.name}`{_of(rule)}{often}"
     kind = facts.category if facts.category != _UNKNOWN else ""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Generic, TypeVar
 
-from transom_cli.core.rootline import clean
+from transom_cli.core.log_lines import clean
 
 SYSFS = "TRANSOM_SYSFS"
 """Environment variable: a folder to read instead of /sys (a recorded machine, or one that a test composed)."""

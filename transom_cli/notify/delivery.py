@@ -277,7 +277,7 @@ class Notifier:
         self._over = False
 
     def seen(self, before: State, event: Event, after: State) -> None:
-        """Observe a transition, as a Witness (supervise.operator) does: return at once, raise nothing."""
+        """Observe a transition, as a Observer (supervise.operator) does: return at once, raise nothing."""
         try:
             for notification in notifications_for(before, self._since, after, event.at, self._cluster):
                 self.submit(notification)

@@ -97,7 +97,7 @@ def _by_time(state: State, since: float, at: float, cluster: str) -> list[Notifi
 
 def _by_change(before: State, after: State, at: float) -> list[Notification]:
     found = []
-    if after.slurm_state == "RUNNING" and before.slurm_state != "RUNNING" and not after.starts:
+    if after.job.state == "RUNNING" and before.job.state != "RUNNING" and not after.job.starts:
         found.append(Notification("started", "started", at, "the job is running", (_job(after),), _facts(after)))
     found += _closed(before, after, at)
     was = before.incident if before.incident is not None and _tellable(before.incident, at) else None
@@ -105,8 +105,8 @@ def _by_change(before: State, after: State, at: float) -> list[Notification]:
     if now is not None and _tellable(now, at) and (was is None or was.id != now.id):
         found.append(_incident(after, now, at))
     found += _saves(before, after, at)
-    known = {(x.node, x.since) for x in before.exclusions}
-    for x in after.exclusions:
+    known = {(x.node, x.since) for x in before.isolation.exclusions}
+    for x in after.isolation.exclusions:
         if (x.node, x.since) not in known:
             facts = _facts(after, nodes=(x.node,), how=x.how, cause=x.cause, incident=x.incident)
             key = f"isolated/{x.node}/{x.since:.0f}"
@@ -190,11 +190,11 @@ def _recovered(state: State, incident: Incident, at: float) -> Notification:
     seconds = (incident.ended_at or at) - incident.began
     cause = incident.diagnosis.words if incident.diagnosis is not None else ""
     again = _steps_again(state, incident)
-    out = tuple(x.node for x in state.exclusions if x.incident == incident.id)
+    out = tuple(x.node for x in state.isolation.exclusions if x.incident == incident.id)
     details = _lines(
         cause,
         f"without {', '.join(out)}" if out else "",
-        _again(state.step, again) if again else _progress(state),
+        _again(state.progress.step, again) if again else _progress(state),
     )
     facts = _of(state, incident, seconds=round(seconds, 1), steps_again=again, result=incident.result)
     how = "recovered in" if incident.result == "recovered" else "no fault, closed after"
@@ -204,9 +204,9 @@ def _recovered(state: State, incident: Incident, at: float) -> Notification:
 
 def _steps_again(state: State, incident: Incident) -> int:
     """Return the number of repeated steps; 0 if steps count from the start of the processes."""
-    known = incident.result == "recovered" and min(incident.step, state.step, state.durable) >= 0
-    own = not (incident.since_start or state.since_start)
-    return max(0, incident.step - state.step + 1) if known and own else 0
+    known = incident.result == "recovered" and min(incident.step, state.progress.step, state.progress.durable) >= 0
+    own = not (incident.since_start or state.progress.since_start)
+    return max(0, incident.step - state.progress.step + 1) if known and own else 0
 
 
 def _again(step: int, again: int) -> str:
@@ -214,7 +214,7 @@ def _again(step: int, again: int) -> str:
 
 
 def _held(state: State, at: float, cluster: str) -> Notification:
-    commands = release_commands(state.job_id, state.slurm_reason, state.excluded, cluster)
+    commands = release_commands(state.job.id, state.job.reason, state.isolation.excluded, cluster)
     found = (f"{'release' if label == 'go on' else label}: {command}" for label, command in commands.items())
     details = _lines(_job(state), _progress(state), *found)
     facts = _facts(state, verdict=state.verdict)
@@ -279,23 +279,24 @@ def _of(state: State, incident: Incident, **more: Fact) -> tuple[tuple[str, Fact
 
 def _facts(state: State, **more: Fact) -> tuple[tuple[str, Fact], ...]:
     """step: the highest of the run, or of this start if steps count from it. checkpoint: the newest step on disk."""
-    found: dict[str, Fact] = {"phase": state.phase.value, "job_id": state.job_id or None, "attempt": state.attempt}
-    step = state.step if state.since_start else state.max_step
-    found |= {"step": step if step >= 0 else None, "steps_since_start": state.since_start or None}
-    found |= {"checkpoint": state.durable if state.durable >= 0 else None, **more}
+    found: dict[str, Fact] = {"phase": state.phase.value, "job_id": state.job.id or None, "attempt": state.attempt}
+    step = state.progress.step if state.progress.since_start else state.progress.max_step
+    found |= {"step": step if step >= 0 else None, "steps_since_start": state.progress.since_start or None}
+    found |= {"checkpoint": state.progress.durable if state.progress.durable >= 0 else None, **more}
     return tuple((name, value) for name, value in found.items() if value not in ("", None, ()))
 
 
 def _progress(state: State) -> str:
-    step, durable = state.step if state.since_start else state.max_step, state.durable
+    progress = state.progress
+    step, durable = progress.step if progress.since_start else progress.max_step, progress.durable
     at = f"step {step}" if step >= 0 else "no step yet"
-    at += " since this start" if state.since_start and step >= 0 else ""
+    at += " since this start" if progress.since_start and step >= 0 else ""
     return f"{at}, newest checkpoint on disk: {f'step {durable}' if durable >= 0 else 'none'}"
 
 
 def _job(state: State) -> str:
-    nodes = f", {several(len(state.nodes), 'node')}" if state.nodes else ""
-    return f"job {state.job_id}, start {state.restarts + 1}{nodes}" if state.job_id else ""
+    nodes = f", {several(len(state.job.nodes), 'node')}" if state.job.nodes else ""
+    return f"job {state.job.id}, start {state.job.restarts + 1}{nodes}" if state.job.id else ""
 
 
 def _lines(*lines: str) -> tuple[str, ...]:

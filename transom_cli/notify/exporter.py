@@ -20,7 +20,7 @@ from transom_cli.errors import TransomError
 from transom_cli.heartbeat.table import NodeTable
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.notify.metrics import DISK, MEMORY, Family, RunSnapshot, families
-from transom_cli.supervise.ledger import read_book
+from transom_cli.supervise.record_reader import read_run_record
 
 Saved = tuple[int, float | None]  # step, and when it was committed (Unix time; None: unknown)
 
@@ -96,13 +96,13 @@ class MetricsExporter:
         """Read the run."""
         state, about, now = self._state, self._about, time.time()
         if now >= self._memory_due or state.phase.over:
-            self._memory_due = now + max(about.every, MEMORY_EVERY * len(state.nodes))
-            lives = state.job_id and not state.phase.over
-            self._memory = in_memory(about.run.attempt(state.job_id, state.restarts), now) if lives else None
+            self._memory_due = now + max(about.every, MEMORY_EVERY * len(state.job.nodes))
+            lives = state.job.id and not state.phase.over
+            self._memory = in_memory(about.run.attempt(state.job.id, state.job.restarts), now) if lives else None
         if now >= self._spent_due or state.phase.over:
             self._spent = time_by_kind(about.run)
             self._spent_due = time.time() + max(SPENT_EVERY, RARELY * (time.time() - now))
-        places = {DISK: on_disk(about.checkpoints, state.durable), MEMORY: self._memory}
+        places = {DISK: on_disk(about.checkpoints, state.progress.durable), MEMORY: self._memory}
         saved = {place: found for place, found in places.items() if found is not None}
         sight = RunSnapshot(
             about.run.run_id, about.name, __version__, now, state, self._tables(), saved, self._sent(), self._spent
@@ -156,7 +156,7 @@ class MetricsExporter:
 def time_by_kind(run: RunDir) -> Sums | None:
     """Return the run's time by kind; None if it cannot be read, or no step was seen."""
     try:
-        account = read_book(run).account
+        account = read_run_record(run).account
     except (OSError, TransomError):
         return None
     return account.whole if account.steps_seen else None

@@ -82,7 +82,8 @@ def _run(sight: RunSnapshot) -> list[Family]:
     state = sight.state
     phases = tuple(((phase.value,), float(phase is state.phase)) for phase in Phase)
     about = (((sight.name, sight.version), 1.0),)
-    starts = state.starts + 1 if state.job_id else 0
+    stuck = state.budget.no_progress
+    starts = state.job.starts + 1 if state.job.id else 0
     return [
         Family("transom_run_info", GAUGE, "Always 1: name of the run, version.", "", ("name", "version"), about),
         Family("transom_run_phase", GAUGE, "1 for the phase that the run is in, else 0.", "", ("phase",), phases),
@@ -91,14 +92,14 @@ def _run(sight: RunSnapshot) -> list[Family]:
         ),
         _gauge("transom_run_exit_code", "How the run ended, once it is over.", state.exit_code),
         _counter("transom_run_starts", "Starts of the job by Slurm.", starts),
-        _gauge("transom_run_restarts_without_progress", "Restarts in a row without a newer state.", state.no_progress),
-        _gauge("transom_slurm_up", "1 while Slurm answers the operator, else 0.", not state.slurm_lost),
+        _gauge("transom_run_restarts_without_progress", "Restarts in a row without a newer state.", stuck),
+        _gauge("transom_slurm_up", "1 while Slurm answers the operator, else 0.", not state.slurm_error),
     ]
 
 
 def _training(sight: RunSnapshot) -> list[Family]:
     ranks = _ranks(sight)
-    step, _ = newest_step((sight.state.step, sight.state.since_start), reached(ranks))
+    step, _ = newest_step((sight.state.progress.step, sight.state.progress.since_start), reached(ranks))
     loss = next((r.loss for r in sorted(ranks, key=lambda r: r.rank) if r.loss is not None), None)
     age = max((r.age for r in ranks), default=None)
     text = "Time since the last step of the slowest rank, as its node reported."
@@ -149,15 +150,15 @@ def _category(incident: Incident) -> str:
 
 def _nodes(sight: RunSnapshot) -> list[Family]:
     state = sight.state
-    looked_at = {x.node for x in state.idle_looks}
-    here = state.nodes if state.slurm_state == "RUNNING" else ()
-    idle = [n for n in state.idle if n in here]
+    looked_at = {x.node for x in state.idle.probes}
+    here = state.job.nodes if state.job.state == "RUNNING" else ()
+    idle = [n for n in state.idle.nodes if n in here]
     counts = {
         "training": len(here) - len(idle),
         "spare": sum(n not in looked_at for n in idle),
         "given_up": sum(n in looked_at for n in idle),
-        "drained": sum(x.how == "drained" for x in state.exclusions),
-        "excluded": sum(x.how != "drained" for x in state.exclusions),
+        "drained": sum(x.how == "drained" for x in state.isolation.exclusions),
+        "excluded": sum(x.how != "drained" for x in state.isolation.exclusions),
     }
     samples = tuple(((name,), float(count)) for name, count in counts.items())
     text = "Nodes of the job (training, spare, given_up), and isolated nodes (drained, excluded)."

@@ -6,61 +6,43 @@ on a network file system a file may show seconds late.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from transom_cli.ckpt.failing import Saves, worst
+from transom_cli.ckpt.failing import Saves
 from transom_cli.core import events as ev
 from transom_cli.core import stall
 from transom_cli.core.codec import BadRecord, build
-from transom_cli.core.diagnose import first_bad
 from transom_cli.core.incident import Stage
+from transom_cli.core.operator.silent_launcher import LAUNCHER_SILENT, LaunchEnd, handles_stall
 from transom_cli.core.operator.state import State
-from transom_cli.files import json_lines, refresh_directory
+from transom_cli.files import refresh_directory
 from transom_cli.heartbeat.table import NodeTable
 from transom_cli.layout import AttemptDir, RunDir, attempt_name, parse_attempt
-from transom_cli.supervise.beatwatch import BeatWatch
-from transom_cli.supervise.exits import ExitRecords
-from transom_cli.supervise.handed import attempt_numbers, handed_on
+from transom_cli.supervise.attempt_files import (
+    ExitRecords,
+    Tail,
+    listed,
+    newest_checkpoint,
+    read_json,
+    read_outcome,
+    read_saves,
+)
+from transom_cli.supervise.handoff_record import attempt_numbers, read_handoff
+from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
 
 PROGRESS_EVERY = 60.0  # one progress line a minute in the journal
-ABANDONED = 3.0  # seconds from a rank's bad end to the launcher's account of it, before the launcher counts as gone
-STUCK = 30.0  # seconds from the good end of every rank, with a silent launcher, before it counts as hanging
-TAKEN_UP = 15.0  # seconds for a living launcher to take up a silence of the ranks, before it is told to the core;
-PATIENCE = 2.0  # or as many limits more, if longer: it may know better, having listened for longer
-LAUNCHER_SILENT = 5.0  # seconds without a new sign of life, which comes once a second
 LOOK_EVERY = 1.0  # for what changes slowly: new attempts, checkpoints, requests
 
 
-class Tail:
-    """New whole lines of a growing JSON-lines file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def records(self) -> Iterator[dict[str, object]]:
-        try:
-            with self._path.open("rb") as f:
-                f.seek(self._offset)
-                data = f.read()
-        except OSError:
-            return
-        whole, newline, _ = data.rpartition(b"\n")
-        self._offset += len(whole) + len(newline)
-        yield from json_lines(whole)
-
-
 class AttemptFollower:
-    """What one attempt's files tell."""
+    """Turns the files of one attempt into events."""
 
     def __init__(self, attempt: AttemptDir, limits: stall.StallLimits) -> None:
         self._dir = attempt
         self._tail = Tail(attempt.launcher_journal)
-        self._watch = BeatWatch(attempt.nodes, limits)
+        self._watch = HeartbeatMonitor(attempt.nodes, limits)
         self._outcome = False
         self._step = -1
         self._since_start = False  # it counts from the start of the processes
@@ -68,13 +50,13 @@ class AttemptFollower:
         self._launch: ev.LaunchSeen | None = None
         self._looked = float("-inf")  # at the ranks' own exit records
         self._anew = float("-inf")  # when it was last asked for files that were not there
-        self._ended_since: float | None = None  # when one of them was first seen to tell of a bad end
+        self._ended_since: float | None = None  # when the end of the launch was first seen
         self._sign = ""  # the launcher's sign of life, and when it was last seen to change
         self._signed = float("-inf")
         self._held: ev.Stalled | None = None  # a silence that is left to the launcher as long as it lives
         self._taken: ev.HealSeen | None = None  # the launcher is at a fault of this launch
         self._saves_looked = float("-inf")
-        self._saves: tuple[Saves, float] | None = None  # what was last told of the saves, and when
+        self._saves: tuple[Saves, float] | None = None  # what was last reported of the saves, and when
         self._suspended = (False, "")  # whether Slurm has stopped the job, and when it last stopped or resumed it
 
     @property
@@ -124,7 +106,7 @@ class AttemptFollower:
                 yield outcome
 
     def _begin_launch(self) -> None:
-        """The steps of a former launch, and its end, tell nothing of this one."""
+        """Forget the steps and the end of the launch before."""
         self._step, self._told, self._ended_since = -1, (-1, 0.0), None
         self._since_start = False
         self._held = self._taken = None
@@ -139,38 +121,19 @@ class AttemptFollower:
         return now - self._signed < LAUNCHER_SILENT
 
     def _abandoned(self, now: float, batch_host: str) -> ev.OutcomeSeen | None:
-        """Ranks ended badly and no launcher says so: its host is gone, and the ranks' own records are the account.
-
-        All of them may have ended well, too, under a launcher that hangs: Slurm would keep the job for ever. And where
-        the disk did not take their records, the agents still tell that they are gone.
-        """
+        """Read how the ranks ended; `core.operator.silent_launcher` decides whether that is the outcome."""
         if self._launch is None or now - self._looked < LOOK_EVERY:
             return None
         self._looked = now
         exits = ExitRecords(self._dir.exits(self._launch.launch)).read()
-        bad = any(x.bad for x in exits.values())
-        all_well = not bad and 0 < self._launch.world_size <= len(exits)
-        gone = not bad and not all_well and self._watch.gone(self._launch.launch, self._launch.world_size)
-        if not (bad or all_well or gone) or self._launcher_lives(now):
+        gone = self._watch.gone(self._launch.launch, self._launch.world_size)
+        end = LaunchEnd(self._launch, tuple(exits[n] for n in sorted(exits)), gone, self._taken)
+        if not end.over or self._launcher_lives(now):
             self._ended_since = None
             return None
         self._ended_since = now if self._ended_since is None else self._ended_since
         since = now - self._ended_since
-        if (not bad and since < STUCK) or (not self._sign and since < ABANDONED):
-            return None
-        ranks = tuple(exits[n] for n in sorted(exits))
-        heard = {x.node for x in ranks}
-        missing = tuple(n for n in self._launch.nodes if n not in heard or n == batch_host)  # the launcher's own host
-        if all_well:
-            why = "every rank ended with exit code 0, and the launcher is silent"
-            return ev.OutcomeSeen(now, self.name, "failed", why, ranks, missing, self._launch.nodes)
-        first = first_bad(ranks)
-        why = f"{first.words if first else 'every rank is gone without a word'}, and the launcher is silent"
-        if self._taken is not None and self._taken.cause == "hang":  # then it was the launcher that ended the ranks
-            why = f"{self._taken.words}, and the launcher is silent"
-            end = ev.OutcomeSeen(now, self.name, "failed", why, (), missing, self._launch.nodes, "hang")
-            return replace(end, suspects=self._taken.nodes)
-        return ev.OutcomeSeen(now, self.name, "failed", why, ranks, missing, self._launch.nodes)
+        return end.outcome(now, since, launcher_seen=bool(self._sign), batch_host=batch_host)
 
     def _beats(self, now: float) -> Iterator[ev.Event]:
         findings = self._watch.look(now)
@@ -187,11 +150,8 @@ class AttemptFollower:
             if event is not None:
                 yield from self._tell_step(now)
                 yield event
-        held = self._held
-        lives = self._launcher_lives(now)
-        wait = max(TAKEN_UP, PATIENCE * held.stall.limit) if held is not None else 0.0
-        ignored = held is not None and self._taken is None and now - held.at >= wait
-        if held is not None and (ignored or not lives):
+        held, lives = self._held, self._launcher_lives(now)
+        if held is not None and handles_stall(held, now, launcher_lives=lives, taken_up=self._taken is not None):
             yield from self._tell_step(now)
             self._held = None
             seen = replace(held.stall, overdue=self._watch.overdue(now), unseen=self._watch.blind(now))
@@ -227,7 +187,7 @@ class AttemptFollower:
         if isinstance(finding, stall.RanksResumed):
             held, self._held = self._held, None
             return None if held is not None else ev.StallEnded(now, self.name)
-        return None  # the first step is told by `_tell_step`
+        return None  # `_tell_step` reports the first step
 
 
 class Follower:
@@ -258,26 +218,26 @@ class Follower:
         if name and (self._attempt is None or self._attempt.name != name):
             self._attempt = AttemptFollower(AttemptDir(self._run.attempts / name), self._limits)
         if self._attempt is not None:
-            suspended = (state.suspended, state.suspended_at)
-            for event in self._attempt.poll(now, state.batch_host, suspended):
+            suspended = (state.job.suspended, state.job.suspended_at)
+            for event in self._attempt.poll(now, state.job.batch_host, suspended):
                 if isinstance(event, (ev.OutcomeSeen, ev.NodeSilent, ev.Stalled)):
                     yield from self._checkpoint(now)  # the budget of a restart counts on what is durable by now
                 if isinstance(event, ev.HealSeen) and event.durable is not None:
                     self._durable = event.durable  # set back: what comes now counts from there
-                if isinstance(event, ev.LaunchSeen) and parse_attempt(event.attempt)[0] != state.job_id:
-                    event = replace(event, succeeds=state.job_id)
+                if isinstance(event, ev.LaunchSeen) and parse_attempt(event.attempt)[0] != state.job.id:
+                    event = replace(event, succeeds=state.job.id)
                 yield event
 
     def _newest_attempt(self, state: State) -> str:
-        """The attempt that the state knows, or a newer start of the same job that Slurm has not told us of yet; or of
+        """The attempt that the state knows, or a newer start of the same job that Slurm has not reported yet; or of
         the job that the launcher says it submitted in its place.
 
-        A newer one counts once its launcher writes, since only a launch tells the core of it; and not while a restart
-        is under way, whose own answer does. What was told too early would be told in vain: each thing is told once.
+        A newer one counts once its launcher writes, since only a launch reports it to the core; and not during a
+        restart, whose own answer does. An event that comes too early would be lost: each event is sent once.
         """
-        if not state.job_id or (state.incident is not None and state.incident.stage is Stage.RESTARTING):
+        if not state.job.id or (state.incident is not None and state.incident.stage is Stage.RESTARTING):
             return state.attempt
-        newest = (state.job_id, state.restarts)
+        newest = (state.job.id, state.job.restarts)
         for number in sorted(n for n in attempt_numbers(self._run) if n > newest):
             if number[0] != newest[0] and not self._succeeds(newest, number[0]):
                 continue
@@ -286,7 +246,7 @@ class Follower:
         return attempt_name(*newest)
 
     def _succeeds(self, attempt: tuple[int, int], job_id: int) -> bool:
-        handed = handed_on(self._run.attempt(*attempt))
+        handed = read_handoff(self._run.attempt(*attempt))
         return handed is not None and handed.job_id == job_id
 
     def _checkpoint(self, now: float) -> Iterator[ev.Event]:
@@ -297,45 +257,16 @@ class Follower:
 
     def _slow(self, now: float) -> Iterator[ev.Event]:
         yield from self._checkpoint(now)
-        for path in _listed(self._run.requests):
+        for path in listed(self._run.requests):
             if path.name in self._requests or not path.name.endswith(".json"):
                 continue
             self._requests.add(path.name)
-            request = _read_json(path)
+            request = read_json(path)
             who, nodes = str(request.get("who", "somebody")), request.get("nodes")
             if request.get("ask") == "stop":
-                yield ev.StopAsked(now, who)
+                yield ev.StopRequested(now, who)
             if request.get("ask") == "lift" and isinstance(nodes, list):
-                yield ev.LiftAsked(now, who, path.name, tuple(str(n) for n in nodes))
-
-
-def newest_checkpoint(directory: Path, up_to: float = float("inf")) -> int:
-    """The step of the newest published checkpoint (its manifest stands), or -1. Its bytes are not read here.
-
-    up_to: of a step that is not beyond this one.
-    """
-    there = (p for p in _listed(directory) if p.name.startswith("step-") and p.name[5:].isdecimal())
-    steps = ((int(p.name[5:]), p) for p in there)
-    # os.path and not pathlib: an EIO or EACCES there is "not seen now", and no exception
-    return max((n for n, p in steps if n <= up_to and os.path.exists(p / "manifest.json")), default=-1)  # noqa: PTH110
-
-
-def read_outcome(attempt: AttemptDir, now: float) -> ev.OutcomeSeen | None:
-    data = _read_json(attempt.outcome)
-    if not data:
-        return None
-    try:
-        return replace(build(ev.OutcomeSeen, {**data, "at": now}), attempt=attempt.name)
-    except BadRecord:
-        return None
-
-
-def read_saves(attempt: AttemptDir) -> Saves | None:
-    """What the training tells of its saves; None where it has told nothing."""
-    try:
-        return worst(attempt.saves.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+                yield ev.LiftRequested(now, who, path.name, tuple(str(n) for n in nodes))
 
 
 def _from_journal(now: float, attempt: str, record: dict[str, object]) -> ev.LaunchSeen | ev.HealSeen | None:
@@ -347,18 +278,3 @@ def _from_journal(now: float, attempt: str, record: dict[str, object]) -> ev.Lau
         return build(ev.HealSeen, known) if record.get("type") == "heal" else None
     except BadRecord:
         return None  # another version's launcher
-
-
-def _read_json(path: Path) -> dict[str, object]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def _listed(path: Path) -> list[Path]:
-    try:
-        return sorted(path.iterdir())
-    except OSError:
-        return []

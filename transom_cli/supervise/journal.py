@@ -1,7 +1,7 @@
-"""The operator's journal: one JSON record a line, appended and synced before anything is done about it.
+"""The operator's journal: one JSON record per line, appended and synced before its actions run.
 
 The first line is a header with the policy; every other line holds an event and the epoch of the operator that wrote it.
-Records of an epoch older than one that stands before them are a fenced writer's and do not count. A torn line (a crash,
+Records of an epoch older than one before them come from a fenced writer and do not count. A torn line (a crash,
 a full disk) can only be the last of its epoch; it is passed over.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from transom_cli.core.codec import BadRecord, build, event_from_json, event_to_j
 from transom_cli.core.events import Event, StepSeen
 from transom_cli.core.operator.actions import Action
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Phase, Policy, State
+from transom_cli.core.operator.state import Phase, Policy, Request, State
 from transom_cli.errors import TransomError
 from transom_cli.layout import RUN_FORMAT, RunDir, other_format
 
@@ -52,10 +52,10 @@ def write_header(path: Path, policy: Policy, num_nodes: int, spares: int = 0) ->
 
 
 class Folding:
-    """Plays a journal through the core, and goes on with what has been added since, for whoever looks again and again.
+    """Plays a journal through the core, and on the next call continues with the records added since.
 
-    seen: told of each event that counts, with the states before and after it. Where not each_step, a step that says no
-    more than that all goes on is told with the state before its row, in which only the newest step is older.
+    seen: is called for each event that counts, with the states before and after it. Without each_step, a row of steps
+    during undisturbed training is played at once: each is reported with the state before the row.
     """
 
     def __init__(self, path: Path, seen: Seen | None = None, *, each_step: bool = True) -> None:
@@ -70,7 +70,7 @@ class Folding:
         self._folded: Folded | None = None
 
     def more(self) -> Folded:
-        """The state at the last record that stands there now. Raises JournalError."""
+        """Return the state at the last record in the file. Raises JournalError."""
         added = self._read()
         records = [record for line in added.splitlines() if (record := _record(line)) is not None]
         if self._folded is None:
@@ -100,7 +100,7 @@ class Folding:
         return whole.decode("utf-8", "replace")
 
     def _play(self, record: dict[str, Any]) -> None:
-        """Of a row of lines that tell of further steps, which are most of a long journal, the newest is played."""
+        """Play a record. Of a row of plain steps, which are most of a long journal, only the newest is played."""
         if int(record.get("epoch", 0)) < self._epoch:
             return
         self._epoch = int(record.get("epoch", 0))
@@ -138,7 +138,7 @@ def fold(path: Path, seen: Seen | None = None, *, each_step: bool = True) -> Fol
 
 
 def _only_further(state: State, event: StepSeen) -> bool:
-    """Whether it says no more than that all goes on: of several in a row the newest step alone counts."""
+    """Whether a step changes nothing but the step: of several in a row only the newest counts."""
     return state.phase is Phase.TRAINING and state.incident is None and event.attempt == state.attempt
 
 
@@ -155,8 +155,8 @@ def _first_state(path: Path, header: dict[str, Any]) -> State:
         raise JournalError(f"`{path}` is not a journal of transom", f"its first line has type {header.get('type')!r}")
     if header.get("format") != RUN_FORMAT:
         raise JournalError(*other_format(RunDir(path.parent), header, __version__))
-    state = State(policy=build(Policy, header["policy"]), num_nodes=int(header["num_nodes"]))
-    return replace(state, spares=int(header.get("spares", 0)))
+    request = Request(int(header["num_nodes"]), int(header.get("spares", 0)))
+    return State(policy=build(Policy, header["policy"]), request=request)
 
 
 class Journal:

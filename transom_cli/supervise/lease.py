@@ -1,8 +1,8 @@
 """Who is the operator of a run: a lease that is renewed while it lives, and an epoch that fences the one before.
 
 Epoch n is taken by making the file `epochs/<n>` with O_EXCL, which only one can do, also on NFS. An operator that finds
-a higher epoch than its own has been replaced and must stop at once. The lease tells the living from the dead: on the
-same boot of the same host by the process itself, from elsewhere by its renewals, watched on the watcher's own clock.
+a higher epoch than its own has been replaced and must stop at once. The lease shows whether an operator is alive: on
+the same boot of the same host by the process itself, elsewhere by its renewals, timed by the watcher's own clock.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Lease:
         self._holder = holder
         self._next = run.epochs / str(holder.epoch + 1)
         self._renewed = time.monotonic()
-        self._asked = float("-inf")  # when it was last asked for a newer epoch anew
+        self._asked = float("-inf")  # when it was last asked for a newer epoch
 
     @property
     def epoch(self) -> int:
@@ -145,7 +145,7 @@ class Lease:
         self._write()
 
     def give_up(self) -> None:
-        """The run is over, or the operator was told to go: the next one need not wait."""
+        """The run is over, or the operator was asked to leave: the next one need not wait."""
         if not self.fenced():
             self._holder = Holder(**{**asdict(self._holder), "released": True})
             self._write()

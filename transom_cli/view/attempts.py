@@ -11,7 +11,7 @@ from transom_cli.slurm.accounting import Attempt, match_attempts, own_starts
 from transom_cli.slurm.parse import fold_nodes
 from transom_cli.slurm.port import JobState, Start
 from transom_cli.slurm.tags import run_tag
-from transom_cli.supervise.attempts import AttemptTold
+from transom_cli.supervise.run_record import AttemptSummary
 from transom_cli.view.text import (
     NEVER_CUT,
     Line,
@@ -55,7 +55,7 @@ class Row:
         differences: What the two contradict each other in.
     """
 
-    attempt: AttemptTold | None
+    attempt: AttemptSummary | None
     start: Start | None
     differences: tuple[str, ...] = ()
 
@@ -79,7 +79,7 @@ class Row:
 
 
 def attempt_rows(
-    run_id: str, attempts: Sequence[AttemptTold], accounting: Accounting, since: float, now: float
+    run_id: str, attempts: Sequence[AttemptSummary], accounting: Accounting, since: float, now: float
 ) -> tuple[Row, ...]:
     """Match the run's attempts with accounting, oldest first. since: when the run began (Unix time)."""
     if accounting.starts is None:
@@ -96,7 +96,7 @@ def _order(row: Row) -> float:
     return next((at for at in (row.began, row.ended) if at is not None), 0.0)
 
 
-def _differences(attempt: AttemptTold, start: Start | None, now: float) -> Iterator[str]:
+def _differences(attempt: AttemptSummary, start: Start | None, now: float) -> Iterator[str]:
     """Compare only what both know for sure: accounting records things late."""
     if start is None:
         if attempt.began is not None and now - attempt.began > LATE:

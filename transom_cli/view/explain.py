@@ -11,7 +11,7 @@ from typing import Any
 from transom_cli.core import events as ev
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.goodput import NS, Attempt, Launch
-from transom_cli.supervise.book import Book, Launcher, heals, incidents
+from transom_cli.supervise.run_record import Launcher, RunRecord, heals, incidents
 from transom_cli.view.text import NEVER_CUT, count, fit, span, utc, wrapped
 from transom_cli.view.timeline import Timeline, build_timeline, clock, headline, mark_message, when
 
@@ -55,7 +55,7 @@ def topic_document(topic: Topic) -> dict[str, Any]:
     return {"title": topic.title, "facts": facts, "incidents": [one.id for one in topic.incidents]}
 
 
-def run_nodes(book: Book) -> tuple[str, ...]:
+def run_nodes(book: RunRecord) -> tuple[str, ...]:
     """Return every node that the run was given, in that order."""
     found: dict[str, None] = {}
     for event in book.events:
@@ -73,7 +73,7 @@ def run_nodes(book: Book) -> tuple[str, ...]:
 # --- a node ---
 
 
-def about_node(book: Book, node: str, findings: Iterable[Finding] = ()) -> Topic:
+def about_node(book: RunRecord, node: str, findings: Iterable[Finding] = ()) -> Topic:
     named = re.compile(rf"(?<![\w.-]){re.escape(node)}(?![\w-])")
     every = incidents(book)
     blaming = [one for i in every if node in (one := build_timeline(i, book)).nodes]
@@ -88,8 +88,8 @@ def about_node(book: Book, node: str, findings: Iterable[Finding] = ()) -> Topic
     return Topic(book.run_id, f"{node}  {_node_state(book, node)}", _merged(facts), tuple(blaming))
 
 
-def _node_state(book: Book, node: str) -> str:
-    excluded = next((x for x in book.state.exclusions if x.node == node), None)
+def _node_state(book: RunRecord, node: str) -> str:
+    excluded = next((x for x in book.state.isolation.exclusions if x.node == node), None)
     if excluded is None:
         return "available to the run"
     until = f"until `transom nodes --lift {node}`"
@@ -111,7 +111,7 @@ def _merged(facts: Iterable[Fact]) -> tuple[Fact, ...]:
     )
 
 
-def _launches(book: Book, node: str) -> Iterator[Fact]:
+def _launches(book: RunRecord, node: str) -> Iterator[Fact]:
     """Yield where the node had ranks or was a spare, and what else launchers did with it."""
     for launcher in book.launchers:
         for record in launcher.records:
@@ -159,7 +159,7 @@ def _place(key: str) -> str:
     return rest[0] if first == "idle" and rest else first
 
 
-def _events(book: Book, node: str) -> Iterator[Fact]:
+def _events(book: RunRecord, node: str) -> Iterator[Fact]:
     """Yield what the operator saw of the node outside of incidents, and users' requests."""
     for event in book.events:
         if isinstance(event, ev.NodeSilent) and event.node == node:
@@ -171,19 +171,19 @@ def _events(book: Book, node: str) -> Iterator[Fact]:
         elif isinstance(event, ev.Isolated) and event.node == node:
             detail = f" ({event.detail})" if event.detail else ""
             yield Fact(event.at, _place(event.key), f"{node} {event.how}{detail}")
-        elif isinstance(event, ev.LiftAsked) and node in event.nodes:
+        elif isinstance(event, ev.LiftRequested) and node in event.nodes:
             yield Fact(event.at, "", f"{event.who} lifted the exclusion")
 
 
 # --- a step ---
 
 
-def newest_step(book: Book) -> int:
+def newest_step(book: RunRecord) -> int:
     """Return the newest step seen; -1 if none."""
     return max((s.step for a in book.history.attempts for one in a.launches for s in one.samples), default=-1)
 
 
-def about_step(book: Book, step: int) -> Topic:
+def about_step(book: RunRecord, step: int) -> Topic:
     launches = [(a, one) for a in book.history.attempts for one in a.launches]
     done = [fact for a, one in launches if (fact := _done(a, one, step)) is not None]
     counted = any(one.since_start for _, one in launches)  # each launch then counts its own steps
@@ -215,7 +215,7 @@ def _done(attempt: Attempt, launch: Launch, step: int) -> Fact | None:
     return Fact(found.at / NS, attempt.name, f"done {where}") if found is not None else None
 
 
-def _checkpoints(book: Book, step: int) -> Iterator[Fact]:
+def _checkpoints(book: RunRecord, step: int) -> Iterator[Fact]:
     """Yield the last checkpoint before the step, and the first that contains it."""
     seen = [e for e in book.events if isinstance(e, ev.CheckpointSeen)]
     before = max((e for e in seen if e.step < step), key=lambda e: e.step, default=None)
@@ -226,7 +226,7 @@ def _checkpoints(book: Book, step: int) -> Iterator[Fact]:
         yield Fact(after.at, "disk", f"checkpoint {count(after.step)} is on disk, the first with this step")
 
 
-def _reports(book: Book, step: int) -> Iterator[Fact]:
+def _reports(book: RunRecord, step: int) -> Iterator[Fact]:
     for launcher in book.launchers:
         for record in launcher.records:
             at, about = record.get("wall"), record.get("step")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from transom_cli.core.decided import UNDECIDED
+from transom_cli.core.events import UNDECIDED
 from transom_cli.core.incident import Incident
 from transom_cli.core.operator.state import Exclusion, SavesFail, State
 from transom_cli.core.progress import newest_step
@@ -252,8 +252,8 @@ def build_view(run_id: str, state: State, tables: Mapping[str, NodeTable], now: 
     every = [r for table in tables.values() for r in table.ranks]
     launch = max((r.launch for r in every), default=0)
     ranks = [r for r in every if r.launch == launch]  # a replaced node still reports its former launch
-    replaced = {x.node for x in state.idle_looks}
-    step, since_start = newest_step((state.step, state.since_start), reached(ranks))
+    replaced = {x.node for x in state.idle.probes}
+    step, since_start = newest_step((state.progress.step, state.progress.since_start), reached(ranks))
     loss = next((r.loss for r in sorted(ranks, key=lambda r: r.rank) if r.loss is not None), None)
     open_ones = (state.incident,) if state.incident is not None else ()
     return RunView(
@@ -262,25 +262,25 @@ def build_view(run_id: str, state: State, tables: Mapping[str, NodeTable], now: 
         phase=state.phase.value,
         over=state.phase.over,
         since=state.since,
-        job_id=state.job_id,
-        restarts=state.restarts,
-        starts=state.starts,
+        job_id=state.job.id,
+        restarts=state.job.restarts,
+        starts=state.job.starts,
         step=step,
         steps_since_start=since_start and step >= 0,
-        durable=state.durable,
+        durable=state.progress.durable,
         loss=loss,
-        nodes=tuple(n for n in state.nodes if n not in state.idle),
-        spares=tuple(n for n in state.idle if n not in replaced),
-        excluded=tuple((x.node, x.how, x.reason) for x in state.exclusions),
-        slurm_state=state.slurm_state,
-        slurm_reason=state.slurm_reason,
-        slurm_lost=state.slurm_lost,
+        nodes=tuple(n for n in state.job.nodes if n not in state.idle.nodes),
+        spares=tuple(n for n in state.idle.nodes if n not in replaced),
+        excluded=tuple((x.node, x.how, x.reason) for x in state.isolation.exclusions),
+        slurm_state=state.job.state,
+        slurm_reason=state.job.reason,
+        slurm_lost=state.slurm_error,
         operator=operator,
         verdict=" ".join(state.verdict.split()),  # Slurm's messages may have several lines
         exit_code=state.exit_code,
-        incidents=tuple(incident_view(i, state.exclusions) for i in (*open_ones, *reversed(state.incidents))),
-        excluded_until=tuple((x.node, x.until) for x in state.exclusions),
-        restarts_without_progress=state.no_progress,
+        incidents=tuple(incident_view(i, state.isolation.exclusions) for i in (*open_ones, *reversed(state.incidents))),
+        excluded_until=tuple((x.node, x.until) for x in state.isolation.exclusions),
+        restarts_without_progress=state.budget.no_progress,
         max_without_progress=state.policy.max_without_progress,
         saves_fail=state.saves_fail,
     )

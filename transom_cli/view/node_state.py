@@ -68,11 +68,11 @@ class NodeViews:
             self._about, self._made = about, {}
         known = _Known(state, launch, slow, silent_after)
         none = NodeSight()
-        for node in state.nodes:
+        for node in state.job.nodes:
             sight = sights.get(node, none)
             if node not in self._made or self._made[node][0] is not sight:
                 self._made[node] = sight, known.view(node, sight)
-        views = [self._made[node][1] for node in state.nodes]
+        views = [self._made[node][1] for node in state.job.nodes]
         return (*(v for v in views if v.role != "spare"), *(v for v in views if v.role == "spare"))
 
 
@@ -83,14 +83,14 @@ class _Known:
         incident = state.incident
         active = incident is not None and incident.stage not in (Stage.STARTING, Stage.CLOSED)
         self._launch, self._slow, self._silent_after = launch, slow, silent_after
-        self._idle = {*state.idle}
-        self._out = {look.node for look in state.idle_looks}
-        self._isolated = {x.node: f"{x.how}: {x.reason}" for x in state.exclusions}
+        self._idle = {*state.idle.nodes}
+        self._out = {x.node for x in state.idle.probes}
+        self._isolated = {x.node: f"{x.how}: {x.reason}" for x in state.isolation.exclusions}
         self._probed = {a.node: f"probe {a.key.rpartition('/')[2]}" for a in state.pending if isinstance(a, Probe)}
-        self._quiet = {*incident.quiet_nodes, *incident.overdue_nodes} if incident is not None and active else set()
+        self._quiet = set(incident.silent_nodes) if incident is not None and active else set()
         diagnosis = incident.diagnosis if incident is not None and active else None
         self._blamed = dict.fromkeys(diagnosis.nodes, diagnosis.words) if diagnosis is not None else {}
-        faults = (*state.idle_faults, *(incident.faults if incident is not None and active else ()))
+        faults = (*state.idle.faults, *(incident.faults if incident is not None and active else ()))
         self._faults = {fault.node: fault.words for fault in reversed(faults)}
 
     def role(self, node: str) -> str:

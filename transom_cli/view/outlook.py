@@ -201,7 +201,7 @@ def next_steps(
     if state.phase is Phase.STARTING:
         first = NextStep("waiting for the first step; a launch without a step counts as hung", hung_at)
         ranks = "waiting for the launcher to start the ranks" if launcher else "script running, steps not visible"
-        found.append(first if state.launched else NextStep(ranks))
+        found.append(first if state.launch.started else NextStep(ranks))
     if limit_at is not None:
         then = "all ranks save, and the run continues in its next attempt" if warned else "Slurm ends the attempt"
         found.append(NextStep("time limit", limit_at, then))
@@ -223,13 +223,13 @@ def _incident_step(state: State, incident: Incident) -> NextStep:
     if stage is Stage.WAITING:
         return NextStep(f"{incident.id}: restart after the back-off", incident.not_before)
     if stage is Stage.RESTARTING:
-        without = f" without {some(state.excluded)}" if state.exclusions else ""
+        without = f" without {some(state.isolation.excluded)}" if state.isolation.exclusions else ""
         return NextStep(f"{incident.id}: requeueing the job{without}")
     if incident.marks and incident.marks[-1].what == "waiting":  # the launcher's srun cannot create the step
-        target = "slurmctld, which is needed to start ranks" if state.slurm_lost else "Slurm to start the ranks"
+        target = "slurmctld, which is needed to start ranks" if state.slurm_error else "Slurm to start the ranks"
         return NextStep(f"{incident.id}: waiting for {target}")
-    back = f", from checkpoint {state.durable:,} or node memory" if state.durable >= 0 else ""
-    target = "Slurm to start the job" if state.slurm_state == "PENDING" else f"the first new step{back}"
+    back = f", from checkpoint {state.progress.durable:,} or node memory" if state.progress.durable >= 0 else ""
+    target = "Slurm to start the job" if state.job.state == "PENDING" else f"the first new step{back}"
     return NextStep(f"{incident.id}: waiting for {target}")
 
 

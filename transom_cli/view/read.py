@@ -19,11 +19,10 @@ from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import RunDir, attempt_name, parse_attempt
 from transom_cli.ownership import other_owner
 from transom_cli.slurm.port import slurm_seconds
-from transom_cli.supervise.handed import Handed, newest_handed
+from transom_cli.supervise.attempt_files import read_reports, saves_fail
+from transom_cli.supervise.handoff_record import Handoff, newest_handoff
 from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
-from transom_cli.supervise.reported import read_reports
-from transom_cli.supervise.saves import saves_fail
 from transom_cli.view.model import RunView, build_view
 from transom_cli.view.node_state import NodeSight, NodeViews
 from transom_cli.view.outlook import journal_times, next_steps, operations, planned_saves, rank_operation, step_time
@@ -166,7 +165,7 @@ class Memory:
 def read_memory(run: RunDir, state: State, now: float) -> Memory:
     """Read the reports of the current attempt's nodes, a file each."""
     attempt = newest_attempt(run.attempts)
-    if attempt is None or attempt.name != attempt_name(state.job_id, state.restarts):
+    if attempt is None or attempt.name != attempt_name(state.job.id, state.job.restarts):
         return Memory()
     trainings = [sight.accounts for sight in read_all(attempt, now).values()]
     accounts = [account for training in trainings for account in training.values()]
@@ -196,14 +195,14 @@ def read_view(run: RunDir, patience: float = 0.0) -> RunView:
 
 def with_goodput(run: RunDir, view: RunView) -> RunView:
     """Add goodput, unless nothing is known yet or the journals are too long to read for a status screen."""
-    from transom_cli.supervise.ledger import read_book  # `transom list` does without it
+    from transom_cli.supervise.record_reader import read_run_record  # `transom list` does without it
     from transom_cli.view.goodput import summary
 
     try:
         journals = [run.journal, *run.attempts.glob("*/*.jsonl")]
         if sum(path.stat().st_size for path in journals if path.exists()) > MAX_JOURNALS:
             return view
-        account = read_book(run, view.now).account
+        account = read_run_record(run, view.now).account
     except OSError:
         return view
     share = account.whole.goodput if account.steps_seen else None
@@ -225,7 +224,7 @@ class Reader:
         folded = journal or self._journal.more()
         state = folded.state
         alive = _operator_lives(run, self._patience)
-        sights, newest = self._nodes.read(run.attempt(state.job_id, state.restarts)) if state.job_id else ({}, None)
+        sights, newest = self._nodes.read(run.attempt(state.job.id, state.job.restarts)) if state.job.id else ({}, None)
         current = {node: s.table for node, s in sights.items() if s.table is not None and s.behind <= LATE}
         tables = current or {node: s.table for node, s in sights.items() if s.table is not None}
         view = build_view(run.run_id, state, tables, time.time(), operator=alive)
@@ -251,7 +250,7 @@ class Reader:
     def _with_memory(self, view: RunView, state: State, sights: Mapping[str, NodeSight]) -> RunView:
         """With a budget, the files of many nodes are read only every `MEMORY_EVERY` seconds."""
         now = time.monotonic()
-        rare = self._budget < float("inf") and len(state.nodes) > MANY and self._memory_of == state.attempt
+        rare = self._budget < float("inf") and len(state.job.nodes) > MANY and self._memory_of == state.attempt
         if not rare or now - self._memory_at >= MEMORY_EVERY:
             self._memory = read_memory(self._run, state, view.now)
             self._memory_at, self._memory_of = now, state.attempt
@@ -262,7 +261,7 @@ class Reader:
 
     def _with_nodes(self, view: RunView, state: State, sights: Mapping[str, NodeSight]) -> RunView:
         """Add each node, and what the launcher of the current attempt reports."""
-        found = read_reports(self._run.attempt(state.job_id, state.restarts)) if state.job_id else {}
+        found = read_reports(self._run.attempt(state.job.id, state.job.restarts)) if state.job.id else {}
         standing, phases, lines = found.get("standing"), found.get("phases"), found.get("lines")
         reports = [one for one in standing if isinstance(one, dict)] if isinstance(standing, list) else []
         slow = {node: str(one.get("words", "")) for one in reversed(reports) for node in _culprits(one)}
@@ -304,7 +303,7 @@ def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight]
     """Add times from the journal, the step time, and what comes next."""
     state, past = folded.state, journal_times(folded.events, folded.state)
     last = _last_step(view, sights) if len(past.steps) == 1 else None
-    runs = past.running is not None and state.slurm_state == "RUNNING"
+    runs = past.running is not None and state.job.state == "RUNNING"
     limit = past.running + settings.limit if runs and past.running is not None and settings.limit else None
     hung = past.launched + settings.first_step if past.launched is not None else None
     return replace(
@@ -344,15 +343,15 @@ def _culprits(report: Mapping[str, object]) -> list[str]:
     return [node for node in named if isinstance(node, str) and node]
 
 
-def _launcher_hold(run: RunDir, state: State) -> Handed | None:
+def _launcher_hold(run: RunDir, state: State) -> Handoff | None:
     """Return a hold by the launcher that no operator has recorded yet."""
-    handed = newest_handed(run)
+    handed = newest_handoff(run)
     if handed is None or handed.how != "held":
         return None
-    return handed if parse_attempt(handed.attempt) >= (state.job_id, state.restarts) else None
+    return handed if parse_attempt(handed.attempt) >= (state.job.id, state.job.restarts) else None
 
 
-def held_view(view: RunView, handed: Handed) -> RunView:
+def held_view(view: RunView, handed: Handoff) -> RunView:
     """Show a hold by the launcher. Slurm was not asked, so its state is left out."""
     return replace(
         view,

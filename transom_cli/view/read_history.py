@@ -14,10 +14,10 @@ from transom_cli.core.goodput.account import Loss, Point, goodput_series, step_t
 from transom_cli.files import json_lines
 from transom_cli.heartbeat.spent import BadSpent, NodeSpent, decode
 from transom_cli.layout import AttemptDir, RunDir
-from transom_cli.supervise.handed import attempt_numbers
+from transom_cli.supervise.attempt_files import read_losses
+from transom_cli.supervise.handoff_record import attempt_numbers
 from transom_cli.supervise.journal import Folded
-from transom_cli.supervise.ledger import WELL, read_book
-from transom_cli.supervise.losses import read_losses
+from transom_cli.supervise.record_reader import WELL, read_run_record
 from transom_cli.view.read import Reader
 from transom_cli.view.report.model import FACTS, AgentFinding, CheckFinding, ReportData
 
@@ -39,7 +39,7 @@ def read_report(run: RunDir, *, patience: float = 0.0, now: float | None = None)
 
     Args:
         patience: As in `view.read.read_view`.
-        now: As in `supervise.ledger.read_book`.
+        now: As in `supervise.ledger.read_run_record`.
 
     Raises:
         JournalError: The journal cannot be read.
@@ -47,7 +47,7 @@ def read_report(run: RunDir, *, patience: float = 0.0, now: float | None = None)
     settings = _settings(run)
     job = settings.get("job") if isinstance(settings, Mapping) else None
     gpus = job.get("gpus_per_node") if isinstance(job, Mapping) else 0
-    book = read_book(run, now, patience=patience, gpus=gpus if isinstance(gpus, int) else 0)
+    book = read_run_record(run, now, patience=patience, gpus=gpus if isinstance(gpus, int) else 0)
     view = Reader(run, patience).look(Folded(book.state, max((e.at for e in book.events), default=0.0), book.events))
     attempts = [run.attempt(*number) for number in sorted(attempt_numbers(run), reverse=True)]
     budget = _Budget(FILES)
@@ -175,7 +175,7 @@ def read_time_series(run: RunDir, now: float | None = None) -> TimeSeries:
     Raises:
         OSError, JournalError: The run cannot be read.
     """
-    book = read_book(run, now)
+    book = read_run_record(run, now)
     attempts = [run.attempt(*number) for number in sorted(attempt_numbers(run))]
     losses = [(one.at, one.loss) for attempt in attempts for one in read_losses(attempt) if math.isfinite(one.loss)]
     launches = [launch for attempt in book.history.attempts for launch in attempt.launches]

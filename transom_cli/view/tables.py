@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from transom_cli.core.log_lines import clean
 from transom_cli.core.policy import NODE, ROLLBACK, Rule, in_words
-from transom_cli.core.rootline import clean
 from transom_cli.errors import printable
 from transom_cli.health.finding import Finding
 from transom_cli.health.history.nodes import IsolationStatus, NodeHistory

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from transom_cli.core.decided import UNDECIDED, Decided
+from transom_cli.core.events import UNDECIDED, Decided
 from transom_cli.core.goodput import NS, Cause, Kind, Sums, cost
 from transom_cli.core.incident import Incident
 from transom_cli.core.operator.state import SavesFail
 from transom_cli.plural import several
-from transom_cli.supervise.book import Book
+from transom_cli.supervise.run_record import RunRecord
 from transom_cli.view.goodput import lost_by_kind
 from transom_cli.view.outlook import release_commands
 from transom_cli.view.text import NEVER_CUT, clock_time, count, fit, span, utc, wrapped
@@ -95,7 +95,7 @@ class Timeline:
     since_start: bool = False
 
 
-def build_timeline(incident: Incident, book: Book) -> Timeline:
+def build_timeline(incident: Incident, book: RunRecord) -> Timeline:
     diagnosis = incident.diagnosis
     sums = cost(book.account, incident.id)
     cause = next((one for one in book.account.causes if one.key == incident.id), Cause(incident.id))
@@ -125,10 +125,10 @@ def build_timeline(incident: Incident, book: Book) -> Timeline:
     )
 
 
-def _gpu_hours(sums: Sums, book: Book) -> float | None:
+def _gpu_hours(sums: Sums, book: RunRecord) -> float | None:
     """Count the run's own nodes while they did no new steps, without time in the queue."""
     state = book.state
-    nodes = max(state.num_nodes - state.spares, 0) or len(state.nodes)
+    nodes = max(state.request.num_nodes - state.request.spares, 0) or len(state.job.nodes)
     return sums.without(*_WITHOUT_NODES) / NS / 3600 * nodes * book.gpus if book.gpus and nodes else None
 
 
@@ -197,15 +197,15 @@ def _gpu_time(hours: float) -> str:
     return f"{hours:,.1f} GPU-hours" if hours >= 1 else f"{hours * 60:.1f} GPU-minutes"
 
 
-def held_lines(book: Book, width: int = NEVER_CUT, cluster: str = "") -> list[str]:
+def held_lines(book: RunRecord, width: int = NEVER_CUT, cluster: str = "") -> list[str]:
     """Return why a run is held, and the commands to continue or stop; [] if it is not. cluster: as `job.cluster`."""
     if not book.held:
         return []
     since = [s.begin for s in book.account.spans if s.kind is Kind.HOLD and s.end == book.account.until]
     found = wrapped(f"held {clock_time(since[-1] / NS)}  " if since else "held  ", book.held, width)
     state = book.state
-    if state.job_id:
-        commands = release_commands(state.job_id, state.slurm_reason, state.excluded, cluster)
+    if state.job.id:
+        commands = release_commands(state.job.id, state.job.reason, state.isolation.excluded, cluster)
         found += [f"{label:<{_LABEL}}{command}" for label, command in commands]
     return [fit(line, width) for line in (*found, f"{'stop':<{_LABEL}}transom stop {book.run_id}")]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import State
+from transom_cli.core.operator.state import Request, State
 from transom_cli.health.history.attempts import OpenAttempt, records_of
 from transom_cli.health.history.records import Attempt, Isolation, Over, Record, RunOver
 
@@ -20,7 +20,7 @@ DISK = ev.NodeFault("n2", "disk", "SUSPECT", "96 % full", "avoid")
 
 
 def told(events: Sequence[ev.Event]) -> list[Record]:
-    state, telling, records = State(num_nodes=3), OpenAttempt("r1", "/runs/r1"), []
+    state, telling, records = State(request=Request(num_nodes=3)), OpenAttempt("r1", "/runs/r1"), []
     for event in events:
         before = state
         state, _ = decide(before, event)
@@ -73,7 +73,7 @@ def test_isolation_without_a_check_is_recorded_by_its_cause() -> None:
 def test_a_lift_and_the_end_of_the_run() -> None:
     more = (
         ev.JobSeen(51.0, 7, 1, "PENDING"),
-        ev.LiftAsked(52.0, "ann", "lift-1.json", ("n2",)),
+        ev.LiftRequested(52.0, "ann", "lift-1.json", ("n2",)),
         ev.JobSeen(53.0, 7, 1, "RUNNING", nodes=("n1", "n3", "n4")),
         ev.JobSeen(3653.0, 7, 1, "COMPLETED", nodes=("n1", "n3", "n4")),
     )

@@ -12,8 +12,8 @@ from report_made import RUNS
 from report_parsed import Page
 
 from transom_cli.layout import RunDir
-from transom_cli.supervise.book import incidents
-from transom_cli.supervise.ledger import read_book
+from transom_cli.supervise.record_reader import read_run_record
+from transom_cli.supervise.run_record import incidents
 from transom_cli.view.timeline import build_timeline, distinct_entries, ending, headline
 
 Run = Callable[[str], RunDir]
@@ -63,7 +63,7 @@ def test_the_policy_allows_the_page_its_own_style_alone(run_of: Run, reported: R
 @pytest.mark.parametrize("name", ["node_killed", "rank_killed", "time_limit", "one_node_of_many"])
 def test_incidents_are_told_in_the_words_of_explain(name: str, run_of: Run, reported: Reported) -> None:
     run = run_of(name)
-    book = read_book(run)
+    book = read_run_record(run)
     text = Page(reported(run)).text
     stories = [build_timeline(one, book) for one in incidents(book)]
     assert stories

@@ -18,7 +18,7 @@ from transom_cli.core.operator.state import Phase, State
 from transom_cli.layout import attempt_name
 
 Record = Mapping[str, Any]
-_HANDOFFS = ("requeued", "resubmitted", "held")  # as in `supervise.handed`
+_HANDOFFS = ("requeued", "resubmitted", "held")  # as in `supervise.handoff_record`
 _FAR = 2**40  # seconds: an implausible time
 
 
@@ -166,7 +166,7 @@ def _observation(event: ev.Event, state: State) -> Observation:
     kind = _OF_PHASE.get(state.phase)
     if kind is None:
         busy = state.incident is not None and state.incident.stage is not Stage.STARTING
-        waits = state.slurm_state == "PENDING" and not busy
+        waits = state.job.state == "PENDING" and not busy
         kind = Kind.QUEUE if waits else Kind.RESTART
     restarted = isinstance(event, ev.Started) and event.epoch > 1
     return Observation(ns(event.at), kind, state.attempt, restarted)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transom_cli.core.decided import Taken
-from transom_cli.core.events import NodeFault, RankExit, Stall
+from transom_cli.core.events import NodeFault, RankExit, Stall, Taken
 
 THIS_LAUNCHER = "this launcher"  # a survivor's node that is none: our own fault, for which no node is to be blamed
 

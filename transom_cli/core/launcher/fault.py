@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transom_cli.core.category import DEVICE
-from transom_cli.core.decided import UNDECIDED
 from transom_cli.core.diagnose import first_bad
-from transom_cli.core.events import NodeFault
+from transom_cli.core.events import UNDECIDED, NodeFault
 from transom_cli.core.incident import Diagnosis, Incident, Mark, Stage
 from transom_cli.core.launcher.events import Ended, Read
 from transom_cli.core.launcher.judging import judged_by, told_of

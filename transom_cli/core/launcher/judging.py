@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.decided import Taken
-from transom_cli.core.diagnose import diagnose
-from transom_cli.core.events import NodeFault
+from transom_cli.core.diagnose import diagnose, judged
+from transom_cli.core.events import NodeFault, Taken
 from transom_cli.core.incident import Diagnosis, Incident
-from transom_cli.core.judging import judged
 from transom_cli.core.launcher.events import Ended
 from transom_cli.core.launcher.orders import Order, Tell
 from transom_cli.core.launcher.state import LadderState
-from transom_cli.core.operator.state import Policy, State
+from transom_cli.core.operator.state import Job, Launch, Policy, State
 from transom_cli.core.policy import IGNORE
+from transom_cli.core.progress import Progress
 
 
 def judged_by(state: LadderState, incident: Incident, after: Ended, at: float) -> Diagnosis | None:
@@ -67,14 +66,10 @@ def _unheard(diagnosis: Diagnosis | None, after: Ended, state: LadderState) -> D
 
 def _as_the_operator_sees_it(state: LadderState) -> State:
     return State(
-        nodes=state.allocated,
-        launched=True,
-        step=state.step,
-        since_start=state.since_start,
-        max_step=max(state.max_step, state.began_step),
-        durable=state.durable,
+        job=Job(nodes=state.allocated, starts=state.restart),
+        launch=Launch(started=True),
+        progress=Progress(state.step, max(state.max_step, state.began_step), state.since_start, durable=state.durable),
         incidents=state.incidents,
-        starts=state.restart,
         taken=(*state.taken, *state.ignored),
         policy=Policy(rules=state.policy.rules),
     )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.diagnose import NODE_FAULT, REPORTED, first_bad
+from transom_cli.core.diagnose import NODE_FAULT, REPORTED, first_bad, taken_in
 from transom_cli.core.events import OutcomeSeen
 from transom_cli.core.incident import Stage
-from transom_cli.core.judging import taken_in
 from transom_cli.core.launcher.made import made
 from transom_cli.core.launcher.orders import Keep, Leave, Order
 from transom_cli.core.launcher.state import LadderState, Leaving, Memory, Rung

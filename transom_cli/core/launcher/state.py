@@ -5,8 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from transom_cli.core.decided import Taken
-from transom_cli.core.events import NodeFault, RankExit
+from transom_cli.core.events import NodeFault, RankExit, Taken
 from transom_cli.core.incident import Incident
 from transom_cli.core.launcher.events import Acting, Begun, Ended, Reported
 from transom_cli.core.policy import Rule

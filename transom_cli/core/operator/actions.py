@@ -1,4 +1,4 @@
-"""What the operator can order. Each action has a key that is the same after a restart, and is safe to do twice."""
+"""The operator's actions. Each has a key that is the same after a restart, and is safe to repeat."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Submit(Action):
 
 @dataclass(frozen=True)
 class Probe(Action):
-    """Ask whether the node's slurmd answers. `delay` (seconds) parts the second look from the first."""
+    """Ask whether the node's slurmd answers. delay: seconds to wait, between two probes of a node."""
 
     node: str
     job_id: int
@@ -26,7 +26,7 @@ class Probe(Action):
 
 @dataclass(frozen=True)
 class Examine(Action):
-    """Read the logs of an attempt for the first cause; `rank` is the one that died first, if known."""
+    """Read the logs of an attempt for the root cause. rank: the rank that died first, if known."""
 
     attempt: str
     rank: int | None
@@ -34,7 +34,7 @@ class Examine(Action):
 
 @dataclass(frozen=True)
 class Isolate(Action):
-    """Keep a node away: drain it where `drain` and rights allow, else exclude it from this run."""
+    """Isolate a node: drain it if `drain` and permissions allow, otherwise exclude it from this run."""
 
     node: str
     reason: str
@@ -43,7 +43,7 @@ class Isolate(Action):
 
 @dataclass(frozen=True)
 class Restart(Action):
-    """Give the job back to Slurm without the excluded nodes. Names the restart count that it expects."""
+    """Requeue the job without the excluded nodes. It names the restart count that it expects."""
 
     job_id: int
     expect_restarts: int
@@ -55,10 +55,9 @@ class Restart(Action):
 
 @dataclass(frozen=True)
 class Patch(Action):
-    """Set the exclusions of a job that is pending already (requeued behind our back, or exclusions expired).
+    """Set the exclusions of a pending job (requeued by Slurm, or exclusions have expired).
 
-    `start`: then let it start at once; Slurm keeps what it requeued waiting for about 121 s. `num_nodes`: so many are
-    enough, 0: as it is.
+    start: let it start at once; Slurm delays a requeued job by about 121 s. num_nodes: request this many, 0: unchanged.
     """
 
     job_id: int
@@ -75,6 +74,6 @@ class Release(Action):
 
 @dataclass(frozen=True)
 class Cancel(Action):
-    """`job_id` 0: no job is known yet. Submit no more, and cancel what was submitted."""
+    """job_id 0: no job is known yet. Submit no more, and cancel what was submitted."""
 
     job_id: int

@@ -1,7 +1,7 @@
-"""Which of the nodes to blame are isolated, and within which cap. Pure.
+"""Which suspects are isolated, within the cap. Pure.
 
-The cap is of nodes isolated within a window of time, since more of them at once are more likely a switch, or a limit of
-the checks that is wrong, than as many bad nodes.
+The cap limits how many nodes are isolated within a window of time. More nodes at once are more likely a bad switch or a
+wrong limit in a check than as many bad nodes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from transom_cli.plural import several
 
 @dataclass(frozen=True)
 class Choice:
-    """again: nodes kept away on suspicion that are to be drained now that it is sure: nothing is isolated anew.
-    capped: in words, who stays in for the cap. refused: why the run must stop, where proven faults alone are beyond it.
-    """
+    """new: nodes to isolate. again: excluded nodes to drain now, since their faults are proven. capped: which nodes
+    stay in because of the cap. refused: why the run must stop, if proven faults alone exceed the cap."""
 
     new: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
@@ -32,9 +31,9 @@ class Choice:
 
 
 def choose(state: State, diagnosis: Diagnosis, at: float) -> Choice:
-    """Beyond the cap nodes that are only suspected stay in, all of them: nothing tells which are the bad ones."""
-    known = {x.node: x for x in state.exclusions}
-    blamed = [n for n in diagnosis.nodes if diagnosis.isolates(n) != "none" and n in state.nodes]
+    """Beyond the cap all nodes that are only suspected stay in: nothing tells which ones are bad."""
+    known = {x.node: x for x in state.isolation.exclusions}
+    blamed = [n for n in diagnosis.nodes if diagnosis.isolates(n) != "none" and n in state.job.nodes]
     again = tuple(n for n in blamed if n in known and known[n].until is not None and diagnosis.sure_of(n))
     new = tuple(n for n in blamed if n not in known)
     sure = tuple(n for n in new if diagnosis.sure_of(n))
@@ -54,7 +53,8 @@ def or_the_checks(diagnosis: Diagnosis | None) -> str:
 
 
 def cap(state: State) -> int:
-    return max(state.policy.cap_nodes, int(state.policy.cap_fraction * (state.num_nodes or len(state.nodes))))
+    nodes = state.request.num_nodes or len(state.job.nodes)
+    return max(state.policy.cap_nodes, int(state.policy.cap_fraction * nodes))
 
 
 def beyond(state: State) -> str:
@@ -62,11 +62,11 @@ def beyond(state: State) -> str:
 
 
 def room(state: State, at: float) -> int:
-    """How many nodes may still be isolated within the window, those that have been lifted again counted too."""
-    recent = sum(1 for t in state.isolations if t > at - state.policy.cap_window)
+    """How many more nodes may be isolated within the window. Nodes whose exclusion was lifted count too."""
+    recent = sum(1 for t in state.isolation.times if t > at - state.policy.cap_window)
     return max(0, cap(state) - recent)
 
 
 def count(state: State, at: float, nodes: int) -> State:
-    recent = tuple(t for t in state.isolations if t > at - state.policy.cap_window)
-    return replace(state, isolations=recent + (at,) * nodes)
+    recent = tuple(t for t in state.isolation.times if t > at - state.policy.cap_window)
+    return replace(state, isolation=replace(state.isolation, times=recent + (at,) * nodes))

@@ -1,7 +1,7 @@
-"""Slurm's account of our job: seen, pending, requeued behind our back, ended, forgotten. Pure.
+"""What Slurm reports about our job: seen, pending, requeued by Slurm, ended, forgotten. Pure.
 
-What is told of another job, or of an earlier start of ours, changes nothing. While a restart is under way the job is in
-the hands of that restart, and only its own answer counts.
+A report about another job, or about an earlier start of ours, changes nothing. While a restart is under way, only the
+answer to that restart counts.
 """
 
 from __future__ import annotations
@@ -9,21 +9,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transom_cli.core import events as ev
-from transom_cli.core.incident import Incident, Stage
+from transom_cli.core.incident import Sign, Stage
 from transom_cli.core.operator import incident as inc
 from transom_cli.core.operator import isolation
 from transom_cli.core.operator.actions import Cancel, Patch, Release
-from transom_cli.core.operator.asking import Step, both, order, withdraw_patches
-from transom_cli.core.operator.state import Exclusion, Phase, State
+from transom_cli.core.operator.state import Exclusion, Job, Phase, State, Step, both, order, withdraw_patches
 from transom_cli.plural import several
 
 FINISH = "finish/"
 UNSUBMITTED = "cancel/submission"
 _LOST = "lost when Slurm requeued the job"
-FINISHING = 90.0  # seconds from the end of the training to that of the job, before Slurm counts as having missed it
-FORGETTING = 30.0  # seconds in which the nodes report to a slurmctld that was started again
-SPARES_WAIT = 5.0  # seconds in which a restarted job would start if there were nodes for its spares too
-# Slurm's words for a job that waits for its release after a submission of ours, or a restart.
+FINISHING = 90.0  # seconds from the end of the training to that of the job, before Slurm is assumed to have missed it
+FORGETTING = 30.0  # seconds for the nodes to report to a slurmctld that was restarted
+SPARES_WAIT = 5.0  # seconds in which a restarted job starts if there are nodes for its spares too
+# Slurm's reasons for a job that waits for its release after a submission of ours, or a restart.
 _OUR_HOLDS = ("JobHeldUser", "job_requeued_in_held_state")
 _HOLDS = {
     "JobHeldUser": "the job is held in Slurm, not by transom",
@@ -31,8 +30,8 @@ _HOLDS = {
     "job_requeued_in_held_state": "the job was requeued and held in Slurm, not by transom",
 }
 _LAUNCH_FAILURE = "JobLaunchFailure"
-_LAST_SIGNAL = 31  # of those that a kernel or a person sends; Slurm's own 53 tells that there was no log, or no folder
-# Slurm's words for a pending job that can never start with these exclusions.
+_LAST_SIGNAL = 31  # of a kernel or a person; Slurm's own 53 means that there was no log, or no folder
+# Slurm's reasons for a pending job that can never start with these exclusions.
 _IMPOSSIBLE = (
     *("ReqNodeNotAvail", "BadConstraints", "PartitionNodeLimit", "Requested node configuration"),
     "Nodes_required_for_job_are_DOWN",
@@ -40,69 +39,65 @@ _IMPOSSIBLE = (
 _UNFIT = "BadConstraints"  # it sets the priority to 0, as a hold does, until the exclusions are changed
 
 
-def restarting(state: State) -> bool:
-    return state.incident is not None and state.incident.stage is Stage.RESTARTING
-
-
-def starting(state: State) -> bool:
-    """The open incident, if any, is about an earlier attempt: what is seen now is news of the present one."""
-    return state.incident is None or state.incident.stage is Stage.STARTING
-
-
-def waiting(state: State) -> bool:
-    """The job waits for its next start, and may be told of other exclusions."""
-    return state.slurm_state == "PENDING" and starting(state) and state.phase is not Phase.STOPPING
-
-
 def succeeds(state: State, e: ev.JobSeen) -> bool:
-    """The launcher, alone, has submitted this job in the place of ours."""
-    return bool(state.job_id) and e.succeeds == state.job_id != e.job_id
+    """The launcher, without an operator, has submitted this job in place of ours."""
+    return bool(state.job.id) and e.succeeds == state.job.id != e.job_id
 
 
 def seen(state: State, e: ev.JobSeen) -> Step:
     follows = succeeds(state, e)
-    ours = follows or (e.job_id == state.job_id and e.restarts >= state.restarts)
+    ours = follows or (e.job_id == state.job.id and e.restarts >= state.job.restarts)
     if not ours or e.state == "UNKNOWN":
         return state, ()
-    state = replace(state, slurm_lost="")  # an answer is an answer, whoever waited for one
-    if restarting(state):
+    state = replace(state, slurm_error="")
+    if state.restarting:
         return state, ()
     if state.phase is Phase.STOPPING:
         return _seen_stopping(state, e)
-    if follows or e.restarts > state.restarts:
-        return requeued_behind(state, e)
-    before = state.slurm_state
-    if before == "RUNNING" and e.state == "PENDING":  # of one and the same start
-        state = replace(state, rolled_back=state.attempt)
-    leaving = e.completing and set(e.nodes) <= set(state.nodes)  # a completing job gives its nodes up one by one
-    nodes = e.nodes if e.nodes and not leaving else state.nodes
-    state = replace(state, slurm_state=e.state, slurm_reason=e.reason, nodes=nodes)
-    state = replace(state, batch_host=e.batch_host or state.batch_host)
-    was_suspended = e.suspended_at not in ("", state.suspended_at)  # and may have been resumed since
-    state = replace(state, suspended_at=e.suspended_at or state.suspended_at)
+    if follows or e.restarts > state.job.restarts:
+        return requeued_by_others(state, e)
+    before = state.job
+    state = replace(state, job=_updated(before, e))
     if e.ended:
         return _ended(state, e)
+    was_suspended = e.suspended_at not in ("", before.suspended_at)  # and may have been resumed since
     if e.state == "SUSPENDED" or (e.state == "RUNNING" and was_suspended):
         state = inc.suspended(state, e.at)
-    if e.state == "SUSPENDED":
-        return state, ()
     if e.state == "PENDING":
         return _pending(state, e)
-    if e.state == "RUNNING":
-        running = state.running if state.running is not None else e.at
-        state = replace(state, let_go=state.attempt, rolled_back="", running=running)
-        if before != "RUNNING" and state.incident is not None and state.incident.stage is Stage.STARTING:
-            incident = inc.mark(state.incident, e.at, "running", f"job runs on {several(len(e.nodes), 'node')}")
-            state = replace(state, incident=incident)
-        if state.phase in (Phase.PENDING, Phase.HELD, Phase.SUBMITTING):
-            waiting = Phase.RECOVERING if state.incident else Phase.STARTING
-            state = replace(state, phase=Phase.TRAINING if state.step >= 0 else waiting, since=e.at, verdict="")
-    return state, ()
+    return (_running(state, e, before), ()) if e.state == "RUNNING" else (state, ())
+
+
+def _updated(job: Job, e: ev.JobSeen) -> Job:
+    leaving = e.completing and set(e.nodes) <= set(job.nodes)  # a completing job gives its nodes up one by one
+    rolled_back = job.state == "RUNNING" and e.state == "PENDING"  # of one and the same start
+    return replace(
+        job,
+        state=e.state,
+        reason=e.reason,
+        nodes=e.nodes if e.nodes and not leaving else job.nodes,
+        batch_host=e.batch_host or job.batch_host,
+        suspended_at=e.suspended_at or job.suspended_at,
+        rolled_back=job.attempt if rolled_back else job.rolled_back,
+    )
+
+
+def _running(state: State, e: ev.JobSeen, before: Job) -> State:
+    since = before.running_since if before.running_since is not None else e.at
+    state = replace(state, job=replace(state.job, unheld=state.attempt, rolled_back="", running_since=since))
+    if before.state != "RUNNING" and state.incident is not None and state.starting:
+        state = state.mark(e.at, "running", f"job runs on {several(len(e.nodes), 'node')}")
+    if state.phase in (Phase.PENDING, Phase.HELD, Phase.SUBMITTING):
+        waiting = Phase.RECOVERING if state.incident else Phase.STARTING
+        phase = Phase.TRAINING if state.progress.step >= 0 else waiting
+        state = replace(state.in_phase(phase, e.at), verdict="")
+    return state
 
 
 def _seen_stopping(state: State, e: ev.JobSeen) -> Step:
-    again = succeeds(state, e) or e.restarts > state.restarts
-    state = replace(inc.new_attempt(state, e.job_id, e.restarts), slurm_state=e.state, slurm_reason=e.reason)
+    again = succeeds(state, e) or e.restarts > state.job.restarts
+    state = state.in_attempt(e.job_id, e.restarts)
+    state = replace(state, job=replace(state.job, state=e.state, reason=e.reason))
     if e.ended:
         return over(state, e.at, inc.final_phase(state), state.verdict, state.exit_code or 1)
     return cancel(state, e.at) if again else (state, ())  # Slurm requeued what we are stopping
@@ -113,33 +108,32 @@ def held_words(why: str) -> str:
 
 
 def _pending(state: State, e: ev.JobSeen) -> Step:
-    suspected = tuple(x.node for x in state.exclusions if x.until is not None)
+    suspected = state.isolation.suspected
     unfit = e.reason.startswith(_UNFIT)
     if unfit and any(isinstance(a, Patch) for a in state.pending):
-        return state, ()  # said of exclusions that are being changed
+        return state, ()  # about exclusions that are being changed
     if e.held and not (unfit and suspected):
         verdict = held_words(e.held_why) if e.held_why else _held_by_slurm(state, e)
         if state.phase is Phase.HELD and state.verdict == verdict:
             return state, ()
-        state = replace(state, phase=Phase.HELD, since=e.at, verdict=verdict)
-        state = replace(state, let_go="" if e.held_why else state.let_go)
+        state = replace(state.in_phase(Phase.HELD, e.at), verdict=verdict)
+        if e.held_why:
+            state = replace(state, job=replace(state.job, unheld=""))
         words = e.reason.lower().replace("_", " ")
         by_slurm = _launch_failed(e) or "maxrequeue" in words or "max requeue" in words
         return release(state) if state.policy.release_held and by_slurm else (state, ())
-    state = replace(state, let_go="")
+    state = replace(state, job=replace(state.job, unheld=""))
     if state.phase in (Phase.STARTING, Phase.TRAINING, Phase.HELD):
-        state = replace(state, phase=Phase.PENDING, since=e.at, verdict="")
+        state = replace(state.in_phase(Phase.PENDING, e.at), verdict="")
     if suspected and e.reason.startswith(_IMPOSSIBLE):
-        if state.incident is not None:
-            words = f"{', '.join(suspected)} kept away: without these Slurm finds no nodes for the job ({e.reason})"
-            state = replace(state, incident=inc.mark(state.incident, e.at, "refused", words))
-        return patch(state, drop=suspected)
+        words = f"{', '.join(suspected)} kept away: without these Slurm finds no nodes for the job ({e.reason})"
+        return patch(state.mark(e.at, "refused", words), drop=suspected)
     return state, ()
 
 
 def _held_by_slurm(state: State, e: ev.JobSeen) -> str:
-    if e.reason.startswith(_UNFIT) and state.excluded:
-        return f"Slurm finds no nodes for the job but those that are kept away: {', '.join(state.excluded)}"
+    if e.reason.startswith(_UNFIT) and state.isolation.excluded:
+        return f"Slurm finds no nodes for the job but those that are kept away: {', '.join(state.isolation.excluded)}"
     if e.reason in _HOLDS:
         return f"{_HOLDS[e.reason]} ({e.reason})"
     return f"Slurm holds the job: {e.reason or 'held'}"
@@ -150,93 +144,96 @@ def _launch_failed(e: ev.JobSeen) -> bool:
     return "launch failed" in e.reason.lower().replace("_", " ")
 
 
-def release(state: State) -> Step:
-    """Once a start: no tug-of-war with whoever holds it."""
-    if state.released == state.attempt:
+def release(state: State, at: float = 0.0) -> Step:
+    """Release the job, once per start: the operator does not compete with another owner of the hold."""
+    if state.job.released == state.attempt:
         return state, ()
-    state = replace(state, released=state.attempt)
-    return order(state, Release(f"release/{state.attempt}", state.job_id))
+    state = replace(state, job=replace(state.job, released=state.attempt))
+    return order(state, Release(f"release/{state.attempt}", state.job.id))
 
 
-def release_forgotten(state: State, at: float) -> Step:
-    """A slurmctld that died before it wrote down that we released the job, or that it ran, holds it again.
+def release_at(state: State) -> float | None:
+    """When a job that Slurm holds again by mistake is released.
 
-    Nobody else can: what runs is not held, and nobody is as quick as that after us. It may run yet; Slurm ends it when
-    its nodes report, and refuses a start before.
+    A slurmctld that died before it recorded our release, or the job's start, holds the job again. Nobody else can hold
+    it: a running job is not held, and nobody is that quick after us. The old start may still run; Slurm ends it when
+    its nodes report, and refuses a new start until then.
     """
-    forgotten = state.let_go == state.attempt and state.slurm_reason in _OUR_HOLDS
-    if state.phase is not Phase.HELD or not forgotten or at - state.since < FORGETTING:
-        return state, ()
-    return release(state)
+    forgotten = state.job.unheld == state.attempt and state.job.reason in _OUR_HOLDS
+    if state.phase is not Phase.HELD or not forgotten or state.job.released == state.attempt:
+        return None
+    return state.since + FORGETTING
 
 
 def patch(state: State, *, drop: tuple[str, ...] = (), start: bool = False) -> Step:
-    """Tell the waiting job which exclusions hold now, and let it `start` (also where a patch not yet done was to)."""
+    """Update the exclusions of the waiting job. start: let it start at once, as a pending patch may ask already."""
     start = start or any(isinstance(a, Patch) and a.start for a in state.pending)
-    keep = tuple(x for x in state.exclusions if x.node not in drop)
-    state, let_in = withdraw_patches(replace(state, exclusions=keep, patches=state.patches + 1))
+    number = state.patches + 1
+    state, let_in = withdraw_patches(replace(state, isolation=state.isolation.without(drop), patches=number))
     drop = tuple(dict.fromkeys((*let_in, *drop)))
-    enough = state.num_nodes - state.spares if state.waived == state.attempt else 0
-    return order(state, Patch(f"patch/{state.patches}", state.job_id, state.excluded, drop, start, enough))
+    enough = state.request.num_nodes - state.request.spares if state.request.waived == state.attempt else 0
+    return order(state, Patch(f"patch/{number}", state.job.id, state.isolation.excluded, drop, start, enough))
+
+
+def expiry_at(state: State) -> float | None:
+    """When the next exclusion expires, if the job waits. In any other state the next restart drops it."""
+    if not state.waiting or state.phase is Phase.FINISHING:
+        return None
+    return min((x.until for x in state.isolation.exclusions if x.until is not None), default=None)
+
+
+def expire(state: State, at: float) -> Step:
+    return patch(state, drop=state.isolation.expired(at))
+
+
+def waive_at(state: State) -> float | None:
+    """When a restart no longer waits for spares: training without a spare is better than waiting with one."""
+    waived = state.request.waived == state.attempt or not state.request.spares or not state.job.starts
+    return None if waived or not state.waiting or state.phase is not Phase.RECOVERING else state.since + SPARES_WAIT
 
 
 def waive_spares(state: State, at: float) -> Step:
-    """A restart does not wait for spares: what trains without one is better than what waits with one."""
-    again = state.spares > 0 and state.starts > 0 and state.waived != state.attempt
-    if not again or state.phase is not Phase.RECOVERING or at - state.since < SPARES_WAIT:
-        return state, ()
-    return patch(replace(state, waived=state.attempt))
+    return patch(replace(state, request=replace(state.request, waived=state.attempt)))
 
 
-def requeued_behind(state: State, e: ev.JobSeen) -> Step:
-    """Slurm (a node failure, preemption, an admin) or the job's launcher, without an operator, gave it another start:
-    keep it off the nodes we know to be bad.
+def requeued_by_others(state: State, e: ev.JobSeen) -> Step:
+    """Slurm (a node failure, preemption, an administrator) or the launcher, without an operator, restarted the job.
 
-    Bad are those that failed their probes, and those that Slurm itself calls down; a mere silence is not enough, as a
-    requeue makes every node silent.
+    The job then avoids nodes that are known to be bad: those that failed their probes, and those that Slurm itself
+    calls down. A silence is not enough, since a requeue makes every node silent.
     """
     known = state.incident.dead if state.incident else ()
-    # A slurmctld that forgot a start makes it again, beside what still runs of it: that fails, and it holds the job.
-    forgotten = e.held and _launch_failed(e) and state.rolled_back == state.attempt
-    if state.incident is not None:
-        by, whose = ("its launcher", "its launcher") if _by_launcher(e) else ("Slurm", "Slurm, not by transom")
-        state = replace(state, incident=inc.mark(state.incident, e.at, "requeued", f"by {whose}"))
-        state = inc.close(state, e.at, f"requeued by {by}")
-    name = f"i{len(state.incidents) + 1}"
-    words = _behind_words(e)
-    incident = Incident(name, state.job_id, state.restarts, e.at, state.step, stage=Stage.STARTING)
-    incident = replace(incident, since_start=state.since_start)
-    incident = inc.mark(incident, e.at, "seen", words)
+    # A slurmctld that forgot a start repeats it beside what still runs of it: that fails, and it holds the job.
+    forgotten = e.held and _launch_failed(e) and state.job.rolled_back == state.attempt
+    by, whose = ("its launcher", "its launcher") if _by_launcher(e) else ("Slurm", "Slurm, not by transom")
+    state = inc.close(state.mark(e.at, "requeued", f"by {whose}"), e.at, f"requeued by {by}")
+    incident = state.new_incident(e.at, Stage.STARTING).marked(e.at, "seen", _requeued_words(e))
     lost = dict.fromkeys((*known, *e.lost_nodes))
-    bad = tuple(n for n in lost if n in state.nodes and n not in state.excluded) if e.state == "PENDING" else ()
-    kept, spared = _kept_away(state, bad, known, e.at)
+    bad = tuple(n for n in lost if n in state.job.nodes and n not in state.isolation.excluded)
+    kept, spared = _kept_away(state, bad if e.state == "PENDING" else (), known, e.at)
     if spared:
-        incident = inc.mark(incident, e.at, "capped", spared)
+        incident = incident.marked(e.at, "capped", spared)
     if kept:
-        incident = inc.mark(incident, e.at, "isolated", f"{', '.join(kept)} excluded")
-    state = replace(state, incident=incident, phase=Phase.RECOVERING, since=e.at)
-    state = inc.new_attempt(state, e.job_id, e.restarts)
-    step: Step = (state, ())
+        incident = incident.marked(e.at, "isolated", f"{', '.join(kept)} excluded")
+    state = replace(state, incident=incident).in_phase(Phase.RECOVERING, e.at).in_attempt(e.job_id, e.restarts)
     if kept:
         until = e.at + state.policy.expiry
-        new = tuple(Exclusion(n, e.at, until, "excluded", name, _LOST, "node_lost") for n in kept)
-        state = isolation.count(replace(state, exclusions=(*state.exclusions, *new)), e.at, len(new))
-        step = (state, ())
-    rush = not e.held and not spared  # on nodes that were called down something of the old start may live
-    if e.state == "PENDING" and (kept or rush):
-        step = patch(state, start=rush)
+        new = (Exclusion(n, e.at, until, "excluded", incident.id, _LOST, "node_lost") for n in kept)
+        state = isolation.count(replace(state, isolation=state.isolation.excluding(*new)), e.at, len(kept))
+    rush = not e.held and not spared  # on nodes that were called down, parts of the old start may be alive
+    step: Step = patch(state, start=rush) if e.state == "PENDING" and (kept or rush) else (state, ())
     step = both(step, seen(step[0], e))
     return both(step, release(step[0])) if forgotten else step
 
 
 def _kept_away(state: State, bad: tuple[str, ...], known: tuple[str, ...], at: float) -> tuple[tuple[str, ...], str]:
-    """Of nodes that Slurm calls down, those that are excluded, and in words why others are not.
+    """Return which of the nodes that Slurm calls down are excluded, and why the others are not.
 
-    All of a job's nodes at once are a switch, a slurmctld that has not heard of them yet, or an administrator at work:
-    nothing tells which of them is bad, if one is. So with more than the cap; but what failed its probes did so itself.
+    If all nodes of a job are down at once, or more than the cap, the reason is a switch, a slurmctld that has not heard
+    from them yet, or an administrator at work. Then only nodes that failed their own probes are excluded.
     """
     room = isolation.room(state, at)
-    whole = len(state.nodes) > 1 and set(bad) >= set(state.nodes)
+    whole = len(state.job.nodes) > 1 and set(bad) >= set(state.job.nodes)
     if not whole and len(bad) <= room:
         return bad, ""
     kept = tuple(n for n in bad if n in known)[:room]
@@ -249,7 +246,7 @@ def _by_launcher(e: ev.JobSeen) -> bool:
     return bool(e.succeeds or e.held_why or e.by_launcher)
 
 
-def _behind_words(e: ev.JobSeen) -> str:
+def _requeued_words(e: ev.JobSeen) -> str:
     if not _by_launcher(e):
         return f"Slurm requeued the job behind our back (restart {e.restarts}{', ' + e.reason if e.reason else ''})"
     did = [f"submitted job {e.job_id} in the place of job {e.succeeds}"] if e.succeeds else []
@@ -258,61 +255,63 @@ def _behind_words(e: ev.JobSeen) -> str:
     return f"the job's launcher, without an operator, {' and '.join(did)}"
 
 
+def finish_at(state: State) -> float | None:
+    """When a finished run cancels its job: a slurmctld that died at the wrong moment keeps calling it RUNNING."""
+    cancelling = any(a.key == f"{FINISH}{state.attempt}" for a in state.pending)
+    return state.since + FINISHING if state.phase is Phase.FINISHING and not cancelling else None
+
+
 def finish(state: State, at: float) -> Step:
-    """A slurmctld that died at the wrong moment goes on calling a job RUNNING whose batch script has long ended."""
-    if at - state.since < FINISHING:
-        return state, ()
-    return order(state, Cancel(f"{FINISH}{state.attempt}", state.job_id))
+    return order(state, Cancel(f"{FINISH}{state.attempt}", state.job.id))
 
 
 def _ended(state: State, e: ev.JobSeen, by: str = "", told: str = "") -> Step:
-    """by: who cancelled it. told: by whom that was told, where not by Slurm's controller."""
-    if e.state == "COMPLETED" or state.phase is Phase.FINISHING:  # the launcher's word that all ranks are done stands
+    """by: who cancelled it. told: the source of the report, if not Slurm's controller."""
+    if e.state == "COMPLETED" or state.phase is Phase.FINISHING:  # the launcher reported that all ranks are done
         return over(state, e.at, Phase.DONE, "", 0)
     if e.state == "CANCELLED":
         who = f" by {by}" if by else ""
         return over(state, e.at, Phase.STOPPED, f"the job was cancelled in Slurm{who} (scancel){told}", 130)
-    if not starting(state) and state.incident is not None and state.incident.ended:
+    if not state.starting and state.incident is not None and state.incident.ended:
         return state, ()
     words = f"the job ended: {e.state}" + (f", exit code {e.exit_code}" if e.exit_code is not None else "")
-    if e.exit_signal and e.exit_signal <= _LAST_SIGNAL:  # of a script that was killed Slurm says JobLaunchFailure too
+    if e.exit_signal and e.exit_signal <= _LAST_SIGNAL:  # Slurm says JobLaunchFailure of a killed script too
         words = f"the job ended: {e.state}, its batch script by signal {e.exit_signal}"
-        state = replace(state, slurm_reason="" if e.reason == _LAUNCH_FAILURE else e.reason)
-    return inc.sign(state, e.at, words + told, ended=e.state, exit_code=e.exit_code)
+        state = replace(state, job=replace(state.job, reason="" if e.reason == _LAUNCH_FAILURE else e.reason))
+    return inc.sign(state, Sign(e.at, words + told, ended=e.state, exit_code=e.exit_code))
 
 
 def gone(state: State, e: ev.JobGone) -> Step:
-    if e.job_id != state.job_id:
+    if e.job_id != state.job.id:
         return state, ()
-    state = replace(state, slurm_lost="")
-    if restarting(state):
+    state = replace(state, slurm_error="")
+    if state.restarting:
         return state, ()
     if state.phase is Phase.STOPPING:
         return over(state, e.at, inc.final_phase(state), state.verdict, state.exit_code or 1)
     if state.phase is Phase.FINISHING:
         return over(state, e.at, Phase.DONE, "", 0)
     if e.ended:
-        end = ev.JobSeen(e.at, e.job_id, state.restarts, e.ended, exit_code=e.exit_code, exit_signal=e.exit_signal)
+        end = ev.JobSeen(e.at, e.job_id, state.job.restarts, e.ended, exit_code=e.exit_code, exit_signal=e.exit_signal)
         told = f", as {e.source} tells" if e.source else ""
-        return _ended(replace(state, slurm_state=e.ended, slurm_reason=""), end, e.by, told)
+        state = replace(state, job=replace(state.job, state=e.ended, reason=""))
+        return _ended(state, end, e.by, told)
     incident = state.incident
     given_up = incident is not None and incident.stage not in (Stage.EXAMINING, Stage.HEALING)
-    if incident is not None and not starting(state) and (incident.ended or given_up):
+    if incident is not None and not state.starting and (incident.ended or given_up):
         return state, ()
-    return inc.sign(state, e.at, "Slurm has forgotten the job", ended="GONE")
+    return inc.sign(state, Sign(e.at, "Slurm has forgotten the job", ended="GONE"))
 
 
 def cancel(state: State, at: float) -> Step:
-    state = replace(state, phase=Phase.STOPPING, since=at)
-    return order(state, Cancel(f"cancel/{state.attempt}", state.job_id))
+    return order(state.in_phase(Phase.STOPPING, at), Cancel(f"cancel/{state.attempt}", state.job.id))
 
 
 def cancel_submission(state: State, at: float) -> Step:
-    """End a run whose job is not known yet: nothing is submitted any more, and what was submitted is cancelled."""
-    state = replace(state, phase=Phase.STOPPING, since=at, pending=())
-    return order(state, Cancel(UNSUBMITTED, 0))
+    """End a run whose job is not known yet: submit no more, and cancel what was submitted."""
+    return order(replace(state.in_phase(Phase.STOPPING, at), pending=()), Cancel(UNSUBMITTED, 0))
 
 
 def over(state: State, at: float, phase: Phase, verdict: str, exit_code: int) -> Step:
-    state = inc.close(state, at, phase.value)
-    return replace(state, phase=phase, since=at, verdict=verdict, exit_code=exit_code, pending=()), ()
+    state = inc.close(state, at, phase.value).in_phase(phase, at)
+    return replace(state, verdict=verdict, exit_code=exit_code, pending=()), ()

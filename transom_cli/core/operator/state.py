@@ -1,20 +1,24 @@
-"""The operator's state: everything it knows of a run. Frozen; only `decide` makes a new one."""
+"""The operator's state: everything it knows about a run. Frozen; only `decide` makes a new one.
+
+A step is a new state with the actions to carry out. An action that was ordered stays pending until its answer comes.
+"""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
-from transom_cli.core.decided import Taken
-from transom_cli.core.events import NodeFault
-from transom_cli.core.incident import Incident, Look
-from transom_cli.core.operator.actions import Action
+from transom_cli.core.events import NodeFault, Taken
+from transom_cli.core.incident import Incident, NodeProbes, Stage
+from transom_cli.core.operator.actions import Action, Patch
 from transom_cli.core.policy import Rule
+from transom_cli.core.progress import Progress
 from transom_cli.layout import attempt_name
 
 
 class Phase(enum.Enum):
-    """The word that answers "is my run all right?"; the same in journal, JSON and on the screen."""
+    """The state of a run in one word; the same in the journal, in JSON and on the screen."""
 
     SUBMITTING = "submitting"
     PENDING = "pending"
@@ -46,12 +50,12 @@ class Policy:
     cap_fraction: float = 0.10
     cap_window: float = 3600.0
     expiry: float = 3600.0
-    rules: tuple[Rule, ...] = ()  # the first that fits decides; none: what the evidence speaks for
+    rules: tuple[Rule, ...] = ()  # the first that matches decides; without rules, the evidence does
 
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A node that this run keeps away from. `until` None: until a person lifts it."""
+    """A node that this run avoids. `until` None: until a person lifts the exclusion."""
 
     node: str
     since: float
@@ -66,8 +70,11 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class SavesFail:
-    """The training's saves fail, and none was good since. count: in a row. step: of the last that failed. good: the
-    step of the newest good one, -1: none. attempt: in which the first of them failed, at `since`."""
+    """The training's saves fail, and none succeeded since.
+
+    count: failures in a row. step: of the last one. good: step of the newest successful save, -1: none. attempt: in
+    which the first of them failed, at `since`.
+    """
 
     since: float
     attempt: str
@@ -83,65 +90,202 @@ class SavesFail:
 
 
 @dataclass(frozen=True)
-class State:
-    policy: Policy = field(default_factory=Policy)
-    num_nodes: int = 0  # asked for, spares included; 0: an unmodified script that leaves it to Slurm
+class Request:
+    """What the run requests of Slurm. num_nodes: with spares; 0: the user's own script leaves it to Slurm."""
+
+    num_nodes: int = 0
     spares: int = 0
     waived: str = ""  # the attempt that is to start without waiting for spares
+
+
+@dataclass(frozen=True)
+class Job:
+    """The run's job as Slurm describes it, in its present start."""
+
+    id: int = 0
+    restarts: int = 0
+    state: str = ""
+    reason: str = ""
+    nodes: tuple[str, ...] = ()  # of the present (or, while pending, the last) attempt
+    batch_host: str = ""
+    suspended_at: str = ""  # when Slurm last suspended or resumed the job, in Slurm's own words
+    running_since: float | None = None  # when this attempt was first seen to run
+    starts: int = 0  # attempts after the first one, whether transom or Slurm started them
+    released: str = ""  # the attempt whose hold transom lifted after Slurm had accepted its start
+    unheld: str = ""  # the attempt that was last known to be held by nobody, and was not seen waiting since
+    rolled_back: str = ""  # the attempt that ran, and that Slurm later said had never begun
+
+    @property
+    def attempt(self) -> str:
+        return attempt_name(self.id, self.restarts) if self.id else ""
+
+    @property
+    def suspended(self) -> bool:
+        """Slurm has stopped the job: launcher, agents and ranks. Their silence is no evidence."""
+        return self.state == "SUSPENDED"
+
+    def started_again(self, job_id: int, restarts: int) -> Job:
+        starts = self.starts + 1
+        return replace(self, id=job_id, restarts=restarts, starts=starts, state="PENDING", running_since=None)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The newest launch of the present attempt, as its launcher reports it."""
+
+    started: bool = False  # the training step of this attempt was started
+    number: int = 0
+    newest_fault: int = 0  # the launcher's number of the newest fault that it handles itself
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Nodes of the attempt without a rank: spares, and nodes that a spare has replaced."""
+
+    nodes: tuple[str, ...] = ()
+    probes: tuple[NodeProbes, ...] = ()
+    faults: tuple[NodeFault, ...] = ()  # what checks found against them
+
+    def probes_of(self, node: str) -> NodeProbes | None:
+        return next((x for x in self.probes if x.node == node), None)
+
+    def with_probes(self, probes: NodeProbes) -> Idle:
+        return replace(self, probes=(*(x for x in self.probes if x.node != probes.node), probes))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Restarts in a row without progress."""
+
+    reached: int = -1  # the progress that the last restart could count on
+    no_progress: int = 0
+    spared: int = 0  # restarts in a row after a preflight that found bad nodes; `no_progress` does not count them
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """The nodes that the run avoids, and what the cap counts."""
+
+    exclusions: tuple[Exclusion, ...] = ()
+    times: tuple[float, ...] = ()  # when nodes were isolated, within the cap's window
+    lifts: tuple[str, ...] = ()  # requests to lift exclusions that were heard
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        return tuple(x.node for x in self.exclusions)
+
+    @property
+    def suspected(self) -> tuple[str, ...]:
+        """Nodes whose exclusion expires."""
+        return tuple(x.node for x in self.exclusions if x.until is not None)
+
+    def of(self, node: str) -> Exclusion | None:
+        return next((x for x in self.exclusions if x.node == node), None)
+
+    def expired(self, at: float) -> tuple[str, ...]:
+        return tuple(x.node for x in self.exclusions if x.until is not None and x.until <= at)
+
+    def excluding(self, *new: Exclusion) -> Isolation:
+        nodes = {x.node for x in new}
+        return replace(self, exclusions=(*(x for x in self.exclusions if x.node not in nodes), *new))
+
+    def without(self, nodes: Collection[str]) -> Isolation:
+        return replace(self, exclusions=tuple(x for x in self.exclusions if x.node not in nodes))
+
+    def expiring(self, nodes: Collection[str], at: float) -> Isolation:
+        """The exclusions of these nodes end at `at`."""
+        kept = (replace(x, until=at) if x.node in nodes else x for x in self.exclusions)
+        return replace(self, exclusions=tuple(kept))
+
+
+@dataclass(frozen=True)
+class State:
+    policy: Policy = field(default_factory=Policy)
+    request: Request = field(default_factory=Request)
     phase: Phase = Phase.SUBMITTING
     since: float = 0.0  # of the phase
     epoch: int = 0
-    job_id: int = 0
-    restarts: int = 0
-    slurm_state: str = ""
-    slurm_reason: str = ""
-    slurm_lost: str = ""  # the error, while Slurm does not answer
-    nodes: tuple[str, ...] = ()  # of the present (or, while pending, the last) attempt
-    idle: tuple[str, ...] = ()  # those of them that carry no rank: spares, and nodes that a spare stands in for
-    idle_looks: tuple[Look, ...] = ()  # what the probes of such nodes said
-    idle_faults: tuple[NodeFault, ...] = ()  # what checks found against them
-    batch_host: str = ""
-    suspended_at: str = ""  # when Slurm last suspended or resumed the job, in Slurm's own words
-    running: float | None = None  # when this attempt was first seen to run
-    launched: bool = False  # the training step of this attempt was started
-    launch: int = 0  # the newest launch of this attempt
-    healed: int = 0  # the number of the newest fault that this attempt's launcher took up
-    step: int = -1  # of this attempt
-    max_step: int = -1  # of the run
-    since_start: bool = False  # steps count from the start of the processes: see core.progress
-    made: int = -1  # then: the most steps that a launch of this attempt has made
-    made_before: int = -1  # and of the last attempt before it that made any
-    durable: int = -1  # newest published checkpoint
+    job: Job = field(default_factory=Job)
+    launch: Launch = field(default_factory=Launch)
+    idle: Idle = field(default_factory=Idle)
+    progress: Progress = field(default_factory=Progress)
+    budget: Budget = field(default_factory=Budget)
+    isolation: Isolation = field(default_factory=Isolation)
+    slurm_error: str = ""  # while Slurm does not answer
     saves_fail: SavesFail | None = None
-    progress: int = -1  # what the last restart could count on
-    no_progress: int = 0
-    spared: int = 0  # restarts in a row after a preflight that found bad nodes, which were not counted in no_progress
-    starts: int = 0  # attempts that were given to Slurm by us or by itself, the first not counted
-    stop_asked: bool = False
+    stop_requested: bool = False
     incident: Incident | None = None
     incidents: tuple[Incident, ...] = ()  # closed ones, oldest first
     taken: tuple[Taken, ...] = ()  # what was decided of others, in the attempts before a launcher's own
-    exclusions: tuple[Exclusion, ...] = ()
-    isolations: tuple[float, ...] = ()  # when nodes were isolated, within the cap's window
-    submissions: tuple[tuple[str, int], ...] = ()  # as in SubmissionAnswered: the action's key, the job's id
-    lifts: tuple[str, ...] = ()  # requests to lift exclusions that were heard
+    submissions: tuple[tuple[str, int], ...] = ()  # as in SubmissionAnswered: the action's key, the job's ID
     pending: tuple[Action, ...] = ()  # ordered, outcome not yet known
     patches: int = 0
-    released: str = ""  # the attempt whose hold we have lifted after its start was given to Slurm
-    let_go: str = ""  # the attempt that was last known to be held by nobody, and was not seen waiting since
-    rolled_back: str = ""  # the attempt that ran, and that Slurm said later had never begun
     verdict: str = ""  # why the run is held, failed or stopped
     exit_code: int | None = None  # of the run, when it is over
 
     @property
     def attempt(self) -> str:
-        return attempt_name(self.job_id, self.restarts) if self.job_id else ""
+        return self.job.attempt
 
     @property
-    def suspended(self) -> bool:
-        """Slurm has stopped the job: launcher, agents and ranks. Their silence is no evidence."""
-        return self.slurm_state == "SUSPENDED"
+    def restarting(self) -> bool:
+        """The job is being given back to Slurm: only the answer to that counts."""
+        return self.incident is not None and self.incident.stage is Stage.RESTARTING
 
     @property
-    def excluded(self) -> tuple[str, ...]:
-        return tuple(x.node for x in self.exclusions)
+    def starting(self) -> bool:
+        """The open incident, if any, is about an earlier attempt: what is seen now is news of the present one."""
+        return self.incident is None or self.incident.stage is Stage.STARTING
+
+    @property
+    def waiting(self) -> bool:
+        """The job waits for its next start, so its exclusions can still be changed."""
+        return self.job.state == "PENDING" and self.starting and self.phase is not Phase.STOPPING
+
+    def in_phase(self, phase: Phase, at: float) -> State:
+        return replace(self, phase=phase, since=at)
+
+    def in_attempt(self, job_id: int, restarts: int) -> State:
+        """The state of another attempt, or the same one."""
+        if (job_id, restarts) == (self.job.id, self.job.restarts):
+            return self
+        job, progress = self.job.started_again(job_id, restarts), self.progress.new_attempt()
+        return replace(self, job=job, progress=progress, launch=Launch(), idle=Idle())
+
+    def mark(self, at: float, what: str, words: str) -> State:
+        """Add a line to the open incident's timeline, if there is one."""
+        return self if self.incident is None else replace(self, incident=self.incident.marked(at, what, words))
+
+    def new_incident(self, at: float, stage: Stage, number: int = 0) -> Incident:
+        """An incident of the present attempt. number: the launcher's own, where it handles the fault."""
+        ran = at - self.job.running_since if self.job.running_since is not None else 0.0
+        progress = self.progress
+        incident = Incident(f"i{len(self.incidents) + 1}", self.job.id, self.job.restarts, at, progress.step, stage)
+        return replace(incident, healing=number, ran=ran, since_start=progress.since_start)
+
+
+Step = tuple[State, tuple[Action, ...]]
+
+
+def order(state: State, *actions: Action) -> Step:
+    """Order actions that are not ordered already."""
+    known = {a.key for a in state.pending}
+    new = tuple(a for a in actions if a.key not in known)
+    return replace(state, pending=state.pending + new), new
+
+
+def both(first: Step, then: Step) -> Step:
+    """`then` was computed from the state of `first`."""
+    return then[0], first[1] + then[1]
+
+
+def answered(state: State, key: str) -> State:
+    return replace(state, pending=tuple(a for a in state.pending if a.key != key))
+
+
+def withdraw_patches(state: State) -> tuple[State, tuple[str, ...]]:
+    """Only the newest exclusions count: forget unanswered patches, except for the nodes that they were to let in."""
+    older = [a for a in state.pending if isinstance(a, Patch)]
+    others = tuple(a for a in state.pending if not isinstance(a, Patch))
+    let_in = (n for a in older for n in a.drop if n not in state.isolation.excluded)
+    return replace(state, pending=others), tuple(dict.fromkeys(let_in))

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from transom_cli.core.codec import BadRecord, build
-from transom_cli.core.rootline import clean
+from transom_cli.core.log_lines import clean
 from transom_cli.diagnose.clue import Category, Culprit
 from transom_cli.diagnose.logs import grammar
 from transom_cli.diagnose.logs.grammar import Record

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 
-from transom_cli.core.rootline import clean
+from transom_cli.core.log_lines import clean
 from transom_cli.diagnose.clue import Category
 from transom_cli.diagnose.unknown.novel import New
 from transom_cli.diagnose.unknown.templates import ANY, NUMBER, PATH, has_error_word, masked, words_of

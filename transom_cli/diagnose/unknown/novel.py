@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from transom_cli.core.rootline import clean
+from transom_cli.core.log_lines import clean
 from transom_cli.diagnose.unknown.templates import ANY, NUMBER, PATH, Cluster, Miner, Templates, has_error_word, masked
 
 END = 400  # lines of each file

@@ -1,7 +1,7 @@
 """Templates of healthy log lines, mined as Drain does, in one pass and in bounded memory. Pure.
 
 A line is split into words in which numbers, paths and addresses are masked: every run of digits becomes "0". This mask
-is fast (a few microseconds per line); `core.fingerprint` has a thorough one for single lines.
+is fast (a few microseconds per line); `core.log_lines` has a thorough one for single lines.
 
 P. He et al., "Drain: an online log parsing approach with fixed depth tree", ICWS 2017: lines with the same number of
 words and the same first word are compared. A line that shares enough words with a template widens it, otherwise it
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from operator import eq
 
-from transom_cli.core.rootline import clean
+from transom_cli.core.log_lines import clean
 
 NUMBER, PATH, ANY = "0", "<path>", "<*>"
 WORDS = 64  # of a line that are compared

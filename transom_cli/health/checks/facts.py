@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from transom_cli.core.rootline import clean
+from transom_cli.core.log_lines import clean
 from transom_cli.health.check import About, Check, Tier
 from transom_cli.health.checks.host import read_memory
 from transom_cli.health.finding import Finding, Remedy, Verdict

@@ -10,7 +10,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from transom_cli.core.rootline import clean
+from transom_cli.core.log_lines import clean
 from transom_cli.health.check import About, Check, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.system import names, read_text

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from transom_cli.core.rootline import clean
+from transom_cli.core.log_lines import clean
 from transom_cli.files import replace_text
 from transom_cli.health.check import About, Check, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict, not_applicable

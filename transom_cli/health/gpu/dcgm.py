@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transom_cli.core.rootline import clean
+from transom_cli.core.log_lines import clean
 from transom_cli.health.check import About, Check, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict, not_applicable, rank
 from transom_cli.health.system import tracked

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transom_cli.core.rootline import clean
+from transom_cli.core.log_lines import clean
 from transom_cli.health.check import About, Tier
 from transom_cli.health.gpu import reading as r
 from transom_cli.health.gpu.links import read_connections

@@ -31,10 +31,10 @@ def records_of(current: OpenAttempt, before: State, at: float, after: State) -> 
     records: list[Record] = []
     current, closed = _attempt(current, before, at, after)
     records += closed
-    known = {(x.node, x.since) for x in before.exclusions}
-    records += [_isolation(current, x) for x in after.exclusions if (x.node, x.since) not in known]
-    kept = {x.node for x in after.exclusions}
-    records += [Over(at, current.run, x.node) for x in before.exclusions if x.node not in kept]
+    known = {(x.node, x.since) for x in before.isolation.exclusions}
+    records += [_isolation(current, x) for x in after.isolation.exclusions if (x.node, x.since) not in known]
+    kept = {x.node for x in after.isolation.exclusions}
+    records += [Over(at, current.run, x.node) for x in before.isolation.exclusions if x.node not in kept]
     if after.phase.over and not before.phase.over:
         records.append(RunOver(at, current.run))
     return current, tuple(records)
@@ -61,11 +61,11 @@ def _attempt(current: OpenAttempt, before: State, at: float, after: State) -> tu
         ended = at if current.ended is None else current.ended
         records.append(_record(current, ended, after))
         current = replace(current, attempt="", ended=None, nodes=())
-    runs = after.slurm_state == "RUNNING" and not after.phase.over
+    runs = after.job.state == "RUNNING" and not after.phase.over
     if runs and not current.attempt:
-        current = replace(current, attempt=after.attempt, began=at, ended=None, nodes=after.nodes)
+        current = replace(current, attempt=after.attempt, began=at, ended=None, nodes=after.job.nodes)
     elif runs:
-        nodes = tuple(dict.fromkeys((*current.nodes, *after.nodes)))
+        nodes = tuple(dict.fromkeys((*current.nodes, *after.job.nodes)))
         current = replace(current, ended=None, nodes=nodes)
     elif current.attempt and current.ended is None:
         current = replace(current, ended=at)
@@ -78,7 +78,7 @@ def _record(current: OpenAttempt, ended: float, after: State) -> Attempt:
     every = (*after.incidents, *open_one)
     own = [i.diagnosis for i in every if i.attempt == current.attempt and i.diagnosis is not None]
     found = [n for diagnosis in own for n in _failed(diagnosis)]
-    found += [x.node for x in after.exclusions if x.faults and x.since >= current.began]
+    found += [x.node for x in after.isolation.exclusions if x.faults and x.since >= current.began]
     blamed = tuple(n for n in dict.fromkeys(found) if n in current.nodes)
     cause = own[-1].cause if own else after.phase.value if after.phase.over else ""
     return Attempt(ended, current.run, current.attempt, current.began, current.nodes, blamed, cause)

@@ -25,7 +25,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from transom_cli.core.rootline import clean
+from transom_cli.core.log_lines import clean
 from transom_cli.health.probe import bits
 from transom_cli.health.probe.cpu_wait import Stopwatch
 from transom_cli.health.probe.messages import Compute, Computed

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from transom_cli.core.rootline import clean
+from transom_cli.core.log_lines import clean
 from transom_cli.health.probe.cpu_wait import Waiting
 from transom_cli.health.probe.messages import DONE, Device, Group, Link, Linked, Sent
 from transom_cli.health.probe.rendezvous import OwnStore, RemoteStore, Store, members_of, source_address

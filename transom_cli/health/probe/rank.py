@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli.core.codec import BadRecord
-from transom_cli.core.rootline import clean
+from transom_cli.core.log_lines import clean
 from transom_cli.health.probe.messages import (
     BYE,
     Answer,

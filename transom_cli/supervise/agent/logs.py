@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from transom_cli.core.rootline import clean
+from transom_cli.core.log_lines import clean
 from transom_cli.diagnose.logs import matches
 from transom_cli.diagnose.logs.matches import Collector, Hit, collect
 from transom_cli.diagnose.logs.reader import hits_in, training_continued

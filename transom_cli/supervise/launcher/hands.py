@@ -36,8 +36,7 @@ from transom_cli.core.launcher import (
 from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
 from transom_cli.layout import AttemptDir
-from transom_cli.supervise.examine import examine
-from transom_cli.supervise.follow import newest_checkpoint
+from transom_cli.supervise.attempt_files import newest_checkpoint
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher.agents import GRACE, Agents
 from transom_cli.supervise.launcher.flushing import agree
@@ -48,6 +47,7 @@ from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.launcher.rescue import rescue
 from transom_cli.supervise.launcher.revive import Journal
 from transom_cli.supervise.launcher.training import TrainingStep
+from transom_cli.supervise.root_cause import examine
 
 SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
 WRAPPER = Path(transom_cli.__file__).resolve().parent / "supervise" / "agent" / "rank.py"

@@ -11,8 +11,8 @@ from transom_cli.core.events import OutcomeSeen
 from transom_cli.core.launcher import Begun, made_progress
 from transom_cli.errors import TransomError
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
-from transom_cli.supervise.follow import newest_checkpoint, read_outcome
-from transom_cli.supervise.handed import attempt_numbers
+from transom_cli.supervise.attempt_files import newest_checkpoint, read_outcome
+from transom_cli.supervise.handoff_record import attempt_numbers
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.lease import read_holder
 
@@ -88,6 +88,6 @@ def _age(then: AttemptDir, now: AttemptDir) -> float:
 def _excluded(run: RunDir) -> set[str]:
     try:
         now = time.time()  # as the operator's
-        return {x.node for x in fold(run.journal).state.exclusions if x.until is None or x.until > now}
+        return {x.node for x in fold(run.journal).state.isolation.exclusions if x.until is None or x.until > now}
     except (OSError, TransomError):
         return set()

@@ -17,7 +17,7 @@ from transom_cli.slurm.guards import backoff
 from transom_cli.slurm.port import JobState, Slurm, SlurmRefused, SlurmUnknown, Submission, cluster_command
 from transom_cli.slurm.successor import resubmit_own_job
 from transom_cli.slurm.tags import has_hold_reason, held_comment, run_tag, successor_tag, tag_of
-from transom_cli.supervise.handed import RECORD, Handed, newest_handed
+from transom_cli.supervise.handoff_record import RECORD, Handoff, newest_handoff
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.launcher.log import say
 from transom_cli.supervise.launcher.plan import Allocation
@@ -114,7 +114,7 @@ def go_on(
     return words
 
 
-def _patiently(hand_on: Callable[[], Handed], run: RunDir, told_to_leave: Callable[[], bool]) -> Handed | str:
+def _patiently(hand_on: Callable[[], Handoff], run: RunDir, told_to_leave: Callable[[], bool]) -> Handoff | str:
     """A slurmctld that restarts must not cost the run. Words, where the job was not given back."""
     deadline, tries = time.monotonic() + UNKNOWN, 0
     while True:
@@ -135,7 +135,7 @@ def forget_hold(run: RunDir, allocation: Allocation) -> None:
     """A person has released the job that the launcher before this one held: its comment tells of it no longer."""
     from transom_cli.bootstrap.slurm import launcher_slurm
 
-    handed = newest_handed(run, before=(allocation.job_id, allocation.restart))
+    handed = newest_handoff(run, before=(allocation.job_id, allocation.restart))
     if handed is None or handed.how != "held":
         return
     try:
@@ -147,24 +147,24 @@ def forget_hold(run: RunDir, allocation: Allocation) -> None:
         say(f"transom: the job's comment still tells of its hold: {error.why or error.what}")
 
 
-def _hand_on(slurm: Slurm, run: RunDir, allocation: Allocation, wanted: Wanted) -> Handed:
+def _hand_on(slurm: Slurm, run: RunDir, allocation: Allocation, wanted: Wanted) -> Handoff:
     attempt, job_id = attempt_name(allocation.job_id, allocation.restart), allocation.job_id
     if not wanted.resubmit:
         if wanted.held:
             _tell_why(slurm, run, job_id, wanted.why)
         try:
             slurm.requeue_hold(job_id) if wanted.held else slurm.requeue(job_id)
-            return Handed(attempt, "held" if wanted.held else "requeued", job_id, allocation.restart + 1)
+            return Handoff(attempt, "held" if wanted.held else "requeued", job_id, allocation.restart + 1)
         except SlurmRefused as error:  # a site that sets Requeue=0
             say(f"transom: the job could not be requeued, a new one takes its place: {error.why or error.what}")
     tag, width = successor_tag(run_tag(run.run_id), attempt), _width(run) or len(allocation.nodes)
     successor = resubmit_own_job(slurm, _submission(run), tag, job_id, width)
     if wanted.held and successor.held:
         _tell_why(slurm, run, successor.job_id, wanted.why)
-        return Handed(attempt, "held", successor.job_id, 0)
+        return Handoff(attempt, "held", successor.job_id, 0)
     if successor.held:
         slurm.release(successor.job_id)
-    return Handed(attempt, "resubmitted", successor.job_id, 0)
+    return Handoff(attempt, "resubmitted", successor.job_id, 0)
 
 
 def _tell_why(slurm: Slurm, run: RunDir, job_id: int, why: str) -> None:
@@ -199,12 +199,12 @@ def _cluster(run: RunDir) -> str:
 def _width(run: RunDir) -> int:
     """How many nodes the run asked for; the allocation may have lost some since."""
     try:
-        return fold(run.journal).state.num_nodes
+        return fold(run.journal).state.request.num_nodes
     except TransomError:
         return 0
 
 
-def _words(handed: Handed, allocation: Allocation) -> str:
+def _words(handed: Handoff, allocation: Allocation) -> str:
     if handed.job_id == allocation.job_id:
         return f"the job is {handed.how}"
     return f"job {handed.job_id} takes the place of this one" + (", held" if handed.how == "held" else "")

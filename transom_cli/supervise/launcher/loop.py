@@ -22,7 +22,7 @@ from transom_cli.files import publish_text, replace_text
 from transom_cli.health.check import HealthOptions
 from transom_cli.plural import several
 from transom_cli.slurm.port import Slurm
-from transom_cli.supervise.beatwatch import BeatWatch
+from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
 from transom_cli.supervise.launcher import history, latewarning
 from transom_cli.supervise.launcher.agents import Agents
 from transom_cli.supervise.launcher.allocation import allocation_from
@@ -95,7 +95,7 @@ class Launcher:
         where = (self._allocation.job_id, self._allocation.restart, nodes)
         self._state = LadderState(*where, wanted, options.tasks_on_node, policy, batch_host=self._allocation.host)
         self._journal("attempt", nodes=nodes, host=socket.gethostname(), pid=os.getpid())
-        self._watch = BeatWatch(self._attempt.nodes, options.limits)
+        self._watch = HeartbeatMonitor(self._attempt.nodes, options.limits)
         self._agents = Agents(self._allocation, options, self._attempt, self._journal, self._asked_to_leave)
         self._hands = LaunchHands(self._allocation, options, self._attempt, self._agents, self._inbox, self._journal)
         self._examining = Examining(self._allocation, options, self._attempt, self._inbox, self._agents.addresses)

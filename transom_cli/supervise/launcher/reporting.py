@@ -27,9 +27,8 @@ from transom_cli.errors import printable
 from transom_cli.files import replace_text
 from transom_cli.heartbeat.spent import BadSpent, NodeSpent, decode
 from transom_cli.layout import AttemptDir
-from transom_cli.supervise.follow import newest_checkpoint
+from transom_cli.supervise.attempt_files import SCHEMA, newest_checkpoint
 from transom_cli.supervise.launcher.log import say
-from transom_cli.supervise.reported import SCHEMA
 
 EVERY = 5.0  # seconds between two looks, as the agents write
 NODES = 100  # more than that many make it longer, each of them by as much again

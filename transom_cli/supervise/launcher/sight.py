@@ -13,8 +13,8 @@ from transom_cli.core import launcher
 from transom_cli.core.events import Stall
 from transom_cli.core.launcher import Heard, LadderState, Leaving, Rung
 from transom_cli.layout import AttemptDir
-from transom_cli.supervise.beatwatch import BeatWatch
-from transom_cli.supervise.follow import newest_checkpoint
+from transom_cli.supervise.attempt_files import newest_checkpoint
+from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
 from transom_cli.supervise.launcher.plan import LaunchOptions
 from transom_cli.supervise.launcher.progress import Progress
 from transom_cli.supervise.launcher.training import TrainingStep
@@ -29,7 +29,7 @@ class Sight:
         self,
         options: LaunchOptions,
         attempt: AttemptDir,
-        watch: BeatWatch,
+        watch: HeartbeatMonitor,
         state: Callable[[], LadderState],
         dead: Callable[[str], bool],
     ) -> None:

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from transom_cli.core.events import RankExit
-from transom_cli.core.srunwords import slurm_is_away, task_exits
+from transom_cli.core.slurm_messages import slurm_is_away, task_exits
 from transom_cli.slurm.guards import backoff
-from transom_cli.supervise.exits import ExitRecords
+from transom_cli.supervise.attempt_files import ExitRecords
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 LISTENING = 2.0  # seconds for srun's last words to be read, once it has ended

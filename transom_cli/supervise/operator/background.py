@@ -17,11 +17,12 @@ from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
 from transom_cli.start import own
 from transom_cli.supervise.lease import operator_alive, read_holder
-from transom_cli.supervise.operator.logjson import JsonLines
-from transom_cli.supervise.pastlogs import remember
+from transom_cli.supervise.past_runs import remember
 
 if TYPE_CHECKING:
     from transom_cli.supervise.operator.loop import Operator
+import json
+from datetime import datetime, timezone
 
 UNKNOWN = 22
 
@@ -50,7 +51,7 @@ def operate_here(run: RunDir, build: Callable[[RunDir], Operator]) -> int:
 
 
 def exit_code(state: State) -> int:
-    """Of a run that is over; UNKNOWN for one that goes on without this operator."""
+    """Of a run that is over; UNKNOWN for a run that continues without this operator."""
     return state.exit_code if state.phase.over and state.exit_code is not None else UNKNOWN
 
 
@@ -86,3 +87,30 @@ def start_operator(run: RunDir, patience: float = 15.0) -> None:
         "\n".join(words) or "it said nothing",
         f"Start it in the foreground to see more: `transom attach --foreground {run.run_id}`.",
     )
+
+
+SCHEMA = 1
+
+
+class JsonLines(logging.Formatter):
+    """time (UTC), level, run, logger, message; where the line is about one: `event` with its `facts` ("order": of an
+    action that is ordered), and `exception`."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__()
+        self._run_id = run_id
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        line: dict[str, object] = {
+            "schema": SCHEMA,
+            "time": at.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "run": self._run_id,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: vars(record)[name] for name in ("event", "facts") if name in vars(record)}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)

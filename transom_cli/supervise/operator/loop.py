@@ -1,4 +1,4 @@
-"""The operator's loop: observe, remember, decide, act. All judgement is in `core`; all acting is in `hands`.
+"""The operator's loop: observe, remember, decide, act. `core` decides; the executor acts.
 
 It survives `kill -9` at any moment: the journal is played through the core again, and whatever was ordered and not
 answered is ordered once more.
@@ -17,25 +17,26 @@ from transom_cli.core import events as ev
 from transom_cli.core.codec import event_to_json, plain
 from transom_cli.core.incident import Stage
 from transom_cli.core.operator.actions import Action
+from transom_cli.core.operator.decide import next_deadline
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.layout import RunDir
 from transom_cli.supervise.follow import Follower
 from transom_cli.supervise.journal import Journal, JournalError, fold, step_and_remember
 from transom_cli.supervise.lease import Lease
 from transom_cli.supervise.operator.clock import Clock
-from transom_cli.supervise.operator.hands import Hands
-from transom_cli.supervise.operator.slurmwatch import SlurmWatch
+from transom_cli.supervise.operator.executor import Executor
+from transom_cli.supervise.operator.slurm_poller import SlurmPoller
 
 log = logging.getLogger("transom.operator")
 
 TURN = 0.1  # seconds between two turns of the loop
-TICK = 1.0
-FINISH = 30.0  # seconds that a requeue under way may hold up an operator that was told to leave
+TICK = 1.0  # seconds between two ticks at most: observers judge by time, too
+FINISH = 30.0  # seconds that a requeue under way may hold up an operator that was asked to leave
 FULL = 2.0  # seconds between two tries to write the journal on a disk that is full
 
 
 class Pace:
-    """How often to ask Slurm: often while something moves, seldom while beats tell that all is well."""
+    """How often to poll Slurm: often while something changes, seldom while heartbeats show that all is well."""
 
     def __init__(self, base: float, most: float) -> None:
         self._base = base
@@ -44,7 +45,7 @@ class Pace:
         self._moving = True
 
     def notice(self, state: State) -> bool:
-        """Whether something has just begun to move: then the next look should not wait for its turn of calm days."""
+        """Whether something has just begun to change: then the next poll should not wait."""
         incident, was_moving = state.incident, self._moving
         self._moving = state.phase is not Phase.TRAINING or (
             incident is not None and incident.stage is not Stage.CLOSED
@@ -59,7 +60,7 @@ class Pace:
         return float(min(self._base * 1.5 ** min(self._calm, 20), self._most))
 
 
-class Witness(Protocol):
+class Observer(Protocol):
     """Follows the run beside the loop: it must return at once, and fail at nothing."""
 
     def seen(self, before: State, event: ev.Event, after: State) -> None:
@@ -75,9 +76,9 @@ class Operator:
         run: RunDir,
         lease: Lease,
         clock_from: Callable[[float], Clock],
-        parts: Callable[[Clock, queue.SimpleQueue[ev.Event], Pace], tuple[Follower, SlurmWatch, Hands]],
+        parts: Callable[[Clock, queue.SimpleQueue[ev.Event], Pace], tuple[Follower, SlurmPoller, Executor]],
         pace: Pace,
-        witnesses: Sequence[Witness] = (),
+        observers: Sequence[Observer] = (),
     ) -> None:
         folded = fold(run.journal)
         self.state = folded.state
@@ -87,8 +88,8 @@ class Operator:
         self._clock = clock_from(folded.last_at)
         self._inbox: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
         self._pace = pace
-        self._witnesses = tuple(witnesses)
-        self._follower, self._watch, self._hands = parts(self._clock, self._inbox, pace)
+        self._observers = tuple(observers)
+        self._follower, self._watch, self._executor = parts(self._clock, self._inbox, pace)
         self._asked_to_leave = False
         self._leave_by = 0.0
 
@@ -101,7 +102,7 @@ class Operator:
         if not self._asked_to_leave:
             return False
         self._leave_by = self._leave_by or time.monotonic() + FINISH
-        return not self._hands.in_restart or time.monotonic() >= self._leave_by
+        return not self._executor.in_restart or time.monotonic() >= self._leave_by
 
     def run(self) -> State:
         """Work until the run is over, a newer operator has taken it, or `leave` was called."""
@@ -114,20 +115,21 @@ class Operator:
                     log.warning("a newer operator has taken this run; leaving")
                     return self.state
                 self._renew()
-                self._watch.follow(self.state.job_id, self.state.restarts, self.state.nodes)
+                self._watch.follow(self.state.job.id, self.state.job.restarts, self.state.job.nodes)
                 self._observe()
-                if self._clock.now() - ticked >= TICK:
-                    ticked = self._clock.now()
-                    self._apply(ev.Tick(ticked))
+                now, due = self._clock.now(), next_deadline(self.state)
+                if now - ticked >= TICK or (due is not None and due <= now):
+                    ticked = now
+                    self._apply(ev.Tick(now))
                 if self._pace.notice(self.state):
                     self._watch.look()
                 time.sleep(TURN)
         finally:
             self._watch.stop()
-            self._hands.stop()
+            self._executor.stop()
             self._journal.close()
-            for witness in self._witnesses:
-                witness.close()
+            for observer in self._observers:
+                observer.close()
             with contextlib.suppress(OSError):
                 self._lease.give_up()
         return self.state
@@ -139,7 +141,7 @@ class Operator:
         """
         self._journal.append(ev.Started(self._clock.now(), self._lease.epoch))
         self.state = fold(self._run.journal, self._show).state
-        self._hands.remember(self.state.submissions)
+        self._executor.remember(self.state.submissions)
         for action in self.state.pending:
             self._order(action)
 
@@ -176,13 +178,13 @@ class Operator:
             self._order(action)
 
     def _show(self, before: State, event: ev.Event, after: State) -> None:
-        for witness in self._witnesses:
-            witness.seen(before, event, after)
+        for observer in self._observers:
+            observer.seen(before, event, after)
 
     def _order(self, action: Action) -> None:
         facts = {"action": type(action).__name__, **plain(action)}
         log.info("order %s", action, extra={"event": "order", "facts": facts})
-        self._hands.do(action)
+        self._executor.do(action)
 
     def _remember(self, event: ev.Event) -> tuple[State, tuple[Action, ...]] | None:
         """The step, once the journal holds it; while the disk is full, wait, and do nothing. None: left meanwhile."""

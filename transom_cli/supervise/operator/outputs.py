@@ -13,7 +13,7 @@ _ARRAY = "--array="
 
 
 class Outputs:
-    """An operator's: what it has not seen end itself is not told apart."""
+    """Kept by one operator: attempts that ended before it began cannot be told apart."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run

@@ -17,7 +17,7 @@ from transom_cli.core.goodput import NS, History
 from transom_cli.core.goodput.account import Loss, step_times
 from transom_cli.core.goodput.model import Launch
 from transom_cli.plural import several
-from transom_cli.supervise.book import Book
+from transom_cli.supervise.run_record import RunRecord
 from transom_cli.view.report.model import Mark, Paragraph, Plot, Trace
 from transom_cli.view.text import count, span
 
@@ -66,7 +66,7 @@ def _mark(x: float, at: float, step: int) -> Mark:
     return Mark(x, datetime.fromtimestamp(at).strftime(form), anchor)
 
 
-def scale_of(book: Book) -> Scale:
+def scale_of(book: RunRecord) -> Scale:
     return Scale.over(book.account.begin / NS, book.account.until / NS)
 
 

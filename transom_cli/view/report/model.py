@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from transom_cli.core.goodput.account import Loss
-from transom_cli.supervise.book import Book
+from transom_cli.supervise.run_record import RunRecord
 from transom_cli.view.model import RunView
 
 FACTS = "facts"  # the check that reports kernel, driver and hardware versions
@@ -53,7 +53,7 @@ class ReportData:
         limits: What was left out because there is too much of it.
     """
 
-    book: Book
+    book: RunRecord
     view: RunView
     version: str
     settings: Mapping[str, Any] | str

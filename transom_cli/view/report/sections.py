@@ -14,8 +14,8 @@ from typing import Any
 from transom_cli.core import events as ev
 from transom_cli.core.goodput import NS, Kind
 from transom_cli.plural import several
-from transom_cli.supervise.book import Book
-from transom_cli.supervise.book import incidents as incidents_of
+from transom_cli.supervise.run_record import RunRecord
+from transom_cli.supervise.run_record import incidents as incidents_of
 from transom_cli.view.goodput import duration, percent
 from transom_cli.view.model import RunView
 from transom_cli.view.report.charts import losses, scale_of, step_time_plot, steps
@@ -106,13 +106,14 @@ def _without_bar(parts: Line) -> Line:
     return tuple(part for n, one in enumerate(kept) for part in ([(", ", ""), one] if barred and n else [one]))
 
 
-def _figures(book: Book, view: RunView, incidents: int) -> tuple[tuple[str, str, str], ...]:
+def _figures(book: RunRecord, view: RunView, incidents: int) -> tuple[tuple[str, str, str], ...]:
     account, saved = book.account, view.durable >= 0
     of = f"of {count(view.steps)}" if view.steps else ""
-    step = view.step if book.state.since_start else max(view.step, book.state.max_step)  # a new attempt has none yet
+    progress = book.state.progress
+    step = view.step if progress.since_start else max(view.step, progress.max_step)  # a new attempt has none yet
     return (
         ("goodput", percent(account.whole.goodput), f"of {duration(account.whole.wall)}"),
-        ("newest step", count(step) if step >= 0 else "-", "since this start" if book.state.since_start else of),
+        ("newest step", count(step) if step >= 0 else "-", "since this start" if progress.since_start else of),
         ("restarts", count(view.starts), several(len(account.attempts), "attempt")),
         ("incidents", count(incidents), ""),
         ("lost time", duration(account.whole.without(Kind.PRODUCTIVE)), ""),
@@ -123,7 +124,7 @@ def _figures(book: Book, view: RunView, incidents: int) -> tuple[tuple[str, str,
 # --- checkpoints ---
 
 
-def _checkpoints(book: Book, view: RunView) -> Section:
+def _checkpoints(book: RunRecord, view: RunView) -> Section:
     seen = [e for e in book.events if isinstance(e, ev.CheckpointSeen)]
     waited = book.account.whole.ns[Kind.CHECKPOINT]
     text = f"Newest on disk: step {count(view.durable)}." if view.durable >= 0 else "None was seen on disk."

@@ -137,7 +137,7 @@ def _nodes(data: ReportData, timelines: Sequence[Timeline]) -> Table:
     blamed = Counter(node for one in timelines for node in one.nodes)
     found = Counter(one.node for one in data.found if one.verdict in _WORST[:2])
     views = {one.node: one for one in data.view.node_views}
-    excluded = {x.node for x in data.book.state.exclusions}
+    excluded = {x.node for x in data.book.state.isolation.exclusions}
     names = run_nodes(data.book)
     odd = [n for n in names if blamed[n] or found[n] or n in excluded or (n in views and _odd(views[n]))]
     shown = (names if len(names) <= MOST else odd)[:MOST]
@@ -183,7 +183,7 @@ def _toned(span: Span) -> Cell:
 
 def _excluded(data: ReportData) -> Table:
     rows, now = [], data.book.now
-    for one in data.book.state.exclusions[:MOST]:
+    for one in data.book.state.isolation.exclusions[:MOST]:
         until = "until lifted" if one.until is None else when(one.until)
         left = f", {span(one.until - now)} left" if one.until is not None and one.until > now else ""
         rows.append(

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from transom_cli.core import events as ev
 from transom_cli.core.goodput import NS, Kind, Span
 from transom_cli.plural import several
-from transom_cli.supervise.book import Book
+from transom_cli.supervise.run_record import RunRecord
 from transom_cli.view.goodput import DESCRIPTIONS
 from transom_cli.view.report.charts import Scale, scale_of
 from transom_cli.view.report.model import Bar, Legend, Strip, Strips, Tick
@@ -35,7 +35,7 @@ _RESULTS = {
 _WEIGHT = {"good": 1, "warn": 2, "bad": 3}  # which tone wins if ticks share a position
 
 
-def run_timeline(book: Book, timelines: Sequence[Timeline]) -> tuple[Strips, Legend]:
+def run_timeline(book: RunRecord, timelines: Sequence[Timeline]) -> tuple[Strips, Legend]:
     scale = scale_of(book)
     spans = book.account.spans
     summed = len(spans) > EXACT
@@ -108,7 +108,7 @@ def _attempts(spans: Sequence[Span], scale: Scale) -> Strip | None:
     return Strip("attempts", f"{several(len(ends), 'attempt')}.", tuple(bars))
 
 
-def _launches(book: Book, scale: Scale) -> Strip | None:
+def _launches(book: RunRecord, scale: Scale) -> Strip | None:
     marks = [
         (one.at / NS, "plain", f"launch {one.number} of {attempt.name}", "")
         for attempt in book.history.attempts
@@ -128,7 +128,7 @@ def tone_of(timeline: Timeline) -> str:
     return "warn" if timeline.duration is None else _RESULTS.get(timeline.result, "warn")
 
 
-def _checkpoints(book: Book, scale: Scale) -> Strip | None:
+def _checkpoints(book: RunRecord, scale: Scale) -> Strip | None:
     marks = [(e.at, "checkpoint", f"step {e.step:,}", "") for e in book.events if isinstance(e, ev.CheckpointSeen)]
     about = f"{several(len(marks), 'checkpoint')} on disk."
     return Strip("checkpoints", about, (), _ticks(marks, scale, "checkpoints")) if marks else None

@@ -67,12 +67,12 @@ class Follow:
 
     def timeline(self, incident: str, width: int) -> tuple[str, ...]:
         """Return what `transom explain` prints for an incident, without its first line; () if it cannot be read."""
-        from transom_cli.supervise.book import incidents
-        from transom_cli.supervise.ledger import read_book
+        from transom_cli.supervise.record_reader import read_run_record
+        from transom_cli.supervise.run_record import incidents
         from transom_cli.view.timeline import build_timeline, timeline_lines
 
         try:
-            book = read_book(self.run)
+            book = read_run_record(self.run)
         except (OSError, TransomError):
             return ()
         found = next((one for one in incidents(book) if one.id == incident), None)

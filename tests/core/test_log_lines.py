@@ -1,0 +1,70 @@
+"""The patterns that meet logs: no line keeps them busy for ever."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from transom_cli.core import slurm_messages as srunwords
+from transom_cli.core import stacks
+from transom_cli.core.log_lines import clean
+from transom_cli.diagnose.logs import grammar, rulebook
+from transom_cli.diagnose.logs.reader import hits_in
+from transom_cli.diagnose.logs.rule_files import load
+from transom_cli.diagnose.logs.rulebook import Rulebook
+from transom_cli.health import reach
+from transom_cli.health.checks import kernel
+
+HEAD = "Traceback (most recent call last):"
+TAIL = 256 * 1024  # characters of a log that are read for its first cause
+# What has been printed by ranks, or could be, over and over; each tells nothing.
+PIECES = [
+    "1: ", "[0]: ", "0: 4120 ", "expert load 0: 4120 1: 4063 ", "[rank3]: ", " [", "1", " ", "A", "A.", "a.", "AError",
+    "1:", "x:1:", "\u00a0", "\t", "\x1b[", "\x1b[0;", "\x1b[0 ", "usage: ", "a: error:", "c" * 300 + ": ", "Error",
+    "NVRM: Xid (", "SXid (", "mce: ", "EDAC ", "XFS", "nvme1: ", "rcu ", "pcieport ", "AER: ", "nfs: server ",
+    "Lustre", "failed on node ", "Thread 1 (", 'Thread 1 (x): "" ', "    a (", "    a (b:1:", "srun: error: ",
+    "srun: error: n: task 1",
+]  # fmt: skip
+
+
+@pytest.fixture(
+    params=[True, False] if rulebook.FAST else [False], ids=lambda fast: "re2" if fast else "re", scope="module"
+)
+def book(request: pytest.FixtureRequest) -> Rulebook:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rulebook, "FAST", request.param)
+        return Rulebook(load())
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("piece", PIECES, ids=lambda p: repr(p[:20]))
+def test_no_line_keeps_the_reader_busy(piece: str, book: Rulebook) -> None:
+    """Growing: what takes exponential time never gets beyond the first few."""
+    for size in (64, 512, 4096, 32768):
+        line = piece * (size // len(piece)) + "x"
+        record = grammar.record(grammar.clean(line.encode()))
+        for n in range(len(book.rules)):  # also those whose texts are not in it
+            book._where(n, record.text)
+        list(hits_in(io.BytesIO(f"{HEAD}\n{line}\n".encode()), book))
+        stacks.parse(line)
+        srunwords.task_exits(line, 0.0)
+        reach.is_node_silence(line)
+        kernel.judge_lines("node1", (kernel.message(b"3,1,1,-;" + line.encode()),))
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("piece", ["usage: x", "1: x", "a.", "\x1b[0;", "Error: "])
+def test_nor_do_many_lines(piece: str, book: Rulebook) -> None:
+    text = (piece + "\n") * (TAIL // len(piece))
+    list(hits_in(io.BytesIO(f"{HEAD}\n{text}".encode()), book))
+
+
+def test_a_line_is_looked_at_from_its_beginning_only() -> None:
+    assert clean("\x1b[0m" * 1000 + "x" * 5000) == "x" * 96
+    assert clean(" " * 5000 + "x") == ""
+
+
+def test_a_range_of_tasks_that_srun_cannot_mean_is_none() -> None:
+    assert len(srunwords.task_exits("srun: error: n2: tasks 0-3: Killed", 1.0)) == 4
+    assert srunwords.task_exits("srun: error: n2: tasks 0-99999999999: Killed", 1.0) == ()

@@ -1,0 +1,62 @@
+"""Faults that the launcher handles inside the allocation, as the operator sees them. Pure.
+
+The operator stays out of such a fault until the launcher hands the attempt up with its outcome, or falls silent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transom_cli.core.events import HealSeen
+from transom_cli.core.incident import Diagnosis, Stage
+from transom_cli.core.operator import incident as inc
+from transom_cli.core.operator.state import Phase, State
+
+_AFTER = {"waiting": (Stage.STARTING,)}  # reports that come after the relaunch was requested
+
+
+def reported(state: State, e: HealSeen) -> State:
+    """The launcher reports a fault that it handles. If the operator handles the incident, it only adds the report.
+
+    The launcher numbers its faults in each attempt: l1, l2, ...
+    """
+    number = _number(e.incident)
+    if e.what == "seen":
+        if number <= state.launch.newest_fault:
+            return state  # an operator that takes over reads the launcher's journal from its beginning
+        state = replace(state, launch=replace(state.launch, newest_fault=number))
+    incident = state.incident
+    if e.what == "seen" and (incident is None or incident.stage is Stage.STARTING):
+        state = inc.close(state, e.at, "failed again").in_phase(Phase.RECOVERING, e.at)
+        incident = state.new_incident(e.at, Stage.HEALING, number)
+    elif incident is None or incident.stage not in (Stage.HEALING, Stage.EXAMINING, *_AFTER.get(e.what, ())):
+        return state
+    elif e.what == "seen":
+        incident = replace(incident, healing=number)
+    elif number != incident.healing or any((m.what, m.words) == (e.what, e.words) for m in incident.marks):
+        return state
+    if e.what == "diagnosed" and incident.stage is Stage.HEALING:
+        diagnosis = Diagnosis(e.cause, e.words, e.nodes, sure=False, isolate="none", restart=True, decided=e.decided)
+        incident = replace(incident, diagnosis=diagnosis)
+    return replace(state, incident=incident.marked(e.at, e.what, e.words).with_faults(e.at, e.faults))
+
+
+def relaunched(state: State, at: float, number: int, words: str) -> State:
+    """The launcher started launch `number` in the same attempt. An open fault is about the launch before it."""
+    state = replace(state, launch=replace(state.launch, number=number), progress=state.progress.new_launch())
+    state = state.mark(at, "launched", words)
+    incident = state.incident
+    if incident is None:
+        return state
+    if incident.stage in (Stage.ISOLATING, Stage.WAITING) and incident.silence_only:
+        return inc.close(state, at, "nothing").in_phase(Phase.RECOVERING, at)  # the silence is over
+    if incident.stage is Stage.EXAMINING:  # a node is being probed: the ranks' silence is no evidence any more
+        return replace(state, incident=replace(incident, quiet_over=True, healing=0))
+    if incident.stage is not Stage.HEALING:
+        return state
+    return replace(state, incident=replace(incident, stage=Stage.STARTING))
+
+
+def _number(name: str) -> int:
+    """Of a launcher's incident; 0 for any other name."""
+    return int(name[1:]) if name[:1] == "l" and name[1:].isdecimal() else 0

@@ -1,0 +1,154 @@
+"""Readers of the files of a run's attempts. A file that is not there yet, or is torn, counts as not there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transom_cli.ckpt.failing import Saves, worst
+from transom_cli.core import events as ev
+from transom_cli.core.codec import BadRecord, build
+from transom_cli.core.events import RankExit
+from transom_cli.core.goodput.account import Loss
+from transom_cli.core.operator.state import SavesFail, State
+from transom_cli.files import json_lines
+from transom_cli.layout import AttemptDir, RunDir
+
+
+class ExitRecords:
+    """The records of one launch; each file is read once, since its wrapper writes it once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[int, RankExit] = {}
+
+    def read(self) -> dict[int, RankExit]:
+        """By rank (under torchrun: by node). A record that cannot be read yet is left out until a later call."""
+        for path in self._folder.glob("*.json"):
+            try:
+                number = int(path.stem.rpartition("-")[2])
+                if number not in self._known:
+                    self._known[number] = _record(number, path)
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # caught while it was written on a file system without atomic rename
+        return dict(self._known)
+
+
+def _record(number: int, path: Path) -> RankExit:
+    data = json.loads(path.read_text())
+    return RankExit(
+        rank=number,
+        node=str(data["node"]),
+        code=data["code"],
+        signal=data["signal"],
+        wall=float(data["wall"]),
+        step=int(data.get("steps", -1)),
+        since_start=data.get("since_start") is True,
+    )
+
+
+class Tail:
+    """New whole lines of a growing JSON-lines file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def records(self) -> Iterator[dict[str, object]]:
+        try:
+            with self._path.open("rb") as f:
+                f.seek(self._offset)
+                data = f.read()
+        except OSError:
+            return
+        whole, newline, _ = data.rpartition(b"\n")
+        self._offset += len(whole) + len(newline)
+        yield from json_lines(whole)
+
+
+def newest_checkpoint(directory: Path, up_to: float = float("inf")) -> int:
+    """The step of the newest published checkpoint (its manifest exists), or -1. Its bytes are not read here.
+
+    up_to: of a step that is not beyond this one.
+    """
+    there = (p for p in listed(directory) if p.name.startswith("step-") and p.name[5:].isdecimal())
+    steps = ((int(p.name[5:]), p) for p in there)
+    # os.path and not pathlib: an EIO or EACCES there is "not seen now", and no exception
+    return max((n for n, p in steps if n <= up_to and os.path.exists(p / "manifest.json")), default=-1)  # noqa: PTH110
+
+
+def read_outcome(attempt: AttemptDir, now: float) -> ev.OutcomeSeen | None:
+    data = read_json(attempt.outcome)
+    if not data:
+        return None
+    try:
+        return replace(build(ev.OutcomeSeen, {**data, "at": now}), attempt=attempt.name)
+    except BadRecord:
+        return None
+
+
+def read_saves(attempt: AttemptDir) -> Saves | None:
+    """What the training reports about its saves; None if it has reported nothing."""
+    try:
+        return worst(attempt.saves.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def read_json(path: Path) -> dict[str, object]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def listed(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except OSError:
+        return []
+
+
+def read_losses(attempt: AttemptDir) -> Iterator[Loss]:
+    """Of the lines that have one: older launchers wrote none. They may be no finite numbers."""
+    try:
+        text = attempt.progress.read_bytes()
+    except OSError:
+        return
+    if b'"loss"' not in text:
+        return
+    for record in json_lines(text):
+        at, launch, step, loss = (record.get(key) for key in ("wall", "launch", "step", "loss"))
+        if not isinstance(at, (int, float)) or not isinstance(launch, int) or not isinstance(step, int):
+            continue
+        if isinstance(loss, (int, float)):
+            yield Loss(attempt.name, launch, float(at), step, float(loss))
+
+
+SCHEMA = 1  # of the file that `supervise.launcher.reporting` writes
+
+
+def read_reports(attempt: AttemptDir) -> dict[str, Any]:
+    """An empty one where it has said nothing, or nothing that can be read."""
+    try:
+        data = json.loads(attempt.reports.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) and data.get("schema") == SCHEMA else {}
+
+
+def saves_fail(run: RunDir, state: State) -> SavesFail | None:
+    """The file counts where there is one: it is written at once, also while there is no operator."""
+    saves = read_saves(run.attempt(state.job.id, state.job.restarts)) if state.job.id else None
+    if saves is None:
+        return state.saves_fail
+    if not saves.failed:
+        return None
+    told = SavesFail(saves.since, state.attempt, saves.failed, saves.step, saves.why, saves.good)
+    before = state.saves_fail
+    return told if before is None else replace(told, good=max(told.good, before.good))

@@ -1,0 +1,92 @@
+"""What a launcher without an operator did with its job, as its journal records it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from transom_cli.layout import AttemptDir, RunDir, parse_attempt
+
+RECORD = "requeued"  # the type of the record in the launcher's journal
+
+
+@dataclass(frozen=True)
+class Handoff:
+    """How an attempt was followed by another one.
+
+    how: requeued, resubmitted (as another job) or held (either way, to wait for a person).
+    job_id, restarts: the start that follows on it.
+    why: the reason in the attempt's outcome. wall: when, by the launcher's clock.
+    """
+
+    attempt: str
+    how: str
+    job_id: int
+    restarts: int
+    why: str = ""
+    wall: float = 0.0
+
+    @property
+    def start(self) -> tuple[int, int]:
+        return self.job_id, self.restarts
+
+
+def read_handoff(attempt: AttemptDir) -> Handoff | None:
+    """None: its launcher has not, or could not, or there was an operator to do it."""
+    handed = None
+    try:
+        text = attempt.launcher_journal.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    for line in text.splitlines():
+        record = _record(line)
+        if record.get("type") == RECORD:
+            handed = _handed(attempt, record)
+    return handed
+
+
+def newest_handoff(run: RunDir, before: tuple[int, int] | None = None) -> Handoff | None:
+    """Of the newest attempt, of those `before` (job id, restart count) where given."""
+    numbers = [n for n in attempt_numbers(run) if before is None or n < before]
+    return read_handoff(run.attempt(*max(numbers))) if numbers else None
+
+
+def attempt_numbers(run: RunDir) -> list[tuple[int, int]]:
+    """(job id, restart count) of every attempt that has a folder."""
+    found = []
+    try:
+        names = os.listdir(run.attempts)  # noqa: PTH208
+    except OSError:
+        return []
+    for name in names:
+        try:
+            found.append(parse_attempt(name))
+        except ValueError:
+            continue
+    return found
+
+
+def _handed(attempt: AttemptDir, record: dict[str, object]) -> Handoff | None:
+    how, wall = str(record.get("how")), record.get("wall")
+    job_id, restarts = record.get("job_id"), record.get("restarts")
+    if how not in ("requeued", "resubmitted", "held") or not isinstance(job_id, int) or not isinstance(restarts, int):
+        return None
+    when = float(wall) if isinstance(wall, (int, float)) else 0.0
+    return Handoff(attempt.name, how, job_id, restarts, _why(attempt.outcome), when)
+
+
+def _why(outcome: Path) -> str:
+    try:
+        return str(_record(outcome.read_text(encoding="utf-8")).get("why", ""))
+    except (OSError, ValueError):
+        return ""
+
+
+def _record(line: str) -> dict[str, object]:
+    try:
+        data = json.loads(line)
+    except ValueError:
+        return {}  # torn
+    return data if isinstance(data, dict) else {}

@@ -1,0 +1,172 @@
+"""Drain a node where that is allowed, and where nobody else has drained it already.
+
+If Slurm does not let this user drain nodes, the site can: by a command, or by a spool of requests that administrators
+read. `contrib/` has an example of both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from transom_cli.errors import printable
+from transom_cli.files import publish_text
+from transom_cli.slurm.port import Node, Slurm, SlurmDenied, SlurmRefused
+
+OURS = "transom:"  # how every reason of ours begins
+LENGTH = 200  # of a reason, as `sinfo -R` and people can use it
+_SLURMS_OWN = "Not responding"  # of a node that slurmctld took down itself: what ours says is more
+
+
+def reason(why: str, run_id: str) -> str:
+    """`transom: <check>: <evidence> (<run id>)`, on one line; what is too long is cut out of the evidence."""
+    end = f" ({run_id})"
+    body = printable(" ".join(why.split())).replace(" Comment=", " comment=")  # Slurm's next key, when it prints it
+    room = LENGTH - len(OURS) - 1 - len(end)
+    return f"{OURS} {body if len(body) <= room else body[: max(room - 3, 0)] + '...'}{end}"
+
+
+def is_ours(node: Node, run_id: str = "") -> bool:
+    """Whether the node's reason is ours (of this run)."""
+    return node.reason.startswith(OURS) and node.reason.endswith(f"({run_id})" if run_id else ")")
+
+
+def drain(slurm: Slurm, command: tuple[str, ...], node: str, reason: str, spool: Path | None = None) -> tuple[str, str]:
+    """Drain a node: by scontrol, the site's command, a request in the administrators' spool; else exclude it.
+
+    A way that refuses, is late or answers nonsense is reported, and the next one is tried. A node that somebody else
+    has drained, with their own reason, stays as it is.
+
+    Returns:
+        "drained" or "excluded", and the details.
+    """
+    owner = next((owner_of(x) for x in slurm.nodes([node]) if x.name == node), "")
+    if owner:
+        return "drained", owner
+    try:
+        slurm.drain(node, reason)
+        return "drained", ""
+    except (SlurmDenied, SlurmRefused) as error:
+        refused = [f"Slurm refuses the drain: {error.why or error.what}"]
+    if command:
+        why = run_command(command, node, reason)
+        if not why and _drained(slurm, node):
+            return "drained", f"by the site's command: {' '.join(command)}"
+        refused.append(why or f"{command[0]} ended with 0, but the node is not drained")
+    if spool is not None:
+        try:
+            asked = ask(spool, node, reason)
+            return "excluded", "; ".join([f"asked the administrators to drain it: {asked}", *refused])
+        except OSError as error:
+            refused.append(f"the spool cannot be written: {error}")
+    return "excluded", "; ".join(refused)
+
+
+def _drained(slurm: Slurm, node: str) -> bool:
+    return any(x.drain for x in slurm.nodes([node]) if x.name == node)
+
+
+def owner_of(node: Node) -> str:
+    """Who else keeps the node away, and why; empty where it is up, or ours."""
+    kept = node.drain or node.state in ("down", "fail")
+    if not kept or not node.reason or node.reason.startswith((OURS, _SLURMS_OWN)):
+        return ""
+    return f"by {node.reason_user or 'somebody'}: {node.reason}"
+
+
+PATIENCE = 30.0  # seconds for the command
+VERSION = 1  # of a request
+_SHOWN = 200  # characters of what the command said
+
+
+def run_command(command: Sequence[str], node: str, reason: str, patience: float = PATIENCE) -> str:
+    """Run the site's command with node and reason as its last two words; "" if it says that all is well, else why not.
+
+    A command under sudo belongs to root and cannot be killed: it is left behind then, and never waited for.
+    """
+    try:
+        process = subprocess.Popen(
+            [*command, node, reason],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        return f"{command[0]}: {error}"
+    try:
+        _, err = process.communicate(timeout=patience)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        return f"{command[0]} did not end within {patience:g} s"
+    finally:
+        if process.stderr is not None:
+            process.stderr.close()
+    if process.returncode == 0:
+        return ""
+    told = printable(" ".join(err.decode("utf-8", "replace").split()))[:_SHOWN]
+    return f"{command[0]} ended with {process.returncode}" + (f": {told}" if told else "")
+
+
+def request_path(spool: Path, node: str) -> Path:
+    """One request for each user and node: a later one replaces an earlier one."""
+    return spool / f"{node}.{os.getuid()}.json"
+
+
+def ask(spool: Path, node: str, reason: str) -> Path:
+    """Leave the request in the spool, for all to read: {"version", "node", "reason", "asked"}. OSError if that fails.
+
+    The file's owner shows who asks, and its times show when: anybody can write its content.
+    """
+    request = {
+        "version": VERSION,
+        "node": node,
+        "reason": reason,
+        "asked": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    path = request_path(spool, node)
+    text = json.dumps(request) + "\n"
+    try:
+        publish_text(path, text, mode=0o644)
+    except OSError:  # another user may have put a file or a folder there: any other name will do
+        path = path.with_name(f"{node}.{os.getuid()}.{secrets.token_hex(4)}.json")
+        publish_text(path, text, mode=0o644)
+    _let_all_read(path)
+    return path
+
+
+def _let_all_read(path: Path) -> None:
+    """Whatever the umask. What another user has put there since the request was taken is left as it is."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            if os.fstat(descriptor).st_uid == os.getuid():
+                os.fchmod(descriptor, 0o644)
+        finally:
+            os.close(descriptor)
+
+
+def withdraw(spool: Path, node: str) -> bool:
+    """Take back requests of ours that nobody has read yet. OSError if one is there and cannot be removed."""
+    stem = f"{node}.{os.getuid()}."
+    ours = [path for path in spool.glob("*.json") if path.name.startswith(stem) and _is_ours(path)]
+    for path in ours:
+        path.unlink(missing_ok=True)
+    return bool(ours)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        about = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(about.st_mode) and about.st_uid == os.getuid()

@@ -1,0 +1,212 @@
+"""Polls Slurm for our job, in its own thread: a slow controller never delays the operator's other sources."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from transom_cli.core import events as ev
+from transom_cli.core.events import JobGone
+from transom_cli.core.slurm_messages import was_cancelled
+from transom_cli.errors import TransomError
+from transom_cli.layout import RunDir, parse_attempt
+from transom_cli.slurm.guards import CircuitOpen, backoff
+from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm
+from transom_cli.slurm.requeue import end_from_accounting, user_name
+from transom_cli.slurm.tags import is_other_runs, replaces_job, run_tag
+from transom_cli.supervise.agent.logs import tail_of
+from transom_cli.supervise.handoff_record import Handoff, newest_handoff
+from transom_cli.supervise.operator.clock import Clock
+
+log = logging.getLogger("transom.slurmwatch")
+
+FORGOTTEN_AFTER = 3  # answers of "no such job" in a row before it counts as forgotten
+
+
+class SlurmPoller:
+    """Puts JobSeen, JobGone, SlurmLost and SlurmBack on the queue, changed or not: repeated events do no harm.
+
+    `pace()` returns the seconds to the next poll; while Slurm does not answer, the poller backs off by itself.
+    A job that has ended may have a successor that its launcher submitted, known by the run's `tag`; `handed()` returns
+    the newest launcher's handoff. `forgotten(job_id)` describes a job that Slurm no longer knows.
+    """
+
+    def __init__(
+        self,
+        slurm: Slurm,
+        clock: Clock,
+        out: queue.SimpleQueue[ev.Event],
+        pace: Callable[[], float],
+        tag: str = "",
+        handed: Callable[[], Handoff | None] = lambda: None,
+        forgotten: Callable[[int], ev.JobGone] | None = None,
+    ) -> None:
+        self._slurm = slurm
+        self._clock = clock
+        self._out = out
+        self._pace = pace
+        self._tag = tag
+        self._handed = handed
+        self._forgotten = forgotten or (lambda job_id: ev.JobGone(clock.now(), job_id))
+        self._job_id = 0
+        self._restarts = 0
+        self._nodes: tuple[str, ...] = ()
+        self._wake = threading.Event()
+        self._end = False
+        self._thread = threading.Thread(target=self._loop, name="slurm-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def follow(self, job_id: int, restarts: int, nodes: tuple[str, ...]) -> None:
+        """Set the job to poll, and what is known about it. Another job is polled at once."""
+        changed = (job_id, restarts) != (self._job_id, self._restarts)
+        self._job_id, self._restarts, self._nodes = job_id, restarts, nodes or self._nodes
+        if changed:
+            self._wake.set()
+
+    def look(self) -> None:
+        """Ask now, not only when the pace says."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        self._end = True
+        self._wake.set()
+
+    def _loop(self) -> None:
+        lost, forgotten, asked = 0, 0, 0
+        while not self._end:
+            self._wake.clear()
+            pace = self._pace()
+            job_id = self._job_id
+            if job_id != asked:
+                forgotten, asked = 0, job_id
+            if job_id:
+                try:
+                    event, forgotten = self._look(job_id, forgotten)
+                except Exception as error:  # refused, nonsense, a fault of ours: an operator that sees nothing is worse
+                    if not isinstance(error, TransomError):
+                        log.exception("looking at job %s", job_id)
+                    told = (error.why or error.what) if isinstance(error, TransomError) else repr(error)
+                    self._out.put(ev.SlurmLost(self._clock.now(), told))
+                    lost += 1
+                    pace = error.seconds if isinstance(error, CircuitOpen) else max(pace, backoff(lost))
+                else:
+                    if event is not None:
+                        self._out.put(event)
+                    if lost:
+                        self._out.put(ev.SlurmBack(self._clock.now()))
+                    lost = 0
+            self._wake.wait(pace)
+
+    def _look(self, job_id: int, forgotten: int) -> tuple[ev.Event | None, int]:
+        """What Slurm says of the job, and how often in a row it has not known it."""
+        try:
+            job = self._slurm.job(job_id)
+        except NoSuchJob:
+            job = None
+        if job is not None and self._tag and is_other_runs(job.comment, self._tag):
+            job = None
+        if job is None or (job.state.ended and job.state is not JobState.COMPLETED):
+            successor = self._successor(job_id)
+            if successor is not None:
+                return self._seen(successor, succeeds=job_id), 0
+        if job is not None:
+            return self._seen(job), 0
+        gone = forgotten + 1 >= FORGOTTEN_AFTER
+        return (self._forgotten(job_id) if gone else None), forgotten + 1
+
+    def _successor(self, job_id: int) -> Job | None:
+        """The job that replaces this one. A held job counts if its launcher has recorded it: otherwise its submission
+        was cut off, and a restart releases it."""
+        if not self._tag:
+            return None
+        told = self._handed()
+        for job in sorted(self._slurm.jobs(), key=lambda job: job.job_id):
+            never = job.state is JobState.CANCELLED and not job.nodes
+            known = not job.held or (told is not None and told.job_id == job.job_id)
+            if known and not never and (replaces_job(job.comment, self._tag, job_id) or _is(told, job, job_id)):
+                return job
+        return None
+
+    def _seen(self, job: Job, succeeds: int = 0) -> ev.JobSeen:
+        lost: tuple[str, ...] = ()
+        if (succeeds or job.restarts > self._restarts) and job.state is JobState.PENDING and self._nodes:
+            try:
+                lost = tuple(n.name for n in self._slurm.nodes(self._nodes) if not n.usable)
+            except TransomError:
+                lost = ()
+        seen = replace(job_seen(self._clock.now(), job, lost), succeeds=succeeds)
+        told = self._handed() if seen.held or job.restarts > self._restarts else None
+        if told is None or told.start != (job.job_id, job.restarts):
+            return seen
+        held_why = told.why if seen.held and told.how == "held" else ""
+        return replace(seen, held_why=held_why, by_launcher=told.how == "requeued")
+
+
+def _is(told: Handoff | None, job: Job, old: int) -> bool:
+    """Return whether this is the job that the launcher of job `old` says it submitted as its successor."""
+    if told is None or told.job_id != job.job_id or job.job_id == old:
+        return False
+    return parse_attempt(told.attempt)[0] == old
+
+
+def job_seen(now: float, job: Job, lost: tuple[str, ...] = ()) -> ev.JobSeen:
+    return ev.JobSeen(
+        now,
+        job.job_id,
+        job.restarts,
+        job.state.value,
+        completing=job.completing,
+        held=job.held and job.state is JobState.PENDING,
+        reason=job.reason,
+        nodes=job.nodes,
+        batch_host=job.batch_host,
+        exit_code=job.exit_code if job.state.ended else None,
+        exit_signal=job.exit_signal if job.state.ended else None,
+        lost_nodes=lost,
+        suspended_at=job.suspended_at,
+    )
+
+
+log = logging.getLogger("transom.forgotten")
+
+
+class ForgottenJobs:
+    """Describes jobs that Slurm no longer knows, with how they ended if accounting knows.
+
+    Accounting is queried once per job: a query without a result may take until its deadline, and another one finds no
+    more.
+    """
+
+    def __init__(self, run: RunDir, slurm: Slurm, clock: Clock, since: float) -> None:
+        """since: when the run began, in seconds since the epoch."""
+        self._run, self._slurm, self._clock, self._since = run, slurm, clock, since
+        self._told: dict[int, JobGone] = {}
+
+    def __call__(self, job_id: int) -> JobGone:
+        if job_id not in self._told:
+            self._told[job_id] = self._ask(job_id)
+        told = self._told[job_id]
+        return replace(told, at=self._clock.now())
+
+    def _ask(self, job_id: int) -> JobGone:
+        last = self._last(job_id)
+        end = end_from_accounting(self._slurm, last, self._since, run_tag(self._run.run_id))
+        if end is not None:
+            log.info("job %s is forgotten, and accounting tells: %s", job_id, end)
+            how = (end.state.value, end.exit_code, end.exit_signal, user_name(end.by), "accounting")
+            return JobGone(0.0, job_id, *how)
+        text, _ = tail_of(self._run.job_log(last))
+        if was_cancelled(text.decode(errors="replace"), last):
+            return JobGone(0.0, job_id, "CANCELLED", source="the job's log")
+        return JobGone(0.0, job_id)
+
+    def _last(self, job_id: int) -> int:
+        """Its launcher, alone, may have submitted another in its place, and cancelled it for that."""
+        handed = newest_handoff(self._run)
+        ours = handed is not None and parse_attempt(handed.attempt)[0] == job_id
+        return handed.job_id if handed is not None and ours else job_id

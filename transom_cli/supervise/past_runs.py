@@ -1,0 +1,69 @@
+"""What a run prints while all is well, kept for the runs after it: templates of its log lines, in its own directory.
+
+Written by the operator once the run is done, when nobody waits for it any more. Read where a failure is one that no
+rule knows: a line that resembles one of an earlier run of the same name is not new.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+from transom_cli.core.log_lines import log_order
+from transom_cli.diagnose.unknown.store import load, mine_logs, save
+from transom_cli.diagnose.unknown.templates import Templates
+from transom_cli.errors import TransomError
+from transom_cli.layout import AttemptDir, RunDir, parse_attempt
+
+log = logging.getLogger("transom.operator")
+
+READ = 2  # logs of the last launch: of each some megabytes
+RUNS = 3  # runs before this one
+_ID = re.compile(r"(?P<name>.+)-(?P<stamp>\d{8}-\d{6})-[0-9a-f]{4}")
+
+
+def remember(run: RunDir) -> None:
+    """Keep what the last launch of a run that is done has printed. It is for comparison alone: no error is raised."""
+    try:
+        logs = _last_logs(run)
+        if logs:
+            save(run.templates, mine_logs(logs))
+    except OSError as error:
+        log.warning("what the run printed is not kept for the next one: %s", error)
+
+
+def of_past_runs(run: RunDir) -> Templates:
+    """Of the newest runs of the same name that were begun before this one."""
+    own = _ID.fullmatch(run.run_id)
+    if own is None:
+        return Templates()
+    try:
+        beside = [path for path in run.path.parent.iterdir() if path.name < run.run_id]
+    except OSError:
+        return Templates()
+    found = Templates()
+    names = ((path, _ID.fullmatch(path.name)) for path in sorted(beside, key=lambda path: path.name, reverse=True))
+    former = [path for path, match in names if match is not None and match["name"] == own["name"]]
+    kept = [RunDir(path).templates for path in former if RunDir(path).templates.exists()]
+    for path in kept[:RUNS]:
+        try:
+            found = found.merge(load(path))
+        except (OSError, TransomError) as error:
+            words = error.what if isinstance(error, TransomError) else error
+            log.warning("what an earlier run printed cannot be read: %s", words)
+    return found
+
+
+def run_of(path: Path) -> RunDir | None:
+    """The run whose directory this is, or lies in."""
+    absolute = path.absolute()
+    return next((RunDir(p) for p in (absolute, *absolute.parents) if RunDir(p).settings.is_file()), None)
+
+
+def _last_logs(run: RunDir) -> list[Path]:
+    attempts = [AttemptDir(path) for path in run.attempts.iterdir() if re.fullmatch(r"\d+\.\d+", path.name)]
+    newest = max(attempts, key=lambda attempt: parse_attempt(attempt.name), default=None)
+    launches = [path for path in (newest.path / "logs").glob("*") if path.name.isdecimal()] if newest else []
+    last = max(launches, key=lambda path: int(path.name), default=None)
+    return sorted(last.glob("*.log"), key=lambda path: log_order(path.name, None))[:READ] if last is not None else []

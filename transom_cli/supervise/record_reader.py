@@ -1,0 +1,79 @@
+"""Reads a run directory into a `RunRecord`: the operator's journal through the core, and each launcher's files."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from transom_cli.core.events import Event
+from transom_cli.core.goodput import account, attempt_of, history
+from transom_cli.core.operator.job import held_words
+from transom_cli.core.operator.state import Phase, State
+from transom_cli.files import json_lines
+from transom_cli.layout import AttemptDir, RunDir, parse_attempt
+from transom_cli.supervise.handoff_record import attempt_numbers, newest_handoff
+from transom_cli.supervise.journal import fold
+from transom_cli.supervise.lease import operator_alive
+from transom_cli.supervise.run_record import Launcher, RunRecord
+
+WELL = ("pass", "unknown")  # verdicts that accuse no node
+
+
+def read_run_record(run: RunDir, now: float | None = None, *, patience: float = 0.0, gpus: int = 0) -> RunRecord:
+    """now: seconds since the epoch, the present where not given. patience: as in `view.read.read_view`.
+
+    gpus: of a node, 0 where it is not known. Raises JournalError.
+    """
+    now = time.time() if now is None else now
+    seen: list[tuple[Event, State]] = []
+    state = fold(run.journal, lambda _before, event, after: seen.append((event, after)), each_step=False).state
+    alive = not state.phase.over and operator_alive(run, patience=patience) is not None
+    attempts, launchers = [], []
+    for number in sorted(attempt_numbers(run)):
+        one = run.attempt(*number)
+        records = _lines(one.launcher_journal)
+        attempts.append(attempt_of(one.name, records, _lines(one.progress), _outcome(one)))
+        launchers.append(Launcher(one.name, tuple(records)))
+    told = history(seen, attempts, now, alive=alive)
+    events = tuple(event for event, _ in seen)
+    held = _held(run, state, alive)
+    return RunRecord(run.run_id, now, state, events, tuple(launchers), told, account(told), held, gpus)
+
+
+def read_findings(run: RunDir, node: str) -> tuple[tuple[float, str, str], ...]:
+    """What agents found against a node, in every attempt, oldest first: (seconds, attempt, words)."""
+    found = []
+    for number in sorted(attempt_numbers(run)):
+        attempt = run.attempt(*number)
+        for record in _lines(attempt.findings(node)):
+            wall, words, verdict = record.get("wall"), record.get("words"), record.get("verdict")
+            if isinstance(wall, (int, float)) and isinstance(words, str) and verdict not in WELL:
+                found.append((float(wall), attempt.name, f"{verdict}, {record.get('kind')}: {words}"))
+    return tuple(found)
+
+
+def _held(run: RunDir, state: State, alive: bool) -> str:
+    """Why it waits for a person: by the operator's word; or by that of a launcher which no operator has heard yet."""
+    if state.phase is Phase.HELD:
+        return state.verdict
+    handed = None if alive or state.phase.over else newest_handoff(run)
+    if handed is None or handed.how != "held" or parse_attempt(handed.attempt) < (state.job.id, state.job.restarts):
+        return ""
+    return held_words(handed.why)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        return list(json_lines(path.read_bytes()))
+    except OSError:
+        return []
+
+
+def _outcome(attempt: AttemptDir) -> dict[str, Any]:
+    try:
+        data = json.loads(attempt.outcome.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}

@@ -1,0 +1,168 @@
+"""Reads the logs of an attempt for the first cause: the tail of one rank's log, or of the job's own output."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from transom_cli.core.category import OWN_ERRORS
+from transom_cli.core.events import Examined
+from transom_cli.core.log_lines import clean, log_order
+from transom_cli.diagnose.clue import Category
+from transom_cli.diagnose.logs import matches
+from transom_cli.diagnose.logs.cause import CRIES, incidents
+from transom_cli.diagnose.logs.matches import Hit
+from transom_cli.diagnose.logs.rulebook import Level
+from transom_cli.diagnose.unknown.store import new_errors
+from transom_cli.layout import AttemptDir, RunDir, parse_attempt
+from transom_cli.supervise.agent.logs import hits_of_tail, last_line, rulebook, tail_of
+from transom_cli.supervise.past_runs import of_past_runs
+
+SETTLE = 2.0  # seconds for a log on a network file system to show its end
+UNKNOWN = Category.UNKNOWN.value
+LOOKED_AT = 4  # logs in which it is looked for what is new, where no rule knows why: of each some megabytes
+ALL = 64  # logs that are read at most
+
+
+def candidates(
+    run: RunDir, attempt: AttemptDir, rank: int | None, without: Collection[str] = frozenset()
+) -> list[Path]:
+    """The logs to read, best first: the rank that died first, then its fellows, then what the batch script printed.
+
+    The last one is shared by all attempts of a job. without: names of rank logs that have been read already.
+    """
+    launches = [p for p in (attempt.path / "logs").glob("*") if p.name.isdecimal()]
+    ranks: list[Path] = []
+    if launches:
+        launch = max(launches, key=lambda p: int(p.name))
+        unread = [p for p in launch.glob("*.log") if p.name not in without]
+        ranks = sorted(unread, key=lambda p: log_order(p.name, rank))
+    job_id, _ = parse_attempt(attempt.name)
+    return [*ranks[:ALL], run.job_log(job_id)]
+
+
+def examine(
+    key: str,
+    run: RunDir,
+    attempt: AttemptDir,
+    rank: int | None,
+    now: float,
+    asked: Sequence[Mapping[str, object]] = (),
+    since: int = 0,
+) -> Examined:
+    """What the rules make of them (`diagnose.logs.cause`), or the last line of the rank that died first.
+
+    The batch script's output counts only when no rank has said anything, and of it what is this attempt's
+    (`batchlog.of_attempt`). since: its length, in bytes, when an earlier attempt was over.
+    asked: what the nodes' own agents have read (see `agent.logs.read_cause`); only the other logs are read here.
+    """
+    deadline = time.monotonic() + SETTLE
+    heard, last, read = _heard(asked)
+    while True:
+        hits, said = list(heard), dict(last)
+        *ranks, batch = candidates(run, attempt, rank, read)
+        for path in ranks:
+            data, start = tail_of(path)
+            if data.strip():
+                hits += hits_of_tail(path, data, start)
+                said[path.name] = last_line(data)
+        if not said:
+            data, start = tail_of(batch)
+            data, start = data[max(0, since - start) :], max(since, start)
+            data = of_attempt(data, attempt.name)
+            if data.strip():
+                hits += hits_of_tail(batch, data, start)
+                said[batch.name] = last_line(error_in(data) or data)
+        if said:
+            told = _told(now, key, hits, said, rank)
+            return (
+                _with_new(told, run, candidates(run, attempt, rank)[:LOOKED_AT]) if told.category == UNKNOWN else told
+            )
+        if time.monotonic() >= deadline:
+            return Examined(now, key, UNKNOWN, "", "no log")
+        time.sleep(0.1)
+
+
+def _told(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str], rank: int | None) -> Examined:
+    """A step that was cancelled is no cause here: the rest of a failed launch is ended like that, and whether it
+    was the job is known from Slurm."""
+    lost = CRIES if _ended_without_a_cry(hits, said, rank) else ()
+    passed_over = (Category.SLURM_CANCELLED, *lost)
+    found = incidents([hit for hit in hits if hit.rule.category not in passed_over], died=rank)
+    if found:
+        root, category = found[0].root, found[0].category.value
+        if root.level < Level.ENDING and category in OWN_ERRORS:
+            category = UNKNOWN  # how a process ended is no word of its own: a stop needs evidence
+        return Examined(now, key, category, clean(root.record.text), root.file)
+    name = min(said, key=lambda name: log_order(name, rank))
+    return Examined(now, key, UNKNOWN, said[name], name)
+
+
+def _ended_without_a_cry(hits: Sequence[Hit], said: Mapping[str, str], rank: int | None) -> bool:
+    """Whether the rank that died first, with a log of its own, did not complain of the others: then they do of it."""
+    own = f"rank-{rank}.log"
+    return own in said and not any(Path(hit.file).name == own and hit.rule.category in CRIES for hit in hits)
+
+
+def _with_new(told: Examined, run: RunDir, paths: Sequence[Path]) -> Examined:
+    """Where no rule knows why: what is like nothing that this run or one before it has printed, rather than its last
+    line."""
+    try:
+        found = new_errors([path for path in paths if path.exists()], of_past_runs(run))
+    except OSError:
+        return told
+    if not found:
+        return told
+    first = found[0].first
+    return replace(told, line=f"unrecognised: {clean(first.text)}", where=Path(first.file).name)
+
+
+def _heard(asked: Sequence[Mapping[str, object]]) -> tuple[list[Hit], dict[str, str], set[str]]:
+    """What the agents' answers hold: hits, the logs' last lines, and the logs that were read for it. An answer that is
+    none is left out."""
+    hits: list[Hit] = []
+    last: dict[str, str] = {}
+    read: set[str] = set()
+    for answer in asked:
+        names, lines = answer.get("names"), answer.get("last")
+        if isinstance(names, list):
+            read |= {name for name in names if isinstance(name, str)}
+        if isinstance(lines, dict):
+            last.update({clean(str(name)): clean(str(line)) for name, line in lines.items()})
+        hits += matches.decode(answer.get("hits"), rulebook().by_name)
+    return hits, last, read
+
+
+OURS = b"transom: "  # how each of the launcher's lines begins
+LAUNCH = b"transom: launch %d of attempt %s: "
+_ANY_LAUNCH = b"transom: launch "
+_REQUEUED = b"DUE TO JOB REQUEUE ***"  # slurmstepd's last word for an attempt
+_ERROR, _HINT = b"error: ", b"hint: "  # how transom's commands print an error (`errors.TransomError`)
+
+
+def of_attempt(data: bytes, attempt: str) -> bytes:
+    """As many lines as `data` has, so that a line keeps its number; empty ones for those that do not count.
+
+    What is before the attempt's last launch does not; where it has begun none (the script failed before), what is
+    before the last line of an earlier attempt's launcher does not. Of a script without a launcher all is kept.
+    """
+    lines = data.split(b"\n")
+    first = max((n + 1 for n, line in enumerate(lines) if _REQUEUED in line), default=0)
+    launches = [n for n, line in enumerate(lines) if line.startswith(_ANY_LAUNCH)]
+    if launches:
+        ours = b" of attempt %s: " % attempt.encode() in lines[launches[-1]]
+        said = [n for n, line in enumerate(lines) if line.startswith(OURS)]
+        first = max(first, (launches if ours else said)[-1] + 1)
+    return b"\n".join(b"" if n < first or line.startswith(OURS) else line for n, line in enumerate(lines))
+
+
+def error_in(data: bytes) -> bytes:
+    """The line that says what went wrong, where one of transom's own errors is the end of it; else none."""
+    lines = [line for line in data.split(b"\n") if line.strip()]
+    at = max((n for n, line in enumerate(lines) if line.startswith(_ERROR)), default=-1)
+    rest = lines[at + 1 :]
+    if at < 0 or not all(line.startswith((b" ", _HINT)) for line in rest):
+        return b""
+    return lines[at].removeprefix(_ERROR)

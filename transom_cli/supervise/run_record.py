@@ -1,0 +1,238 @@
+"""What a run's journals say together: incidents of operator and launchers, and attempts. Pure.
+
+An operator that was away reads a launcher's words late; here each has the time at which the launcher wrote it. What no
+operator heard of is an incident all the same, by the launcher's own name for it (7.0/l1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transom_cli.core import events as ev
+from transom_cli.core import goodput
+from transom_cli.core.codec import BadRecord, build
+from transom_cli.core.events import Event, HealSeen
+from transom_cli.core.goodput import NS, Account, History
+from transom_cli.core.incident import Diagnosis, Incident, Mark, Stage
+from transom_cli.core.operator.state import State
+from transom_cli.layout import attempt_name, parse_attempt
+
+LATE = 5.0  # seconds after which the operator was not there to hear it at once
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The journal of one attempt's launcher: JSON objects as they stand there."""
+
+    attempt: str
+    records: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """now: seconds. held: why the job waits for a person, "" if it does not. gpus: a node's, 0: not known."""
+
+    run_id: str
+    now: float
+    state: State
+    events: tuple[Event, ...]
+    launchers: tuple[Launcher, ...]  # oldest first
+    history: History
+    account: Account
+    held: str = ""
+    gpus: int = 0
+
+
+def incidents(book: RunRecord) -> tuple[Incident, ...]:
+    """Oldest first."""
+    state = book.state
+    heard = (*state.incidents, *((state.incident,) if state.incident is not None else ()))
+    written = {launcher.attempt: _written(launcher) for launcher in book.launchers}
+    own = [_in_time(incident, written.get(incident.attempt, {})) for incident in sorted(heard, key=lambda i: i.began)]
+    known = {(i.attempt, m.words) for i in heard for m in i.marks if m.what == "seen"}
+    alone = [i for launcher in book.launchers for i in _alone(launcher, known)]
+    return tuple(sorted((*own, *alone), key=lambda i: i.began))
+
+
+def heals(records: tuple[Mapping[str, Any], ...], attempt: str) -> Iterator[HealSeen]:
+    """The launcher's story, at its own times."""
+    for record in records:
+        wall = record.get("wall")
+        if record.get("type") == "heal" and isinstance(wall, (int, float)):
+            try:
+                yield build(HealSeen, {**record, "at": float(wall), "attempt": attempt})
+            except BadRecord:
+                continue  # another version's
+
+
+def _written(launcher: Launcher) -> dict[tuple[str, str], list[float]]:
+    """When the launcher said what, and in which words."""
+    written: dict[tuple[str, str], list[float]] = {}
+    for told in heals(launcher.records, launcher.attempt):
+        written.setdefault((told.what, told.words), []).append(told.at)
+    return written
+
+
+def _in_time(incident: Incident, written: Mapping[tuple[str, str], list[float]]) -> Incident:
+    """Takes from `written` what it has used: a launcher says the same words of one fault after the other."""
+
+    def right(mark: Mark) -> Mark:
+        times = written.get((mark.what, mark.words), [])
+        at_once = [at for at in times if abs(mark.at - at) <= LATE]
+        earlier = [at for at in times if at < mark.at]
+        if not at_once and not earlier:
+            return mark
+        at = at_once[0] if at_once else earlier[0]
+        times.remove(at)
+        return mark if at_once else replace(mark, at=at)
+
+    marks = tuple(map(right, incident.marks))
+    began = min((incident.began, *(m.at for m in marks)))
+    return replace(incident, marks=marks, began=began)
+
+
+def _alone(launcher: Launcher, known: set[tuple[str, str]]) -> Iterator[Incident]:
+    """What the launcher took up, and no operator heard of."""
+    job_id, restarts = parse_attempt(launcher.attempt)
+    found: dict[str, Incident] = {}
+    for told in heals(launcher.records, launcher.attempt):
+        name = told.incident
+        if told.what == "seen" and name and (launcher.attempt, told.words) not in known and name not in found:
+            found[name] = Incident(f"{launcher.attempt}/{name}", job_id, restarts, told.at, -1, Stage.HEALING)
+        if name not in found:
+            continue
+        one = found[name]
+        if told.what == "diagnosed":
+            diagnosis = Diagnosis(told.cause, told.words, told.nodes, False, "none", True, decided=told.decided)
+            one = replace(one, diagnosis=diagnosis)
+        if told.what == "recovered":
+            one = replace(one, stage=Stage.CLOSED, result="recovered", ended_at=told.at)
+        found[name] = replace(one, marks=(*one.marks, Mark(told.at, told.what, told.words)))
+    ended = next((r for r in launcher.records if r.get("type") == "outcome"), None)
+    for one in found.values():
+        yield _handed_up(one, ended) if not one.result and ended is not None else one
+
+
+def _handed_up(incident: Incident, outcome: Mapping[str, Any]) -> Incident:
+    wall = outcome.get("wall")
+    at = float(wall) if isinstance(wall, (int, float)) else incident.began
+    marks = (*incident.marks, Mark(at, "handed_up", str(outcome.get("why", ""))))
+    return replace(incident, stage=Stage.CLOSED, result="handed up", ended_at=at, marks=marks)
+
+
+NO_OUTCOME = "nothing tells how it ended"
+
+
+@dataclass(frozen=True)
+class AttemptSummary:
+    """Times are seconds of the wall clock, None: not known. nodes: of its allocation. launches: (number, when).
+
+    status: done, failed, left or stopped, as its launcher says; "" where none did. words: how it ended. exit_code: of
+    its launcher. runs: no end of it is known. incident: for which the operator gave it up, with its diagnosis.
+    """
+
+    name: str
+    began: float | None = None
+    ended: float | None = None
+    nodes: tuple[str, ...] = ()
+    launches: tuple[tuple[int, float], ...] = ()
+    status: str = ""
+    words: str = ""
+    exit_code: int | None = None
+    runs: bool = False
+    incident: str = ""
+    incident_words: str = ""
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """Job id and restart count."""
+        return parse_attempt(self.name)
+
+
+def attempt_summaries(book: RunRecord) -> tuple[AttemptSummary, ...]:
+    """Oldest first."""
+    written = {launcher.attempt: launcher.records for launcher in book.launchers}
+    seen = _Seen(book)
+    newest = max((parse_attempt(one.name) for one in book.history.attempts), default=None)
+    told = (_told(one, written.get(one.name, ()), seen) for one in book.history.attempts)
+    return tuple(_open(one, book) if one.ended is None and one.number == newest else one for one in told)
+
+
+def job_ids(book: RunRecord) -> tuple[int, ...]:
+    """Every job that the run is known to have had, whether it ever began or not."""
+    kinds = (ev.Submitted, ev.Restarted, ev.JobSeen)
+    seen = [event.job_id for event in book.events if isinstance(event, kinds)]
+    return tuple(sorted({*seen, *(parse_attempt(one.name)[0] for one in book.history.attempts)}))
+
+
+class _Seen:
+    """What the operator saw, by attempt."""
+
+    def __init__(self, book: RunRecord) -> None:
+        self._first: dict[tuple[int, int], float] = {}  # when each start was first heard of
+        self._over: dict[tuple[int, int], float] = {}
+        self._gone: dict[int, float] = {}
+        self.nodes: dict[str, tuple[str, ...]] = {}
+        self.why: dict[str, str] = {}
+        for e in book.events:
+            self._hear(e)
+        known = [(i, i.diagnosis.words) for i in incidents(book) if i.diagnosis is not None]
+        diagnosed = {i.attempt: words for i, words in known}
+        self.given_up = {i.attempt: (i.id, words) for i, words in known if any(m.what == "requeued" for m in i.marks)}
+        state = book.state
+        if state.phase.over and state.verdict:
+            diagnosed[state.attempt] = state.verdict
+        self.why = {**diagnosed, **self.why}
+
+    def _hear(self, e: ev.Event) -> None:
+        if isinstance(e, ev.JobSeen | ev.Restarted):
+            number = (e.job_id, e.restarts)
+            self._first.setdefault(number, e.at)
+            if isinstance(e, ev.JobSeen) and e.ended:
+                self._over.setdefault(number, e.at)
+            if isinstance(e, ev.JobSeen) and e.state == "RUNNING":
+                self.nodes.setdefault(attempt_name(*number), e.nodes)
+        elif isinstance(e, ev.JobGone):
+            self._gone.setdefault(e.job_id, e.at)
+        elif isinstance(e, ev.LaunchSeen) and e.launch == 0:
+            self.nodes[e.attempt] = (*e.nodes, *e.idle)
+        elif isinstance(e, ev.OutcomeSeen):
+            self.why[e.attempt] = e.why
+
+    def ended(self, number: tuple[int, int]) -> float | None:
+        """When this start was seen to be over, or there was a later one."""
+        told = [at for other, at in self._first.items() if other > number]
+        told += [at for at in (self._over.get(number), self._gone.get(number[0])) if at is not None]
+        return min(told, default=None)
+
+
+def _told(one: goodput.Attempt, records: Iterable[Mapping[str, Any]], seen: _Seen) -> AttemptSummary:
+    """The launcher's own nodes come first: Slurm drops the nodes of a completing job one by one."""
+    outcome, written = _newest(records, "outcome"), _newest(records, "attempt").get("nodes")
+    code, (incident, why) = outcome.get("exit_code"), seen.given_up.get(one.name, ("", ""))
+    return AttemptSummary(
+        name=one.name,
+        began=one.began / NS if one.began is not None else None,
+        ended=one.ended / NS if one.ended is not None else seen.ended(parse_attempt(one.name)),
+        nodes=tuple(map(str, written)) if isinstance(written, list) else seen.nodes.get(one.name, ()),
+        launches=tuple((launch.number, launch.at / NS) for launch in one.launches if one.launcher),
+        status=one.status,
+        words=str(outcome.get("why", "")) or seen.why.get(one.name, NO_OUTCOME),
+        exit_code=code if isinstance(code, int) else None,
+        incident=incident,
+        incident_words=why,
+    )
+
+
+def _open(one: AttemptSummary, book: RunRecord) -> AttemptSummary:
+    state = book.state
+    if state.phase.over:
+        return one
+    runs = state.attempt == one.name and state.job.state == "RUNNING"
+    return replace(one, runs=True, words="it runs" if runs else "no end of it is known")
+
+
+def _newest(records: Iterable[Mapping[str, Any]], kind: str) -> Mapping[str, Any]:
+    return next((r for r in reversed(list(records)) if r.get("type") == kind), {})
