@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from transom_cli.core.events import NodeFault
-from transom_cli.core.launcher import Checked, CheckNodes, Faulty, Heard
+from transom_cli.core.launcher import CheckNodes, Event, FaultsFound, NodesChecked
 from transom_cli.health.check import HealthOptions, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.report import Report
@@ -34,7 +34,7 @@ class Case:
             self.run, "srun", ("true",), (sys.executable,), checkpoints=self.run.checkpoints,
             health=HealthOptions(preflight="quick", deep_budget=99.0, off=("load",), limits=(("x", 2.0),)),
         )  # fmt: skip
-        self.inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.asked: list[tuple[int, tuple[str, ...], HealthRequest]] = []
         self._report = report
 
@@ -44,7 +44,7 @@ class Case:
             raise self._report
         return self._report
 
-    def check(self, order: CheckNodes) -> Heard:
+    def check(self, order: CheckNodes) -> Event:
         examining = Examining(ALLOCATION, self.options, self.attempt, self.inbox, {}, self.examine)
         examining.check(order)
         return self.inbox.get(timeout=10)
@@ -60,7 +60,7 @@ def test_bad_findings_become_faults_and_all_of_them_a_file(tmp_path: Path) -> No
     unknown = Finding("mounts", Verdict.UNKNOWN, "n1", "no answer")
     case = Case(tmp_path, report(well, odd, unknown, fail))
     heard = case.check(CheckNodes("preflight", NODES, "quick"))
-    assert isinstance(heard, Checked)
+    assert isinstance(heard, NodesChecked)
     assert heard.faults == (NodeFault("n2", "gpu_rows", "FAIL", "row remap\\x1b[31m failed", "repair", "GPU-1", "165"),)
     assert heard.words.startswith("2 nodes checked in 2.5 s, n2 bad (gpu_rows: row remap")
     assert "1 to monitor, 1 check without a result" in heard.words
@@ -89,7 +89,7 @@ def test_what_is_asked_is_about_this_attempt(tmp_path: Path) -> None:
 
 def test_an_examination_that_breaks_speaks_against_nobody(tmp_path: Path) -> None:
     heard = Case(tmp_path, RuntimeError("ours")).check(CheckNodes("preflight", NODES, "quick"))
-    assert isinstance(heard, Checked) and heard.faults == () and "ours" in heard.words
+    assert isinstance(heard, NodesChecked) and heard.faults == () and "ours" in heard.words
 
 
 def test_agents_share_the_jobs_gpus_only_where_there_are_any(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def tables(alarms: int) -> dict[str, NodeTable]:
 
 
 def test_an_agent_is_asked_once_for_what_its_table_tells_of_and_speaks_for_its_own_node() -> None:
-    inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
     agent = Agent({"ok": True, "faults": [FAULT, {"verdict": "PASS"}, 7]})
     watch = FaultWatch(inbox, agent)
     watch.look(tables(0), 1.0)
@@ -130,7 +130,7 @@ def test_an_agent_is_asked_once_for_what_its_table_tells_of_and_speaks_for_its_o
         watch.look(tables(1), at)
     agent.go.set()
     heard = inbox.get(timeout=10)
-    assert isinstance(heard, Faulty)
+    assert isinstance(heard, FaultsFound)
     assert heard.faults == (NodeFault("n1", "kernel", "FAIL", "Xid 79\\x1b]0;", "reboot"),)
     assert agent.asked == 1
 
@@ -152,7 +152,7 @@ def test_not_all_nodes_are_asked_at_once() -> None:
 
 
 def test_an_agent_that_does_not_answer_is_asked_again_later() -> None:
-    inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
     agent = Agent({"error": "no answer"}, {"ok": True, "faults": [FAULT]})
     agent.go.set()
     watch = FaultWatch(inbox, agent)
@@ -162,4 +162,4 @@ def test_an_agent_that_does_not_answer_is_asked_again_later() -> None:
     watch.look(tables(1), 2.0)
     assert agent.asked == 1
     watch.look(tables(1), 7.0)
-    assert isinstance(inbox.get(timeout=10), Faulty)
+    assert isinstance(inbox.get(timeout=10), FaultsFound)

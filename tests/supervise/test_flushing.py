@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from transom_cli.core.launcher import Flushing
+from transom_cli.core.launcher import CheckpointPlanned
 from transom_cli.supervise.launcher.flushing import agree
 
 
@@ -31,7 +31,7 @@ class Nodes:
 
 def test_the_step_lies_ahead_of_all_ranks() -> None:
     nodes = Nodes(pace=3)
-    assert agree(nodes.ask, 4, 2, step_time=0.1) == Flushing(0.0, 4, 103 + 2 + 15, keeps=True)
+    assert agree(nodes.ask, 4, 2, step_time=0.1) == CheckpointPlanned(0.0, 4, 103 + 2 + 15, keeps=True)
     assert nodes.orders == [120] and nodes.step < 120
 
 

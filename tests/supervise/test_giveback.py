@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from transom_cli.core.launcher import LadderState
+from transom_cli.core.launcher import Nodes, State
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmRefused, SlurmUnknown, Submission
 from transom_cli.supervise.launcher import giveback
@@ -52,7 +52,7 @@ class World:
         self, carrying: Sequence[int], draining: Sequence[int], left: Callable[[str], bool] = lambda _: False
     ) -> None:
         names = [tuple(self.nodes[n] for n in numbers) for numbers in (carrying, draining)]
-        self.back.look(LadderState(self.job, 0, self.nodes, 2, 1, nodes=names[0], draining=names[1]), left)
+        self.back.look(State(self.job, 0, Nodes(self.nodes, 2, training=names[0], draining=names[1]), 1), left)
 
     def settle(self, lines: int) -> list[str]:
         deadline = time.monotonic() + 10

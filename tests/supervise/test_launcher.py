@@ -16,7 +16,7 @@ import pytest
 
 from transom_cli.bootstrap import slurm as bootstrap
 from transom_cli.ckpt import fence
-from transom_cli.core.launcher import Ended
+from transom_cli.core.launcher import LaunchEnded
 from transom_cli.core.policy import Rule
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
@@ -49,8 +49,8 @@ class TwoFacedAgents:
     def start(self) -> None:
         raise OSError(28, "No space left on device")
 
-    def end(self, launch: int, nodes: tuple[str, ...], grace: float, incident: str) -> Ended:
-        return Ended(0.0, launch)
+    def end(self, launch: int, nodes: tuple[str, ...], grace: float, incident: str) -> LaunchEnded:
+        return LaunchEnded(0.0, launch)
 
     def logs(self, *_: object) -> list[dict[str, object]]:
         return []
@@ -189,10 +189,10 @@ def test_a_warning_that_comes_while_a_launch_is_being_ended_is_kept_for_the_next
     codes += [7, 0]
     sent: list[tuple[int, int]] = []
 
-    def end(agents: TwoFacedAgents, launch: int, nodes: tuple[str, ...], grace: float, incident: str) -> Ended:
+    def end(agents: TwoFacedAgents, launch: int, nodes: tuple[str, ...], grace: float, incident: str) -> LaunchEnded:
         os.kill(os.getpid(), signal.SIGUSR2)
         time.sleep(0.3)
-        return Ended(0.0, launch)
+        return LaunchEnded(0.0, launch)
 
     monkeypatch.setattr(TwoFacedAgents, "end", end)
     monkeypatch.setattr(sys.modules[__name__], "RANK", RANK.replace("sleep(0.1)", "sleep(1.5)"))  # several looks long

@@ -11,7 +11,7 @@ import pytest
 from transom_cli.bootstrap import slurm as bootstrap
 from transom_cli.ckpt.restore.setback import read as setbacks
 from transom_cli.core.events import RankExit
-from transom_cli.core.launcher import THIS_LAUNCHER, End, Ended, GoBack, Heard, NotStarted, Start
+from transom_cli.core.launcher import THIS_LAUNCHER, EndLaunch, Event, LaunchEnded, RollBack, StartFailed, StartLaunch
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.supervise.launcher.agents import Agents
@@ -41,18 +41,18 @@ class Step(TrainingStep):
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LaunchHands, Agents, queue.SimpleQueue[Heard]]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LaunchHands, Agents, queue.SimpleQueue[Event]]:
     monkeypatch.setattr(bootstrap, "launcher_slurm", FakeSlurm)
     run, allocation = RunDir(tmp_path), Allocation(7, 0, NODES)
     options = LaunchOptions(run, "srun", ("true",), (sys.executable,))
-    inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
     agents = Agents(allocation, options, run.attempt(7, 0), lambda *_, **__: None, lambda: False)
     hands = LaunchHands(allocation, options, run.attempt(7, 0), agents, inbox, lambda *_, **__: None)
     hands._nodes, hands.step = NODES, Step()
     return hands, agents, inbox
 
 
-World = tuple[LaunchHands, Agents, "queue.SimpleQueue[Heard]"]
+World = tuple[LaunchHands, Agents, "queue.SimpleQueue[Event]"]
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, asked: list[tuple[str, str]]) -> None:
@@ -65,9 +65,9 @@ def answers(monkeypatch: pytest.MonkeyPatch, asked: list[tuple[str, str]]) -> No
     monkeypatch.setattr(Agents, "_ask", ask)
 
 
-def ended(inbox: queue.SimpleQueue[Heard]) -> Ended:
+def ended(inbox: queue.SimpleQueue[Event]) -> LaunchEnded:
     told = inbox.get(timeout=10)
-    assert isinstance(told, Ended)
+    assert isinstance(told, LaunchEnded)
     return told
 
 
@@ -75,7 +75,7 @@ def test_an_srun_that_does_not_end_is_no_nodes_fault(world: World, monkeypatch: 
     hands, _, inbox = world
     answers(monkeypatch, [])
     hands.step = step = Step(ends=False)
-    hands.end(End(0, "l1", evidence=False))
+    hands.end(EndLaunch(0, "l1", evidence=False))
     assert ended(inbox).survivors == ((THIS_LAUNCHER, "srun of launch 0"),)
     assert step.killed
 
@@ -83,11 +83,11 @@ def test_an_srun_that_does_not_end_is_no_nodes_fault(world: World, monkeypatch: 
 def test_a_fault_of_ours_is_no_nodes_fault(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     hands, agents, inbox = world
 
-    def end(*_: object) -> Ended:
+    def end(*_: object) -> LaunchEnded:
         raise RuntimeError("no thread can be started")
 
     monkeypatch.setattr(agents, "end", end)
-    hands.end(End(0, "l1", evidence=False))
+    hands.end(EndLaunch(0, "l1", evidence=False))
     ((node, words),) = ended(inbox).survivors
     assert node == THIS_LAUNCHER and "no thread can be started" in words
 
@@ -99,8 +99,8 @@ def test_without_room_for_evidence_the_launch_is_ended_all_the_same(
     asked: list[tuple[str, str]] = []
     answers(monkeypatch, asked)
     (tmp_path / "attempts").write_text("in the way")  # nothing can be made below it
-    hands.end(End(0, "l1", evidence=True))
-    assert ended(inbox) == Ended(0.0, 0)
+    hands.end(EndLaunch(0, "l1", evidence=True))
+    assert ended(inbox) == LaunchEnded(0.0, 0)
     assert sorted(asked[2:]) == [(node, "end") for node in NODES]
 
 
@@ -109,8 +109,8 @@ def test_evidence_that_fails_is_told_and_the_launch_is_ended(world: World, monke
     asked: list[tuple[str, str]] = []
     answers(monkeypatch, asked)
     monkeypatch.setattr(agents, "evidence", lambda *_: 1 / 0)
-    hands.end(End(0, "l1", evidence=True))
-    assert ended(inbox) == Ended(0.0, 0, evidence=("no evidence: ZeroDivisionError('division by zero')",))
+    hands.end(EndLaunch(0, "l1", evidence=True))
+    assert ended(inbox) == LaunchEnded(0.0, 0, evidence=("no evidence: ZeroDivisionError('division by zero')",))
     assert sorted(asked) == [(node, "end") for node in NODES]
 
 
@@ -128,7 +128,7 @@ def test_who_the_others_wait_for_is_told_before_what_each_did(
         return ("rank 0 on n1, state T",)
 
     monkeypatch.setattr(agents, "evidence", evidence)
-    hands.end(End(0, "l1", evidence=True))
+    hands.end(EndLaunch(0, "l1", evidence=True))
     first, second = ended(inbox).evidence
     assert first.startswith("non-communication hang: rank 0 is stopped (state T") and second == "rank 0 on n1, state T"
 
@@ -139,16 +139,16 @@ def test_exit_records_that_cannot_be_read_do_not_make_a_launch_live_on(
     hands, _, inbox = world
     answers(monkeypatch, [])
     hands.step = Step(error=OSError(116, "Stale file handle"))
-    hands.end(End(0, "l1", evidence=False))
-    assert ended(inbox) == Ended(0.0, 0)
+    hands.end(EndLaunch(0, "l1", evidence=False))
+    assert ended(inbox) == LaunchEnded(0.0, 0)
 
 
 def test_an_srun_that_would_wait_for_a_silent_node_is_killed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     hands, _, inbox = world
     monkeypatch.setattr(Agents, "_ask", lambda _, node, *__: {"ok": True} if node == "n1" else {"error": "late"})
     hands.step = step = Step(ends=False)
-    hands.end(End(0, "l1", evidence=False))
-    assert ended(inbox) == Ended(0.0, 0, unheard=("n2",)) and step.killed
+    hands.end(EndLaunch(0, "l1", evidence=False))
+    assert ended(inbox) == LaunchEnded(0.0, 0, unheard=("n2",)) and step.killed
     assert (hands.leftovers.on("n1"), hands.leftovers.on("n2")) == (False, True)
     hands.leftovers.stop()
 
@@ -158,7 +158,7 @@ def test_what_is_set_back_is_on_disk_before_the_next_launch(
 ) -> None:
     hands, _, _ = world
     monkeypatch.chdir(tmp_path)
-    hands.go_back(GoBack(3, 20, (21, 30), "nan_loss"))
+    hands.go_back(RollBack(3, 20, (21, 30), "nan_loss"))
     (told,) = setbacks(Path("checkpoints"))
     assert (told.launch, told.to, told.skip, told.why) == ("7.0.3", 20, (21, 30), "nan_loss")
     assert Path("checkpoints/.fence").read_text().strip() == "7.0.3", "what lives on of older launches is kept out"
@@ -171,7 +171,7 @@ def test_a_launch_that_cannot_be_set_back_is_not_started(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/.setbacks").write_text("{torn")
-    hands.go_back(GoBack(3, 20, None, "nan_loss"))
-    assert hands.start(Start(3, NODES)) is None
+    hands.go_back(RollBack(3, 20, None, "nan_loss"))
+    assert hands.start(StartLaunch(3, NODES)) is None
     told = inbox.get(timeout=1)
-    assert isinstance(told, NotStarted) and "cannot be set back to step 20" in told.words
+    assert isinstance(told, StartFailed) and "cannot be set back to step 20" in told.words

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from transom_cli.core.launcher import THIS_LAUNCHER, Ended
+from transom_cli.core.launcher import THIS_LAUNCHER, LaunchEnded
 from transom_cli.supervise.launcher import leftovers
 from transom_cli.supervise.launcher.leftovers import Leftovers
 
@@ -18,14 +18,14 @@ NODES = ("n1", "n2", "n3")
 class Agents:
     """Those of each node answer an end order as is planned for them, one after the other; then that nothing is left."""
 
-    def __init__(self, **plan: list[Ended | Exception]) -> None:
+    def __init__(self, **plan: list[LaunchEnded | Exception]) -> None:
         self._plan, self.asked, self.told = plan, list[tuple[int, tuple[str, ...], float]](), list[dict[str, Any]]()
         self.done = threading.Event()
 
-    def end(self, launch: int, nodes: tuple[str, ...], grace: float) -> Ended:
+    def end(self, launch: int, nodes: tuple[str, ...], grace: float) -> LaunchEnded:
         self.asked.append((launch, nodes, grace))
         answers = self._plan.get(nodes[0], [])
-        answer = answers.pop(0) if answers else Ended(0.0, launch)
+        answer = answers.pop(0) if answers else LaunchEnded(0.0, launch)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -42,7 +42,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_node_that_answers_again_is_freed_of_the_launch_that_it_missed_the_end_of() -> None:
-    late = Ended(0.0, 0, unheard=("n2",))
+    late = LaunchEnded(0.0, 0, unheard=("n2",))
     agents = Agents(n2=[late, RuntimeError("no thread"), late])
     left = Leftovers(agents.end, agents.journal)
     left.left(0, late, NODES)
@@ -57,7 +57,7 @@ def test_a_node_that_answers_again_is_freed_of_the_launch_that_it_missed_the_end
 
 
 def test_what_lives_on_is_told_once_and_tried_again() -> None:
-    stuck = Ended(0.0, 1, survivors=(("n3", "process 5 (python, D)"),))
+    stuck = LaunchEnded(0.0, 1, survivors=(("n3", "process 5 (python, D)"),))
     agents = Agents(n3=[stuck, stuck, stuck])
     left = Leftovers(agents.end, agents.journal)
     left.left(1, stuck, NODES)
@@ -71,7 +71,7 @@ def test_what_lives_on_is_told_once_and_tried_again() -> None:
 def test_what_this_launcher_could_not_do_is_on_no_node() -> None:
     agents = Agents()
     left = Leftovers(agents.end, agents.journal)
-    left.left(0, Ended(0.0, 0, survivors=((THIS_LAUNCHER, "srun of launch 0"),)), NODES)
+    left.left(0, LaunchEnded(0.0, 0, survivors=((THIS_LAUNCHER, "srun of launch 0"),)), NODES)
     time.sleep(0.2)
     assert agents.asked == []
 
@@ -80,6 +80,6 @@ def test_after_the_attempt_nothing_is_tried() -> None:
     agents = Agents()
     left = Leftovers(agents.end, agents.journal)
     left.stop()
-    left.left(0, Ended(0.0, 0, unheard=("n2",)), NODES)
+    left.left(0, LaunchEnded(0.0, 0, unheard=("n2",)), NODES)
     time.sleep(0.2)
     assert agents.asked == []

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from transom_cli.core.launcher import Draining, Heard, Spare
+from transom_cli.core.launcher import Event, NodesDraining, SpareChecked
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import Node, SlurmUnknown
 from transom_cli.supervise.launcher import nodewatch
@@ -16,7 +16,7 @@ from transom_cli.supervise.launcher.nodewatch import NodeWatch
 
 
 @pytest.fixture
-def inbox(monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[Heard]:
+def inbox(monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[Event]:
     monkeypatch.setattr(nodewatch, "DRAIN_EVERY", 0.05)
     monkeypatch.setattr(nodewatch, "SPARE_EVERY", 0.05)
     monkeypatch.setattr(nodewatch, "WARM_EVERY", 0.05)
@@ -28,20 +28,20 @@ def nothing(_: str) -> dict[str, object]:
 
 
 def test_a_spare_is_ready_once_its_agent_answers_and_given_up_when_it_does_not(
-    inbox: queue.SimpleQueue[Heard],
+    inbox: queue.SimpleQueue[Event],
 ) -> None:
     answers: list[dict[str, object]] = [{"error": "late"}, {"ok": True}, {"error": "late"}, {"ok": True}]
     answers += [{"error": "refused"}] * 5 + [{"ok": True}] * 100
 
     watch = NodeWatch(inbox)
     watch.start((), ("n4",), lambda _: answers.pop(0), FakeSlurm)
-    assert inbox.get(timeout=10) == Spare(0.0, "n4", good=True)
-    assert inbox.get(timeout=10) == Spare(0.0, "n4", good=False, words="refused")
-    assert inbox.get(timeout=10) == Spare(0.0, "n4", good=True), "its agent was started again"
+    assert inbox.get(timeout=10) == SpareChecked(0.0, "n4", good=True)
+    assert inbox.get(timeout=10) == SpareChecked(0.0, "n4", good=False, words="refused")
+    assert inbox.get(timeout=10) == SpareChecked(0.0, "n4", good=True), "its agent was started again"
     watch.stop()
 
 
-def test_a_spare_is_warmed_once_when_it_is_ready_and_the_time_has_come(inbox: queue.SimpleQueue[Heard]) -> None:
+def test_a_spare_is_warmed_once_when_it_is_ready_and_the_time_has_come(inbox: queue.SimpleQueue[Event]) -> None:
     probed: list[str] = []
     asked: list[str] = []
     done = threading.Event()
@@ -65,7 +65,7 @@ def test_a_spare_is_warmed_once_when_it_is_ready_and_the_time_has_come(inbox: qu
     assert asked == ["n4"] * 3, "and n5 never was"
 
 
-def test_a_spare_that_takes_long_to_be_warmed_is_looked_at_all_the_while(inbox: queue.SimpleQueue[Heard]) -> None:
+def test_a_spare_that_takes_long_to_be_warmed_is_looked_at_all_the_while(inbox: queue.SimpleQueue[Event]) -> None:
     over, looks = threading.Event(), []
 
     def probe(_: str) -> dict[str, object]:
@@ -79,7 +79,7 @@ def test_a_spare_that_takes_long_to_be_warmed_is_looked_at_all_the_while(inbox: 
     over.set()
 
 
-def test_a_drain_is_told_once_with_its_reason(inbox: queue.SimpleQueue[Heard]) -> None:
+def test_a_drain_is_told_once_with_its_reason(inbox: queue.SimpleQueue[Event]) -> None:
     admin = FakeSlurm(admin=True, user="root")
     names = tuple(admin.cluster.nodes)
     watch = NodeWatch(inbox)
@@ -87,14 +87,14 @@ def test_a_drain_is_told_once_with_its_reason(inbox: queue.SimpleQueue[Heard]) -
     admin.drain(names[2], "not ours")
     admin.drain(names[1], "a fan")
     told = inbox.get(timeout=10)
-    assert isinstance(told, Draining) and told.nodes == (names[1],)
+    assert isinstance(told, NodesDraining) and told.nodes == (names[1],)
     assert told.words.startswith(f"{names[1]} is being drained: a fan")
     time.sleep(0.3)
     assert inbox.empty()
     watch.stop()
 
 
-def test_a_slurm_that_does_not_answer_drains_nothing(inbox: queue.SimpleQueue[Heard]) -> None:
+def test_a_slurm_that_does_not_answer_drains_nothing(inbox: queue.SimpleQueue[Event]) -> None:
     class Deaf(FakeSlurm):
         asked = 0
 

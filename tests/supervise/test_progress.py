@@ -12,7 +12,7 @@ import pytest
 
 from transom_cli.core import launcher
 from transom_cli.core.events import RankExit
-from transom_cli.core.launcher import Exits, LadderState, Rung
+from transom_cli.core.launcher import Launch, Nodes, Phase, RanksExited, State
 from transom_cli.core.stall_state import StallLimits
 from transom_cli.heartbeat.spent import NodeSpent, RankSpent, encode
 from transom_cli.heartbeat.table import NodeTable, RankBeat
@@ -114,7 +114,7 @@ class Ended:
 
 def test_the_launchers_sight_writes_it_and_the_last_step_once_a_rank_has_failed(attempt: AttemptDir) -> None:
     watch = BeatWatch(attempt.nodes, StallLimits())
-    state = LadderState(7, 0, ("n1",), 1, 1, launch=0)
+    state = State(7, 0, Nodes(("n1",), 1), 1, launch=Launch(0))
     options: Any = SimpleNamespace(checkpoints=attempt.path / "none")
     sight = Sight(options, attempt, watch, lambda: state, lambda _: False)
     for step in range(4):
@@ -124,18 +124,18 @@ def test_the_launchers_sight_writes_it_and_the_last_step_once_a_rank_has_failed(
         assert list(sight.of_beats(float(step)))
     assert [one["step"] for one in lines(attempt)] == [0]
     training: Any = Ended()
-    assert any(isinstance(heard, Exits) for heard in sight.of_step(4.0, training))
+    assert any(isinstance(heard, RanksExited) for heard in sight.of_step(4.0, training))
     assert [one["step"] for one in lines(attempt)] == [0, 3]
 
 
 def test_a_launch_that_is_ended_while_its_ranks_step(attempt: AttemptDir) -> None:
     watch = BeatWatch(attempt.nodes, StallLimits())
-    state = [LadderState(7, 0, ("n1",), 1, 1, launch=0)]
+    state = [State(7, 0, Nodes(("n1",), 1), 1, launch=Launch(0))]
     options: Any = SimpleNamespace(checkpoints=attempt.path / "none")
     sight = Sight(options, attempt, watch, lambda: state[0], lambda _: False)
     for step in range(6):
         if step == 3:
-            state[0] = replace(state[0], rung=Rung.ENDING)
+            state[0] = replace(state[0], phase=Phase.ENDING)
         rank = RankBeat(0, 0, step, step + 1, 0.1, None, "step", 1, "R")
         (attempt.nodes / "n1.beats").write_bytes(encode_table(NodeTable("n1", "7.0", step + 1, (rank,))))
         watch.look(float(step))
@@ -149,10 +149,10 @@ def test_a_launch_that_steps_is_not_ended_for_a_node_whose_agent_and_slurmd_are_
 ) -> None:
     """What the launcher's core makes of what its sight tells: only if the ranks that can be seen make no step."""
     watch, clock = BeatWatch(attempt.nodes, StallLimits()), 100.0
-    state, _ = launcher.decide(LadderState(7, 0, ("n1", "n2"), 2, 1), launcher.Begun(clock))
+    state, _ = launcher.decide(State(7, 0, Nodes(("n1", "n2"), 2), 1), launcher.AttemptStarted(clock))
     options: Any = SimpleNamespace(checkpoints=attempt.path / "none")
     sight = Sight(options, attempt, watch, lambda: state, lambda _: True)
-    orders: list[launcher.Order] = []
+    orders: list[launcher.Action] = []
     for second in range(120):
         clock += 1.0
         for rank in range(2):
@@ -165,5 +165,5 @@ def test_a_launch_that_steps_is_not_ended_for_a_node_whose_agent_and_slurmd_are_
         for heard in sight.of_beats(clock):
             state, new = launcher.decide(state, heard)
             orders += new
-    assert any(isinstance(order, launcher.End) for order in orders) is not steps
-    assert state.step == (119 if steps else 20)
+    assert any(isinstance(order, launcher.EndLaunch) for order in orders) is not steps
+    assert state.launch.step == (119 if steps else 20)

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 from slow_training import Fault, Training
 
-from transom_cli.core.launcher import Reported
+from transom_cli.core.launcher import AnomalyReported
 from transom_cli.diagnose.clue import Slow
 from transom_cli.heartbeat import account
 from transom_cli.heartbeat import record as rec
@@ -33,7 +33,7 @@ class Told:
         self.attempt: AttemptDir = RunDir(tmp_path).attempt(1, 0)
         self.attempt.nodes.mkdir(parents=True)
         self.lines: list[dict[str, Any]] = []
-        self.heard: list[Reported] = []
+        self.heard: list[AnomalyReported] = []
         self.checkpoints = tmp_path / "checkpoints"
         self.reporter = Reporter(self.attempt, self.checkpoints, self.journal, self.heard.append)
 

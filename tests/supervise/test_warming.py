@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from transom_cli.core.launcher import LadderState, Rung
+from transom_cli.core.launcher import Launch, Nodes, Phase, State
 from transom_cli.supervise.agent.wire import LAUNCHER, LIMITS, Meeting, Party
 from transom_cli.supervise.launcher.warming import Warming, parts
 
-TRAINS = LadderState(7, 0, ("n1", "n2", "n3"), 2, 1, nodes=("n1", "n2"), spares=("n3",), launch=4, step=0)
+TRAINS = State(7, 0, Nodes(("n1", "n2", "n3"), 2, training=("n1", "n2"), spares=("n3",)), 1, launch=Launch(4, step=0))
 FILES = [["/lib/a.so", 3_000_000], ["/lib/b.so", 5_000_000]]
 
 
@@ -27,7 +27,7 @@ class Told:
         self.asked.append((node, name, arguments))
         return self._answers.pop(0)
 
-    def warm(self, state: LadderState) -> bool:
+    def warm(self, state: State) -> bool:
         def journal(kind: str, **fields: Any) -> None:
             self.journal.append({"type": kind, **fields})
 
@@ -46,15 +46,15 @@ def test_the_spare_reads_what_a_node_that_trains_maps() -> None:
     assert told.journal == said("warm: 2 files, 8 MB")
 
 
-@pytest.mark.parametrize("state", [replace(TRAINS, step=-1), replace(TRAINS, rung=Rung.ENDING)])
-def test_not_before_the_training_steps(state: LadderState) -> None:
+@pytest.mark.parametrize("state", [replace(TRAINS, launch=Launch(4)), replace(TRAINS, phase=Phase.ENDING)])
+def test_not_before_the_training_steps(state: State) -> None:
     told = Told()
     assert not told.warm(state) and not told.asked and not told.journal
 
 
 def test_nothing_for_what_is_no_spare_any_more() -> None:
     told = Told()
-    assert told.warm(replace(TRAINS, spares=())) and not told.asked and not told.journal
+    assert told.warm(replace(TRAINS, nodes=replace(TRAINS.nodes, spares=()))) and not told.asked and not told.journal
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
-from transom_cli.core.launcher import Ended
+from transom_cli.core.launcher import LaunchEnded
 from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
 from transom_cli.heartbeat.places import ROLE
@@ -131,7 +131,7 @@ class Agents:
             lines += [str(line) for line in found] if isinstance(found, list) else []
         return tuple(lines)
 
-    def end(self, launch: int, nodes: tuple[str, ...], grace: float = GRACE, incident: str = "") -> Ended:
+    def end(self, launch: int, nodes: tuple[str, ...], grace: float = GRACE, incident: str = "") -> LaunchEnded:
         """Nothing of the launch is left, node by node; or it is told where that could not be heard or done.
 
         The flight recorder's dumps are kept with the incident, if there is one; evidence: a line for each of them.
@@ -144,7 +144,7 @@ class Agents:
             left, kept = answer.get("survivors"), answer.get("dumps")
             survivors += [(node, str(what)) for what in left] if isinstance(left, list) else []
             dumps += [str(line) for line in kept] if isinstance(kept, list) else []
-        return Ended(0.0, launch, unheard=tuple(unheard), survivors=tuple(survivors), evidence=tuple(dumps))
+        return LaunchEnded(0.0, launch, unheard=tuple(unheard), survivors=tuple(survivors), evidence=tuple(dumps))
 
     def flush(self, launch: int, nodes: tuple[str, ...], step: int) -> dict[str, Answer]:
         """Ask the ranks of the launch to save at `step`; -1 only asks how far they are."""

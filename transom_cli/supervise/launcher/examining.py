@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from transom_cli.core.launcher import Checked, CheckNodes, Heard
+from transom_cli.core.launcher import CheckNodes, Event, NodesChecked
 from transom_cli.files import publish_text
 from transom_cli.health.check import About, Tier
 from transom_cli.health.report import Report, document, faults, summary_line
@@ -32,7 +32,7 @@ class Examining:
         allocation: Allocation,
         options: LaunchOptions,
         attempt: AttemptDir,
-        inbox: queue.SimpleQueue[Heard],
+        inbox: queue.SimpleQueue[Event],
         addresses: Mapping[str, str],
         examine: Examine = check_job,
     ) -> None:
@@ -48,9 +48,9 @@ class Examining:
         try:
             report = self._examine(self._allocation.job_id, order.nodes, self.wishes(order))
             self._keep(order.key, report)
-            self._inbox.put(Checked(0.0, order.key, faults(report.findings), summary_line(report)))
+            self._inbox.put(NodesChecked(0.0, order.key, faults(report.findings), summary_line(report)))
         except Exception as error:  # an examination that fails speaks against nobody
-            self._inbox.put(Checked(0.0, order.key, words=f"the examination failed: {error!r}"))
+            self._inbox.put(NodesChecked(0.0, order.key, words=f"the examination failed: {error!r}"))
 
     def wishes(self, order: CheckNodes) -> HealthRequest:
         health, allocation = self._options.health, self._allocation

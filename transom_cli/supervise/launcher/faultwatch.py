@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.events import NodeFault
-from transom_cli.core.launcher import Faulty, Heard
+from transom_cli.core.launcher import Event, FaultsFound
 from transom_cli.errors import printable
 from transom_cli.heartbeat.table import NodeTable
 
@@ -18,7 +18,7 @@ Ask = Callable[[str], Mapping[str, object]]  # the agent's answer with "faults",
 
 
 class FaultWatch:
-    def __init__(self, inbox: queue.SimpleQueue[Heard], ask: Ask) -> None:
+    def __init__(self, inbox: queue.SimpleQueue[Event], ask: Ask) -> None:
         self._inbox, self._ask = inbox, ask
         self._seen: dict[str, int] = {}  # alarms of each node that were asked about
         self._due: dict[str, float] = {}
@@ -43,7 +43,7 @@ class FaultWatch:
                 self._due.pop(node, None)
                 found = tuple(f for f in (_fault(node, one) for one in said) if f is not None)
                 if found:
-                    self._inbox.put(Faulty(0.0, found))
+                    self._inbox.put(FaultsFound(0.0, found))
         finally:
             self._busy.discard(node)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from transom_cli.core.launcher import Flushing
+from transom_cli.core.launcher import CheckpointPlanned
 
 SPREAD = 1.5  # seconds in which all agents have passed on the order
 NOBODY = "no rank has a Checkpointer"
@@ -19,7 +19,7 @@ TRIES = 3  # with twice the spread each time
 Ask = Callable[[int], Mapping[str, Mapping[str, object]]]  # step (-1: only ask) -> each node's answer
 
 
-def agree(ask: Ask, launch: int, world: int, step_time: float) -> Flushing:
+def agree(ask: Ask, launch: int, world: int, step_time: float) -> CheckpointPlanned:
     """The step at which all `world` ranks save, as an event; or -1 and why they cannot.
 
     step_time: seconds of a step, 0: not known.
@@ -36,10 +36,10 @@ def agree(ask: Ask, launch: int, world: int, step_time: float) -> Flushing:
         known, spread = ask(step), 2 * spread
         trouble = _trouble(known, world)
         if not trouble and all(_number(answer, "reached") < step for answer in known.values()):
-            return Flushing(0.0, launch, step, keeps=keeps)
+            return CheckpointPlanned(0.0, launch, step, keeps=keeps)
     words = trouble or "the ranks were faster than the order"
     alone = trouble == NOBODY and all(answer.get("warned") for answer in known.values())
-    return Flushing(0.0, launch, -1, words, keeps=keeps, again=trouble != NOBODY, alone=alone)
+    return CheckpointPlanned(0.0, launch, -1, words, keeps=keeps, again=trouble != NOBODY, alone=alone)
 
 
 def _trouble(answers: Mapping[str, Mapping[str, object]], world: int) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from transom_cli.core.launcher import LadderState
+from transom_cli.core.launcher import State
 from transom_cli.errors import TransomError
 from transom_cli.slurm.guards import backoff
 from transom_cli.slurm.port import Slurm, SlurmUnknown
@@ -28,9 +28,9 @@ class GiveBack:
         self._over = threading.Event()
         self.returned: tuple[str, ...] = ()  # not the job's any more
 
-    def look(self, state: LadderState, left: Callable[[str], bool]) -> None:
+    def look(self, state: State, left: Callable[[str], bool]) -> None:
         """For when the present launch steps. left: ranks of a former launch may live on a node. Returns at once."""
-        idle = (n for n in state.draining if n not in state.nodes and n not in self._seen)
+        idle = (n for n in state.nodes.draining if n not in state.nodes.training and n not in self._seen)
         nodes = tuple(n for n in idle if not left(n))
         self._seen.update(nodes)
         if self._allocation.host in nodes:

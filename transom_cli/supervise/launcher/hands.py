@@ -20,18 +20,18 @@ from transom_cli.ckpt import fence
 from transom_cli.ckpt.restore.setback import Setback, set_back
 from transom_cli.core.launcher import (
     THIS_LAUNCHER,
-    End,
-    Ended,
-    Flush,
-    Flushing,
-    GoBack,
-    Heard,
-    Keep,
-    Kept,
-    NotStarted,
-    Read,
+    CheckpointPlanned,
+    EndLaunch,
+    Event,
+    LaunchEnded,
+    LogsRead,
+    MemoryPersisted,
+    PersistMemory,
     ReadLogs,
-    Start,
+    RequestCheckpoint,
+    RollBack,
+    StartFailed,
+    StartLaunch,
 )
 from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
@@ -60,7 +60,7 @@ class LaunchHands:
         options: LaunchOptions,
         attempt: AttemptDir,
         agents: Agents,
-        inbox: queue.SimpleQueue[Heard],
+        inbox: queue.SimpleQueue[Event],
         journal: Journal,
     ) -> None:
         self._allocation, self._options, self._attempt = allocation, options, attempt
@@ -71,16 +71,16 @@ class LaunchHands:
         self.leftovers = Leftovers(agents.end, journal)
         self.step: TrainingStep | None = None
 
-    def start(self, order: Start) -> list[str] | None:
+    def start(self, order: StartLaunch) -> list[str] | None:
         """srun's command line; None, and a word in the inbox, when the launch cannot be asked for."""
         if self._cannot_go_back:
-            self._inbox.put(NotStarted(0.0, order.launch, self._cannot_go_back))
+            self._inbox.put(StartFailed(0.0, order.launch, self._cannot_go_back))
             return None
         try:
             return self._start(order.launch, order.nodes)
         except (OSError, TransomError) as error:
             words = f"launch {order.launch} cannot be started: {error}"
-            self._inbox.put(NotStarted(0.0, order.launch, words))
+            self._inbox.put(StartFailed(0.0, order.launch, words))
             return None
 
     def _start(self, launch: int, nodes: tuple[str, ...]) -> list[str]:
@@ -119,7 +119,7 @@ class LaunchHands:
         except OSError as error:
             say(f"transom: ranks of older launches are not fenced off from the checkpoints: {error}")
 
-    def go_back(self, order: GoBack) -> None:
+    def go_back(self, order: RollBack) -> None:
         """A launch that would go on from the bad state is none to start."""
         name = f"{self._attempt.name}.{order.launch}"
         try:
@@ -132,34 +132,40 @@ class LaunchHands:
         aside = f"; {', '.join(moved)} are kept as step-<n>.undone-<k>" if moved else ""
         say(f"transom: launch {order.launch} goes on from step {order.to}{aside}")
 
-    def flush(self, order: Flush, overdue: tuple[str, ...], step_time: float) -> None:
+    def flush(self, order: RequestCheckpoint, overdue: tuple[str, ...], step_time: float) -> None:
         """overdue: nodes that cannot be seen now, and would not answer either."""
         world = self._options.tasks_per_node * len(self._nodes)
         nodes, launch = self._nodes, order.launch
 
-        def work() -> Heard:
+        def work() -> Event:
             if any(n in nodes for n in overdue):
-                return Flushing(0.0, launch, -1, f"nothing is heard of {', '.join(overdue)}", keeps=True, again=True)
+                return CheckpointPlanned(
+                    0.0, launch, -1, f"nothing is heard of {', '.join(overdue)}", keeps=True, again=True
+                )
             return agree(lambda step: self._agents.flush(launch, nodes, step), launch, world, step_time)
 
-        self._thread("flush", work, lambda error: Flushing(0.0, launch, -1, repr(error), keeps=True, again=True))
+        self._thread(
+            "flush", work, lambda error: CheckpointPlanned(0.0, launch, -1, repr(error), keeps=True, again=True)
+        )
 
-    def keep(self, order: Keep) -> None:
+    def keep(self, order: PersistMemory) -> None:
         """All nodes of the allocation are asked: those that a spare has replaced may hold what nobody else does."""
         launch, checkpoints = order.launch, self._options.checkpoints
 
-        def work() -> Heard:
+        def work() -> Event:
             words = rescue(self._agents.memory, self._allocation.nodes, checkpoints, launch)
-            return Kept(0.0, launch, newest_checkpoint(checkpoints), words)
+            return MemoryPersisted(0.0, launch, newest_checkpoint(checkpoints), words)
 
-        self._thread("keep", work, lambda error: Kept(0.0, launch, -1, f"what is in memory is lost: {error!r}"))
+        self._thread(
+            "keep", work, lambda error: MemoryPersisted(0.0, launch, -1, f"what is in memory is lost: {error!r}")
+        )
 
-    def end(self, order: End) -> None:
+    def end(self, order: EndLaunch) -> None:
         """A launch whose state is durable is ended without grace: nothing of it is worth waiting for."""
         step, nodes, launch = self.step, self._nodes, order.launch
         grace = GRACE if order.incident else 0.0
 
-        def work() -> Heard:
+        def work() -> Event:
             lines = self._evidence(launch, order.incident, nodes) if order.evidence else ()
             ended = self._agents.end(launch, nodes, grace, order.incident)
             if evidence := (*lines, *ended.evidence):  # what it tells first: not all of it need be told
@@ -178,8 +184,8 @@ class LaunchHands:
                 ended = replace(ended, exits=step.exits())
             return ended
 
-        def failed(error: Exception) -> Heard:  # a fault of ours must not leave the attempt waiting for ever
-            return Ended(0.0, launch, survivors=((THIS_LAUNCHER, repr(error)),))
+        def failed(error: Exception) -> Event:  # a fault of ours must not leave the attempt waiting for ever
+            return LaunchEnded(0.0, launch, survivors=((THIS_LAUNCHER, repr(error)),))
 
         self._thread("end", work, failed)
 
@@ -193,17 +199,17 @@ class LaunchHands:
     def read(self, order: ReadLogs) -> None:
         nodes = self._nodes
 
-        def work() -> Heard:
+        def work() -> Event:
             asked = self._agents.logs(order.launch, nodes)
             found = examine("", self._options.run, self._attempt, order.rank, 0.0, asked)
-            return Read(0.0, order.launch, found.category, found.line, found.where)
+            return LogsRead(0.0, order.launch, found.category, found.line, found.where)
 
-        def failed(error: Exception) -> Heard:
-            return Read(0.0, order.launch, "unknown", repr(error), "the logs could not be read")
+        def failed(error: Exception) -> Event:
+            return LogsRead(0.0, order.launch, "unknown", repr(error), "the logs could not be read")
 
         self._thread("read", work, failed)
 
-    def _thread(self, name: str, work: Callable[[], Heard], failed: Callable[[Exception], Heard]) -> None:
+    def _thread(self, name: str, work: Callable[[], Event], failed: Callable[[Exception], Event]) -> None:
         def run() -> None:
             try:
                 self._inbox.put(work())

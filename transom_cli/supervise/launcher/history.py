@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transom_cli.core.diagnose import PREFLIGHT
 from transom_cli.core.events import OutcomeSeen
-from transom_cli.core.launcher import Begun, made_progress
+from transom_cli.core.launcher import AttemptStarted, made_progress
 from transom_cli.errors import TransomError
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.supervise.follow import newest_checkpoint, read_outcome
@@ -19,7 +19,7 @@ from transom_cli.supervise.lease import read_holder
 OPERATOR_GONE = 30.0  # seconds without a renewed lease
 
 
-def begun(run: RunDir, attempt: AttemptDir, checkpoints: Path, expiry: float) -> Begun:
+def begun(run: RunDir, attempt: AttemptDir, checkpoints: Path, expiry: float) -> AttemptStarted:
     """Blame stands for `expiry` seconds. Without a live operator it is the launcher that keeps those nodes out."""
     before = earlier(run, attempt)
     outcomes = [read_outcome(a, 0.0) for a in before]
@@ -29,7 +29,7 @@ def begun(run: RunDir, attempt: AttemptDir, checkpoints: Path, expiry: float) ->
         isolated = set()  # it has looked at them itself
     isolated |= _excluded(run)
     durable = newest_checkpoint(checkpoints)
-    return Begun(
+    return AttemptStarted(
         0.0,
         durable,
         step=max((o.step for o in outcomes if o), default=-1),

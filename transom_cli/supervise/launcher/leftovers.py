@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from transom_cli.core.launcher import Ended
+from transom_cli.core.launcher import LaunchEnded
 from transom_cli.supervise.launcher.revive import Journal
 
 AGAIN = 10.0  # seconds between two tries
 
-End = Callable[[int, tuple[str, ...], float], Ended]  # (launch, nodes, grace): as `Agents.end`
+End = Callable[[int, tuple[str, ...], float], LaunchEnded]  # (launch, nodes, grace): as `Agents.end`
 
 
 class Leftovers:
@@ -28,7 +28,7 @@ class Leftovers:
         self._left: set[tuple[str, int]] = set()
         self._over = threading.Event()
 
-    def left(self, launch: int, ended: Ended, nodes: tuple[str, ...]) -> None:
+    def left(self, launch: int, ended: LaunchEnded, nodes: tuple[str, ...]) -> None:
         """What could not be ended on `nodes`, as the answer to the end of the launch tells. Returns at once."""
         stuck = {node for node, _ in ended.survivors}
         for node in nodes:
@@ -62,7 +62,7 @@ class Leftovers:
                 return
 
 
-def _words(node: str, launch: int, ended: Ended) -> str:
+def _words(node: str, launch: int, ended: LaunchEnded) -> str:
     lives = ", ".join(what for _, what in ended.survivors)
     left = f"of launch {launch} there lives on: {lives}" if lives else f"nothing of launch {launch} is left there"
     return f"{node} answers again: {left}"

@@ -16,7 +16,7 @@ from typing import Any
 
 from transom_cli.core import launcher
 from transom_cli.core.codec import plain
-from transom_cli.core.launcher import Heard, LadderPolicy, LadderState, Order, Rung
+from transom_cli.core.launcher import Action, Event, Nodes, Phase, Policy, State
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.files import publish_text, replace_text
 from transom_cli.health.check import HealthOptions
@@ -62,7 +62,7 @@ class Launcher:
         self._log = LauncherLog(self._attempt.launcher_journal)
         self._signals: list[int] = []
         self._unheard: list[int] = []  # signals that came while no launch could hear them
-        self._inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._nodewatch = NodeWatch(self._inbox)
         self._stop_by: float | None = None
         self._looked = self._looked_exits = self._signed = float("-inf")
@@ -82,7 +82,7 @@ class Launcher:
         options, nodes = self._options, self._allocation.nodes
         missed_for = latewarning.missed_for(os.environ, options.warn_before, time.time())
         self._warn_at = float("inf") if missed_for is None else self._now() + missed_for
-        policy = LadderPolicy(
+        policy = Policy(
             relaunches=options.relaunches,
             max_without_progress=options.max_without_progress,
             preflight=options.health.preflight != "off",
@@ -92,8 +92,8 @@ class Launcher:
             rules=options.rules,
         )
         wanted = min(options.nodes or len(nodes), len(nodes))
-        where = (self._allocation.job_id, self._allocation.restart, nodes)
-        self._state = LadderState(*where, wanted, options.tasks_on_node, policy, batch_host=self._allocation.host)
+        roles = Nodes(nodes, wanted, batch_host=self._allocation.host)
+        self._state = State(self._allocation.job_id, self._allocation.restart, roles, options.tasks_on_node, policy)
         self._journal("attempt", nodes=nodes, host=socket.gethostname(), pid=os.getpid())
         self._watch = BeatWatch(self._attempt.nodes, options.limits)
         self._agents = Agents(self._allocation, options, self._attempt, self._journal, self._asked_to_leave)
@@ -109,11 +109,11 @@ class Launcher:
         try:
             begun = history.begun(options.run, self._attempt, options.checkpoints, options.expiry)
             self._hear(replace(begun, at=self._now(), memory=with_agents))
-            while self._state.rung is not Rung.LEFT:
+            while self._state.phase is not Phase.OVER:
                 self._resume()
                 self._observe(self._now())
                 time.sleep(TURN)
-            if self._state.told:  # Slurm waits for this process
+            if self._state.stop:  # Slurm waits for this process
                 self._go_on_uncancelled()
             elif self._failed or self._again:
                 self._hand_over()
@@ -124,7 +124,7 @@ class Launcher:
             self._reporter.stop()
             self._hands.leftovers.stop()
             self._giveback.stop()
-            self._agents.stop(at_once=bool(self._state.told) or self._asked_to_leave())
+            self._agents.stop(at_once=bool(self._state.stop) or self._asked_to_leave())
         return self._code
 
     def _hand_over(self) -> None:
@@ -150,9 +150,9 @@ class Launcher:
     def _give_up_idle_nodes(self) -> None:
         state, overdue = self._state, self._watch.overdue(self._now())
         kept = self._giveback.kept()
-        idle = (n for n in kept if n not in state.nodes)
-        gone = tuple(n for n in idle if n not in state.ready or n in overdue)
-        if gone and state.nodes:
+        idle = (n for n in kept if n not in state.nodes.training)
+        gone = tuple(n for n in idle if n not in state.nodes.ready or n in overdue)
+        if gone and state.nodes.training:
             give_up_nodes(replace(self._allocation, nodes=kept), gone)
 
     def _asked_to_leave(self) -> bool:
@@ -189,7 +189,7 @@ class Launcher:
             return {"error": "given back"} if given_back else self._agents.ask(node, "probe", PROBE)
 
         warming = Warming(self._agents, self._journal, lambda: self._state)
-        self._nodewatch.start(nodes, self._state.spares, probe, _slurm, warming)
+        self._nodewatch.start(nodes, self._state.nodes.spares, probe, _slurm, warming)
 
     # --- time ---
 
@@ -222,7 +222,7 @@ class Launcher:
                 self._hear(replace(self._inbox.get_nowait(), at=now))
             except queue.Empty:
                 break
-        if self._step is not None and self._state.rung is Rung.TRAINING and now - self._looked_exits >= EXITS:
+        if self._step is not None and self._state.phase is Phase.TRAINING and now - self._looked_exits >= EXITS:
             self._looked_exits = now
             for heard in self._sight.of_step(now, self._step):
                 self._hear(heard)
@@ -231,8 +231,8 @@ class Launcher:
             self._look_at_beats(now)
         self._hear(launcher.Tick(now))
 
-    def _hear(self, heard: Heard) -> None:
-        if isinstance(heard, launcher.Spare):
+    def _hear(self, heard: Event) -> None:
+        if isinstance(heard, launcher.SpareChecked):
             self._journal("spare", node=heard.node, good=heard.good, words=heard.words)
         self._state, orders = launcher.decide(self._state, heard)
         for order in orders:
@@ -255,25 +255,25 @@ class Launcher:
             number = self._signals.pop(0)
             self._journal("signal", name=signal.Signals(number).name)
             if number == signal.SIGUSR2:
-                self._hear(launcher.Warned(now))
-            if self._state.rung is not Rung.TRAINING and number not in _LEAVE:
+                self._hear(launcher.TimeLimitNear(now))
+            if self._state.phase is not Phase.TRAINING and number not in _LEAVE:
                 self._unheard.append(number)  # for the launch to come
             elif self._step is not None:
                 self._step.signal(number)
             if number in _LEAVE:
                 self._stop_by = self._stop_by or now + KILL_AFTER
-                self._hear(launcher.Told(now, signal.Signals(number).name))
+                self._hear(launcher.StopRequested(now, signal.Signals(number).name))
         if self._stop_by is not None and now > self._stop_by:
             if self._step is not None:
                 self._step.kill()
             if now > self._stop_by + SRUN_KILLED:
-                self._hear(launcher.Overtime(now))
+                self._hear(launcher.GracePeriodOver(now))
 
     def _look_at_beats(self, now: float) -> None:
         self._watch.look(now)
         self._faultwatch.look(self._watch.tables, now)
         late = tuple(n for n in self._watch.overdue(now) if n not in self._giveback.returned)
-        if late and not self._state.told:
+        if late and not self._state.stop:
             self._agents.revive(late)
         if self._sight.stepping and self._step is not None:
             while self._unheard:
@@ -285,28 +285,28 @@ class Launcher:
 
     # --- doing ---
 
-    def _do(self, order: Order) -> None:
-        if isinstance(order, launcher.Start):
+    def _do(self, order: Action) -> None:
+        if isinstance(order, launcher.StartLaunch):
             self._start(order)
-        elif isinstance(order, launcher.GoBack):
+        elif isinstance(order, launcher.RollBack):
             self._hands.go_back(order)
         elif isinstance(order, launcher.CheckNodes):
             self._examining.check(order)
-        elif isinstance(order, launcher.Flush):
+        elif isinstance(order, launcher.RequestCheckpoint):
             self._hands.flush(order, self._watch.overdue(self._now()), self._watch.step_time)
-        elif isinstance(order, launcher.Keep):
+        elif isinstance(order, launcher.PersistMemory):
             self._hands.keep(order)
-        elif isinstance(order, launcher.End):
+        elif isinstance(order, launcher.EndLaunch):
             self._hands.end(order)
         elif isinstance(order, launcher.ReadLogs):
             self._hands.read(order)
-        elif isinstance(order, launcher.Tell):
+        elif isinstance(order, launcher.Journal):
             self._journal("heal", **vars(order))
             say(f"transom: {f'{order.incident} {order.what}'.strip()}: {order.words}")
         else:
             self._leave(order)
 
-    def _start(self, order: launcher.Start) -> None:
+    def _start(self, order: launcher.StartLaunch) -> None:
         if not self._nodewatch.started:  # only now is it known which nodes stand by
             self._watch_nodes()
         world = self._options.tasks_per_node * len(order.nodes)
@@ -319,7 +319,7 @@ class Launcher:
         idle = tuple(n for n in self._allocation.nodes if n not in order.nodes)
         self._journal("launch", nodes=order.nodes, idle=idle, world_size=world, argv=argv, faults=order.faults)
 
-    def _leave(self, order: launcher.Leave) -> None:
+    def _leave(self, order: launcher.FinishAttempt) -> None:
         """outcome.json is written last: whoever reads it may believe the rest of the attempt directory."""
         told = order.outcome
         self._code, self._failed, self._again = order.exit_code, told.status == "failed", order.again
@@ -342,7 +342,7 @@ class Launcher:
                 return
 
     def _journal(self, kind: str, **fields: Any) -> None:
-        self._log.write(kind, self._state.launch, **fields)
+        self._log.write(kind, self._state.launch.number, **fields)
 
 
 def _budget(health: HealthOptions) -> float:

@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 
-from transom_cli.core.launcher import Draining, Heard, Spare
+from transom_cli.core.launcher import Event, NodesDraining, SpareChecked
 from transom_cli.errors import TransomError
 from transom_cli.slurm.port import Slurm
 
@@ -23,7 +23,7 @@ Warm = Callable[[str], bool]  # warm this spare; False: too early, ask again
 class NodeWatch:
     """Daemon threads: one for the drains and one for each spare, which put what they see into `inbox`."""
 
-    def __init__(self, inbox: queue.SimpleQueue[Heard]) -> None:
+    def __init__(self, inbox: queue.SimpleQueue[Event]) -> None:
         self._inbox = inbox
         self._end = threading.Event()
         self.started = False
@@ -59,13 +59,13 @@ class NodeWatch:
             fails = 0 if answer.get("ok") else fails + 1
             if not fails and not good:
                 good = True
-                self._inbox.put(Spare(0.0, node, good=True))
+                self._inbox.put(SpareChecked(0.0, node, good=True))
                 if not warming:
                     warming = True
                     self._thread(self._warm, node, warm)
             if fails >= FAILS and good:
                 good = False
-                self._inbox.put(Spare(0.0, node, good=False, words=str(answer.get("error", ""))))
+                self._inbox.put(SpareChecked(0.0, node, good=False, words=str(answer.get("error", ""))))
             if self._end.wait(1.0 if 0 < fails < FAILS else SPARE_EVERY):
                 return
 
@@ -82,4 +82,4 @@ class NodeWatch:
                         told.add(node.name)
                         by = f" ({node.reason_user})" if node.reason_user else ""
                         words = f"{node.name} is being drained: {node.reason or 'no reason given'}{by}"
-                        self._inbox.put(Draining(0.0, (node.name,), words))
+                        self._inbox.put(NodesDraining(0.0, (node.name,), words))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli.core.codec import plain
-from transom_cli.core.launcher import Reported
+from transom_cli.core.launcher import AnomalyReported
 from transom_cli.diagnose import numerics
 from transom_cli.diagnose.clue import Clue
 from transom_cli.diagnose.slowness import causes, watch
@@ -43,7 +43,7 @@ class Reporter:
     """One attempt's. `look` is for the thread alone. hear: told of each edge; what it has of `at` is the hearer's."""
 
     def __init__(
-        self, attempt: AttemptDir, checkpoints: Path, journal: Journal, hear: Callable[[Reported], None]
+        self, attempt: AttemptDir, checkpoints: Path, journal: Journal, hear: Callable[[AnomalyReported], None]
     ) -> None:
         self._attempt, self._checkpoints = attempt, checkpoints
         self._journal, self._hear = journal, hear
@@ -76,7 +76,7 @@ class Reporter:
                 found = causes.heated(edge.slowness, self._hot(edge.slowness))
                 nodes = tuple(dict.fromkeys(c.node for c in found.clue.culprits if c.node))
                 kind = found.kind.value
-                self._begins(Reported(0.0, launch, edge.slowness.key, kind, "", edge.step, nodes), found.clue)
+                self._begins(AnomalyReported(0.0, launch, edge.slowness.key, kind, "", edge.step, nodes), found.clue)
             else:
                 self._ends(edge.told.slowness.key, edge.step)
         for one in self._losses(readings):
@@ -86,11 +86,11 @@ class Reporter:
                 self._ends(one.found.trouble.value, one.step)
         self._show()
 
-    def _of_loss(self, found: numerics.Found) -> Reported:
+    def _of_loss(self, found: numerics.Found) -> AnomalyReported:
         """With the checkpoint that a rollback would go back to."""
         kind, before = found.trouble.value, numerics.last_step_before(found)
         back_to = newest_checkpoint(self._checkpoints, up_to=before) if before >= 0 else -1
-        return Reported(0.0, self._sampled[0], kind, kind, "", found.step, (), before, back_to)
+        return AnomalyReported(0.0, self._sampled[0], kind, kind, "", found.step, (), before, back_to)
 
     def _losses(self, readings: Mapping[str, NodeSpent]) -> tuple[numerics.Found | numerics.Over, ...]:
         """Of the rank with the lowest number that tells one: the gradients carry what is wrong to all."""
@@ -107,7 +107,7 @@ class Reporter:
         self._loss, found = numerics.watch(self._loss, lead.loss_step, lead.loss, lead.grad_norm, lead.loss_scale)
         return found
 
-    def _begins(self, report: Reported, clue: Clue) -> None:
+    def _begins(self, report: AnomalyReported, clue: Clue) -> None:
         words = printable("; ".join(clue.evidence))
         self._ends(report.key, report.step, silently=True)  # it is told anew, with what it has become
         told = {"what": report.what, "step": report.step, "words": words, "clue": plain(clue)}
@@ -122,7 +122,7 @@ class Reporter:
             return
         if not silently:
             launch = max(self._slow.launch[1], self._sampled[0])
-            self._hear(Reported(0.0, launch, key, str(report["what"]), "", step, over=True))
+            self._hear(AnomalyReported(0.0, launch, key, str(report["what"]), "", step, over=True))
             self._journal("report", over=True, **{**report, "step": step})
             say(f"transom: step {step}: over: {report['words']}")
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
-from transom_cli.core.launcher import LadderState, Rung
+from transom_cli.core.launcher import Phase, State
 from transom_cli.plural import several
 from transom_cli.supervise.agent.warm import MOST
 from transom_cli.supervise.agent.wire import LAUNCHER, LIMITS
@@ -24,7 +24,7 @@ class Asking(Protocol):
 class Warming:
     """`state` is the launcher's, read from any thread. Whatever fails is journalled, and that is all."""
 
-    def __init__(self, agents: Asking, journal: Journal, state: Callable[[], LadderState]) -> None:
+    def __init__(self, agents: Asking, journal: Journal, state: Callable[[], State]) -> None:
         self._agents, self._journal, self._state = agents, journal, state
 
     def __call__(self, spare: str) -> bool:
@@ -33,11 +33,13 @@ class Warming:
         For a thread of its own: takes as long as the spare reads.
         """
         state = self._state()
-        if spare not in state.spares:
+        if spare not in state.nodes.spares:
             return True  # it trains by now, or was given up
-        if state.rung is not Rung.TRAINING or state.step < 0:
+        if state.phase is not Phase.TRAINING or state.launch.step < 0:
             return False
-        self._journal("spare", node=spare, good=True, words=self._warm(spare, state.launch, state.nodes[0]))
+        self._journal(
+            "spare", node=spare, good=True, words=self._warm(spare, state.launch.number, state.nodes.training[0])
+        )
         return True
 
     def _warm(self, spare: str, launch: int, node: str) -> str:
