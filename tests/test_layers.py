@@ -80,7 +80,7 @@ PURE = (
     "submit.unsupported",
     "supervise.attempts",
     "supervise.book",
-    "supervise.launcher.containing",
+    "supervise.launcher.plan",
     "view.attempts",
     "view.document",
     "view.explain",

@@ -7,7 +7,7 @@ from typing import Any
 
 from transom_cli.layout import AttemptDir
 
-SCHEMA = 1  # of the file that `supervise.launcher.reporting` writes
+SCHEMA = 1  # of the file that `supervise.launcher.anomalies` writes
 
 
 def read_reports(attempt: AttemptDir) -> dict[str, Any]:

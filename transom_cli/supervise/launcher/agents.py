@@ -23,8 +23,9 @@ from transom_cli.slurm.guards import retry_unanswered
 from transom_cli.supervise.agent import secret
 from transom_cli.supervise.agent.client import Client, Unreachable
 from transom_cli.supervise.launcher import plan as launchplan
+from transom_cli.supervise.launcher.journal import JournalWriter
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
-from transom_cli.supervise.launcher.revive import ANSWER, Journal, Revival
+from transom_cli.supervise.launcher.revive import ANSWER, Revival
 
 END = 3.0  # seconds for the agents to see the outcome and leave
 CONNECT = 3.0
@@ -65,7 +66,7 @@ class Agents:
         allocation: Allocation,
         options: LaunchOptions,
         attempt: AttemptDir,
-        journal: Journal,
+        journal: JournalWriter,
         leave: Callable[[], bool] = lambda: False,
     ) -> None:
         self._allocation = allocation

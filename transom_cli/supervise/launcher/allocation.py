@@ -1,4 +1,4 @@
-"""Where a launcher finds itself: the allocation that Slurm gave, and the run directory as this node sees it."""
+"""The launcher's surroundings: Slurm's allocation, its time limit, and the run directory as this node sees it."""
 
 from __future__ import annotations
 
@@ -81,3 +81,22 @@ def require_run_dir(run: RunDir) -> None:
             f"{why}; the run directory must be on a file system that every node mounts",
             "Set `root` to a folder on a shared file system, and submit again.",
         ) from error
+
+
+EARLY = 60.0  # seconds by which Slurm may warn before the moment that was asked for
+
+
+def missed_warning(environ: Mapping[str, str], before: int, now: float) -> float | None:
+    """Seconds from `now` (wall time) to the moment at which a launcher that comes up now warns itself: 0 at once.
+
+    None when the warning cannot have come yet, is not asked for, or Slurm does not tell when the time is up
+    (SLURM_JOB_END_TIME is newer than 22.05). before: seconds before that end at which Slurm is to warn.
+    """
+    try:
+        end = float(environ["SLURM_JOB_END_TIME"])
+    except (KeyError, ValueError):
+        return None
+    moment = end - before
+    if not before or not moment - EARLY <= now < end:  # beyond the end: this node's clock is wrong
+        return None
+    return max(0.0, moment - now)

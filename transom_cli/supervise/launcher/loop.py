@@ -1,4 +1,4 @@
-"""The launcher: owns one attempt, in the batch script. All judgement is in `core.ladder`."""
+"""The launcher: owns one attempt, in the batch script. All judgement is in `core.launcher`."""
 
 from __future__ import annotations
 
@@ -23,21 +23,25 @@ from transom_cli.health.check import HealthOptions
 from transom_cli.plural import several
 from transom_cli.slurm.port import Slurm
 from transom_cli.supervise.beatwatch import BeatWatch
-from transom_cli.supervise.launcher import history, latewarning
+from transom_cli.supervise.launcher import history
 from transom_cli.supervise.launcher.agents import Agents
-from transom_cli.supervise.launcher.allocation import allocation_from
-from transom_cli.supervise.launcher.examining import Examining
-from transom_cli.supervise.launcher.faultwatch import FaultWatch
-from transom_cli.supervise.launcher.giveback import GiveBack
-from transom_cli.supervise.launcher.hands import LaunchHands
-from transom_cli.supervise.launcher.linger import Wanted, ended_by_slurm, forget_hold, give_up_nodes, go_on, linger
-from transom_cli.supervise.launcher.log import LauncherLog, say
-from transom_cli.supervise.launcher.nodewatch import NodeWatch
+from transom_cli.supervise.launcher.allocation import allocation_from, missed_warning
+from transom_cli.supervise.launcher.anomalies import AnomalyReporter
+from transom_cli.supervise.launcher.executor import Executor
+from transom_cli.supervise.launcher.handoff import (
+    NextAttempt,
+    await_operator,
+    clear_hold,
+    ended_by_slurm,
+    hand_off,
+)
+from transom_cli.supervise.launcher.journal import LauncherJournal, say
+from transom_cli.supervise.launcher.monitor import Monitor
+from transom_cli.supervise.launcher.node_monitor import FaultMonitor, NodeMonitor, WarmUp
+from transom_cli.supervise.launcher.node_release import NodeRelease, release_nodes
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
-from transom_cli.supervise.launcher.reporting import Reporter
-from transom_cli.supervise.launcher.sight import Sight
+from transom_cli.supervise.launcher.preflight import NodeChecks
 from transom_cli.supervise.launcher.training import TrainingStep
-from transom_cli.supervise.launcher.warming import Warming
 
 TURN = 0.05
 EXITS = 0.2  # seconds between two looks at the ranks' exit records
@@ -53,17 +57,17 @@ _LEAVE = (signal.SIGTERM, signal.SIGINT)
 
 
 class Launcher:
-    """The loop around `core.ladder`: hears the ranks, the beats, Slurm's signals; does what is ordered."""
+    """The loop around `core.launcher`: hears the ranks, the beats, Slurm's signals; does what is actioned."""
 
     def __init__(self, allocation: Allocation, options: LaunchOptions) -> None:
         self._allocation = allocation
         self._options = options
         self._attempt = options.run.attempt(allocation.job_id, allocation.restart)
-        self._log = LauncherLog(self._attempt.launcher_journal)
+        self._log = LauncherJournal(self._attempt.launcher_journal)
         self._signals: list[int] = []
         self._unheard: list[int] = []  # signals that came while no launch could hear them
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._nodewatch = NodeWatch(self._inbox)
+        self._nodes = NodeMonitor(self._inbox)
         self._stop_by: float | None = None
         self._looked = self._looked_exits = self._signed = float("-inf")
         self._turned = time.monotonic()  # when the loop last came round
@@ -80,8 +84,8 @@ class Launcher:
             signal.signal(number, lambda n, _frame: self._signals.append(n))  # no work inside a handler
         signal.signal(signal.SIGCONT, self._on_continue)
         options, nodes = self._options, self._allocation.nodes
-        missed_for = latewarning.missed_for(os.environ, options.warn_before, time.time())
-        self._warn_at = float("inf") if missed_for is None else self._now() + missed_for
+        missed = missed_warning(os.environ, options.warn_before, time.time())
+        self._warn_at = float("inf") if missed is None else self._now() + missed
         policy = Policy(
             relaunches=options.relaunches,
             max_without_progress=options.max_without_progress,
@@ -97,15 +101,15 @@ class Launcher:
         self._journal("attempt", nodes=nodes, host=socket.gethostname(), pid=os.getpid())
         self._watch = BeatWatch(self._attempt.nodes, options.limits)
         self._agents = Agents(self._allocation, options, self._attempt, self._journal, self._asked_to_leave)
-        self._hands = LaunchHands(self._allocation, options, self._attempt, self._agents, self._inbox, self._journal)
-        self._examining = Examining(self._allocation, options, self._attempt, self._inbox, self._agents.addresses)
-        self._faultwatch = FaultWatch(self._inbox, lambda node: self._agents.ask(node, "faults", PROBE))
-        self._giveback = GiveBack(self._allocation, _slurm, self._journal)
-        self._sight = Sight(options, self._attempt, self._watch, lambda: self._state, self._agents.dead)
-        self._reporter = Reporter(self._attempt, options.checkpoints, self._journal, self._inbox.put)
+        self._executor = Executor(self._allocation, options, self._attempt, self._agents, self._inbox, self._journal)
+        self._checks = NodeChecks(self._allocation, options, self._attempt, self._inbox, self._agents.addresses)
+        self._faults = FaultMonitor(self._inbox, lambda node: self._agents.ask(node, "faults", PROBE))
+        self._release = NodeRelease(self._allocation, _slurm, self._journal)
+        self._monitor = Monitor(options, self._attempt, self._watch, lambda: self._state, self._agents.dead)
+        self._reporter = AnomalyReporter(self._attempt, options.checkpoints, self._journal, self._inbox.put)
         with_agents = self._start_agents()
         self._reporter.start()
-        threading.Thread(target=forget_hold, args=(options.run, self._allocation), daemon=True).start()
+        threading.Thread(target=clear_hold, args=(options.run, self._allocation), daemon=True).start()
         try:
             begun = history.begun(options.run, self._attempt, options.checkpoints, options.expiry)
             self._hear(replace(begun, at=self._now(), memory=with_agents))
@@ -120,20 +124,20 @@ class Launcher:
             else:
                 self._give_up_idle_nodes()
         finally:
-            self._nodewatch.stop()
+            self._nodes.stop()
             self._reporter.stop()
-            self._hands.leftovers.stop()
-            self._giveback.stop()
+            self._executor.orphans.stop()
+            self._release.stop()
             self._agents.stop(at_once=bool(self._state.stop) or self._asked_to_leave())
         return self._code
 
     def _hand_over(self) -> None:
         """To the operator, or else to Slurm; then Slurm removes what is left of the training step."""
         run, leave = self._options.run, self._asked_to_leave
-        if linger(run, leave) and self._again:
+        if await_operator(run, leave) and self._again:
             self._journal("requeue", how=self._again)
-            wanted = Wanted(self._again, self._why, self._options.resubmit)
-            go_on(run, self._allocation, wanted, leave, self._journal)
+            wanted = NextAttempt(self._again, self._why, self._options.resubmit)
+            hand_off(run, self._allocation, wanted, leave, self._journal)
         if self._step is not None:
             self._step.kill()
 
@@ -144,23 +148,23 @@ class Launcher:
             return
         if ended_by_slurm(self._allocation.job_id):
             self._journal("requeue", how="requeue")
-            wanted = Wanted("requeue", self._why, self._options.resubmit)
-            go_on(run, self._allocation, wanted, lambda: True, self._journal)
+            wanted = NextAttempt("requeue", self._why, self._options.resubmit)
+            hand_off(run, self._allocation, wanted, lambda: True, self._journal)
 
     def _give_up_idle_nodes(self) -> None:
         state, overdue = self._state, self._watch.overdue(self._now())
-        kept = self._giveback.kept()
+        kept = self._release.kept()
         idle = (n for n in kept if n not in state.nodes.training)
         gone = tuple(n for n in idle if n not in state.nodes.ready or n in overdue)
         if gone and state.nodes.training:
-            give_up_nodes(replace(self._allocation, nodes=kept), gone)
+            release_nodes(replace(self._allocation, nodes=kept), gone)
 
     def _asked_to_leave(self) -> bool:
         return any(n in _LEAVE for n in self._signals)
 
     @property
     def _step(self) -> TrainingStep | None:
-        return self._hands.step
+        return self._executor.step
 
     def _make_attempt_dir(self) -> None:
         try:
@@ -185,11 +189,11 @@ class Launcher:
         nodes = self._allocation.nodes if self._options.leave_drained else ()
 
         def probe(node: str) -> dict[str, object]:
-            given_back = node in self._giveback.returned
+            given_back = node in self._release.returned
             return {"error": "given back"} if given_back else self._agents.ask(node, "probe", PROBE)
 
-        warming = Warming(self._agents, self._journal, lambda: self._state)
-        self._nodewatch.start(nodes, self._state.nodes.spares, probe, _slurm, warming)
+        warm_up = WarmUp(self._agents, self._journal, lambda: self._state)
+        self._nodes.start(nodes, self._state.nodes.spares, probe, _slurm, warm_up)
 
     # --- time ---
 
@@ -224,7 +228,7 @@ class Launcher:
                 break
         if self._step is not None and self._state.phase is Phase.TRAINING and now - self._looked_exits >= EXITS:
             self._looked_exits = now
-            for heard in self._sight.of_step(now, self._step):
+            for heard in self._monitor.step_events(now, self._step):
                 self._hear(heard)
         if now - self._looked >= self._look_every:
             self._looked = now
@@ -234,9 +238,9 @@ class Launcher:
     def _hear(self, heard: Event) -> None:
         if isinstance(heard, launcher.SpareChecked):
             self._journal("spare", node=heard.node, good=heard.good, words=heard.words)
-        self._state, orders = launcher.decide(self._state, heard)
-        for order in orders:
-            self._do(order)
+        self._state, actions = launcher.decide(self._state, heard)
+        for action in actions:
+            self._do(action)
             self._sign(self._now())  # a story of many lines takes its time on a slow file system
 
     def _sign(self, now: float) -> None:
@@ -271,60 +275,60 @@ class Launcher:
 
     def _look_at_beats(self, now: float) -> None:
         self._watch.look(now)
-        self._faultwatch.look(self._watch.tables, now)
-        late = tuple(n for n in self._watch.overdue(now) if n not in self._giveback.returned)
+        self._faults.look(self._watch.tables, now)
+        late = tuple(n for n in self._watch.overdue(now) if n not in self._release.returned)
         if late and not self._state.stop:
             self._agents.revive(late)
-        if self._sight.stepping and self._step is not None:
+        if self._monitor.stepping and self._step is not None:
             while self._unheard:
                 self._step.signal(self._unheard.pop(0))
-        for heard in self._sight.of_beats(now):
+        for heard in self._monitor.heartbeat_events(now):
             self._hear(heard)
-        if self._sight.stepping:
-            self._giveback.look(self._state, self._hands.leftovers.on)
+        if self._monitor.stepping:
+            self._release.look(self._state, self._executor.orphans.on)
 
     # --- doing ---
 
-    def _do(self, order: Action) -> None:
-        if isinstance(order, launcher.StartLaunch):
-            self._start(order)
-        elif isinstance(order, launcher.RollBack):
-            self._hands.go_back(order)
-        elif isinstance(order, launcher.CheckNodes):
-            self._examining.check(order)
-        elif isinstance(order, launcher.RequestCheckpoint):
-            self._hands.flush(order, self._watch.overdue(self._now()), self._watch.step_time)
-        elif isinstance(order, launcher.PersistMemory):
-            self._hands.keep(order)
-        elif isinstance(order, launcher.EndLaunch):
-            self._hands.end(order)
-        elif isinstance(order, launcher.ReadLogs):
-            self._hands.read(order)
-        elif isinstance(order, launcher.Journal):
-            self._journal("heal", **vars(order))
-            say(f"transom: {f'{order.incident} {order.what}'.strip()}: {order.words}")
+    def _do(self, action: Action) -> None:
+        if isinstance(action, launcher.StartLaunch):
+            self._start(action)
+        elif isinstance(action, launcher.RollBack):
+            self._executor.roll_back(action)
+        elif isinstance(action, launcher.CheckNodes):
+            self._checks.check(action)
+        elif isinstance(action, launcher.RequestCheckpoint):
+            self._executor.request_checkpoint(action, self._watch.overdue(self._now()), self._watch.step_time)
+        elif isinstance(action, launcher.PersistMemory):
+            self._executor.persist_memory(action)
+        elif isinstance(action, launcher.EndLaunch):
+            self._executor.end(action)
+        elif isinstance(action, launcher.ReadLogs):
+            self._executor.read_logs(action)
+        elif isinstance(action, launcher.Journal):
+            self._journal("heal", **vars(action))
+            say(f"transom: {f'{action.incident} {action.what}'.strip()}: {action.words}")
         else:
-            self._leave(order)
+            self._leave(action)
 
-    def _start(self, order: launcher.StartLaunch) -> None:
-        if not self._nodewatch.started:  # only now is it known which nodes stand by
+    def _start(self, action: launcher.StartLaunch) -> None:
+        if not self._nodes.started:  # only now is it known which nodes stand by
             self._watch_nodes()
-        world = self._options.tasks_per_node * len(order.nodes)
-        where = f"{several(world, 'rank')} on {several(len(order.nodes), 'node')}"
-        logs = self._attempt.logs(order.launch)  # said before srun can say anything (`batchlog.of_attempt`)
-        say(f"transom: launch {order.launch} of attempt {self._attempt.name}: {where}, logs in {logs}")
-        argv = self._hands.start(order)
+        world = self._options.tasks_per_node * len(action.nodes)
+        where = f"{several(world, 'rank')} on {several(len(action.nodes), 'node')}"
+        logs = self._attempt.logs(action.launch)  # said before srun can say anything (`batchlog.of_attempt`)
+        say(f"transom: launch {action.launch} of attempt {self._attempt.name}: {where}, logs in {logs}")
+        argv = self._executor.start(action)
         if argv is None:
             return
-        idle = tuple(n for n in self._allocation.nodes if n not in order.nodes)
-        self._journal("launch", nodes=order.nodes, idle=idle, world_size=world, argv=argv, faults=order.faults)
+        idle = tuple(n for n in self._allocation.nodes if n not in action.nodes)
+        self._journal("launch", nodes=action.nodes, idle=idle, world_size=world, argv=argv, faults=action.faults)
 
-    def _leave(self, order: launcher.FinishAttempt) -> None:
+    def _leave(self, action: launcher.FinishAttempt) -> None:
         """outcome.json is written last: whoever reads it may believe the rest of the attempt directory."""
-        told = order.outcome
-        self._code, self._failed, self._again = order.exit_code, told.status == "failed", order.again
+        told = action.outcome
+        self._code, self._failed, self._again = action.exit_code, told.status == "failed", action.again
         self._why = told.why
-        self._journal("outcome", status=told.status, why=told.why, exit_code=order.exit_code)
+        self._journal("outcome", status=told.status, why=told.why, exit_code=action.exit_code)
         text = json.dumps(plain(told)) + "\n"
         try:
             publish_text(self._attempt.outcome, text)

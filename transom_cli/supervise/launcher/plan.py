@@ -1,18 +1,23 @@
 """The command lines of one launch: the agents' step and the training step. Pure.
 
-Lists of words all the way; nothing here meets a shell.
+All are lists of words; nothing here meets a shell.
+
+In a container (Apptainer or Singularity) runs only a rank's command. Its wrapper stays outside, so the image needs
+nothing of transom's. By default /dev, with /dev/shm, and the processes are the host's, and the command gets the signals
+that srun sends.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from transom_cli.core.policy import Rule
 from transom_cli.core.stall import StallLimits
+from transom_cli.errors import UsageError
 from transom_cli.health.check import HealthOptions
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.start import own
@@ -205,3 +210,36 @@ def training_env(base: Mapping[str, str], master: str, port: int, run: RunDir) -
     env["TRANSOM_RUN_DIR"] = str(run.path)
     env.setdefault("TRANSOM_CHECKPOINT_DIR", str(run.checkpoints))
     return env
+
+
+PROGRAMS = ("apptainer", "singularity")
+_GPU_FLAGS = ("--nv", "--nvccli", "--rocm")
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image, and what its user adds: mounts as SRC:DST[:flags], flags of `apptainer exec` each one whole."""
+
+    image: str
+    mounts: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+
+
+def container_words(image: Image, program: str, folders: Sequence[Path], *, gpus: bool) -> tuple[str, ...]:
+    """`PROGRAM exec ... IMAGE`, for before the command. folders: which the ranks need at the same path as outside."""
+    by_user = {mount.split(":")[1] if ":" in mount else mount for mount in image.mounts}
+    binds = [str(folder) for folder in dict.fromkeys(folders) if str(folder) not in by_user]
+    given = gpus and not any(arg in _GPU_FLAGS for arg in image.args)
+    words = [f"--bind={bind}" for bind in (*binds, *image.mounts)]
+    return (program, "exec", *(["--nv"] if given else []), *words, *image.args, image.image)
+
+
+def find_program(which: Callable[[str], str | None]) -> str:
+    found = next((name for name in PROGRAMS if which(name) is not None), None)
+    if found is None:
+        raise UsageError(
+            "Neither apptainer nor singularity is here, and the training is to run in a container by it",
+            "looked for on the PATH of the batch script, after `job.setup`",
+            "load it there: --set 'job.setup=[\"module load apptainer\"]'",
+        )
+    return found

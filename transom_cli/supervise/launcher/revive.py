@@ -13,7 +13,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from transom_cli.errors import TransomError
 from transom_cli.health.finding import Finding, Verdict
@@ -22,6 +21,7 @@ from transom_cli.heartbeat.places import ROLE
 from transom_cli.layout import AttemptDir
 from transom_cli.slurm.port import SlurmDenied, SlurmRefused, SlurmUnknown
 from transom_cli.supervise.launcher import plan as launchplan
+from transom_cli.supervise.launcher.journal import JournalWriter
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 
 TRIES = 3  # for each node and attempt
@@ -35,10 +35,6 @@ PEERS = 8  # other nodes of the job, which this host should reach
 PARALLEL = 8  # nodes at once: a file system that is late makes all tables late
 
 
-class Journal(Protocol):
-    def __call__(self, kind: str, **fields: Any) -> None: ...
-
-
 class Revival:
     """`lives(node)` asks the agent itself. `journal` is the launcher's. Safe to call from any thread."""
 
@@ -48,7 +44,7 @@ class Revival:
         options: LaunchOptions,
         attempt: AttemptDir,
         lives: Callable[[str], bool],
-        journal: Journal,
+        journal: JournalWriter,
     ) -> None:
         self._allocation, self._options, self._attempt = allocation, options, attempt
         self._lives, self._journal = lives, journal

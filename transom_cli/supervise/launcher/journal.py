@@ -1,6 +1,6 @@
-"""What a launcher leaves for others: its journal, where the operator reads it, and words in the job's own log.
+"""The launcher's journal, where the operator reads it, and its messages in the job's log.
 
-A full disk is no reason to end a training: what cannot be written is left out.
+A full disk does not end a training: entries that cannot be written are left out.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ import contextlib
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from transom_cli.core.codec import plain
 
 
-class LauncherLog:
+class JournalWriter(Protocol):
+    def __call__(self, kind: str, **fields: Any) -> None: ...
+
+
+class LauncherJournal:
     def __init__(self, path: Path) -> None:
         self._path = path
 

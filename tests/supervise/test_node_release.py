@@ -13,8 +13,8 @@ import pytest
 from transom_cli.core.launcher import Nodes, State
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmRefused, SlurmUnknown, Submission
-from transom_cli.supervise.launcher import giveback
-from transom_cli.supervise.launcher.giveback import GiveBack
+from transom_cli.supervise.launcher import node_release
+from transom_cli.supervise.launcher.node_release import NodeRelease
 from transom_cli.supervise.launcher.plan import Allocation
 
 
@@ -43,7 +43,7 @@ class World:
         self.nodes = self.slurm.job(self.job).nodes
         self.told: list[str] = []
         allocation = Allocation(self.job, 0, self.nodes, host=self.nodes[0])
-        self.back = GiveBack(allocation, lambda: self.slurm, self._journal)
+        self.back = NodeRelease(allocation, lambda: self.slurm, self._journal)
 
     def _journal(self, kind: str, **fields: Any) -> None:
         self.told.append(fields["words"])
@@ -65,7 +65,7 @@ class World:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(giveback, "backoff", lambda _: 0.01)
+    monkeypatch.setattr(node_release, "backoff", lambda _: 0.01)
 
 
 def test_a_drained_node_goes_back_once_it_carries_no_rank(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_drained_node_goes_back_once_it_carries_no_rank(tmp_path: Path) -> Non
     world.look((0, 2), (1,), lambda node: node == n2)
     assert world.slurm.asked == [], "ranks of a former launch may live there"
     world.look((0, 2), (1,))
-    assert world.settle(1) == [f"{n2} is given back: it is being drained, and carries no rank any more"]
+    assert world.settle(1) == [f"{n2} is given back: it is being drained, and runs no rank any more"]
     assert world.slurm.job(world.job).nodes == (n1, n3, n4) == world.back.kept()
     for _ in range(3):
         world.look((0, 2), (1, 3))

@@ -22,7 +22,7 @@ from transom_cli.heartbeat.spent import NodeSpent, RankSpent, decode
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.agent.spending import Spending
-from transom_cli.supervise.launcher.reporting import Reporter, hottest
+from transom_cli.supervise.launcher.anomalies import AnomalyReporter, hottest
 from transom_cli.supervise.reported import read_reports
 
 
@@ -35,7 +35,7 @@ class Told:
         self.lines: list[dict[str, Any]] = []
         self.heard: list[AnomalyReported] = []
         self.checkpoints = tmp_path / "checkpoints"
-        self.reporter = Reporter(self.attempt, self.checkpoints, self.journal, self.heard.append)
+        self.reporter = AnomalyReporter(self.attempt, self.checkpoints, self.journal, self.heard.append)
 
     def journal(self, kind: str, **fields: Any) -> None:
         self.lines.append({"type": kind, **fields})

@@ -15,7 +15,7 @@ from transom_cli.core.launcher import THIS_LAUNCHER, EndLaunch, Event, LaunchEnd
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.supervise.launcher.agents import Agents
-from transom_cli.supervise.launcher.hands import LaunchHands
+from transom_cli.supervise.launcher.executor import Executor
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.launcher.training import TrainingStep
 
@@ -41,18 +41,18 @@ class Step(TrainingStep):
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LaunchHands, Agents, queue.SimpleQueue[Event]]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Executor, Agents, queue.SimpleQueue[Event]]:
     monkeypatch.setattr(bootstrap, "launcher_slurm", FakeSlurm)
     run, allocation = RunDir(tmp_path), Allocation(7, 0, NODES)
     options = LaunchOptions(run, "srun", ("true",), (sys.executable,))
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
     agents = Agents(allocation, options, run.attempt(7, 0), lambda *_, **__: None, lambda: False)
-    hands = LaunchHands(allocation, options, run.attempt(7, 0), agents, inbox, lambda *_, **__: None)
-    hands._nodes, hands.step = NODES, Step()
-    return hands, agents, inbox
+    executor = Executor(allocation, options, run.attempt(7, 0), agents, inbox, lambda *_, **__: None)
+    executor._nodes, executor.step = NODES, Step()
+    return executor, agents, inbox
 
 
-World = tuple[LaunchHands, Agents, "queue.SimpleQueue[Event]"]
+World = tuple[Executor, Agents, "queue.SimpleQueue[Event]"]
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, asked: list[tuple[str, str]]) -> None:
@@ -72,22 +72,22 @@ def ended(inbox: queue.SimpleQueue[Event]) -> LaunchEnded:
 
 
 def test_an_srun_that_does_not_end_is_no_nodes_fault(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    hands, _, inbox = world
+    executor, _, inbox = world
     answers(monkeypatch, [])
-    hands.step = step = Step(ends=False)
-    hands.end(EndLaunch(0, "l1", evidence=False))
+    executor.step = step = Step(ends=False)
+    executor.end(EndLaunch(0, "l1", evidence=False))
     assert ended(inbox).survivors == ((THIS_LAUNCHER, "srun of launch 0"),)
     assert step.killed
 
 
 def test_a_fault_of_ours_is_no_nodes_fault(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    hands, agents, inbox = world
+    executor, agents, inbox = world
 
     def end(*_: object) -> LaunchEnded:
         raise RuntimeError("no thread can be started")
 
     monkeypatch.setattr(agents, "end", end)
-    hands.end(EndLaunch(0, "l1", evidence=False))
+    executor.end(EndLaunch(0, "l1", evidence=False))
     ((node, words),) = ended(inbox).survivors
     assert node == THIS_LAUNCHER and "no thread can be started" in words
 
@@ -95,21 +95,21 @@ def test_a_fault_of_ours_is_no_nodes_fault(world: World, monkeypatch: pytest.Mon
 def test_without_room_for_evidence_the_launch_is_ended_all_the_same(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    hands, _, inbox = world
+    executor, _, inbox = world
     asked: list[tuple[str, str]] = []
     answers(monkeypatch, asked)
     (tmp_path / "attempts").write_text("in the way")  # nothing can be made below it
-    hands.end(EndLaunch(0, "l1", evidence=True))
+    executor.end(EndLaunch(0, "l1", evidence=True))
     assert ended(inbox) == LaunchEnded(0.0, 0)
     assert sorted(asked[2:]) == [(node, "end") for node in NODES]
 
 
 def test_evidence_that_fails_is_told_and_the_launch_is_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    hands, agents, inbox = world
+    executor, agents, inbox = world
     asked: list[tuple[str, str]] = []
     answers(monkeypatch, asked)
     monkeypatch.setattr(agents, "evidence", lambda *_: 1 / 0)
-    hands.end(EndLaunch(0, "l1", evidence=True))
+    executor.end(EndLaunch(0, "l1", evidence=True))
     assert ended(inbox) == LaunchEnded(0.0, 0, evidence=("no evidence: ZeroDivisionError('division by zero')",))
     assert sorted(asked) == [(node, "end") for node in NODES]
 
@@ -117,7 +117,7 @@ def test_evidence_that_fails_is_told_and_the_launch_is_ended(world: World, monke
 def test_who_the_others_wait_for_is_told_before_what_each_did(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    hands, agents, inbox = world
+    executor, agents, inbox = world
     answers(monkeypatch, [])
     folder = RunDir(tmp_path).attempt(7, 0).evidence("l1")
 
@@ -128,7 +128,7 @@ def test_who_the_others_wait_for_is_told_before_what_each_did(
         return ("rank 0 on n1, state T",)
 
     monkeypatch.setattr(agents, "evidence", evidence)
-    hands.end(EndLaunch(0, "l1", evidence=True))
+    executor.end(EndLaunch(0, "l1", evidence=True))
     first, second = ended(inbox).evidence
     assert first.startswith("non-communication hang: rank 0 is stopped (state T") and second == "rank 0 on n1, state T"
 
@@ -136,29 +136,29 @@ def test_who_the_others_wait_for_is_told_before_what_each_did(
 def test_exit_records_that_cannot_be_read_do_not_make_a_launch_live_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hands, _, inbox = world
+    executor, _, inbox = world
     answers(monkeypatch, [])
-    hands.step = Step(error=OSError(116, "Stale file handle"))
-    hands.end(EndLaunch(0, "l1", evidence=False))
+    executor.step = Step(error=OSError(116, "Stale file handle"))
+    executor.end(EndLaunch(0, "l1", evidence=False))
     assert ended(inbox) == LaunchEnded(0.0, 0)
 
 
 def test_an_srun_that_would_wait_for_a_silent_node_is_killed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    hands, _, inbox = world
+    executor, _, inbox = world
     monkeypatch.setattr(Agents, "_ask", lambda _, node, *__: {"ok": True} if node == "n1" else {"error": "late"})
-    hands.step = step = Step(ends=False)
-    hands.end(EndLaunch(0, "l1", evidence=False))
+    executor.step = step = Step(ends=False)
+    executor.end(EndLaunch(0, "l1", evidence=False))
     assert ended(inbox) == LaunchEnded(0.0, 0, unheard=("n2",)) and step.killed
-    assert (hands.leftovers.on("n1"), hands.leftovers.on("n2")) == (False, True)
-    hands.leftovers.stop()
+    assert (executor.orphans.on("n1"), executor.orphans.on("n2")) == (False, True)
+    executor.orphans.stop()
 
 
 def test_what_is_set_back_is_on_disk_before_the_next_launch(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hands, _, _ = world
+    executor, _, _ = world
     monkeypatch.chdir(tmp_path)
-    hands.go_back(RollBack(3, 20, (21, 30), "nan_loss"))
+    executor.roll_back(RollBack(3, 20, (21, 30), "nan_loss"))
     (told,) = setbacks(Path("checkpoints"))
     assert (told.launch, told.to, told.skip, told.why) == ("7.0.3", 20, (21, 30), "nan_loss")
     assert Path("checkpoints/.fence").read_text().strip() == "7.0.3", "what lives on of older launches is kept out"
@@ -167,11 +167,11 @@ def test_what_is_set_back_is_on_disk_before_the_next_launch(
 def test_a_launch_that_cannot_be_set_back_is_not_started(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hands, _, inbox = world
+    executor, _, inbox = world
     monkeypatch.chdir(tmp_path)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/.setbacks").write_text("{torn")
-    hands.go_back(RollBack(3, 20, None, "nan_loss"))
-    assert hands.start(StartLaunch(3, NODES)) is None
+    executor.roll_back(RollBack(3, 20, None, "nan_loss"))
+    assert executor.start(StartLaunch(3, NODES)) is None
     told = inbox.get(timeout=1)
     assert isinstance(told, StartFailed) and "cannot be set back to step 20" in told.words

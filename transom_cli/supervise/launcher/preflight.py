@@ -24,7 +24,7 @@ WHOLE = 64  # nodes of which all findings are kept
 Examine = Callable[[int, tuple[str, ...], HealthRequest], Report]
 
 
-class Examining:
+class NodeChecks:
     """addresses: of the nodes, for one another. `examine` is `health.run.check_job`, but for tests."""
 
     def __init__(

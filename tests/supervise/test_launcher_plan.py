@@ -11,10 +11,12 @@ from transom_cli import start
 from transom_cli.errors import UsageError
 from transom_cli.layout import RunDir
 from transom_cli.supervise.launcher.allocation import require_commands
-from transom_cli.supervise.launcher.containing import Image, container_words, find_program
 from transom_cli.supervise.launcher.plan import (
     Allocation,
+    Image,
     LaunchOptions,
+    container_words,
+    find_program,
     hosts_file,
     training_argv,
     training_env,

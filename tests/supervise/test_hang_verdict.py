@@ -1,4 +1,4 @@
-"""What a hang's evidence tells the launcher: a line or two, in time, whatever stands in the files."""
+"""The launcher's verdict on a hang: short, in time, and robust against any evidence file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from transom_cli.diagnose.clue import Category, Clue, Culprit
-from transom_cli.supervise.launcher import hangwords
-from transom_cli.supervise.launcher.hangwords import HangTold, hang_told, told, words
+from transom_cli.supervise.launcher import executor
+from transom_cli.supervise.launcher.executor import HangVerdict, hang_words, judge_hang, verdict_of
 
 STACK = 'Thread 1 (idle): "MainThread"\n    {}\n    step (train.py:9)\n'
 
@@ -19,20 +19,20 @@ def test_who_the_others_wait_for(tmp_path: Path) -> None:
         where = "__next__ (torch/utils/data/dataloader.py:708)"
         other = "all_reduce (torch/distributed/distributed_c10d.py:9)"
         (tmp_path / f"rank-{rank}.stack.txt").write_text(STACK.format(where if rank == 2 else other))
-    first, second = hang_told(tmp_path).words
+    first, second = judge_hang(tmp_path).words
     assert first == "non-communication hang: rank 2 is in the data loader, the others wait (confidence 0.85)"
     assert second.startswith("ranks 0, 1, 3 are in a collective: all_reduce (")
 
 
 def test_nothing_is_said_where_nothing_is_known(tmp_path: Path) -> None:
-    assert hang_told(tmp_path) == hang_told(tmp_path / "none") == told(()) == HangTold()
-    assert words((Clue("stacks", Category.NCCL_HANG, 0.3, ("a guess",)),)) == ()
+    assert judge_hang(tmp_path) == judge_hang(tmp_path / "none") == verdict_of(()) == HangVerdict()
+    assert hang_words((Clue("stacks", Category.NCCL_HANG, 0.3, ("a guess",)),)) == ()
 
 
 def test_a_folder_that_does_not_answer_holds_up_no_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
-    monkeypatch.setattr(hangwords, "gather", lambda *_, **__: go_on.wait(60.0) and ())
-    assert hang_told(tmp_path, 0.05).words == (f"evidence not judged within 0 s: see {tmp_path}",)
+    monkeypatch.setattr(executor, "gather", lambda *_, **__: go_on.wait(60.0) and ())
+    assert judge_hang(tmp_path, 0.05).words == (f"evidence not judged within 0 s: see {tmp_path}",)
     go_on.set()
 
 
@@ -42,15 +42,15 @@ def test_flight_recorders_that_take_too_long_leave_the_stacks_word(
     for rank, state in enumerate("SST"):
         (tmp_path / f"rank-{rank}.proc.json").write_text(f'{{"state": "{state}"}}')
     go_on = threading.Event()
-    monkeypatch.setattr(hangwords, "read_hang", lambda _: go_on.wait(60.0) and ())
-    first, second = hang_told(tmp_path, 1.0).words
+    monkeypatch.setattr(executor, "read_hang", lambda _: go_on.wait(60.0) and ())
+    first, second = judge_hang(tmp_path, 1.0).words
     assert first.startswith("non-communication hang: rank 2 is stopped") and second.startswith("evidence not judged")
     go_on.set()
 
 
 def test_a_fault_of_ours_holds_up_no_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hangwords, "read_hang", lambda _: 1 / 0)
-    assert hang_told(tmp_path).words == ("evidence not judged: ZeroDivisionError('division by zero')",)
+    monkeypatch.setattr(executor, "read_hang", lambda _: 1 / 0)
+    assert judge_hang(tmp_path).words == ("evidence not judged: ZeroDivisionError('division by zero')",)
 
 
 @pytest.mark.parametrize(("culprits", "confidence", "nodes"), [
@@ -61,4 +61,4 @@ def test_a_fault_of_ours_holds_up_no_launch(tmp_path: Path, monkeypatch: pytest.
     ((), 0.9, ()),
 ])  # fmt: skip
 def test_one_node_alone_is_a_suspect(culprits: tuple[Culprit, ...], confidence: float, nodes: tuple[str, ...]) -> None:
-    assert told((Clue("stacks", Category.NCCL_HANG, confidence, ("x",), culprits),)).nodes == nodes
+    assert verdict_of((Clue("stacks", Category.NCCL_HANG, confidence, ("x",), culprits),)).nodes == nodes

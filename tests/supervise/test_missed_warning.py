@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transom_cli.supervise.launcher.latewarning import missed_for
+from transom_cli.supervise.launcher.allocation import missed_warning
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ from transom_cli.supervise.launcher.latewarning import missed_for
     ],
 )
 def test_the_warning_that_was_missed(environ: dict[str, str], before: int, now: float, seconds: float | None) -> None:
-    assert missed_for(environ, before, now) == seconds
+    assert missed_warning(environ, before, now) == seconds

@@ -11,15 +11,15 @@ import pytest
 from transom_cli.core.launcher import Event, NodesDraining, SpareChecked
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import Node, SlurmUnknown
-from transom_cli.supervise.launcher import nodewatch
-from transom_cli.supervise.launcher.nodewatch import NodeWatch
+from transom_cli.supervise.launcher import node_monitor
+from transom_cli.supervise.launcher.node_monitor import NodeMonitor
 
 
 @pytest.fixture
 def inbox(monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[Event]:
-    monkeypatch.setattr(nodewatch, "DRAIN_EVERY", 0.05)
-    monkeypatch.setattr(nodewatch, "SPARE_EVERY", 0.05)
-    monkeypatch.setattr(nodewatch, "WARM_EVERY", 0.05)
+    monkeypatch.setattr(node_monitor, "DRAIN_EVERY", 0.05)
+    monkeypatch.setattr(node_monitor, "SPARE_EVERY", 0.05)
+    monkeypatch.setattr(node_monitor, "WARM_EVERY", 0.05)
     return queue.SimpleQueue()
 
 
@@ -33,7 +33,7 @@ def test_a_spare_is_ready_once_its_agent_answers_and_given_up_when_it_does_not(
     answers: list[dict[str, object]] = [{"error": "late"}, {"ok": True}, {"error": "late"}, {"ok": True}]
     answers += [{"error": "refused"}] * 5 + [{"ok": True}] * 100
 
-    watch = NodeWatch(inbox)
+    watch = NodeMonitor(inbox)
     watch.start((), ("n4",), lambda _: answers.pop(0), FakeSlurm)
     assert inbox.get(timeout=10) == SpareChecked(0.0, "n4", good=True)
     assert inbox.get(timeout=10) == SpareChecked(0.0, "n4", good=False, words="refused")
@@ -57,7 +57,7 @@ def test_a_spare_is_warmed_once_when_it_is_ready_and_the_time_has_come(inbox: qu
             done.set()
         return done.is_set()
 
-    watch = NodeWatch(inbox)
+    watch = NodeMonitor(inbox)
     watch.start((), ("n4", "n5"), probe, FakeSlurm, warm)
     assert done.wait(10)
     time.sleep(0.3)
@@ -72,7 +72,7 @@ def test_a_spare_that_takes_long_to_be_warmed_is_looked_at_all_the_while(inbox: 
         looks.append(1)
         return {"ok": len(looks) < 4, "error": "gone"}
 
-    watch = NodeWatch(inbox)
+    watch = NodeMonitor(inbox)
     watch.start((), ("n4",), probe, FakeSlurm, lambda _: over.wait(60))
     assert [inbox.get(timeout=10).good for _ in range(2)] == [True, False]  # type: ignore[attr-defined]
     watch.stop()
@@ -82,7 +82,7 @@ def test_a_spare_that_takes_long_to_be_warmed_is_looked_at_all_the_while(inbox: 
 def test_a_drain_is_told_once_with_its_reason(inbox: queue.SimpleQueue[Event]) -> None:
     admin = FakeSlurm(admin=True, user="root")
     names = tuple(admin.cluster.nodes)
-    watch = NodeWatch(inbox)
+    watch = NodeMonitor(inbox)
     watch.start(names[:2], (), nothing, lambda: admin)
     admin.drain(names[2], "not ours")
     admin.drain(names[1], "a fan")
@@ -102,7 +102,7 @@ def test_a_slurm_that_does_not_answer_drains_nothing(inbox: queue.SimpleQueue[Ev
             Deaf.asked += 1
             raise SlurmUnknown("no answer")
 
-    watch = NodeWatch(inbox)
+    watch = NodeMonitor(inbox)
     watch.start(("n1",), (), nothing, Deaf)
     deadline = time.monotonic() + 10
     while Deaf.asked < 3 and time.monotonic() < deadline:

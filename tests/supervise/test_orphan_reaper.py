@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from transom_cli.core.launcher import THIS_LAUNCHER, LaunchEnded
-from transom_cli.supervise.launcher import leftovers
-from transom_cli.supervise.launcher.leftovers import Leftovers
+from transom_cli.supervise.launcher import node_release
+from transom_cli.supervise.launcher.node_release import OrphanReaper
 
 NODES = ("n1", "n2", "n3")
 
@@ -38,48 +38,48 @@ class Agents:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "AGAIN", 0.02)
+    monkeypatch.setattr(node_release, "AGAIN", 0.02)
 
 
 def test_a_node_that_answers_again_is_freed_of_the_launch_that_it_missed_the_end_of() -> None:
     late = LaunchEnded(0.0, 0, unheard=("n2",))
     agents = Agents(n2=[late, RuntimeError("no thread"), late])
-    left = Leftovers(agents.end, agents.journal)
-    left.left(0, late, NODES)
-    assert left.on("n2") and not left.on("n1")
+    reaper = OrphanReaper(agents.end, agents.journal)
+    reaper.watch(0, late, NODES)
+    assert reaper.on("n2") and not reaper.on("n1")
     assert agents.done.wait(10)
     assert agents.told == [
         {"type": "leftovers", "node": "n2", "words": "n2 answers again: nothing of launch 0 is left there"}
     ]
     time.sleep(0.2)
     assert agents.asked == [(0, ("n2",), 0.0)] * 4, "no other launch, no other node, and not once more"
-    assert not left.on("n2")
+    assert not reaper.on("n2")
 
 
 def test_what_lives_on_is_told_once_and_tried_again() -> None:
     stuck = LaunchEnded(0.0, 1, survivors=(("n3", "process 5 (python, D)"),))
     agents = Agents(n3=[stuck, stuck, stuck])
-    left = Leftovers(agents.end, agents.journal)
-    left.left(1, stuck, NODES)
+    reaper = OrphanReaper(agents.end, agents.journal)
+    reaper.watch(1, stuck, NODES)
     assert agents.done.wait(10)
     assert [t["words"] for t in agents.told] == [
-        "n3 answers again: of launch 1 there lives on: process 5 (python, D)",
+        "n3 answers again: launch 1 survives there: process 5 (python, D)",
         "n3 answers again: nothing of launch 1 is left there",
     ]
 
 
 def test_what_this_launcher_could_not_do_is_on_no_node() -> None:
     agents = Agents()
-    left = Leftovers(agents.end, agents.journal)
-    left.left(0, LaunchEnded(0.0, 0, survivors=((THIS_LAUNCHER, "srun of launch 0"),)), NODES)
+    reaper = OrphanReaper(agents.end, agents.journal)
+    reaper.watch(0, LaunchEnded(0.0, 0, survivors=((THIS_LAUNCHER, "srun of launch 0"),)), NODES)
     time.sleep(0.2)
     assert agents.asked == []
 
 
 def test_after_the_attempt_nothing_is_tried() -> None:
     agents = Agents()
-    left = Leftovers(agents.end, agents.journal)
-    left.stop()
-    left.left(0, LaunchEnded(0.0, 0, unheard=("n2",)), NODES)
+    reaper = OrphanReaper(agents.end, agents.journal)
+    reaper.stop()
+    reaper.watch(0, LaunchEnded(0.0, 0, unheard=("n2",)), NODES)
     time.sleep(0.2)
     assert agents.asked == []

@@ -16,9 +16,9 @@ from transom_cli.health.report import Report
 from transom_cli.health.run import HealthRequest
 from transom_cli.heartbeat.table import NodeTable
 from transom_cli.layout import RunDir
-from transom_cli.supervise.launcher.examining import Examining
-from transom_cli.supervise.launcher.faultwatch import AT_ONCE, FaultWatch
+from transom_cli.supervise.launcher.node_monitor import AT_ONCE, FaultMonitor
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions, agent_argv
+from transom_cli.supervise.launcher.preflight import NodeChecks
 
 NODES = ("n1", "n2")
 ALLOCATION = Allocation(7, 1, NODES, gpus=4, since=1000.0)
@@ -45,7 +45,7 @@ class Case:
         return self._report
 
     def check(self, order: CheckNodes) -> Event:
-        examining = Examining(ALLOCATION, self.options, self.attempt, self.inbox, {}, self.examine)
+        examining = NodeChecks(ALLOCATION, self.options, self.attempt, self.inbox, {}, self.examine)
         examining.check(order)
         return self.inbox.get(timeout=10)
 
@@ -123,7 +123,7 @@ def tables(alarms: int) -> dict[str, NodeTable]:
 def test_an_agent_is_asked_once_for_what_its_table_tells_of_and_speaks_for_its_own_node() -> None:
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
     agent = Agent({"ok": True, "faults": [FAULT, {"verdict": "PASS"}, 7]})
-    watch = FaultWatch(inbox, agent)
+    watch = FaultMonitor(inbox, agent)
     watch.look(tables(0), 1.0)
     assert agent.asked == 0
     for at in (2.0, 9.0):
@@ -138,7 +138,7 @@ def test_an_agent_is_asked_once_for_what_its_table_tells_of_and_speaks_for_its_o
 def test_not_all_nodes_are_asked_at_once() -> None:
     """A shared file system that hangs is told of by all of them together."""
     agent = Agent(*[{"ok": True, "faults": []}] * 100)
-    watch = FaultWatch(queue.SimpleQueue(), agent)
+    watch = FaultMonitor(queue.SimpleQueue(), agent)
     many = {f"n{n}": NodeTable(f"n{n}", "7.1", 1, (), alarms=1) for n in range(100)}
     watch.look(many, 1.0)
     assert len(watch._busy) == AT_ONCE
@@ -155,7 +155,7 @@ def test_an_agent_that_does_not_answer_is_asked_again_later() -> None:
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
     agent = Agent({"error": "no answer"}, {"ok": True, "faults": [FAULT]})
     agent.go.set()
-    watch = FaultWatch(inbox, agent)
+    watch = FaultMonitor(inbox, agent)
     watch.look(tables(1), 1.0)
     while watch._busy:
         threading.Event().wait(0.01)

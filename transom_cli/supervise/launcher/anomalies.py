@@ -28,7 +28,7 @@ from transom_cli.files import replace_text
 from transom_cli.heartbeat.spent import BadSpent, NodeSpent, decode
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.follow import newest_checkpoint
-from transom_cli.supervise.launcher.log import say
+from transom_cli.supervise.launcher.journal import JournalWriter, say
 from transom_cli.supervise.reported import SCHEMA
 
 EVERY = 5.0  # seconds between two looks, as the agents write
@@ -36,14 +36,12 @@ NODES = 100  # more than that many make it longer, each of them by as much again
 HOT = ("host:gpu_clocks", "host:gpu_heat", "host:gpu_power")  # what an agent tells of clocks and heat (health.gpu)
 TAIL = 64 << 10  # bytes of a node's findings that are looked through
 
-Journal = Callable[..., None]
 
-
-class Reporter:
+class AnomalyReporter:
     """One attempt's. `look` is for the thread alone. hear: told of each edge; what it has of `at` is the hearer's."""
 
     def __init__(
-        self, attempt: AttemptDir, checkpoints: Path, journal: Journal, hear: Callable[[AnomalyReported], None]
+        self, attempt: AttemptDir, checkpoints: Path, journal: JournalWriter, hear: Callable[[AnomalyReported], None]
     ) -> None:
         self._attempt, self._checkpoints = attempt, checkpoints
         self._journal, self._hear = journal, hear

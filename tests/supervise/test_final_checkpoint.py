@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from transom_cli.core.launcher import CheckpointPlanned
-from transom_cli.supervise.launcher.flushing import agree
+from transom_cli.supervise.launcher.final_checkpoint import plan_checkpoint
 
 
 class Nodes:
@@ -31,18 +31,18 @@ class Nodes:
 
 def test_the_step_lies_ahead_of_all_ranks() -> None:
     nodes = Nodes(pace=3)
-    assert agree(nodes.ask, 4, 2, step_time=0.1) == CheckpointPlanned(0.0, 4, 103 + 2 + 15, keeps=True)
+    assert plan_checkpoint(nodes.ask, 4, 2, step_time=0.1) == CheckpointPlanned(0.0, 4, 103 + 2 + 15, keeps=True)
     assert nodes.orders == [120] and nodes.step < 120
 
 
 def test_a_step_that_was_passed_meanwhile_is_put_further_ahead() -> None:
     nodes = Nodes(pace=20)
-    found = agree(nodes.ask, 0, 2, step_time=0.1)
+    found = plan_checkpoint(nodes.ask, 0, 2, step_time=0.1)
     assert nodes.orders == [137, 172] and found.step == 172, "140 was reached when 137 had been passed on"
 
 
 def test_ranks_that_outrun_every_order_cannot_be_asked() -> None:
-    found = agree(Nodes(pace=1000).ask, 0, 2, step_time=0.1)
+    found = plan_checkpoint(Nodes(pace=1000).ask, 0, 2, step_time=0.1)
     assert (found.step, found.words) == (-1, "the ranks were faster than the order")
 
 
@@ -54,14 +54,14 @@ def test_ranks_that_outrun_every_order_cannot_be_asked() -> None:
     ],
 )
 def test_why_there_is_no_step(nodes: Nodes, words: str) -> None:
-    found = agree(nodes.ask, 0, 2, step_time=0.1)
+    found = plan_checkpoint(nodes.ask, 0, 2, step_time=0.1)
     assert (found.step, found.words, nodes.orders) == (-1, words, [])
 
 
 def test_all_ranks_must_listen() -> None:
-    assert agree(Nodes(1).ask, 0, 4, step_time=0.1).words == "only 2 of 4 ranks have a Checkpointer"
+    assert plan_checkpoint(Nodes(1).ask, 0, 4, step_time=0.1).words == "only 2 of 4 ranks have a Checkpointer"
 
 
 def test_before_step_times_are_known_the_next_but_one_step_is_tried() -> None:
     nodes = Nodes(pace=0)
-    assert agree(nodes.ask, 0, 2, step_time=0.0).step == 102
+    assert plan_checkpoint(nodes.ask, 0, 2, step_time=0.0).step == 102

@@ -19,7 +19,7 @@ from transom_cli.slurm.successor import resubmit_own_job
 from transom_cli.slurm.tags import has_hold_reason, held_comment, run_tag, successor_tag, tag_of
 from transom_cli.supervise.handed import RECORD, Handed, newest_handed
 from transom_cli.supervise.journal import fold
-from transom_cli.supervise.launcher.log import say
+from transom_cli.supervise.launcher.journal import say
 from transom_cli.supervise.launcher.plan import Allocation
 from transom_cli.supervise.lease import read_holder
 
@@ -29,7 +29,7 @@ UNKNOWN = 1800.0  # seconds for a Slurm that does not answer to come back, while
 REQUEUED = 60.0  # seconds for Slurm to end a job that was requeued
 
 
-def linger(run: RunDir, told_to_leave: Callable[[], bool]) -> bool:
+def await_operator(run: RunDir, told_to_leave: Callable[[], bool]) -> bool:
     """Whether there is no live operator. Returns too when Slurm wants the job to end, or after LINGER seconds."""
     began = seen_at = time.monotonic()
     seen = read_holder(run)
@@ -45,17 +45,6 @@ def linger(run: RunDir, told_to_leave: Callable[[], bool]) -> bool:
     return False
 
 
-def give_up_nodes(allocation: Allocation, given_up: tuple[str, ...]) -> None:
-    """Before the end: with a dead node in it the job would hang in COMPLETING until SlurmdTimeout. At best."""
-    from transom_cli.bootstrap.slurm import launcher_slurm
-
-    living = tuple(n for n in allocation.nodes if n not in given_up)
-    try:
-        launcher_slurm().shrink(allocation.job_id, living)
-    except TransomError as error:
-        say(f"transom: {', '.join(given_up)} stays in the job until Slurm misses it: {error.why or error.what}")
-
-
 def ended_by_slurm(job_id: int) -> bool:
     """Whether the job that is being ended reached its time limit, or was preempted; not when that is not known."""
     from transom_cli.bootstrap.slurm import launcher_slurm
@@ -67,7 +56,7 @@ def ended_by_slurm(job_id: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class NextAttempt:
     """What is to become of a job whose attempt has ended.
 
     again: requeue, or hold for a person, with `why`. resubmit: as a new job, also where a requeue would do.
@@ -82,10 +71,10 @@ class Wanted:
         return self.again == "hold"
 
 
-def go_on(
+def hand_off(
     run: RunDir,
     allocation: Allocation,
-    wanted: Wanted,
+    wanted: NextAttempt,
     told_to_leave: Callable[[], bool],
     journal: Callable[..., None],
 ) -> str:
@@ -125,13 +114,13 @@ def _patiently(hand_on: Callable[[], Handed], run: RunDir, told_to_leave: Callab
             if told_to_leave() or time.monotonic() >= deadline:
                 return f"the job could not be requeued, Slurm gives no answer: {error.why or error.what}"
             time.sleep(backoff(tries))
-            if not linger(run, told_to_leave):
+            if not await_operator(run, told_to_leave):
                 return "the job is left to the operator, which is back"
         except TransomError as error:
             return f"the job could not be requeued: {error.what}: {error.why}" if error.why else error.what
 
 
-def forget_hold(run: RunDir, allocation: Allocation) -> None:
+def clear_hold(run: RunDir, allocation: Allocation) -> None:
     """A person has released the job that the launcher before this one held: its comment tells of it no longer."""
     from transom_cli.bootstrap.slurm import launcher_slurm
 
@@ -147,7 +136,7 @@ def forget_hold(run: RunDir, allocation: Allocation) -> None:
         say(f"transom: the job's comment still tells of its hold: {error.why or error.what}")
 
 
-def _hand_on(slurm: Slurm, run: RunDir, allocation: Allocation, wanted: Wanted) -> Handed:
+def _hand_on(slurm: Slurm, run: RunDir, allocation: Allocation, wanted: NextAttempt) -> Handed:
     attempt, job_id = attempt_name(allocation.job_id, allocation.restart), allocation.job_id
     if not wanted.resubmit:
         if wanted.held:

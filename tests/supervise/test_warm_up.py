@@ -10,7 +10,7 @@ import pytest
 
 from transom_cli.core.launcher import Launch, Nodes, Phase, State
 from transom_cli.supervise.agent.wire import LAUNCHER, LIMITS, Meeting, Party
-from transom_cli.supervise.launcher.warming import Warming, parts
+from transom_cli.supervise.launcher.node_monitor import WarmUp, parts
 
 TRAINS = State(7, 0, Nodes(("n1", "n2", "n3"), 2, training=("n1", "n2"), spares=("n3",)), 1, launch=Launch(4, step=0))
 FILES = [["/lib/a.so", 3_000_000], ["/lib/b.so", 5_000_000]]
@@ -31,7 +31,7 @@ class Told:
         def journal(kind: str, **fields: Any) -> None:
             self.journal.append({"type": kind, **fields})
 
-        return Warming(self, journal, lambda: state)("n3")
+        return WarmUp(self, journal, lambda: state)("n3")
 
 
 def said(words: str) -> list[dict[str, object]]:
