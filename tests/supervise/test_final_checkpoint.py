@@ -50,7 +50,7 @@ def test_ranks_that_outrun_every_order_cannot_be_asked() -> None:
     ("nodes", "words"),
     [
         (Nodes(1, listening=0), "no rank has a Checkpointer"),
-        (Nodes(1, broken="Connection refused"), "n2 gives no answer: Connection refused"),
+        (Nodes(1, broken="Connection refused"), "n2 does not answer: Connection refused"),
     ],
 )
 def test_why_there_is_no_step(nodes: Nodes, words: str) -> None:

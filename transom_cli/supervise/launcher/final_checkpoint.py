@@ -18,7 +18,7 @@ from pathlib import Path
 
 from transom_cli.core.launcher import CheckpointPlanned
 
-SPREAD = 1.5  # seconds in which all agents have passed on the order
+SPREAD = 1.5  # seconds for all agents to pass on the order
 NOBODY = "no rank has a Checkpointer"
 TRIES = 3  # with twice the spread each time
 
@@ -26,9 +26,14 @@ Ask = Callable[[int], Mapping[str, Mapping[str, object]]]  # step (-1: only ask)
 
 
 def plan_checkpoint(ask: Ask, launch: int, world: int, step_time: float) -> CheckpointPlanned:
-    """The step at which all `world` ranks save, as an event; or -1 and why they cannot.
+    """Agree with all `world` ranks on the step at which they save.
 
-    step_time: seconds of a step, 0: not known.
+    Args:
+        ask: passes a step on to all nodes; with -1 it only asks how far their ranks are.
+        step_time: seconds per step; 0 if unknown.
+
+    Returns:
+        An event with the step; or with -1 and the reason why the ranks cannot save.
     """
     known = ask(-1)
     trouble = _trouble(known, world)
@@ -51,7 +56,7 @@ def plan_checkpoint(ask: Ask, launch: int, world: int, step_time: float) -> Chec
 def _trouble(answers: Mapping[str, Mapping[str, object]], world: int) -> str:
     for node, answer in answers.items():
         if not answer.get("ok"):
-            return f"{node} gives no answer: {answer.get('error', 'unknown')}"
+            return f"{node} does not answer: {answer.get('error', 'unknown')}"
     listening = sum(len(_numbers(answer, "listening")) for answer in answers.values())
     if not listening:
         return NOBODY
@@ -68,8 +73,8 @@ def _number(answer: Mapping[str, object], name: str) -> int:
     return found if isinstance(found, int) else -1
 
 
-SECONDS = 14.0  # for all of it
-SURVEY = 3.0  # seconds for the agents to tell what their nodes hold
+SECONDS = 14.0  # in total
+SURVEY = 3.0  # seconds for the agents to report what their nodes hold
 
 Answer = Mapping[str, object]
 AskMemory = Callable[[tuple[str, ...], float, dict[str, object]], Mapping[str, Answer]]  # nodes, seconds, arguments
@@ -78,16 +83,20 @@ AskMemory = Callable[[tuple[str, ...], float, dict[str, object]], Mapping[str, A
 def persist_memory(
     ask: AskMemory, nodes: tuple[str, ...], checkpoints: Path, launch: int, seconds: float = SECONDS
 ) -> str:
-    """In words what was done, or why it could not be; "" where all that is in memory is durable."""
+    """Have the nodes write the newest step in their memory to disk.
+
+    Returns:
+        What was done, or why it failed, for a person; "" if everything in memory is durable.
+    """
     deadline = time.monotonic() + seconds
-    told = []
+    results = []
     for directory, offers in _offers(ask(nodes, SURVEY, {})).items():
         step = max(offers)
         if not offers[step]:
             continue  # durable
         where = "" if os.path.realpath(directory) == os.path.realpath(checkpoints) else f" in {directory}"
-        told.append(_make_durable(ask, directory, step, offers[step], launch, deadline) + where)
-    return "; ".join(told)
+        results.append(_make_durable(ask, directory, step, offers[step], launch, deadline) + where)
+    return "; ".join(results)
 
 
 def _make_durable(ask: AskMemory, directory: str, step: int, nodes: list[str], launch: int, deadline: float) -> str:
@@ -105,7 +114,7 @@ def _make_durable(ask: AskMemory, directory: str, step: int, nodes: list[str], l
 
 
 def _offers(answers: Mapping[str, Answer]) -> dict[str, dict[int, list[str]]]:
-    """By checkpoints directory, by step, the nodes that hold it; no node where it is durable."""
+    """Return by checkpoint directory and step the nodes that hold it; no nodes if it is durable."""
     found: dict[str, dict[int, list[str]]] = {}
     durable: set[tuple[str, int]] = set()
     for node, answer in answers.items():

@@ -1,8 +1,7 @@
-"""What the launcher does after an outcome that is to be followed by another attempt.
+"""Hands the job over after an outcome that another attempt is to follow.
 
-It keeps the allocation while a live operator renews its lease: the operator requeues the job out of it, since a job
-that ends by itself with a dead node in it hangs in COMPLETING until SlurmdTimeout. Without an operator the launcher
-gives the job back to Slurm by itself.
+While a live operator renews its lease, the launcher keeps the allocation, and the operator requeues the job: a job that
+ends by itself with a dead node hangs in COMPLETING until SlurmdTimeout. Without an operator, the launcher requeues it.
 """
 
 from __future__ import annotations
@@ -23,17 +22,21 @@ from transom_cli.supervise.launcher.journal import say
 from transom_cli.supervise.launcher.plan import Allocation
 from transom_cli.supervise.lease import read_holder
 
-OPERATOR_GONE = 20.0  # seconds without a renewed lease, on our clock
-LINGER = 180.0  # at most this long for a live operator to requeue
+OPERATOR_GONE = 20.0  # seconds without a renewed lease, on this node's clock
+LINGER = 180.0  # seconds for a live operator to requeue
 UNKNOWN = 1800.0  # seconds for a Slurm that does not answer to come back, while the allocation is kept
 REQUEUED = 60.0  # seconds for Slurm to end a job that was requeued
 
 
-def await_operator(run: RunDir, told_to_leave: Callable[[], bool]) -> bool:
-    """Whether there is no live operator. Returns too when Slurm wants the job to end, or after LINGER seconds."""
+def await_operator(run: RunDir, ending: Callable[[], bool]) -> bool:
+    """Wait for an operator to requeue the job, until Slurm ends it or LINGER seconds have passed.
+
+    Returns:
+        True as soon as no operator is alive.
+    """
     began = seen_at = time.monotonic()
     seen = read_holder(run)
-    while time.monotonic() - began < LINGER and not told_to_leave():
+    while time.monotonic() - began < LINGER and not ending():
         holder = read_holder(run)
         if holder is None or holder.released:
             return True
@@ -46,7 +49,7 @@ def await_operator(run: RunDir, told_to_leave: Callable[[], bool]) -> bool:
 
 
 def ended_by_slurm(job_id: int) -> bool:
-    """Whether the job that is being ended reached its time limit, or was preempted; not when that is not known."""
+    """Whether the job reached its time limit or was preempted. False if unknown."""
     from transom_cli.bootstrap.slurm import launcher_slurm
 
     try:
@@ -57,9 +60,10 @@ def ended_by_slurm(job_id: int) -> bool:
 
 @dataclass(frozen=True)
 class NextAttempt:
-    """What is to become of a job whose attempt has ended.
+    """How the job continues.
 
-    again: requeue, or hold for a person, with `why`. resubmit: as a new job, also where a requeue would do.
+    again: "requeue", or "hold" for a person to look at, because of `why`. resubmit: as a new job, even if a requeue
+    would do.
     """
 
     again: str
@@ -75,21 +79,22 @@ def hand_off(
     run: RunDir,
     allocation: Allocation,
     wanted: NextAttempt,
-    told_to_leave: Callable[[], bool],
+    ending: Callable[[], bool],
     journal: Callable[..., None],
 ) -> str:
-    """Give the job back to Slurm, tell the journal at once, and wait to be ended. Returns what was done, in words.
+    """Requeue or hold the job, journal it, and wait to be ended. If Slurm does not answer, try again.
 
-    A Slurm that does not answer is asked again, unless an operator is back, which then does it.
+    Returns:
+        What was done, for a person.
     """
     from transom_cli.bootstrap.slurm import launcher_slurm
 
     slurm = launcher_slurm()
-    handed = _patiently(lambda: _hand_on(slurm, run, allocation, wanted), run, told_to_leave)
+    handed = _retried(lambda: _hand_off(slurm, run, allocation, wanted), run, ending)
     if isinstance(handed, str):
         journal(RECORD, words=handed)
         return handed
-    words = f"no operator lives: {_words(handed, allocation)}"
+    words = f"no operator lives: {_describe(handed, allocation)}"
     journal(RECORD, how=handed.how, job_id=handed.job_id, restarts=handed.restarts, words=words)
     say(f"transom: {words}")
     if handed.how == "held":
@@ -98,30 +103,30 @@ def hand_off(
     if handed.job_id != allocation.job_id:
         _end(slurm, allocation.job_id)
     deadline = time.monotonic() + REQUEUED
-    while time.monotonic() < deadline and not told_to_leave():
+    while time.monotonic() < deadline and not ending():
         time.sleep(0.1)
     return words
 
 
-def _patiently(hand_on: Callable[[], Handed], run: RunDir, told_to_leave: Callable[[], bool]) -> Handed | str:
-    """A slurmctld that restarts must not cost the run. Words, where the job was not given back."""
+def _retried(act: Callable[[], Handed], run: RunDir, ending: Callable[[], bool]) -> Handed | str:
+    """Retry while slurmctld is away, unless an operator returns. Returns the reason if the job was not handed off."""
     deadline, tries = time.monotonic() + UNKNOWN, 0
     while True:
         try:
-            return hand_on()
+            return act()
         except SlurmUnknown as error:
             tries += 1
-            if told_to_leave() or time.monotonic() >= deadline:
+            if ending() or time.monotonic() >= deadline:
                 return f"the job could not be requeued, Slurm gives no answer: {error.why or error.what}"
             time.sleep(backoff(tries))
-            if not await_operator(run, told_to_leave):
+            if not await_operator(run, ending):
                 return "the job is left to the operator, which is back"
         except TransomError as error:
             return f"the job could not be requeued: {error.what}: {error.why}" if error.why else error.what
 
 
 def clear_hold(run: RunDir, allocation: Allocation) -> None:
-    """A person has released the job that the launcher before this one held: its comment tells of it no longer."""
+    """Remove the reason for a hold from the job's comment, since a person has released the job."""
     from transom_cli.bootstrap.slurm import launcher_slurm
 
     handed = newest_handed(run, before=(allocation.job_id, allocation.restart))
@@ -136,11 +141,11 @@ def clear_hold(run: RunDir, allocation: Allocation) -> None:
         say(f"transom: the job's comment still tells of its hold: {error.why or error.what}")
 
 
-def _hand_on(slurm: Slurm, run: RunDir, allocation: Allocation, wanted: NextAttempt) -> Handed:
+def _hand_off(slurm: Slurm, run: RunDir, allocation: Allocation, wanted: NextAttempt) -> Handed:
     attempt, job_id = attempt_name(allocation.job_id, allocation.restart), allocation.job_id
     if not wanted.resubmit:
         if wanted.held:
-            _tell_why(slurm, run, job_id, wanted.why)
+            _set_reason(slurm, run, job_id, wanted.why)
         try:
             slurm.requeue_hold(job_id) if wanted.held else slurm.requeue(job_id)
             return Handed(attempt, "held" if wanted.held else "requeued", job_id, allocation.restart + 1)
@@ -149,15 +154,15 @@ def _hand_on(slurm: Slurm, run: RunDir, allocation: Allocation, wanted: NextAtte
     tag, width = successor_tag(run_tag(run.run_id), attempt), _width(run) or len(allocation.nodes)
     successor = resubmit_own_job(slurm, _submission(run), tag, job_id, width)
     if wanted.held and successor.held:
-        _tell_why(slurm, run, successor.job_id, wanted.why)
+        _set_reason(slurm, run, successor.job_id, wanted.why)
         return Handed(attempt, "held", successor.job_id, 0)
     if successor.held:
         slurm.release(successor.job_id)
     return Handed(attempt, "resubmitted", successor.job_id, 0)
 
 
-def _tell_why(slurm: Slurm, run: RunDir, job_id: int, why: str) -> None:
-    """Where a person looks first: squeue. A site that does not let us is no reason not to hold the job."""
+def _set_reason(slurm: Slurm, run: RunDir, job_id: int, why: str) -> None:
+    """Put the reason into the job's comment, which squeue shows. Hold the job even if the site forbids that."""
     try:
         slurm.set_comment(job_id, held_comment(slurm.job(job_id).comment, run_tag(run.run_id), why))
     except SlurmUnknown:
@@ -176,7 +181,7 @@ def _submission(run: RunDir) -> Submission:
 
 
 def _cluster(run: RunDir) -> str:
-    """Of several, the one that whoever reads this must name; a compute node speaks to its own by itself."""
+    """The cluster to name in a command for a person, if there are several."""
     from transom_cli.submit.submission import SubmissionRecord
 
     try:
@@ -186,21 +191,21 @@ def _cluster(run: RunDir) -> str:
 
 
 def _width(run: RunDir) -> int:
-    """How many nodes the run asked for; the allocation may have lost some since."""
+    """The number of nodes that the run requested. The allocation may have lost some."""
     try:
         return fold(run.journal).state.num_nodes
     except TransomError:
         return 0
 
 
-def _words(handed: Handed, allocation: Allocation) -> str:
+def _describe(handed: Handed, allocation: Allocation) -> str:
     if handed.job_id == allocation.job_id:
         return f"the job is {handed.how}"
     return f"job {handed.job_id} takes the place of this one" + (", held" if handed.how == "held" else "")
 
 
 def _end(slurm: Slurm, job_id: int) -> None:
-    """Or else Slurm might requeue it too. It ends in any case: its successor waits for that, and for no more."""
+    """Cancel the job, since Slurm might requeue it too. Its successor waits only for its end."""
     try:
         slurm.cancel(job_id)
     except TransomError as error:

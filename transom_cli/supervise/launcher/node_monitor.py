@@ -24,17 +24,17 @@ from transom_cli.supervise.agent.warm import MOST
 from transom_cli.supervise.agent.wire import LAUNCHER, LIMITS
 from transom_cli.supervise.launcher.journal import JournalWriter
 
-DRAIN_EVERY = 30.0  # seconds between two looks at the nodes' states in Slurm
-WARM_EVERY = 1.0  # seconds between two tries to warm a spare, as long as it is too early
-SPARE_EVERY = 10.0  # seconds between two looks at a spare
-FAILS = 2  # looks in a row that a spare must fail not to count as ready any more
+DRAIN_EVERY = 30.0  # interval in seconds between queries for drained nodes
+WARM_EVERY = 1.0  # interval in seconds between warm-up attempts while the training does not step yet
+SPARE_EVERY = 10.0  # interval in seconds between probes of a spare
+FAILS = 2  # failed probes in a row after which a spare is no longer ready
 
 Probe = Callable[[str], Mapping[str, object]]  # an agent's answer, with "ok" in it, or an "error"
-Warm = Callable[[str], bool]  # warm this spare; False: too early, ask again
+Warm = Callable[[str], bool]  # warm up this spare; False: too early, call again
 
 
 class NodeMonitor:
-    """Daemon threads: one for the drains and one for each spare, which put what they see into `inbox`."""
+    """One daemon thread for drains, and one for each spare."""
 
     def __init__(self, inbox: queue.SimpleQueue[Event]) -> None:
         self._inbox = inbox
@@ -49,8 +49,11 @@ class NodeMonitor:
         slurm: Callable[[], Slurm],
         warm: Warm = lambda _: True,
     ) -> None:
-        """`spares` are looked at by `probe`, and handed to `warm` once they are ready, in a thread of its own: it may
-        take minutes. The drain of any of `nodes` is told, once for each reason.
+        """Start the threads.
+
+        Args:
+            nodes: whose drains are reported, once per node.
+            spares: probed by `probe`, and warmed up once they are ready. A warm-up may take minutes.
         """
         self.started = True
         for spare in spares:
@@ -65,7 +68,7 @@ class NodeMonitor:
         threading.Thread(target=work, args=about, name="nodes", daemon=True).start()
 
     def _spare(self, node: str, probe: Probe, warm: Warm) -> None:
-        """Its agent may come up late, or die and be started again: what is not ready may become so."""
+        """Probe a spare repeatedly: its agent may come up late, or die and be restarted."""
         fails, good, warming = 0, False, False
         while True:
             answer = probe(node)
@@ -87,47 +90,49 @@ class NodeMonitor:
             pass
 
     def _drains(self, nodes: tuple[str, ...], slurm: Callable[[], Slurm]) -> None:
-        told: set[str] = set()
+        reported: set[str] = set()
         while not self._end.wait(DRAIN_EVERY):
-            with contextlib.suppress(TransomError):  # no answer is no drain
+            with contextlib.suppress(TransomError):
                 for node in slurm().nodes(nodes):
-                    if node.drain and node.name not in told:
-                        told.add(node.name)
+                    if node.drain and node.name not in reported:
+                        reported.add(node.name)
                         by = f" ({node.reason_user})" if node.reason_user else ""
                         words = f"{node.name} is being drained: {node.reason or 'no reason given'}{by}"
                         self._inbox.put(NodesDraining(0.0, (node.name,), words))
 
 
-AT_ONCE = 32  # agents that are asked: a shared file system that hangs lets all nodes tell of it together
+AT_ONCE = 32  # agents asked at a time: if a shared file system hangs, all nodes report it at once
 AGAIN = 5.0  # seconds before an agent that did not answer is asked again
 Ask = Callable[[str], Mapping[str, object]]  # the agent's answer with "faults", or an "error"
 
 
 class FaultMonitor:
+    """Asks an agent for the faults of its node as soon as its heartbeat table announces some."""
+
     def __init__(self, inbox: queue.SimpleQueue[Event], ask: Ask) -> None:
         self._inbox, self._ask = inbox, ask
-        self._seen: dict[str, int] = {}  # alarms of each node that were asked about
+        self._seen: dict[str, int] = {}  # by node, the alarms that were asked about
         self._due: dict[str, float] = {}
         self._busy: set[str] = set()
 
     def look(self, tables: Mapping[str, NodeTable], now: float) -> None:
-        """Returns at once; what is found comes into the inbox."""
+        """Ask the agents with new alarms. Returns at once."""
         for node, table in tables.items():
             if len(self._busy) >= AT_ONCE:
                 return
-            told = table.alarms != self._seen.get(node, 0)
-            if told and node not in self._busy and now >= self._due.get(node, 0.0):
+            news = table.alarms != self._seen.get(node, 0)
+            if news and node not in self._busy and now >= self._due.get(node, 0.0):
                 self._busy.add(node)
                 self._due[node] = now + AGAIN
                 threading.Thread(target=self._learn, args=(node, table.alarms), name="faults", daemon=True).start()
 
     def _learn(self, node: str, alarms: int) -> None:
         try:
-            said = self._ask(node).get("faults")
-            if isinstance(said, list):
+            answer = self._ask(node).get("faults")
+            if isinstance(answer, list):
                 self._seen[node] = alarms
                 self._due.pop(node, None)
-                found = tuple(f for f in (_fault(node, one) for one in said) if f is not None)
+                found = tuple(f for f in (_fault(node, one) for one in answer) if f is not None)
                 if found:
                     self._inbox.put(FaultsFound(0.0, found))
         finally:
@@ -135,7 +140,7 @@ class FaultMonitor:
 
 
 def _fault(node: str, said: object) -> NodeFault | None:
-    """An agent speaks for its own node alone; what it quotes is for a terminal."""
+    """Accept only faults of the agent's own node, with text that is safe for a terminal."""
     try:
         found = build(NodeFault, {**said, "node": node} if isinstance(said, dict) else {})
     except BadRecord:
@@ -144,9 +149,9 @@ def _fault(node: str, said: object) -> NodeFault | None:
     return NodeFault(**plain) if found.verdict in ("FAIL", "SUSPECT") else None
 
 
-MAPPED = 10.0  # seconds for an agent to look at its ranks
+MAPPED = 10.0  # seconds for an agent to list the files of its ranks
 WARM = 300.0  # seconds for a spare to read one message's files
-MESSAGE = LIMITS[LAUNCHER] // 2  # bytes of file names in one
+MESSAGE = LIMITS[LAUNCHER] // 2  # bytes of file names per message
 
 
 class Asking(Protocol):
@@ -154,19 +159,16 @@ class Asking(Protocol):
 
 
 class WarmUp:
-    """`state` is the launcher's, read from any thread. Whatever fails is journalled, and that is all."""
+    """Has spares read the training's files. `state` is called from any thread. Failures are only journalled."""
 
     def __init__(self, agents: Asking, journal: JournalWriter, state: Callable[[], State]) -> None:
         self._agents, self._journal, self._state = agents, journal, state
 
     def __call__(self, spare: str) -> bool:
-        """Warm it, once the training steps: only then has it loaded what it needs. False: too early, ask again.
-
-        For a thread of its own: takes as long as the spare reads.
-        """
+        """Warm up a spare; blocks while it reads. False: too early, since the training has not loaded its files yet."""
         state = self._state()
         if spare not in state.nodes.spares:
-            return True  # it trains by now, or was given up
+            return True  # it trains now, or was given up
         if state.phase is not Phase.TRAINING or state.launch.step < 0:
             return False
         self._journal(
@@ -189,7 +191,7 @@ class WarmUp:
 
 
 def parts(files: Iterable[tuple[str, int]], message: int = MESSAGE, most: int = MOST) -> Iterator[list[str]]:
-    """The paths in lists that fit into a message each; of files that would make more than `most` bytes, none."""
+    """Split paths into lists of one message each, skipping files beyond a total of `most` bytes."""
     part: list[str] = []
     length = total = 0
     for path, size in files:
