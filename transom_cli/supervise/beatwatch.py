@@ -72,12 +72,12 @@ class BeatWatch:
     @property
     def found(self) -> Stall | None:
         """The silence of ranks that goes on."""
-        return self._found if self._quiet.quiet else None
+        return self._found if self._quiet.stalled else None
 
     def blind(self, now: float) -> bool:
         """Whether all ranks that are quiet are on nodes that cannot be seen: it may be their agents that are."""
         overdue = set(self.overdue(now))
-        return bool(self._quiet.quiet) and overdue.issuperset(self.nodes_of(self._quiet.quiet))
+        return bool(self._quiet.stalled) and overdue.issuperset(self.nodes_of(self._quiet.stalled))
 
     @property
     def launch(self) -> int:

@@ -1,9 +1,9 @@
-"""What is odd about a training that steps: it is slow, or its loss goes wrong. Told by the launcher.
+"""Finds anomalies of a training that steps: it is slow, or its loss goes wrong.
 
-A thread reads the nodes' accounts (`nodes/<node>.spent`) and has them judged (diagnose.slow, diagnose.numerics). Each
-finding is an edge in the launcher's journal ("report"), and a word to the launcher's core, which acts on it where a
-rule of the policy asks for that; what stands now, with the map of ranks and phases, is in `reports.json`, for
-`transom status`: each report holds its clue.
+A thread reads the nodes' step breakdowns (`nodes/<node>.spent`) and has them judged (diagnose.slowness,
+diagnose.numerics). Begin and end of an anomaly are journalled ("report") and passed to the launcher's state machine,
+which acts if a rule of the policy asks for it. `reports.json` holds the present anomalies with their clues, and the map
+of ranks and phases, for `transom status`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from transom_cli.supervise.follow import newest_checkpoint
 from transom_cli.supervise.launcher.journal import JournalWriter, say
 from transom_cli.supervise.reported import SCHEMA
 
-EVERY = 5.0  # seconds between two looks, as the agents write
-NODES = 100  # more than that many make it longer, each of them by as much again
-HOT = ("host:gpu_clocks", "host:gpu_heat", "host:gpu_power")  # what an agent tells of clocks and heat (health.gpu)
-TAIL = 64 << 10  # bytes of a node's findings that are looked through
+EVERY = 5.0  # interval in seconds between reads, as the agents write
+NODES = 100  # number of nodes from which the interval grows in proportion
+HOT = ("host:gpu_clocks", "host:gpu_heat", "host:gpu_power")  # findings about clocks and heat (health.gpu)
+TAIL = 64 << 10  # bytes of a node's newest findings that are read
 
 
 class AnomalyReporter:
-    """One attempt's. `look` is for the thread alone. hear: told of each edge; what it has of `at` is the hearer's."""
+    """Reports the anomalies of one attempt. Only its thread calls `look`. hear: gets each event, with `at` unset."""
 
     def __init__(
         self, attempt: AttemptDir, checkpoints: Path, journal: JournalWriter, hear: Callable[[AnomalyReported], None]
@@ -47,7 +47,7 @@ class AnomalyReporter:
         self._journal, self._hear = journal, hear
         self._slow = watch.SlowState()
         self._loss = numerics.NumericsState()
-        self._sampled = (-1, -1)  # launch and step of the loss that was looked at last
+        self._sampled = (-1, -1)  # launch and step of the newest loss that was judged
         self._standing: dict[str, dict[str, Any]] = {}
         self._shown: object = None
         self._end = threading.Event()
@@ -85,19 +85,19 @@ class AnomalyReporter:
         self._show()
 
     def _of_loss(self, found: numerics.Found) -> AnomalyReported:
-        """With the checkpoint that a rollback would go back to."""
+        """Add the checkpoint to which a rollback would return."""
         kind, before = found.trouble.value, numerics.last_step_before(found)
         back_to = newest_checkpoint(self._checkpoints, up_to=before) if before >= 0 else -1
         return AnomalyReported(0.0, self._sampled[0], kind, kind, "", found.step, (), before, back_to)
 
     def _losses(self, readings: Mapping[str, NodeSpent]) -> tuple[numerics.Found | numerics.Over, ...]:
-        """Of the rank with the lowest number that tells one: the gradients carry what is wrong to all."""
+        """Judge the loss of the lowest rank that reports one: gradients spread what is wrong to all ranks."""
         told = [rank for node in readings.values() for rank in node.ranks if rank.loss is not None]
         launch = max((rank.launch for rank in told), default=-1)
         lead = min((rank for rank in told if rank.launch == launch), key=lambda rank: rank.rank, default=None)
         if lead is None or lead.loss is None or (launch, lead.loss_step) == self._sampled:
             return ()
-        if launch > self._sampled[0] >= 0:  # what stood was about the launch before
+        if launch > self._sampled[0] >= 0:  # present findings concern the launch before
             for one in self._loss.standing:
                 self._ends(one.trouble.value, one.step)
             self._loss = numerics.relaunched(self._loss)
@@ -107,7 +107,7 @@ class AnomalyReporter:
 
     def _begins(self, report: AnomalyReported, clue: Clue) -> None:
         words = printable("; ".join(clue.evidence))
-        self._ends(report.key, report.step, silently=True)  # it is told anew, with what it has become
+        self._ends(report.key, report.step, silently=True)  # replaced by its update
         told = {"what": report.what, "step": report.step, "words": words, "clue": plain(clue)}
         self._standing[report.key] = told
         self._journal("report", over=False, **told)
@@ -125,7 +125,7 @@ class AnomalyReporter:
             say(f"transom: step {step}: over: {report['words']}")
 
     def _show(self) -> None:
-        """reports.json, when there is something new in it."""
+        """Write reports.json if it changed."""
         heat = self._slow.map if self._slow.map is not None and self._slow.map.told else None
         told = (tuple(self._standing.values()), heat)
         if told == self._shown or (self._shown is None and not self._standing and heat is None):
@@ -133,7 +133,7 @@ class AnomalyReporter:
         data = {"schema": SCHEMA, "wall": time.time(), "standing": list(self._standing.values())}
         data["phases"] = words.document(heat) if heat is not None else None
         data["lines"] = words.lines(heat) if heat is not None else []
-        with contextlib.suppress(OSError):  # the next look tries again
+        with contextlib.suppress(OSError):  # the next call tries again
             replace_text(self._attempt.reports, json.dumps(data) + "\n")
             self._shown = told
 
@@ -151,7 +151,7 @@ class AnomalyReporter:
         return found
 
     def _hot(self, found: causes.Slowness) -> dict[str, str]:
-        """What the nodes' agents have found about clocks and heat: of the culprits, the newest words."""
+        """Return the newest findings of the culprits' agents about clocks and heat."""
         hot = {}
         for node in {culprit.node for culprit in found.clue.culprits if culprit.node}:
             with contextlib.suppress(OSError):
@@ -165,7 +165,7 @@ class AnomalyReporter:
 
 
 def hottest(findings: bytes) -> str:
-    """The newest word about heat or clocks in the end of a node's findings; "" where it is that all is well."""
+    """Return the newest finding about heat or clocks; "" if all is well again."""
     newest: dict[str, str] = {}
     for line in findings.splitlines():
         try:

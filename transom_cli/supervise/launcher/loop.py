@@ -1,4 +1,4 @@
-"""The launcher: owns one attempt, in the batch script. All judgement is in `core.launcher`."""
+"""The launcher: owns one attempt, in the batch script. Every decision is made in `core.launcher`."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.launcher.preflight import NodeChecks
 from transom_cli.supervise.launcher.training import TrainingStep
 
-TURN = 0.05
-EXITS = 0.2  # seconds between two looks at the ranks' exit records
-LOOK = 0.25  # seconds between two looks at the beats
-TABLES = 256  # from as many nodes on, a look a second
-SIGN = 1.0  # seconds between two signs of life
-PATIENCE = 30.0  # seconds more than its budget for an examination
+TURN = 0.05  # seconds per turn of the loop
+EXITS = 0.2  # interval in seconds between reads of the exit records
+LOOK = 0.25  # interval in seconds between reads of the heartbeat tables
+TABLES = 256  # number of nodes from which that interval is 1 s
+SIGN = 1.0  # interval in seconds between signs of life
+PATIENCE = 30.0  # seconds beyond its budget for a health check
 PROBE = 5.0  # seconds for a spare's agent to answer
-KILL_AFTER = 25.0  # seconds from TERM to KILL, within Slurm's own KillWait of 30
-SRUN_KILLED = 2.0  # more, to say how the attempt ended
+KILL_AFTER = 25.0  # seconds from TERM to KILL, within Slurm's own KillWait of 30 s
+SRUN_KILLED = 2.0  # seconds more, to write the outcome
 SUSPENDED = 2.0  # seconds without a turn before SIGCONT that count as a suspension
 _LEAVE = (signal.SIGTERM, signal.SIGINT)
 
 
 class Launcher:
-    """The loop around `core.launcher`: hears the ranks, the beats, Slurm's signals; does what is actioned."""
+    """The loop around `core.launcher`: turns observations and signals into events, and carries out actions."""
 
     def __init__(self, allocation: Allocation, options: LaunchOptions) -> None:
         self._allocation = allocation
@@ -65,12 +65,12 @@ class Launcher:
         self._attempt = options.run.attempt(allocation.job_id, allocation.restart)
         self._log = LauncherJournal(self._attempt.launcher_journal)
         self._signals: list[int] = []
-        self._unheard: list[int] = []  # signals that came while no launch could hear them
+        self._unheard: list[int] = []  # signals for the next launch, since none runs
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._nodes = NodeMonitor(self._inbox)
         self._stop_by: float | None = None
         self._looked = self._looked_exits = self._signed = float("-inf")
-        self._turned = time.monotonic()  # when the loop last came round
+        self._turned = time.monotonic()  # when the loop last turned
         self._continued: float | None = None  # when this process was continued (SIGCONT)
         self._stopped_for = 0.0  # seconds for which Slurm had stopped it
         self._signs = 0
@@ -78,7 +78,11 @@ class Launcher:
         self._look_every = max(LOOK, min(1.0, len(allocation.nodes) / TABLES))
 
     def run(self) -> int:
-        """The batch script's exit code: 0 done, else that of the rank that died first (128 + n for a signal)."""
+        """Run the attempt.
+
+        Returns:
+            The batch script's exit code: 0 if done, else that of the rank that died first (128 + n for a signal).
+        """
         self._make_attempt_dir()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, lambda n, _frame: self._signals.append(n))  # no work inside a handler
@@ -112,17 +116,17 @@ class Launcher:
         threading.Thread(target=clear_hold, args=(options.run, self._allocation), daemon=True).start()
         try:
             begun = history.begun(options.run, self._attempt, options.checkpoints, options.expiry)
-            self._hear(replace(begun, at=self._now(), memory=with_agents))
+            self._handle(replace(begun, at=self._now(), memory=with_agents))
             while self._state.phase is not Phase.OVER:
                 self._resume()
                 self._observe(self._now())
                 time.sleep(TURN)
             if self._state.stop:  # Slurm waits for this process
-                self._go_on_uncancelled()
+                self._requeue_unless_cancelled()
             elif self._failed or self._again:
                 self._hand_over()
             else:
-                self._give_up_idle_nodes()
+                self._release_idle_nodes()
         finally:
             self._nodes.stop()
             self._reporter.stop()
@@ -132,7 +136,7 @@ class Launcher:
         return self._code
 
     def _hand_over(self) -> None:
-        """To the operator, or else to Slurm; then Slurm removes what is left of the training step."""
+        """Hand the job to the operator, or else to Slurm; then Slurm removes the rest of the training step."""
         run, leave = self._options.run, self._asked_to_leave
         if await_operator(run, leave) and self._again:
             self._journal("requeue", how=self._again)
@@ -141,8 +145,8 @@ class Launcher:
         if self._step is not None:
             self._step.kill()
 
-    def _go_on_uncancelled(self) -> None:
-        """Slurm does not start a job again that it has ended for its time limit: that is for whoever supervises it."""
+    def _requeue_unless_cancelled(self) -> None:
+        """Requeue a job that Slurm ended for its time limit or preempted: Slurm does not restart it."""
         run = self._options.run
         if not self._again or history.operator_lives(run, self._attempt):
             return
@@ -151,7 +155,7 @@ class Launcher:
             wanted = NextAttempt("requeue", self._why, self._options.resubmit)
             hand_off(run, self._allocation, wanted, lambda: True, self._journal)
 
-    def _give_up_idle_nodes(self) -> None:
+    def _release_idle_nodes(self) -> None:
         state, overdue = self._state, self._watch.overdue(self._now())
         kept = self._release.kept()
         idle = (n for n in kept if n not in state.nodes.training)
@@ -170,13 +174,13 @@ class Launcher:
         try:
             for path in (self._attempt.path, self._attempt.nodes):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with contextlib.suppress(OSError):  # whoever saves there says why it cannot be made
+            with contextlib.suppress(OSError):  # the save reports why it cannot be created
                 self._options.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadNodes(f"Cannot write in the run directory `{self._options.run.path}`", str(error)) from error
 
     def _start_agents(self) -> bool:
-        """Without them the training runs all the same: its faults are then handed up, not handled here."""
+        """Start the agents. Without them the training runs, but the launcher cannot relaunch it."""
         try:
             self._agents.start()
         except (OSError, TransomError) as error:
@@ -198,14 +202,14 @@ class Launcher:
     # --- time ---
 
     def _now(self) -> float:
-        """A monotonic clock without the time for which this process was stopped, so that no limit runs meanwhile."""
+        """A monotonic clock that excludes the time for which this process was stopped, so that no limit expires."""
         return time.monotonic() - self._stopped_for
 
     def _on_continue(self, _number: int, _frame: object) -> None:
         self._continued = time.monotonic()
 
     def _resume(self) -> None:
-        """Slurm suspends agents and ranks with this process: after that the watch starts again."""
+        """Restart the watch after a suspension, in which Slurm also stopped agents and ranks."""
         continued, self._continued = self._continued, None
         stopped_for = continued - self._turned if continued is not None else 0.0
         self._turned = time.monotonic()
@@ -216,35 +220,35 @@ class Launcher:
         self._agents.resumed()
         self._journal("continued", seconds=round(stopped_for, 1))
 
-    # --- hearing ---
+    # --- observing ---
 
     def _observe(self, now: float) -> None:
         self._sign(now)
         self._forward(now)
         while True:
             try:
-                self._hear(replace(self._inbox.get_nowait(), at=now))
+                self._handle(replace(self._inbox.get_nowait(), at=now))
             except queue.Empty:
                 break
         if self._step is not None and self._state.phase is Phase.TRAINING and now - self._looked_exits >= EXITS:
             self._looked_exits = now
-            for heard in self._monitor.step_events(now, self._step):
-                self._hear(heard)
+            for event in self._monitor.step_events(now, self._step):
+                self._handle(event)
         if now - self._looked >= self._look_every:
             self._looked = now
             self._look_at_beats(now)
-        self._hear(launcher.Tick(now))
+        self._handle(launcher.Tick(now))
 
-    def _hear(self, heard: Event) -> None:
-        if isinstance(heard, launcher.SpareChecked):
-            self._journal("spare", node=heard.node, good=heard.good, words=heard.words)
-        self._state, actions = launcher.decide(self._state, heard)
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, launcher.SpareChecked):
+            self._journal("spare", node=event.node, good=event.good, words=event.words)
+        self._state, actions = launcher.decide(self._state, event)
         for action in actions:
             self._do(action)
-            self._sign(self._now())  # a story of many lines takes its time on a slow file system
+            self._sign(self._now())  # many journal entries take time on a slow file system
 
     def _sign(self, now: float) -> None:
-        """A full disk is no reason to leave the ranks alone: then the operator sees this launcher as silent."""
+        """Write a sign of life. If the disk is full, the operator sees this launcher as silent, and ranks train on."""
         if now - self._signed < SIGN:
             return
         self._signed, self._signs = now, self._signs + 1
@@ -259,19 +263,19 @@ class Launcher:
             number = self._signals.pop(0)
             self._journal("signal", name=signal.Signals(number).name)
             if number == signal.SIGUSR2:
-                self._hear(launcher.TimeLimitNear(now))
+                self._handle(launcher.TimeLimitNear(now))
             if self._state.phase is not Phase.TRAINING and number not in _LEAVE:
-                self._unheard.append(number)  # for the launch to come
+                self._unheard.append(number)  # for the next launch
             elif self._step is not None:
                 self._step.signal(number)
             if number in _LEAVE:
                 self._stop_by = self._stop_by or now + KILL_AFTER
-                self._hear(launcher.StopRequested(now, signal.Signals(number).name))
+                self._handle(launcher.StopRequested(now, signal.Signals(number).name))
         if self._stop_by is not None and now > self._stop_by:
             if self._step is not None:
                 self._step.kill()
             if now > self._stop_by + SRUN_KILLED:
-                self._hear(launcher.GracePeriodOver(now))
+                self._handle(launcher.GracePeriodOver(now))
 
     def _look_at_beats(self, now: float) -> None:
         self._watch.look(now)
@@ -282,12 +286,12 @@ class Launcher:
         if self._monitor.stepping and self._step is not None:
             while self._unheard:
                 self._step.signal(self._unheard.pop(0))
-        for heard in self._monitor.heartbeat_events(now):
-            self._hear(heard)
+        for event in self._monitor.heartbeat_events(now):
+            self._handle(event)
         if self._monitor.stepping:
             self._release.look(self._state, self._executor.orphans.on)
 
-    # --- doing ---
+    # --- acting ---
 
     def _do(self, action: Action) -> None:
         if isinstance(action, launcher.StartLaunch):
@@ -311,11 +315,11 @@ class Launcher:
             self._leave(action)
 
     def _start(self, action: launcher.StartLaunch) -> None:
-        if not self._nodes.started:  # only now is it known which nodes stand by
+        if not self._nodes.started:  # the spares are known only now
             self._watch_nodes()
         world = self._options.tasks_per_node * len(action.nodes)
         where = f"{several(world, 'rank')} on {several(len(action.nodes), 'node')}"
-        logs = self._attempt.logs(action.launch)  # said before srun can say anything (`batchlog.of_attempt`)
+        logs = self._attempt.logs(action.launch)  # before srun prints anything (see `batchlog.of_attempt`)
         say(f"transom: launch {action.launch} of attempt {self._attempt.name}: {where}, logs in {logs}")
         argv = self._executor.start(action)
         if argv is None:
@@ -324,21 +328,21 @@ class Launcher:
         self._journal("launch", nodes=action.nodes, idle=idle, world_size=world, argv=argv, faults=action.faults)
 
     def _leave(self, action: launcher.FinishAttempt) -> None:
-        """outcome.json is written last: whoever reads it may believe the rest of the attempt directory."""
-        told = action.outcome
-        self._code, self._failed, self._again = action.exit_code, told.status == "failed", action.again
-        self._why = told.why
-        self._journal("outcome", status=told.status, why=told.why, exit_code=action.exit_code)
-        text = json.dumps(plain(told)) + "\n"
+        """Write outcome.json last, so that its reader finds the attempt directory complete."""
+        outcome = action.outcome
+        self._code, self._failed, self._again = action.exit_code, outcome.status == "failed", action.again
+        self._why = outcome.why
+        self._journal("outcome", status=outcome.status, why=outcome.why, exit_code=action.exit_code)
+        text = json.dumps(plain(outcome)) + "\n"
         try:
             publish_text(self._attempt.outcome, text)
         except OSError as error:
             say(f"transom: cannot write {self._attempt.outcome}: {error}")
             threading.Thread(target=self._publish_again, args=(text,), name="outcome", daemon=True).start()
-        say(f"transom: {told.status}: {told.why}")
+        say(f"transom: {outcome.status}: {outcome.why}")
 
     def _publish_again(self, text: str) -> None:
-        """A disk that was full, or read-only, may not stay so; if it does, Slurm's own account of the job must do."""
+        """Try again until the disk has space. If it never has, Slurm's own account of the job must suffice."""
         while True:
             time.sleep(SIGN)
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Has the attempt's nodes examined when the launcher's core orders it, and tells it what speaks against them."""
+"""Runs the health checks that the launcher's state machine actions, and reports the faults of nodes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from transom_cli.health.run import HealthRequest, check_job
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 
-WHOLE = 64  # nodes of which all findings are kept
+WHOLE = 64  # number of nodes up to which all findings are kept
 
 Examine = Callable[[int, tuple[str, ...], HealthRequest], Report]
 
 
 class NodeChecks:
-    """addresses: of the nodes, for one another. `examine` is `health.run.check_job`, but for tests."""
+    """addresses: by which the nodes reach one another. examine: `health.run.check_job`, except in tests."""
 
     def __init__(
         self,
@@ -40,41 +40,41 @@ class NodeChecks:
         self._inbox, self._addresses, self._examine = inbox, addresses, examine
         self._since = allocation.since or time.time()
 
-    def check(self, order: CheckNodes) -> None:
-        """Returns at once; the answer comes into the inbox, whatever happens."""
-        threading.Thread(target=self._check, args=(order,), name="check", daemon=True).start()
+    def check(self, action: CheckNodes) -> None:
+        """Start a health run. Returns at once; an answer comes into the inbox in any case."""
+        threading.Thread(target=self._check, args=(action,), name="check", daemon=True).start()
 
-    def _check(self, order: CheckNodes) -> None:
+    def _check(self, action: CheckNodes) -> None:
         try:
-            report = self._examine(self._allocation.job_id, order.nodes, self.wishes(order))
-            self._keep(order.key, report)
-            self._inbox.put(NodesChecked(0.0, order.key, faults(report.findings), summary_line(report)))
-        except Exception as error:  # an examination that fails speaks against nobody
-            self._inbox.put(NodesChecked(0.0, order.key, words=f"the examination failed: {error!r}"))
+            report = self._examine(self._allocation.job_id, action.nodes, self.request(action))
+            self._keep(action.key, report)
+            self._inbox.put(NodesChecked(0.0, action.key, faults(report.findings), summary_line(report)))
+        except Exception as error:  # a failed health run accuses no node
+            self._inbox.put(NodesChecked(0.0, action.key, words=f"the health run failed: {error!r}"))
 
-    def wishes(self, order: CheckNodes) -> HealthRequest:
+    def request(self, action: CheckNodes) -> HealthRequest:
         health, allocation = self._options.health, self._allocation
-        tier = Tier(health.preflight) if order.tier == "quick" else Tier(order.tier)
+        tier = Tier(health.preflight) if action.tier == "quick" else Tier(action.tier)
         about = About(
             tier=tier,
             gpus=allocation.gpus,
             since=self._since,
             folders=self._folders(),
-            token=self._token(order.key),
+            token=self._token(action.key),
             site_checks=health.site_checks,
         )
         budget = health.budget if tier is Tier.QUICK else health.deep_budget
         off, gpus = frozenset(health.off), allocation.gpus
-        where = tuple((node, self._addresses[node]) for node in order.nodes if node in self._addresses)
+        where = tuple((node, self._addresses[node]) for node in action.nodes if node in self._addresses)
         return HealthRequest(about, off, health.limits, health.probe, gpus, health.python, where, budget)
 
     def _folders(self) -> tuple[str, ...]:
-        """Those that are there for us: what is missing here is no node's fault."""
+        """The folders that this node sees: if one is missing here too, no node is at fault."""
         both = (self._attempt.path, self._options.checkpoints)
         return tuple(dict.fromkeys(str(path) for path in both if os.path.isdir(path)))  # noqa: PTH112 - never raises
 
     def _token(self, key: str) -> str:
-        """A file of the run directory that all nodes must see alike. Without it (a full disk) that is not looked at."""
+        """Write a file that all nodes must see alike. "" on a full disk: then it is not checked."""
         path = self._attempt.health / f"{key}.token"
         words = secrets.token_hex(16)
         try:
@@ -85,5 +85,5 @@ class NodeChecks:
         return f"{path}\n{words}"
 
     def _keep(self, key: str, report: Report) -> None:
-        with contextlib.suppress(OSError):  # the outcome names what is bad in any case
+        with contextlib.suppress(OSError):  # the outcome names bad nodes in any case
             publish_text(self._attempt.health / f"{key}.json", json.dumps(document(report, WHOLE), indent=1) + "\n")
