@@ -140,7 +140,7 @@ def _hold(bench: Bench) -> int:
 
 
 def _preflight(bench: Bench, job: int) -> Report:
-    """As `supervise.launcher.examining` asks for it, but for the GPUs, of which there are none."""
+    """As `supervise.launcher.preflight` asks for it, but for the GPUs, of which there are none."""
     run: Path = bench.runs
     run.mkdir(exist_ok=True)
     words, path = secrets.token_hex(16), run / "preflight.token"

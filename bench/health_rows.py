@@ -13,10 +13,10 @@ from typing import Any
 
 from transom_cli.core.diagnose import NODE_FAULT, PREFLIGHT
 from transom_cli.core.incident import Diagnosis
-from transom_cli.core.launcher.core import decide
-from transom_cli.core.launcher.events import Begun, Checked
-from transom_cli.core.launcher.orders import Start
-from transom_cli.core.launcher.state import LadderPolicy, LadderState
+from transom_cli.core.launcher.actions import StartLaunch
+from transom_cli.core.launcher.decide import decide
+from transom_cli.core.launcher.events import AttemptStarted, NodesChecked
+from transom_cli.core.launcher.state import Nodes, Policy, State
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.health.report import faults
 from transom_cli.sandbox.nvml_stub import State as Gpus
@@ -145,10 +145,10 @@ def action(node: str, findings: Sequence[Finding], watched: bool = False) -> str
     kept = {"drain": "drained", "exclude": "excluded"}.get(isolates, "kept")
     if watched:  # beside a training
         return f"{kept}, launch ended at once" if own[0].proven else "remembered"
-    state = LadderState(1, 0, NODES, len(NODES) - 1, 1, LadderPolicy(preflight=True))
-    state, _ = decide(state, Begun(0.0))
-    _, orders = decide(state, Checked(1.0, PREFLIGHT, found, ""))
-    launched = next((order.nodes for order in orders if isinstance(order, Start)), ())
+    state = State(1, 0, Nodes(NODES, len(NODES) - 1), 1, Policy(preflight=True))
+    state, _ = decide(state, AttemptStarted(0.0))
+    _, orders = decide(state, NodesChecked(1.0, PREFLIGHT, found, ""))
+    launched = next((order.nodes for order in orders if isinstance(order, StartLaunch)), ())
     return (
         f"swapped, {kept}" if launched and node not in launched else f"attempt left, {kept}" if not launched else kept
     )

@@ -12,7 +12,7 @@ from typing import Any
 from status import JOB
 
 from transom_cli.bootstrap import slurm as bootstrap
-from transom_cli.core.launcher import Ended
+from transom_cli.core.launcher import LaunchEnded
 from transom_cli.core.stall_state import StallLimits
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
@@ -102,8 +102,8 @@ class Mute:
     def evidence(self, *_: object) -> tuple[str, ...]:
         return ()
 
-    def end(self, launch: int, nodes: tuple[str, ...], grace: float = 0.0, incident: str = "") -> Ended:
-        return Ended(0.0, launch)
+    def end(self, launch: int, nodes: tuple[str, ...], grace: float = 0.0, incident: str = "") -> LaunchEnded:
+        return LaunchEnded(0.0, launch)
 
     def logs(self, *_: object) -> list[dict[str, object]]:
         return []

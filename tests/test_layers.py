@@ -131,6 +131,7 @@ PURE_OTHERS = {
     "view.timeline": {"datetime"},
 }
 PURE_EXCEPTIONS = {
+    ("supervise.launcher.plan", "start"),  # the words that start an interpreter of ours
     ("heartbeat.table", "heartbeat.record"),
     ("submit.render", "start"),
     ("submit.render", "submit.inputs"),

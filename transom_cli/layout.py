@@ -75,7 +75,7 @@ class AttemptDir:
 
     @property
     def reports(self) -> Path:
-        """Anomalies of the training, as JSON, from the launcher (supervise.launcher.reporting)."""
+        """Anomalies of the training, as JSON, from the launcher (supervise.launcher.anomalies)."""
         return self.path / "reports.json"
 
     @property

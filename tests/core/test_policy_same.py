@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from core_alphabet import Answer, answer
-from core_ladder import NODES, SPARE, fresh
+from core_launcher import NODES, SPARE, fresh
 from core_policy import DEFAULT, tables
 from core_transcript import play as play_transcript
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_ladder_promises import stories as ladder_stories
+from test_launcher_promises import stories as launcher_stories
 from test_properties import begun, faults, moments, play, policies
 
 from transom_cli.core import events as ev
@@ -79,10 +79,10 @@ def test_the_default_table_is_what_the_operator_does(
 
 
 def plain_order(order: Any) -> Any:
-    if isinstance(order, sh.Tell):
+    if isinstance(order, launcher.Journal):
         words = order.words.partition("; stopped by rule ")[0]
         return replace(order, decided=UNDECIDED, words=words)
-    if isinstance(order, sh.Leave):
+    if isinstance(order, launcher.FinishAttempt):
         why, kept = order.outcome.why, "; step 9 was made durable from memory"
         before, rule, _ = why.partition("; stopped by rule ")
         why = before + (kept if rule and why.endswith(kept) else "")
@@ -91,22 +91,19 @@ def plain_order(order: Any) -> Any:
 
 
 @FEW
-@given(st.integers(0, 2), ladder_stories)
-def test_the_default_table_is_what_the_launcher_does(relaunches: int, story: list[tuple[float, sh.Heard]]) -> None:
+@given(st.integers(0, 2), launcher_stories)
+def test_the_default_table_is_what_the_launcher_does(
+    relaunches: int, story: list[tuple[float, launcher.Event]]
+) -> None:
     bare = fresh((*NODES, SPARE), relaunches=relaunches)
     table = replace(bare, policy=replace(bare.policy, rules=DEFAULT))
     now = 0.0
     for pause, heard in story:
         now += pause
         heard = replace(heard, at=now)
-        (bare, orders), (table, same) = sh.decide(bare, heard), sh.decide(table, heard)
+        (bare, orders), (table, same) = launcher.decide(bare, heard), launcher.decide(table, heard)
         assert [plain_order(o) for o in orders] == [plain_order(o) for o in same]
-        assert (bare.rung, bare.nodes, bare.spent, bare.given_up) == (
-            table.rung,
-            table.nodes,
-            table.spent,
-            table.given_up,
-        )
+        assert (bare.phase, bare.nodes, bare.budget) == (table.phase, table.nodes, table.budget)
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda p: p.stem)
@@ -134,9 +131,9 @@ def test_no_table_breaks_a_promise_of_the_operator(
 
 
 @FEW
-@given(tables, ladder_stories)
+@given(tables, launcher_stories)
 def test_no_table_isolates_more_than_the_evidence_allows(
-    rules: tuple[Rule, ...], story: list[tuple[float, sh.Heard]]
+    rules: tuple[Rule, ...], story: list[tuple[float, launcher.Event]]
 ) -> None:
     """The launcher hands up nodes to blame: those of the evidence, or fewer; those it gave up itself; no others."""
     state = fresh((*NODES, SPARE))
@@ -144,14 +141,14 @@ def test_no_table_isolates_more_than_the_evidence_allows(
     now = 0.0
     for pause, heard in story:
         now += pause
-        state, orders = sh.decide(state, replace(heard, at=now))
+        state, orders = launcher.decide(state, replace(heard, at=now))
         diagnosis = state.incident.diagnosis if state.incident else None
         if diagnosis is not None:
             ladder = ("none", "exclude", "drain")
             for node in diagnosis.nodes:
                 assert ladder.index(diagnosis.isolates(node)) <= ladder.index(diagnosis.by_evidence(node))
         for order in orders:
-            assert not (isinstance(order, sh.Start) and set(order.nodes) & set(state.given_up))
+            assert not (isinstance(order, launcher.StartLaunch) and set(order.nodes) & set(state.nodes.given_up))
 
 
 def test_actions_that_are_compared_are_not_empty() -> None:

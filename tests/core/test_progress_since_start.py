@@ -5,13 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from core_ladder import exits, feed, fresh, outcome, started
+from core_launcher import exits, feed, fresh, outcome, started
 from hypothesis import given
 from hypothesis import strategies as st
 
 from transom_cli.core import events as ev
-from transom_cli.core import launcher as sh
-from transom_cli.core.launcher import LadderState, Order
+from transom_cli.core import launcher
 from transom_cli.core.operator.actions import Action, Restart
 from transom_cli.core.operator.decide import decide
 from transom_cli.core.operator.state import Phase, Policy, Request, State
@@ -20,13 +19,18 @@ from transom_cli.core.progress import FEW, made_progress
 NODES = ("n1", "n2", "n3")
 
 
-def dies(state: LadderState, after: int, rank: int = 1) -> tuple[LadderState, list[Order]]:
+def dies(state: launcher.State, after: int, rank: int = 1) -> tuple[launcher.State, list[launcher.Action]]:
     """The present launch makes `after` steps, by the count of its processes; then a rank is killed."""
-    at, launch = 100.0 * (state.launch + 1), state.launch
-    state, _ = feed(state, sh.Stepped(at, launch, after, since_start=True))
+    at, launch = 100.0 * (state.launch.number + 1), state.launch.number
+    state, _ = feed(state, launcher.Stepped(at, launch, after, since_start=True))
     codes = [-9 if r == rank else None for r in range(3)]
-    state, _ = feed(state, sh.Exits(at + 1, launch, exits(*codes)), sh.Tick(at + 3), sh.Ended(at + 4, launch))
-    return feed(state, sh.Read(at + 5, launch, "unknown", ""))
+    state, _ = feed(
+        state,
+        launcher.RanksExited(at + 1, launch, exits(*codes)),
+        launcher.Tick(at + 3),
+        launcher.LaunchEnded(at + 4, launch),
+    )
+    return feed(state, launcher.LogsRead(at + 5, launch, "unknown", ""))
 
 
 lengths = st.lists(st.integers(11, 10**6), min_size=3, max_size=3)
@@ -34,14 +38,14 @@ lengths = st.lists(st.integers(11, 10**6), min_size=3, max_size=3)
 
 @given(lengths.filter(lambda x: all(abs(a - b) > max(3, b // 50) for b, a in pairwise(x))))
 def test_starts_of_unlike_length_use_up_no_relaunch(lengths: list[int]) -> None:
-    state, _ = feed(fresh(relaunches=1), sh.Begun(0.0))
+    state, _ = feed(fresh(relaunches=1), launcher.AttemptStarted(0.0))
     for rank, made in enumerate(lengths):
         state, orders = dies(state, made, rank)
         assert started(orders) == [NODES]
 
 
 def test_a_launch_that_always_dies_at_its_own_step_50_uses_up_its_relaunches() -> None:
-    state, orders = feed(fresh(relaunches=2), sh.Begun(0.0))
+    state, orders = feed(fresh(relaunches=2), launcher.AttemptStarted(0.0))
     for made, rank in ((50, 0), (50, 1), (51, 2)):
         state, orders = dies(state, made, rank)
     told = outcome(orders).outcome
@@ -50,21 +54,26 @@ def test_a_launch_that_always_dies_at_its_own_step_50_uses_up_its_relaunches() -
 
 
 def test_a_few_steps_after_each_relaunch_are_no_progress() -> None:
-    state, orders = feed(fresh(relaunches=2), sh.Begun(0.0))
+    state, orders = feed(fresh(relaunches=2), launcher.AttemptStarted(0.0))
     for made, rank in ((340, 0), (2, 1), (9, 2)):
         state, orders = dies(state, made, rank)
     assert outcome(orders).outcome.status == "failed"
 
 
 def test_the_last_step_of_the_rank_that_failed_counts_and_not_a_late_heartbeat() -> None:
-    state, _ = feed(fresh(relaunches=1), sh.Begun(0.0))
+    state, _ = feed(fresh(relaunches=1), launcher.AttemptStarted(0.0))
     for seen in (20, 44):
         codes = exits(-9, None, None) if seen == 20 else exits(None, -9, None)
         ended = tuple(ev.RankExit(x.rank, x.node, x.code, x.signal, x.wall, 50, True) for x in codes)
-        launch, at = state.launch, 100.0 * (state.launch + 1)
-        state, _ = feed(state, sh.Stepped(at, launch, seen, since_start=True))
-        state, _ = feed(state, sh.Exits(at + 1, launch, ended), sh.Tick(at + 3), sh.Ended(at + 4, launch))
-        state, orders = feed(state, sh.Read(at + 5, launch, "unknown", ""))
+        launch, at = state.launch.number, 100.0 * (state.launch.number + 1)
+        state, _ = feed(state, launcher.Stepped(at, launch, seen, since_start=True))
+        state, _ = feed(
+            state,
+            launcher.RanksExited(at + 1, launch, ended),
+            launcher.Tick(at + 3),
+            launcher.LaunchEnded(at + 4, launch),
+        )
+        state, orders = feed(state, launcher.LogsRead(at + 5, launch, "unknown", ""))
     assert "(50 steps in the last start)" in outcome(orders).outcome.why
 
 

@@ -134,7 +134,7 @@ def test_a_full_stop_is_found_within_the_limit_and_one_reading(
     assert len(quiet_found) == 1, "one stall is one finding"
     at, found = quiet_found[0]
     assert at - stop <= max(limit, found.limit) + look
-    assert job.state.quiet == (0, 1, 2, 3)
+    assert job.state.stalled == (0, 1, 2, 3)
     assert found.nodes == tuple(dict.fromkeys(f"n{rank // 2}" for rank in found.culprits))
     assert found.step == job.beats[0].step
     if proc in "TD":
@@ -309,7 +309,7 @@ def test_ranks_that_never_beat_are_not_judged() -> None:
     job = Job()
     found = [f for _ in range(200) for f in job.step(1.0, ranks=[0])]
     assert found == [FirstStep(0)] and job.state.step == 198
-    assert len(alarms(job.pass_time(100.0))) == 1 and job.state.quiet == (0,)
+    assert len(alarms(job.pass_time(100.0))) == 1 and job.state.stalled == (0,)
 
 
 def test_finished_ranks_are_not_quiet() -> None:

@@ -62,7 +62,7 @@ def test_scancel_leaves_a_durable_state_and_is_a_stop(person: Person, sandbox: S
     assert view["phase"] == "stopped"
     told = outcome(run, view["job_id"], 0)
     assert told["status"] == "stopped"
-    assert told["why"] == f"told to stop by SIGTERM; step {told['durable']} is durable"
+    assert told["why"] == f"stopped by SIGTERM; step {told['durable']} is durable"
     listed = person.transom("ckpt", "ls", "--json", run.run_id)
     assert f"step-{told['durable']}" in listed.stdout, listed.stderr
 
@@ -77,7 +77,7 @@ def test_a_requeue_by_somebody_else_loses_no_step(person: Person, sandbox: Sandb
     view = person.wait(run, over)
     assert (view["phase"], view["step"], view["starts"]) == ("done", 120, 1)
     told = outcome(run, view["job_id"], 0)
-    assert told["why"] == f"told to stop by SIGTERM; step {told['durable']} is durable"
+    assert told["why"] == f"stopped by SIGTERM; step {told['durable']} is durable"
     log = (run.attempt(view["job_id"], 1).logs(0) / "rank-0.log").read_text()
     assert f"restored step-{told['durable']} " in log
 

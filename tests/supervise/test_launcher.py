@@ -16,12 +16,11 @@ import pytest
 
 from transom_cli.bootstrap import slurm as bootstrap
 from transom_cli.ckpt import fence
-from transom_cli.core.launcher import Ended
+from transom_cli.core.launcher import LaunchEnded
 from transom_cli.core.policy import Rule
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
-from transom_cli.supervise.launcher import hands as launchhands
-from transom_cli.supervise.launcher import linger
+from transom_cli.supervise.launcher import executor, handoff
 from transom_cli.supervise.launcher import loop as module
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher.agents import Agents
@@ -49,8 +48,8 @@ class TwoFacedAgents:
     def start(self) -> None:
         raise OSError(28, "No space left on device")
 
-    def end(self, launch: int, nodes: tuple[str, ...], grace: float, incident: str) -> Ended:
-        return Ended(0.0, launch)
+    def end(self, launch: int, nodes: tuple[str, ...], grace: float, incident: str) -> LaunchEnded:
+        return LaunchEnded(0.0, launch)
 
     def logs(self, *_: object) -> list[dict[str, object]]:
         return []
@@ -165,7 +164,7 @@ def test_an_outcome_is_written_once_the_disk_takes_it(
     tmp_path: Path, codes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes += [7]
-    monkeypatch.setattr(linger, "LINGER", 4.0)  # a live operator is waited for
+    monkeypatch.setattr(handoff, "LINGER", 4.0)  # a live operator is waited for
     lease = Lease.take(RunDir(tmp_path))
     path = RunDir(tmp_path).attempt(7, 0).outcome
     (path / "x").mkdir(parents=True)
@@ -189,16 +188,16 @@ def test_a_warning_that_comes_while_a_launch_is_being_ended_is_kept_for_the_next
     codes += [7, 0]
     sent: list[tuple[int, int]] = []
 
-    def end(agents: TwoFacedAgents, launch: int, nodes: tuple[str, ...], grace: float, incident: str) -> Ended:
+    def end(agents: TwoFacedAgents, launch: int, nodes: tuple[str, ...], grace: float, incident: str) -> LaunchEnded:
         os.kill(os.getpid(), signal.SIGUSR2)
         time.sleep(0.3)
-        return Ended(0.0, launch)
+        return LaunchEnded(0.0, launch)
 
     monkeypatch.setattr(TwoFacedAgents, "end", end)
     monkeypatch.setattr(sys.modules[__name__], "RANK", RANK.replace("sleep(0.1)", "sleep(1.5)"))  # several looks long
-    monkeypatch.setattr(launchhands.TrainingStep, "signal", lambda step, number: sent.append((id(step), number)))
-    monkeypatch.setattr(module.HeartbeatMonitor, "launch", property(lambda _: 1))
-    monkeypatch.setattr(module.HeartbeatMonitor, "step", lambda _, launch: 5)
+    monkeypatch.setattr(executor.TrainingStep, "signal", lambda step, number: sent.append((id(step), number)))
+    monkeypatch.setattr(module.BeatWatch, "launch", property(lambda _: 1))
+    monkeypatch.setattr(module.BeatWatch, "step", lambda _, launch: 5)
     assert launcher(tmp_path).run() == 0
     assert [number for _, number in sent] == [signal.SIGUSR2]
 
@@ -233,13 +232,13 @@ def test_a_rendezvous_of_the_users_is_replaced_in_every_launch_and_said_once(
     monkeypatch.setenv("MASTER_ADDR", "n1")
     monkeypatch.setenv("MASTER_PORT", "29500")
     ports: list[str] = []
-    real = launchhands.TrainingStep
+    real = executor.TrainingStep
 
     def step(argv: list[str], env: dict[str, str], *rest: object) -> object:
         ports.append(env["MASTER_PORT"])
         return real(argv, env, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(launchhands, "TrainingStep", step)
+    monkeypatch.setattr(executor, "TrainingStep", step)
     assert launcher(tmp_path).run() == 0
     assert "29500" not in ports and len(set(ports)) == 3
     said = [line for line in capsys.readouterr().out.splitlines() if "MASTER_PORT" in line]
@@ -262,7 +261,7 @@ def test_a_launcher_that_comes_up_after_the_warning_warns_itself(
     codes += [0]
     sent: list[int] = []
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 100))
-    monkeypatch.setattr(launchhands.TrainingStep, "signal", lambda _, number: sent.append(number))
+    monkeypatch.setattr(executor.TrainingStep, "signal", lambda _, number: sent.append(number))
     assert launcher(tmp_path, warn_before=120).run() == 0
     assert sent == [signal.SIGUSR2]
     assert [r["name"] for r in journal(tmp_path) if r["type"] == "signal"] == ["SIGUSR2"]

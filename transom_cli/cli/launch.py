@@ -36,9 +36,8 @@ def launch(
     )
     from transom_cli.layout import RunDir
     from transom_cli.supervise.launcher.allocation import gpus_on_node, require_commands, require_run_dir
-    from transom_cli.supervise.launcher.containing import Image, container_words, find_program
     from transom_cli.supervise.launcher.loop import main
-    from transom_cli.supervise.launcher.plan import LaunchOptions
+    from transom_cli.supervise.launcher.plan import Image, LaunchOptions, container_words, find_program
 
     if kind not in ("srun", "torchrun"):
         raise UsageError(f"`--kind {kind}` is unknown", hint="use `srun` or `torchrun`")

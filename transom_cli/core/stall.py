@@ -1,26 +1,26 @@
-"""Stall detector: nodes whose beat table no longer comes, and ranks that make no step. Pure.
+"""Stall detector: nodes whose heartbeat table is no longer updated, and ranks that stop stepping. Pure.
 
-Everything is counted on the observer's clock, from when the observer saw a change: a table counts as new when its
-`seq` has changed. Nothing is judged before a full limit of listening, and time in which the observer itself did not
-look (suspended, or stuck on a file system) does not count as silence: the detector's own clock, `StallState.clock`,
-advances by no more than half of `node_silent` from one look to the next. So look at least that often.
+All times are the observer's, from when it saw a change: a table counts as new if its `seq` has changed. Nothing is
+judged before the observer has listened for a full limit. Time in which the observer itself did not look (suspended, or
+stuck on a file system) does not count as silence: the detector's own clock, `StallState.clock`, advances by at most
+half of `node_silent` between two calls. So call `watch` at least that often.
 
-A synchronous job stalls as a whole, so a stall is one finding, not one a rank. Which limit holds, in this order:
+A synchronous job stalls as a whole, so a stall is one finding, not one per rank. The first limit that applies:
 
 1. a process of the job has been stopped, dead or gone for `floor` seconds:            tight  (see core.step_times),
-   with a factor of 3 at most: this one cannot be in a step that merely takes long
+   with a factor of at most 3: this process cannot be in a long step
 2. no rank has made a step in this launch yet:                                         first_step
 3. a rank is in phase "checkpoint" or "restore":                                       checkpoint, or patient if longer
-4. too few steps have been seen to know:                                               first_step
-5. a table has not come for half of `node_silent`, another has, and the ranks in it
-   have made no step since:                                                            tight
-6. nothing but the silence:                                                            patient
+4. too few steps have been seen:                                                       first_step
+5. a table has not been updated for half of `node_silent`, another has, and the
+   ranks in it have not stepped since:                                                          tight
+6. otherwise:                                                                          patient
 
-While a table is late and another one comes, the state of the ranks in the late one is unknown: the ranks that can be
-seen tell of the steps and of a stall. Their silence is then judged with the late ranks as suspects.
+If one table is late and another is not, the state of the ranks in the late one is unknown: steps and stalls are judged
+by the visible ranks. If those stall, the late ranks are the suspects.
 
-Ranks that have finished, and those whose agent said goodbye, are not judged. Neither are ranks that never beat while
-others do: in many trainers rank 0 alone beats. A beat with an old step number is a sign of life too.
+Ranks that have finished, and those whose agent ended in order, are not judged. Neither are ranks without heartbeats
+while others have some: in many trainers only rank 0 reports. A heartbeat with an old step number is a sign of life too.
 """
 
 from __future__ import annotations
@@ -60,28 +60,31 @@ __all__ = [
 ]
 
 STOPPED = 3.0
-AGAIN = 4.0  # the next silence at this very step may last so many times longer than the one that was ended
-START_UPS = 4.0  # as long as the launch took to come up: a second compilation may take longer than the first
+AGAIN = 4.0  # factor for the next silence at the same step, compared to the one that was ended
+START_UPS = 4.0  # times the startup of the launch: a second compilation may take longer than the first
 _DEAD = "TXZ"
 _SLOW = ("checkpoint", "restore")
 
 
 def start(expected: Iterable[str] = ()) -> StallState:
-    """A fresh state. `expected`: nodes of the job; one of them that never sends a table is found silent too."""
+    """A new state. expected: nodes of the job; one that never sends a table is reported as silent too."""
     return StallState(expected=tuple(expected))
 
 
 def expect(state: StallState, nodes: Iterable[str]) -> StallState:
-    """The same state, for an attempt on these nodes."""
+    """Use the state for an attempt on these nodes."""
     return replace(state, expected=tuple(nodes))
 
 
 def watch(
     state: StallState, readings: Mapping[str, NodeTable], now: float, limits: StallLimits
 ) -> tuple[StallState, tuple[StallFinding, ...]]:
-    """One look at the tables of one attempt, by any key that is steady (the file's name). Findings are edges.
+    """Judge the present tables of one attempt. Findings are edges.
 
-    What was learned of the step times is kept when a launch or attempt follows another in the same state.
+    Learned step times are kept across launches and attempts.
+
+    Args:
+        readings: tables by any stable key, such as the file name.
     """
     first_look = state.looked is None
     gone_by = 0.0 if state.looked is None else min(max(0.0, now - state.looked), limits.node_silent / 2)
@@ -89,7 +92,7 @@ def watch(
     fresh = [k for k, t in readings.items() if k not in state.sources or state.sources[k].seq != t.seq]
     state = _newest_launch(state, readings, fresh, first_look)
     if not state.sources:
-        fresh = list(readings)  # of a new attempt: what was heard of the one before it counts no more
+        fresh = list(readings)  # a new attempt: forget the tables of the one before
     state, first = _listen(state, readings, fresh, limits)
     state, nodes = _judge_nodes(state, limits)
     state = replace(state, limit=_limit(state, limits))
@@ -98,7 +101,7 @@ def watch(
 
 
 def resumed(state: StallState, now: float) -> StallState:
-    """Listen again after the observer, or everything it watches, was stopped. That time teaches nothing."""
+    """Restart listening after the observer, or everything it watches, was stopped. That time is not learned from."""
     clock = state.clock
     return replace(
         state,
@@ -108,15 +111,15 @@ def resumed(state: StallState, now: float) -> StallState:
         silent=frozenset(),
         heard_since=None if state.heard_since is None else clock,
         suspect=clock,
-        quiet=(),
-        quiet_at=0.0,
+        stalled=(),
+        stalled_at=0.0,
     )
 
 
 def due(state: StallState, limits: StallLimits) -> float:
-    """Seconds from the last look until a silence that goes on is judged anew; inf: there is none, or it was judged."""
+    """Seconds from the last call until a continued silence must be judged again; inf: none, or already judged."""
     at = [s.arrived + wait for s in state.sources.values() for wait in (limits.node_silent / 2, limits.node_silent)]
-    if not state.quiet:
+    if not state.stalled:
         at.append(min((p.moved for p in state.pulses.values() if p.judged), default=math.inf) + state.limit)
     return min((then - state.clock for then in at if then > state.clock), default=math.inf)
 
@@ -124,7 +127,7 @@ def due(state: StallState, limits: StallLimits) -> float:
 def _newest_launch(
     state: StallState, readings: Mapping[str, NodeTable], unseen: Iterable[str], first_look: bool
 ) -> StallState:
-    """Forget the ranks of a former launch, and the tables of a former attempt. unseen: keys of such tables."""
+    """Forget the ranks of a former launch, and the tables of a former attempt. unseen: keys of new tables."""
     if not readings:
         return state
     attempt = max({t.attempt for t in readings.values()}, key=_attempt_order)
@@ -135,8 +138,8 @@ def _newest_launch(
     if (attempt, launch) == state.launch:
         return state
     times, ended_at = state.times, None
-    stepped = state.stepping_since is not None  # else it says nothing of the time between two steps
-    if state.quiet and stepped and state.suspect < state.stepped:  # ended for silence alone: it might have come back
+    stepped = state.stepping_since is not None  # else nothing is learned about the time between two steps
+    if state.stalled and stepped and state.suspect < state.stepped:  # ended for silence alone: it might have resumed
         ended_at = state.step
         times = times.with_silence((AGAIN if ended_at == state.ended_at else 1.0) * (state.clock - state.stepped))
     fresh = replace(
@@ -151,7 +154,7 @@ def _newest_launch(
         stepping_since=None,
         aside=False,
         suspect=-1.0,
-        quiet=(),
+        stalled=(),
     )
     if state.launch is None or state.launch[0] == attempt:
         return fresh
@@ -169,7 +172,7 @@ def _attempt_order(name: str) -> tuple[tuple[int, ...], str]:
 def _listen(
     state: StallState, readings: Mapping[str, NodeTable], fresh: list[str], limits: StallLimits
 ) -> tuple[StallState, tuple[FirstStep, ...]]:
-    """Take in the tables that are new, and learn from them."""
+    """Read the new tables, and learn from them."""
     attempt, launch = state.launch or ("", -1)
     clock, longest = state.clock, 0.0
     sources, pulses = dict(state.sources), dict(state.pulses)
@@ -207,12 +210,12 @@ def _listen(
 
 
 def _still(before: RankBeat, now: RankBeat) -> bool:
-    """Whether the rank has given no new sign of itself."""
+    """Whether the rank has given no new sign of life."""
     return before.count == now.count and before.step == now.step and before.phase == now.phase and before.pid == now.pid
 
 
 def _slow(before: RankBeat, beat: RankBeat) -> bool:
-    """A silence that ended like this is not one between two steps."""
+    """Whether a silence that ended like this was not between two steps."""
     return before.phase != "step" or beat.phase != "step"
 
 
@@ -220,7 +223,7 @@ def _advance(state: StallState, node_silent: float) -> tuple[StallState, tuple[F
     late = _late(state, node_silent)
     steps = [p.beat for p in state.pulses.values() if p.beat.step >= 0 and p.source not in late]
     step, since_start = reached(steps)
-    recounted = state.since_start and not since_start and step >= 0  # now the training's own step is known
+    recounted = state.since_start and not since_start and step >= 0  # the training's own step is known now
     if step <= state.step and not recounted:
         return state, ()
     clock = state.clock
@@ -234,7 +237,7 @@ def _advance(state: StallState, node_silent: float) -> tuple[StallState, tuple[F
 
 
 def _judge_nodes(state: StallState, limits: StallLimits) -> tuple[StallState, list[StallFinding]]:
-    """A node is silent when all its tables are: one rank's own table (beats.own_table) may stop with its process."""
+    """Judge nodes. A node is silent if all its tables are: a rank's own table may stop with its process."""
     last: dict[str, float] = {}
     resting: dict[str, bool] = {}
     for source in state.sources.values():
@@ -259,7 +262,7 @@ def _judge_nodes(state: StallState, limits: StallLimits) -> tuple[StallState, li
 
 
 def _late(state: StallState, node_silent: float) -> set[str]:
-    """Tables that have not come for half of what makes a node silent, while another has. All at once: it may be us."""
+    """Tables without an update for half of `node_silent`. None if that is so for all: it may be the observer."""
     late = {key for key, source in state.sources.items() if state.clock - source.arrived >= node_silent / 2}
     return late if len(late) < len(state.sources) else set()
 
@@ -271,9 +274,9 @@ def _overdue(state: StallState, node_silent: float) -> list[int]:
 
 
 def _steps_without(state: StallState, late: Iterable[str], node_silent: float) -> bool:
-    """Whether the ranks that can be seen step although these tables are late: then only the agents are gone.
+    """Whether the visible ranks step although these tables are late: then only the agents are gone.
 
-    A synchronous job whose node died may still end the step that it is in.
+    A synchronous job whose node died may still finish its present step.
     """
     since = max((state.sources[key].arrived for key in late), default=math.inf)
     return state.stepping_since is not None and state.stepped > since + node_silent / 2 + 2 * state.times.median
@@ -284,7 +287,7 @@ def _is_judged(state: StallState, pulse: Pulse) -> bool:
 
 
 def _limit(state: StallState, limits: StallLimits) -> float:
-    """The order of the module's docstring."""
+    """The limit by the rules in the module's docstring."""
     if any(p.dead_since is not None and state.clock - p.dead_since >= limits.floor for p in state.pulses.values()):
         return state.times.tight(min(limits.factor, STOPPED), limits.floor, limits.ceiling)
     tight = state.times.tight(limits.factor, limits.floor, limits.ceiling)
@@ -303,7 +306,7 @@ def _limit(state: StallState, limits: StallLimits) -> float:
 
 
 def _settle(state: StallState, limits: StallLimits) -> float:
-    """For how long compilations are waited for; the first one is a part of the start-up."""
+    """How long compilations are waited for; the first one is part of the startup."""
     if state.began is None or state.stepping_since is None:
         return limits.settle
     return min(limits.settle, START_UPS * (state.stepping_since - state.began))
@@ -313,44 +316,44 @@ def _judge_ranks(state: StallState, node_silent: float) -> tuple[StallState, lis
     stepping = state.stepping_since is not None
     judged = {r: p for r, p in state.pulses.items() if _is_judged(state, p) and (p.beat.count > 0 or not stepping)}
     late = set(_overdue(state, node_silent))
-    seen = {r: p for r, p in judged.items() if r not in late} or judged  # of the late ones the state is unknown
-    if state.quiet:
-        known = [state.pulses[r] for r in state.quiet if r in state.pulses]
-        back_again = [p for p in known if p.moved > state.quiet_at or p.beat.phase == "done"]
+    seen = {r: p for r, p in judged.items() if r not in late} or judged  # the state of late ranks is unknown
+    if state.stalled:
+        known = [state.pulses[r] for r in state.stalled if r in state.pulses]
+        back_again = [p for p in known if p.moved > state.stalled_at or p.beat.phase == "done"]
         still = [p for p in known if p.judged and p not in back_again]
-        if still or not back_again:  # the death of all of them is no return
+        if still or not back_again:  # if all have died, none has resumed
             return state, []
-        back = RanksResumed(state.quiet, state.step, state.clock - state.quiet_at)
-        return replace(state, quiet=(), quiet_at=0.0), [back]
+        back = RanksResumed(state.stalled, state.step, state.clock - state.stalled_at)
+        return replace(state, stalled=(), stalled_at=0.0), [back]
     if not any(state.clock - p.moved >= state.limit for p in seen.values()):
         return state, []
-    # the others of a synchronous job stopped a moment later: by a step's skew, and by when their table came
-    quiet = {r: p for r, p in judged.items() if state.clock - p.moved >= state.limit / 2}
-    ranks = tuple(sorted(quiet))
-    culprits = _culprits(state, quiet, node_silent)
+    # the other ranks of a synchronous job stopped a moment later: by a step's skew, and by the time of their table
+    stalled = {r: p for r, p in judged.items() if state.clock - p.moved >= state.limit / 2}
+    ranks = tuple(sorted(stalled))
+    culprits = _culprits(state, stalled, node_silent)
     found = Stall(
         step=state.step,
-        seconds=max(state.clock - p.moved for p in quiet.values()),
+        seconds=max(state.clock - p.moved for p in stalled.values()),
         limit=state.limit,
         culprits=culprits,
         nodes=tuple(dict.fromkeys(state.pulses[rank].node for rank in culprits)),
         stopped=any(p.dead_since is not None and p.beat.proc == "T" for p in state.pulses.values()),
     )
-    return replace(state, quiet=ranks, quiet_at=state.clock), [found]
+    return replace(state, stalled=ranks, stalled_at=state.clock), [found]
 
 
-def _culprits(state: StallState, quiet: Mapping[int, Pulse], node_silent: float) -> tuple[int, ...]:
-    """Who stands out: the stopped and dead; else those of whom nothing comes; else those asleep in the kernel (D);
-    else those behind the others in step. The last three name nobody when they would name everybody."""
+def _culprits(state: StallState, stalled: Mapping[int, Pulse], node_silent: float) -> tuple[int, ...]:
+    """The ranks that stand out: stopped or dead ones; else those in late tables; else those asleep in the kernel (D);
+    else those behind in steps. Except for the first, a group that would include all ranks is skipped."""
     dead = tuple(sorted(r for r, p in state.pulses.items() if p.dead_since is not None))
     if dead:
         return dead
-    furthest = max(p.beat.step for p in quiet.values())
+    furthest = max(p.beat.step for p in stalled.values())
     for group in (
-        [r for r in _overdue(state, node_silent) if r in quiet],
-        [r for r, p in quiet.items() if p.beat.proc == "D"],
-        [r for r, p in quiet.items() if p.beat.step < furthest],
+        [r for r in _overdue(state, node_silent) if r in stalled],
+        [r for r, p in stalled.items() if p.beat.proc == "D"],
+        [r for r, p in stalled.items() if p.beat.step < furthest],
     ):
-        if group and len(group) < len(quiet):
+        if group and len(group) < len(stalled):
             return tuple(sorted(group))
     return ()

@@ -1,4 +1,4 @@
-"""Shapes of the stall detector (`core.stall`): its limits, its findings, its state."""
+"""Types of the stall detector (`core.stall`): limits, findings and state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transom_cli.heartbeat.table import RankBeat
 
 @dataclass(frozen=True)
 class StallLimits:
-    """Seconds, but for the two factors, which multiply the learned step time."""
+    """Times in seconds; `factor` and `patience` multiply the learned step time."""
 
     factor: float = 8.0
     floor: float = 5.0
@@ -21,8 +21,8 @@ class StallLimits:
     first_step: float = 1800.0  # from the launch's first sign to its first step
     checkpoint: float = 900.0
     node_silent: float = 10.0
-    patience: float = 3.0  # times `factor`, while nothing but silence speaks against a rank
-    settle: float = 120.0  # the least patience in the first seconds of stepping; or four times the launch's start-up
+    patience: float = 3.0  # times `factor`, while silence is the only sign
+    settle: float = 120.0  # minimum limit in the first seconds of stepping, at most four times the launch's startup
     missing: float = 60.0  # for the first table of an expected node, after the first of any node
 
 
@@ -49,7 +49,7 @@ class RanksResumed:
 
 @dataclass(frozen=True)
 class FirstStep:
-    """The first step seen of a launch: after a restart of the job it is the end of the incident."""
+    """The first step of a launch. After a restart of the job it ends the incident."""
 
     step: int
 
@@ -59,7 +59,7 @@ StallFinding = NodeSilent | NodeBack | Stall | RanksResumed | FirstStep
 
 @dataclass(frozen=True)
 class Source:
-    """One table: when the observer last saw a new one, on the detector's clock."""
+    """One table, and when its last update was seen, on the detector's clock."""
 
     node: str
     seq: int
@@ -68,7 +68,7 @@ class Source:
     finished: bool  # all its ranks are done
 
 
-class Pulse(NamedTuple):  # and no dataclass: an operator makes thousands of them a second
+class Pulse(NamedTuple):  # not a dataclass: an operator creates thousands per second
     """One rank: its last row, when it last moved, and since when its process is stopped or gone (detector's clock)."""
 
     beat: RankBeat
@@ -81,14 +81,14 @@ class Pulse(NamedTuple):  # and no dataclass: an operator makes thousands of the
 
 @dataclass(frozen=True)
 class StallState:
-    """`step`: the highest step that every beating rank has reached, -1: none. `limit`: the silence allowed now, s."""
+    """step: the highest step that every rank with heartbeats has reached, or -1. limit: allowed silence in seconds."""
 
     step: int = -1
     limit: float = 0.0
     since_start: bool = False  # `step` counts from the start of the processes
     expected: tuple[str, ...] = ()
     clock: float = 0.0
-    looked: float | None = None  # the observer's clock at the last look
+    looked: float | None = None  # the observer's clock at the last call
     launch: tuple[str, int] | None = None  # attempt, launch
     sources: Mapping[str, Source] = field(default_factory=dict)
     pulses: Mapping[int, Pulse] = field(default_factory=dict)
@@ -97,9 +97,9 @@ class StallState:
     began: float | None = None  # when the launch was first seen; None: too late
     stepping_since: float | None = None  # when the launch's first step was seen
     stepped: float = 0.0  # when `step` last grew
-    aside: bool = False  # a checkpoint or restore since `step` last grew: no sample of a step
-    suspect: float = -1.0  # when something besides silence was last wrong: a gap around it is no lesson
-    quiet: tuple[int, ...] = ()
-    quiet_at: float = 0.0
+    aside: bool = False  # a checkpoint or restore happened since `step` last grew: no sample of a step time
+    suspect: float = -1.0  # when something besides silence was last wrong: nothing is learned from a gap around it
+    stalled: tuple[int, ...] = ()  # ranks of the present stall
+    stalled_at: float = 0.0
     ended_at: int | None = None  # the step after which the launch before was ended for its silence alone
     times: StepTimes = field(default_factory=StepTimes)

@@ -77,7 +77,7 @@ class HeartbeatMonitor:
     def blind(self, now: float) -> bool:
         """Whether all ranks that are quiet are on nodes that cannot be seen: it may be their agents that are."""
         overdue = set(self.overdue(now))
-        return bool(self._quiet.quiet) and overdue.issuperset(self.nodes_of(self._quiet.quiet))
+        return bool(self._quiet.stalled) and overdue.issuperset(self.nodes_of(self._quiet.stalled))
 
     @property
     def launch(self) -> int:

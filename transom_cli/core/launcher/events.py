@@ -1,4 +1,4 @@
-"""What the launcher's core hears. Frozen; `at` is in seconds, on the launcher's clock. What it orders: `orders`."""
+"""The events that the launcher's state machine decides about. Frozen; `at` is in seconds, on the launcher's clock."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from dataclasses import dataclass
 
 from transom_cli.core.events import NodeFault, RankExit, Stall, Taken
 
-THIS_LAUNCHER = "this launcher"  # a survivor's node that is none: our own fault, for which no node is to be blamed
+THIS_LAUNCHER = "this launcher"  # in place of a survivor's node: our own failure, for which no node is blamed
 
 
 @dataclass(frozen=True)
-class Heard:
+class Event:
     at: float
 
 
 @dataclass(frozen=True)
-class Begun(Heard):
-    """The attempt has its nodes; `durable` is the newest checkpoint's step, or -1.
+class AttemptStarted(Event):
+    """The attempt has its nodes.
 
-    step: the newest step of the attempts before this one, or -1. stuck: how many of them, in a row, made no progress.
-    made: where steps count from the start of the processes, those of the last attempt that made any; else -1.
-    isolated: nodes that are to carry no rank; with `insist` (nobody else keeps them out) not even where there are too
-    few others. lacked: the attempt before this one was left for that very reason.
-    memory: agents run, so that the nodes may come to hold snapshots.
-    taken: what the policy decided in those attempts; the times are seconds before this one, below zero.
+    durable: the newest checkpoint's step, or -1. step: the newest step of the attempts before, or -1.
+    stuck: number of attempts before this one, in a row, without progress.
+    made: steps of the last attempt that made any, if steps count from the start of the processes; else -1.
+    isolated: nodes that should carry no rank. insist: nobody else keeps them out, so they carry none even if there are
+    too few others. lacked: the attempt before this one ended for this reason.
+    memory: agents run, so that the nodes may hold snapshots.
+    taken: decisions of the attempts before; their times are relative to this one, below zero.
     """
 
     durable: int = -1
@@ -38,13 +39,13 @@ class Begun(Heard):
 
 
 @dataclass(frozen=True)
-class Tick(Heard):
-    pass
+class Tick(Event):
+    """Time passed."""
 
 
 @dataclass(frozen=True)
-class Spare(Heard):
-    """A spare was looked at: it is ready to take a rank's place, or it is not good."""
+class SpareChecked(Event):
+    """A spare was probed: it is ready to replace a node, or it is not good."""
 
     node: str
     good: bool
@@ -52,51 +53,51 @@ class Spare(Heard):
 
 
 @dataclass(frozen=True)
-class Appeared(Heard):
-    """The first sign of a launch's tasks: a log, a beat, an exit."""
+class TasksSeen(Event):
+    """The first sign of a launch's tasks: a log, a heartbeat, an exit."""
 
     launch: int
 
 
 @dataclass(frozen=True)
-class NotStarted(Heard):
-    """A training step that could not even be asked for."""
-
-    launch: int
-    words: str
-
-
-@dataclass(frozen=True)
-class SlurmAway(Heard):
-    """A training step that cannot be asked for now, since slurmctld gives no answer; it is asked for again."""
+class StartFailed(Event):
+    """The training step could not be requested."""
 
     launch: int
     words: str
 
 
 @dataclass(frozen=True)
-class Exits(Heard):
-    """How ranks of a launch ended so far. `over`: its srun has ended too, with `srun` as exit code."""
+class SlurmAway(Event):
+    """The training step could not be requested since slurmctld does not answer. The request is repeated."""
+
+    launch: int
+    words: str
+
+
+@dataclass(frozen=True)
+class RanksExited(Event):
+    """The rank exits of a launch so far. over: its srun has ended too, with exit code `srun_code`."""
 
     launch: int
     exits: tuple[RankExit, ...]
     over: bool = False
-    srun: int | None = None
+    srun_code: int | None = None
 
 
 @dataclass(frozen=True)
-class Stalled(Heard):
-    """The ranks of a launch make no step any more."""
+class Stalled(Event):
+    """The ranks of a launch have stopped stepping."""
 
     launch: int
     stall: Stall
 
 
 @dataclass(frozen=True)
-class Silent(Heard):
-    """Nothing is heard of a node for so many seconds, while others are heard, and its slurmd gives no answer either.
+class NodeUnreachable(Event):
+    """A node has been silent for `silent_for` seconds while others are heard, and its slurmd does not answer either.
 
-    limit: seconds without a step that are nothing unusual; 0 as long as that is not known.
+    limit: seconds without a step that are not unusual; 0 if that is not known yet.
     """
 
     node: str
@@ -105,8 +106,8 @@ class Silent(Heard):
 
 
 @dataclass(frozen=True)
-class Stepped(Heard):
-    """A step that every rank of the launch has done. since_start: it counts from the start of the processes."""
+class Stepped(Event):
+    """Every rank of the launch has done this step. since_start: it counts from the start of the processes."""
 
     launch: int
     step: int
@@ -114,29 +115,39 @@ class Stepped(Heard):
 
 
 @dataclass(frozen=True)
-class Durable(Heard):
+class CheckpointDurable(Event):
     step: int
 
 
 @dataclass(frozen=True)
-class Ended(Heard):
-    """Answer to `End`.
+class LaunchEnded(Event):
+    """Answer to `EndLaunch`.
 
-    unheard: nodes whose agent did not say that all is gone. survivors: (node, what lives on there); the node is
-    THIS_LAUNCHER where the launcher itself could not do its part.
+    unheard: nodes whose agent did not confirm the end. survivors: (node, process that survives there); the node is
+    THIS_LAUNCHER if the launcher itself failed. evidence: one line per rank, if requested.
+    suspects: after a hang, nodes that the others waited for, by the evidence.
     """
 
     launch: int
     exits: tuple[RankExit, ...] = ()
     unheard: tuple[str, ...] = ()
     survivors: tuple[tuple[str, str], ...] = ()
-    evidence: tuple[str, ...] = ()  # one line a rank, where it was asked for
-    suspects: tuple[str, ...] = ()  # of a hang: nodes that the others waited for, as the evidence tells
+    evidence: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        return not self.unheard and not self.survivors
+
+    @property
+    def left_behind(self) -> tuple[str, ...]:
+        """Nodes on which processes of the launch may survive."""
+        return (*self.unheard, *(node for node, _ in self.survivors))
 
 
 @dataclass(frozen=True)
-class Read(Heard):
-    """Answer to `ReadLogs`: category and line as in `events.Examined`."""
+class LogsRead(Event):
+    """Answer to `ReadLogs`: category and line as in `core.events.Examined`."""
 
     launch: int
     category: str
@@ -145,8 +156,8 @@ class Read(Heard):
 
 
 @dataclass(frozen=True)
-class Checked(Heard):
-    """Answer to `CheckNodes`: what keeps nodes from carrying a rank, and in `words` what came of it all."""
+class NodesChecked(Event):
+    """Answer to `CheckNodes`: the faults found. words: a summary."""
 
     key: str
     faults: tuple[NodeFault, ...] = ()
@@ -154,19 +165,19 @@ class Checked(Heard):
 
 
 @dataclass(frozen=True)
-class Faulty(Heard):
-    """What the agent of a node has found against it: while it trains, or stands by."""
+class FaultsFound(Event):
+    """An agent found faults of its own node, which trains or stands by."""
 
     faults: tuple[NodeFault, ...]
 
 
 @dataclass(frozen=True)
-class Reported(Heard):
-    """Something is odd about a launch that steps: `what`, of `diagnose.oddity.ODDITIES`. over: it is no more.
+class AnomalyReported(Event):
+    """An anomaly of a launch that steps: `what` is one of `diagnose.oddity.ODDITIES`. over: it has ended.
 
-    key: by which it is known from one word to the next. nodes: the likely cause. step: where it was told. Of a loss:
-    before: the newest step whose state is from before the trouble, -1 if none is known to be; back_to: the newest
-    step up to that which has a checkpoint, or -1.
+    key: identifies the anomaly across events. nodes: the likely cause. step: at which it was found.
+    For a bad loss: before: the newest step whose state is from before the trouble, or -1; back_to: the newest step up
+    to that with a checkpoint, or -1.
     """
 
     launch: int
@@ -181,10 +192,10 @@ class Reported(Heard):
 
 
 @dataclass(frozen=True)
-class Acting:
-    """What a rule has done about a report. words: which rule, and why. skip: as `Rule.skip_batches`."""
+class Response:
+    """What a rule does about an anomaly. words: which rule, and why. skip: as `Rule.skip_batches`."""
 
-    report: Reported
+    anomaly: AnomalyReported
     action: str
     rule: str
     words: str
@@ -192,24 +203,24 @@ class Acting:
 
 
 @dataclass(frozen=True)
-class Warned(Heard):
-    """The time limit is near: USR2, as `sbatch --signal` asks for."""
+class TimeLimitNear(Event):
+    """The time limit is near: USR2, as requested with `sbatch --signal`."""
 
 
 @dataclass(frozen=True)
-class Draining(Heard):
-    """Somebody drains nodes of ours: `words` says which, and why."""
+class NodesDraining(Event):
+    """Somebody drains nodes of the job. words: which ones, and why."""
 
     nodes: tuple[str, ...]
     words: str
 
 
 @dataclass(frozen=True)
-class Flushing(Heard):
-    """Answer to `Flush`: the step at which all ranks will save, or -1 and in `words` why there is none.
+class CheckpointPlanned(Event):
+    """Answer to `RequestCheckpoint`: the step at which all ranks will save, or -1 and the reason in `words`.
 
-    keeps: ranks live on through TERM, and must be ended. again: it is worth asking again. alone: the ranks have no
-    Checkpointer, and handle the warning before the time limit by themselves.
+    keeps: ranks survive TERM until they have saved, and must be ended. again: a repeated request may succeed.
+    alone: the ranks have no Checkpointer, and handle the warning before the time limit by themselves.
     """
 
     launch: int
@@ -221,9 +232,10 @@ class Flushing(Heard):
 
 
 @dataclass(frozen=True)
-class Kept(Heard):
-    """Answer to `Keep`: the newest step that is durable now (-1: not known), and in `words` what was done, or why it
-    could not be; "" where there was nothing to do.
+class MemoryPersisted(Event):
+    """Answer to `PersistMemory`: the newest durable step (-1: not known).
+
+    words: what was done, or why it failed; "" if there was nothing to do.
     """
 
     launch: int
@@ -232,12 +244,12 @@ class Kept(Heard):
 
 
 @dataclass(frozen=True)
-class Told(Heard):
+class StopRequested(Event):
     """Slurm or a person ends the attempt: TERM or INT."""
 
     signal: str
 
 
 @dataclass(frozen=True)
-class Overtime(Heard):
-    """The time that Slurm leaves a job that is told to end is almost up."""
+class GracePeriodOver(Event):
+    """The time between TERM and Slurm's KILL is almost up."""

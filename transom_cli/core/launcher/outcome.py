@@ -1,121 +1,148 @@
-"""How an attempt ends: its outcome, the batch script's exit code, and what is to follow where no operator lives."""
+"""How an attempt ends: the outcome, the batch script's exit code, and what follows where no operator runs."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.diagnose import NODE_FAULT, REPORTED, first_bad, taken_in
-from transom_cli.core.events import OutcomeSeen
+from transom_cli.core.diagnose import NODE_FAULT, REPORTED, first_bad
+from transom_cli.core.events import OutcomeSeen, RankExit
 from transom_cli.core.incident import Stage
-from transom_cli.core.launcher.made import made
-from transom_cli.core.launcher.orders import Keep, Leave, Order
-from transom_cli.core.launcher.state import LadderState, Leaving, Memory, Rung
+from transom_cli.core.judging import taken_in
+from transom_cli.core.launcher.actions import Action, FinishAttempt, PersistMemory
+from transom_cli.core.launcher.state import Decision, Memory, Parting, Phase, Reason, State
 from transom_cli.core.progress import made_progress as made_new_steps
 from transom_cli.plural import several, was
 
-_ON_PURPOSE = (Leaving.TIME_LIMIT.value, Leaving.MAINTENANCE.value)
-LEFT = 75  # EX_TEMPFAIL: not done, and meant to go on in another attempt
+_ON_PURPOSE = (Reason.TIME_LIMIT.value, Reason.MAINTENANCE.value)
+LEFT = 75  # EX_TEMPFAIL: not done, and to be continued in another attempt
 
 
-def leave(
-    state: LadderState, at: float, status: str, why: str, cause: str = ""
-) -> tuple[LadderState, tuple[Order, ...]]:
-    """status: done, failed, stopped (told to), or left (on purpose, to go on in the next attempt).
+def finish(state: State, at: float, status: str, why: str, cause: str = "") -> Decision:
+    """End the attempt.
 
-    What is held in memory goes with the nodes: the outcome of a training that is not done waits for it (keeping).
+    Snapshots in memory are lost with the nodes. If the training is not done, the outcome waits until they are written
+    to disk.
+
+    Args:
+        status: done, failed, stopped (by a stop request), or left (on purpose, to be continued in the next attempt).
     """
     if status != "done" and not state.saved and state.memory is not Memory.NONE:
-        orders: tuple[Order, ...] = (Keep(state.launch),) if state.memory is Memory.HELD else ()
-        waiting = replace(state, rung=Rung.KEEPING, since=at, memory=Memory.ASKED, parting=(status, why, cause))
-        return waiting, orders
-    why = f"{why}; {state.kept}" if state.kept else why
-    incident, after = state.incident, state.after
-    if incident is not None and incident.stage is Stage.STARTING:
-        incident = None  # it is about an earlier launch
+        actions: tuple[Action, ...] = (PersistMemory(state.launch.number),) if state.memory is Memory.HELD else ()
+        waiting = replace(state, memory=Memory.REQUESTED, parting=Parting(status, why, cause))
+        return waiting.enter(Phase.PERSISTING, at), actions
+    why = f"{why}; {state.persisted}" if state.persisted else why
+    incident, launch, nodes = state.open_incident, state.launch, state.nodes.training
     hung = incident is not None and incident.quiet
-    exits = () if hung or status == "left" else state.exits  # as they were before we ended the rest
-    heard = {x.node for x in (*state.exits, *(after.exits if after else ()))}
-    silent = {n for n in state.nodes if n not in heard} if status == "failed" and not hung else set()
-    missing = tuple(n for n in state.nodes if n in silent or (after is not None and n in after.unheard))
-    suspects = incident.quiet_nodes if incident is not None else ()
-    if status == "failed" and incident is not None and incident.diagnosis is not None and not hung:
-        told = incident.diagnosis.cause
-        cause = cause or (told if told in (NODE_FAULT, *REPORTED) else "")
-    cause = cause or ("hang" if hung else Leaving.TIME_LIMIT.value if status == "stopped" and state.warned else "")
-    outcome = OutcomeSeen(at, state.attempt, status, why, exits, missing, state.nodes, cause, suspects, state.durable)
+    failed = status == "failed"
+    exits = () if hung or status == "left" else launch.exits  # as they were before we ended the others
+    if failed and incident is not None and incident.diagnosis is not None and not hung:
+        found = incident.diagnosis.cause
+        cause = cause or (found if found in (NODE_FAULT, *REPORTED) else "")
+    cause = cause or ("hang" if hung else Reason.TIME_LIMIT.value if status == "stopped" and state.warned else "")
     steps, since_start = made(state)
-    step = max(state.max_step, steps) if since_start else state.max_step
-    outcome = replace(outcome, blamed=_blamed(state), step=step, since_start=since_start)
-    outcome = replace(outcome, faults=state.faults if status == "failed" else ())
+    outcome = OutcomeSeen(
+        at,
+        state.attempt,
+        status,
+        why,
+        exits,
+        _missing(state, silent=failed and not hung),
+        nodes,
+        cause,
+        suspects=incident.quiet_nodes if incident is not None else (),
+        durable=state.progress.durable,
+        blamed=_blamed(state),
+        step=max(state.progress.max_step, steps) if since_start else state.progress.max_step,
+        since_start=since_start,
+        faults=state.health.faults if failed else (),
+    )
     again = _again(state, outcome)
     if again == "hold":
-        outcome = replace(outcome, why=f"{why}; {several(state.stuck + 1, 'attempt')} in a row without progress")
-    state = replace(close(state, at, "stopped" if status == "stopped" else "handed up"), rung=Rung.LEFT)
-    taken = (*taken_in(state.incidents), *state.ignored)
+        attempts = several(state.before.stuck + 1, "attempt")
+        outcome = replace(outcome, why=f"{why}; {attempts} in a row without progress")
+    state = replace(close(state, at, "stopped" if status == "stopped" else "handed up"), phase=Phase.OVER)
+    taken = (*taken_in(state.history.incidents), *state.history.ignored)
     outcome = replace(outcome, taken=tuple(replace(t, at=t.at - at) for t in taken))
-    return state, (Leave(outcome, _code(state, status, exits), again),)
+    return state, (FinishAttempt(outcome, _exit_code(status, exits, launch.srun_code), again),)
 
 
-def lack_nodes(
-    state: LadderState, at: float, good: int, *, again: str, cause: str, found: str
-) -> tuple[LadderState, tuple[Order, ...]]:
-    """Too few nodes of the allocation may carry a rank. found: what speaks against the others, if checks do."""
-    isolated = tuple(n for n in state.allocated if n in state.given_up)
-    against = found or f"{', '.join(isolated)} isolated"
-    needed = f"{several(state.wanted, 'node')} {was(state.wanted, 'is', 'are')} needed"
+def stop(state: State, at: float, what: str) -> Decision:
+    """End the attempt as requested. what: follows the signal's name in the outcome."""
+    signal = state.stop.signal if state.stop is not None else "Slurm"
+    return finish(state, at, "stopped", f"stopped by {signal}{what}")
+
+
+def lack_nodes(state: State, at: float, good: int, *, again: str, cause: str, findings: str) -> Decision:
+    """End the attempt since too few nodes of the allocation may carry a rank.
+
+    Args:
+        findings: what checks have found, for a person; "" if nothing.
+    """
+    nodes = state.nodes
+    isolated = tuple(n for n in nodes.allocated if n in nodes.given_up)
+    against = findings or f"{', '.join(isolated)} isolated"
+    needed = f"{several(nodes.wanted, 'node')} {was(nodes.wanted, 'is', 'are')} needed"
     why = f"{needed}, and only {good} can be used: {against}"
-    outcome = OutcomeSeen(at, state.attempt, "left", why, cause=cause, durable=state.durable)
-    blamed = tuple(dict.fromkeys(f.node for f in state.faults))
+    faults = state.health.faults
+    blamed = tuple(dict.fromkeys(f.node for f in faults))
     suspects = tuple(n for n in isolated if n not in blamed)
-    outcome = replace(outcome, nodes=state.allocated, suspects=suspects, blamed=blamed, faults=state.faults)
-    return replace(state, rung=Rung.LEFT), (Leave(outcome, LEFT, again),)
+    outcome = OutcomeSeen(
+        at,
+        state.attempt,
+        "left",
+        why,
+        nodes=nodes.allocated,
+        cause=cause,
+        suspects=suspects,
+        durable=state.progress.durable,
+        blamed=blamed,
+        faults=faults,
+    )
+    return replace(state, phase=Phase.OVER), (FinishAttempt(outcome, LEFT, again),)
 
 
-def close(state: LadderState, at: float, result: str) -> LadderState:
+def close(state: State, at: float, result: str) -> State:
+    """Close the incident, if there is one."""
     if state.incident is None:
         return state
     closed = replace(state.incident, stage=Stage.CLOSED, result=result, ended_at=at)
-    return replace(state, incident=None, incidents=(*state.incidents, closed))
+    history = replace(state.history, incidents=(*state.history.incidents, closed))
+    return replace(state, incident=None, history=history)
 
 
-def saved_words(state: LadderState) -> str:
-    """What of the training is durable, and truthfully what is not."""
+def saved_words(state: State) -> str:
+    """Say which step is durable, and why a later one is not."""
+    durable, departure = state.progress.durable, state.departure
     if state.saved:
-        return f"step {state.durable} is durable"
-    newest = f"the newest durable step is {state.durable}" if state.durable >= 0 else "no step is durable"
-    if state.saving is not None and state.saving >= 0:
-        return f"step {state.saving} did not become durable in time: {newest}"
-    return f"{newest}" + (f" ({state.cannot_save})" if state.cannot_save else "")
+        return f"step {durable} is durable"
+    newest = f"the newest durable step is {durable}" if durable >= 0 else "no step is durable"
+    if departure.save_step is not None and departure.save_step >= 0:
+        return f"step {departure.save_step} did not become durable in time: {newest}"
+    return f"{newest}" + (f" ({departure.cannot_save})" if departure.cannot_save else "")
 
 
-def _blamed(state: LadderState) -> tuple[str, ...]:
-    """Nodes that the next attempt should keep out of its step: those that did not answer, and those to blame."""
-    found = dict.fromkeys(n for n in state.given_up if n not in state.inherited)  # else blame would never expire
-    incident = state.incident
-    if incident is not None and incident.stage is not Stage.STARTING and incident.diagnosis is not None:
-        told = incident.diagnosis
-        found.update(dict.fromkeys(n for n in told.nodes if told.isolates(n) != "none"))
-        if state.after is not None:
-            found.update(dict.fromkeys((*state.after.unheard, *(node for node, _ in state.after.survivors))))
-    return tuple(n for n in found if n in state.allocated)
+def made(state: State) -> tuple[int, bool]:
+    """The present launch's newest step (-1: none), and whether steps count from the start of the processes.
 
-
-def _again(state: LadderState, outcome: OutcomeSeen) -> str:
-    diagnosis = state.incident.diagnosis if state.incident is not None else None
-    if outcome.status == "done" or (outcome.status == "failed" and diagnosis is not None and not diagnosis.restart):
-        return ""
-    progressed = made_progress(outcome, state.began_durable, state.began_step, state.began_made)
-    enough = not progressed and state.stuck + 1 > state.policy.max_without_progress
-    if outcome.status == "stopped" or state.leaving is Leaving.TOLD:
-        return "" if enough else "uncancelled"
-    return "hold" if enough else "requeue"
+    Heartbeats may be a second old; the wrapper of the rank that failed first knows that rank's last step.
+    """
+    step, since_start, exits = state.launch.step, state.progress.since_start, state.launch.exits
+    if state.incident is not None and state.incident.outcome is not None:
+        exits = state.incident.outcome.exits or exits
+    first = first_bad(exits)
+    if first is not None and first.step >= 0 and (step < 0 or first.since_start == since_start):
+        return first.step, first.since_start
+    return step, since_start
 
 
 def made_progress(outcome: OutcomeSeen, durable: int, step: int, steps_made: int) -> bool:
-    """Whether an attempt came further than those before it: by their newest checkpoint of transom's, else by steps.
+    """Whether an attempt progressed beyond those before it: by their newest checkpoint, else by steps.
 
-    Steps that count from the start of the processes are judged as `core.progress` says; steps_made: of the last attempt
-    before that made any. An attempt that stepped up to its time limit made progress in any case.
+    Steps that count from the start of the processes are judged by `core.progress`. An attempt that stepped until its
+    time limit progressed in any case.
+
+    Args:
+        steps_made: of the last attempt before that made any.
     """
     if max(outcome.durable, durable) >= 0:
         return outcome.durable > durable
@@ -123,17 +150,46 @@ def made_progress(outcome: OutcomeSeen, durable: int, step: int, steps_made: int
     return further or (outcome.step >= 0 and outcome.cause in _ON_PURPOSE)
 
 
-def _code(state: LadderState, status: str, exits: tuple[object, ...]) -> int:
+def _missing(state: State, *, silent: bool) -> tuple[str, ...]:
+    """Nodes of the launch whose agent did not answer; with `silent`, also those whose ranks reported no exit."""
+    ended = state.launch.ended
+    heard = {x.node for x in (*state.launch.exits, *(ended.exits if ended else ()))}
+    unheard = ended.unheard if ended is not None else ()
+    return tuple(n for n in state.nodes.training if n in unheard or (silent and n not in heard))
+
+
+def _blamed(state: State) -> tuple[str, ...]:
+    """Nodes that the next attempt should not use: those that did not answer, and those to blame.
+
+    Inherited blame is not repeated, or else it would never expire.
+    """
+    found = dict.fromkeys(n for n in state.nodes.given_up if n not in state.nodes.inherited)
+    incident = state.open_incident
+    if incident is not None and incident.diagnosis is not None:
+        diagnosis = incident.diagnosis
+        found.update(dict.fromkeys(n for n in diagnosis.nodes if diagnosis.isolates(n) != "none"))
+        if state.launch.ended is not None:
+            found.update(dict.fromkeys(state.launch.ended.left_behind))
+    return tuple(n for n in found if n in state.nodes.allocated)
+
+
+def _again(state: State, outcome: OutcomeSeen) -> str:
+    diagnosis = state.incident.diagnosis if state.incident is not None else None
+    if outcome.status == "done" or (outcome.status == "failed" and diagnosis is not None and not diagnosis.restart):
+        return ""
+    before = state.before
+    progressed = made_progress(outcome, before.durable, before.step, before.made)
+    enough = not progressed and before.stuck + 1 > state.policy.max_without_progress
+    if outcome.status == "stopped" or state.departure.reason is Reason.STOP:
+        return "" if enough else "uncancelled"
+    return "hold" if enough else "requeue"
+
+
+def _exit_code(status: str, exits: tuple[RankExit, ...], srun_code: int | None) -> int:
+    """As a shell would give it: of the first bad rank, else srun's, which is negative if a signal killed it."""
     if status in ("done", "left"):
         return 0 if status == "done" else LEFT
-    first = first_bad(state.exits if exits else ())
-    return _exit_code(first.code, first.signal) if first else _srun_code(state.srun)
-
-
-def _exit_code(code: int | None, signal: int | None) -> int:
-    return 128 + signal if signal is not None else (code or 1)
-
-
-def _srun_code(srun: int | None) -> int:
-    """As a shell gives it; srun itself may have been killed, which is below zero here."""
-    return 128 - srun if srun is not None and srun < 0 else (srun or 1)
+    first = first_bad(exits)
+    if first is None:
+        return 128 - srun_code if srun_code is not None and srun_code < 0 else (srun_code or 1)
+    return 128 + first.signal if first.signal is not None else (first.code or 1)

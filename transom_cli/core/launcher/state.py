@@ -1,35 +1,40 @@
-"""What the launcher's core remembers of an attempt, and the settings that its judgement depends on. Frozen."""
+"""The launcher's state of one attempt, and the policy that its decisions depend on. Frozen values."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from transom_cli.core.events import NodeFault, RankExit, Taken
-from transom_cli.core.incident import Incident
-from transom_cli.core.launcher.events import Acting, Begun, Ended, Reported
+from transom_cli.core.decided import Taken
+from transom_cli.core.events import NodeFault, RankExit
+from transom_cli.core.incident import Incident, Stage
+from transom_cli.core.launcher.actions import Action
+from transom_cli.core.launcher.events import AnomalyReported, AttemptStarted, LaunchEnded, Response, StopRequested
 from transom_cli.core.policy import Rule
 from transom_cli.layout import attempt_name
 
+DOUBT = 600.0  # seconds for which an agent's suspicion counts
+
 
 @dataclass(frozen=True)
-class LadderPolicy:
-    """relaunches: how many without progress, for each cause, before the attempt is handed up; 0: none at all.
+class Policy:
+    """Settings. Times are in seconds.
 
-    max_without_progress: attempts in a row; beyond them a launcher without an operator holds the job.
-    settle: seconds after the first bad exit in which the other ranks' ends are still waited for.
-    late: seconds for the ranks' words to come through a network file system, once their srun has ended.
-    come_up: seconds for a relaunched step to start its tasks; or three times what the first launch took.
-    silent: seconds for which nothing is heard of a node and no rank steps, before a ready spare takes its place;
-    without one, three times as long: an operator looks at the node before that, and knows more.
-    ask_again: seconds until ranks that could not be asked to save are asked again.
-    ending, reading: seconds after which the end of a launch, or the reading of its logs, counts as failed.
-    preflight: whether nodes are examined before the first launch. deep: whether suspects are, after a failure that
-    speaks against them. checking, checking_deep: seconds after which an examination, which has deadlines of its own, is
-    not waited for.
-    flushing: seconds for ranks that are told to end to make a checkpoint, before what is in memory is made durable
-    without them; that is waited for `keeping` seconds when nothing else is left to do.
-    rules: as in `core.state.Policy`, which is the operator's.
+    relaunches: per cause and without progress, before the attempt ends; 0 disables relaunching.
+    max_without_progress: attempts in a row, after which a launcher without an operator holds the job.
+    settle: time after the first bad exit in which the other ranks' exits are still collected.
+    late: time for exit records to arrive through a network file system after srun ended.
+    come_up: time limit for a relaunched step to start its tasks. The limit is at least three times the first startup.
+    silent: a node that is silent for so long, while no rank steps, is replaced by a ready spare. Without a ready spare
+        the limit is three times as long: an operator probes the node earlier and knows more.
+    ask_again: interval between requests for a final checkpoint.
+    ending, reading: time limits for ending a launch and for reading its logs.
+    preflight: check nodes before the first launch. deep: check suspects after a failure.
+    checking, checking_deep: time limits for these checks, which also have deadlines of their own.
+    flushing: time for ranks to write the final checkpoint after a stop request. Then the nodes persist their memory.
+    keeping: time limit for that, once nothing else remains to be done.
+    rules: the policy table, shared with the operator.
     """
 
     relaunches: int = 3
@@ -50,94 +55,211 @@ class LadderPolicy:
     rules: tuple[Rule, ...] = ()
 
 
-class Rung(enum.Enum):
-    """Where the attempt stands."""
-
-    CHECKING = "checking"  # nodes are examined, and no rank runs
+class Phase(enum.Enum):
+    CHECKING = "checking"  # nodes are being checked; no rank runs
     TRAINING = "training"
-    ENDING = "ending"  # what is left of a launch is being removed
-    READING = "reading"  # the logs of a failed one are being read
-    KEEPING = "keeping"  # nothing else is left to do, and what the nodes hold in memory is being made durable
-    LEFT = "left"  # the outcome is ordered: nothing follows
+    ENDING = "ending"  # the processes of a launch are being removed
+    READING = "reading"  # the logs of a failed launch are being read
+    PERSISTING = "persisting"  # nothing remains but to write the nodes' snapshots to disk
+    OVER = "over"  # the outcome is ordered; nothing follows
 
 
-class Leaving(enum.Enum):
-    """Why the attempt is to be left as soon as the training's state is durable. Values are causes in the outcome."""
+class Reason(enum.Enum):
+    """Why the attempt ends as soon as the training state is durable. Values are causes in the outcome."""
 
-    NOT = ""
+    NONE = ""
     TIME_LIMIT = "time_limit"
     MAINTENANCE = "maintenance"
-    REPORTED = "reported"  # it is slow, or its loss goes wrong, and a rule asks for more than a report
-    TOLD = "told"  # TERM: it is left in any case
+    ANOMALY = "reported"  # slow, or a bad loss, and a rule asks for more than a report
+    STOP = "told"  # a stop request: the attempt ends in any case
 
 
 class Memory(enum.Enum):
-    """What the nodes hold for the ranks, as far as it is not durable."""
+    """Snapshots in the nodes' memory that are not durable yet."""
 
-    NONE = "none"  # no agent sees to it, or all was done that can be
-    HELD = "held"  # maybe
-    ASKED = "asked"  # to be made durable
+    NONE = "none"  # no agents, or nothing more can be done
+    HELD = "held"  # there may be some
+    REQUESTED = "requested"  # the nodes were asked to write them to disk
 
 
 @dataclass(frozen=True)
-class LadderState:
+class Nodes:
+    """The allocation's nodes by role."""
+
+    allocated: tuple[str, ...]  # in Slurm's order, which is the order of the ranks
+    wanted: int  # number of nodes that carry ranks
+    training: tuple[str, ...] = ()  # carry the ranks of the present launch
+    spares: tuple[str, ...] = ()  # carry no rank, and are not known to be bad
+    ready: tuple[str, ...] = ()  # spares whose agent answers
+    given_up: tuple[str, ...] = ()  # carry no rank any more in this attempt
+    inherited: tuple[str, ...] = ()  # given up because an earlier attempt blamed them
+    draining: tuple[str, ...] = ()  # drained by somebody else
+    batch_host: str = ""  # stays in the job until the job ends
+
+    @property
+    def usable(self) -> tuple[str, ...]:
+        """Ready spares that nobody drains."""
+        return tuple(n for n in self.ready if n not in self.draining)
+
+    def in_order(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        chosen = set(nodes)
+        return tuple(n for n in self.allocated if n in chosen)
+
+    def of_launch(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Those of `nodes` that carry ranks now, without repetitions."""
+        return tuple(n for n in dict.fromkeys(nodes) if n in self.training)
+
+    def with_ready(self, node: str) -> Nodes:
+        return replace(self, spares=self.in_order((*self.spares, node)), ready=self.in_order((*self.ready, node)))
+
+    def without_spares(self, nodes: tuple[str, ...]) -> Nodes:
+        spares = tuple(n for n in self.spares if n not in nodes)
+        return replace(self, spares=spares, ready=tuple(n for n in self.ready if n not in nodes))
+
+    def giving_up(self, nodes: tuple[str, ...]) -> Nodes:
+        return replace(self, given_up=(*self.given_up, *(n for n in nodes if n not in self.given_up)))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of the training step. Replaced as a whole by the next one."""
+
+    number: int = -1  # -1: none yet
+    tasks_seen: bool = False
+    slurm_away: bool = False  # slurmctld did not answer when the step was requested
+    exits: tuple[RankExit, ...] = ()
+    failing_since: float | None = None  # when the first bad exit was seen
+    over_since: float | None = None  # when its srun was seen to have ended
+    srun_code: int | None = None
+    step: int = -1  # the newest step that all ranks have done
+    stepped_at: float = 0.0  # when that was seen
+    startup: float = 0.0  # seconds until the tasks of the attempt's first launch were seen
+    anomalies: tuple[AnomalyReported, ...] = ()  # present ones
+    response: Response | None = None  # what is being done about one of them
+    ended: LaunchEnded | None = None  # how its processes were removed
+
+    @property
+    def started(self) -> bool:
+        return self.tasks_seen or bool(self.exits)
+
+    def next(self) -> Launch:
+        return Launch(self.number + 1, startup=self.startup)
+
+    def without_anomaly(self, key: str) -> Launch:
+        return replace(self, anomalies=tuple(a for a in self.anomalies if a.key != key))
+
+
+@dataclass(frozen=True)
+class Progress:
+    max_step: int = -1  # of this attempt
+    since_start: bool = False  # steps count from the start of the processes: see core.progress
+    durable: int = -1  # the newest checkpoint's step
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Relaunches since the last progress."""
+
+    relaunches: tuple[tuple[str, int], ...] = ()  # by cause, on the same nodes
+    reached: int = -1  # the step that the last relaunch could resume from
+    made: int = -1  # steps of the last launch that made any, if steps count from the start of the processes
+
+    def spent(self, cause: str) -> int:
+        return dict(self.relaunches).get(cause, 0)
+
+
+@dataclass(frozen=True)
+class Departure:
+    """An end on purpose, and the final checkpoint before it."""
+
+    reason: Reason = Reason.NONE
+    durable_before: int = -1  # the newest checkpoint when the departure began
+    save_step: int | None = None  # the step at which all ranks save; -1: impossible; None: not known yet
+    cannot_save: str = ""  # why it is impossible
+    ask_again: float | None = None  # when to repeat the request
+    ranks_heed_warning: bool = False  # the ranks handle the warning before the time limit by themselves
+
+
+@dataclass(frozen=True)
+class Health:
+    faults: tuple[NodeFault, ...] = ()  # of nodes of the allocation
+    doubts: tuple[tuple[NodeFault, float], ...] = ()  # agents' suspicions among them, and when they were last heard
+
+    def of(self, nodes: tuple[str, ...]) -> tuple[NodeFault, ...]:
+        return tuple(f for f in self.faults if f.node in nodes)
+
+    def with_faults(self, faults: tuple[NodeFault, ...]) -> Health:
+        return replace(self, faults=(*self.faults, *(f for f in faults if f not in self.faults)))
+
+    def with_doubts(self, faults: tuple[NodeFault, ...], at: float) -> Health:
+        return replace(self, doubts=(*self.doubts, *((f, at) for f in faults if not f.proven)))
+
+    def heard_again(self, faults: tuple[NodeFault, ...], at: float) -> Health:
+        """Restart the time of suspicions that an agent repeats."""
+        again = {(f.node, f.check, f.device) for f in faults if not f.proven}
+        return replace(
+            self, doubts=tuple((f, at if (f.node, f.check, f.device) in again else then) for f, then in self.doubts)
+        )
+
+    def current(self, at: float, allocated: int) -> Health:
+        """Drop suspicions that are older than `DOUBT` seconds.
+
+        A suspicion that holds on most nodes concerns what they share, such as a switch, and accuses none of them.
+        """
+        of_check: dict[str, set[str]] = {}
+        for f, _ in self.doubts:
+            of_check.setdefault(f.check, set()).add(f.node)
+        shared = {check for check, nodes in of_check.items() if len(nodes) >= 2 and len(nodes) * 2 > allocated}
+        late = {f for f, heard in self.doubts if at - heard > DOUBT}
+        gone = late | {f for f, _ in self.doubts if f.check in shared}
+        faults = tuple(f for f in self.faults if f not in gone)
+        return replace(self, faults=faults, doubts=tuple((f, heard) for f, heard in self.doubts if f not in late))
+
+
+@dataclass(frozen=True)
+class History:
+    """What was decided so far, at times of this launcher's clock."""
+
+    incidents: tuple[Incident, ...] = ()  # closed ones of this attempt
+    earlier: tuple[Taken, ...] = ()  # in the attempts before
+    ignored: tuple[Taken, ...] = ()  # failures of this attempt that a rule let pass
+
+    @property
+    def taken(self) -> tuple[Taken, ...]:
+        return *self.earlier, *self.ignored
+
+
+@dataclass(frozen=True)
+class Parting:
+    """An outcome that waits until the nodes have persisted their memory."""
+
+    status: str
+    why: str
+    cause: str
+
+
+@dataclass(frozen=True)
+class State:
     job_id: int
     restart: int
-    allocated: tuple[str, ...]  # in Slurm's order, which is the order of the ranks
-    wanted: int  # nodes that carry ranks
-    tasks_on_node: int  # whose ends are recorded: one a rank; under torchrun one a node
-    policy: LadderPolicy = LadderPolicy()
-    nodes: tuple[str, ...] = ()  # of the present launch
-    spares: tuple[str, ...] = ()  # carry no rank, and are not known to be bad
-    ready: tuple[str, ...] = ()  # those of them that were looked at
-    given_up: tuple[str, ...] = ()  # a spare has taken their place
-    inherited: tuple[str, ...] = ()  # those of them that an earlier attempt has blamed
-    draining: tuple[str, ...] = ()  # nodes of ours that somebody drains
-    faults: tuple[NodeFault, ...] = ()  # what checks have found against nodes of the allocation
-    doubted: tuple[tuple[NodeFault, float], ...] = ()  # agents' suspicions among them: when they were heard last
-    batch_host: str = ""  # stays in the job to its end
-    begun: Begun | None = None
-    rung: Rung = Rung.TRAINING
-    since: float = 0.0  # on this rung
-    launch: int = -1
-    appeared: bool = False  # tasks of this launch were seen
-    away: bool = False  # a Slurm that gives no answer has kept this launch from starting
-    came_up: float = 0.0  # seconds that the first launch took to be seen
-    step: int = -1  # of this launch
-    max_step: int = -1  # of this attempt
-    since_start: bool = False  # both count from the start of the processes: see core.progress
-    made: int = -1  # then: the steps of the last launch before this one that made any
-    stepped_at: float = 0.0  # when that was seen
-    durable: int = -1
-    began_durable: int = -1  # when the attempt began
-    began_step: int = -1  # the newest step of the attempts before
-    began_made: int = -1  # as `Begun.made`
-    stuck: int = 0  # attempts in a row before this one that came to no newer checkpoint
-    exits: tuple[RankExit, ...] = ()
-    over_since: float | None = None  # its srun has ended
-    srun: int | None = None
-    failing_since: float | None = None
-    told: str = ""
-    told_at: float = 0.0
-    warned: bool = False  # of the time limit
-    leaving: Leaving = Leaving.NOT
-    leaving_from: int = -1  # the newest durable step when it was decided to leave
-    saving: int | None = None  # the step at which all ranks save; -1: they cannot be asked; None: not known yet
-    cannot_save: str = ""  # why not
-    ask_again: float | None = None  # when
-    alone: bool = False  # the ranks handle the warning before the time limit by themselves
-    progress: int = -1  # what the last relaunch could count on
-    spent: tuple[tuple[str, int], ...] = ()  # relaunches without progress, by cause
+    nodes: Nodes
+    tasks_on_node: int  # tasks whose exits are recorded: one per rank; under torchrun one per node
+    policy: Policy = Policy()
+    phase: Phase = Phase.TRAINING
+    since: float = 0.0  # when the phase began
+    begun: AttemptStarted | None = None
+    launch: Launch = Launch()
+    progress: Progress = Progress()
+    budget: Budget = Budget()
+    departure: Departure = Departure()
+    warned: bool = False  # the time limit is near
+    stop: StopRequested | None = None
+    health: Health = Health()
     incident: Incident | None = None
-    incidents: tuple[Incident, ...] = ()
-    taken: tuple[Taken, ...] = ()  # what the policy decided in the attempts before, at times of this launcher's clock
-    ignored: tuple[Taken, ...] = ()  # what it let pass in this one, since it is to be ignored
-    reports: tuple[Reported, ...] = ()  # what is odd about this launch
-    acting: Acting | None = None  # what is being done about one of them
-    after: Ended | None = None  # how the launch in question was ended
+    history: History = History()
     memory: Memory = Memory.NONE
-    kept: str = ""  # what came of it
-    parting: tuple[str, str, str] | None = None  # status, reason and cause of an outcome that waits for it
+    persisted: str = ""  # the result of persisting the memory, for a person
+    parting: Parting | None = None
 
     @property
     def attempt(self) -> str:
@@ -145,12 +267,46 @@ class LadderState:
 
     @property
     def tasks(self) -> int:
-        return self.wanted * self.tasks_on_node
+        return self.nodes.wanted * self.tasks_on_node
+
+    @property
+    def before(self) -> AttemptStarted:
+        """What was known of the attempts before this one."""
+        return self.begun or AttemptStarted(0.0)
 
     @property
     def saved(self) -> bool:
-        """Whether the checkpoint that all ranks were to make stands."""
-        return self.saving is not None and 0 <= self.saving <= self.durable
+        """Whether the final checkpoint is durable."""
+        return self.departure.save_step is not None and 0 <= self.departure.save_step <= self.progress.durable
 
-    def in_order(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(n for n in self.allocated if n in nodes)
+    @property
+    def runs(self) -> bool:
+        """Ranks run, and none has failed."""
+        return self.phase is Phase.TRAINING and self.launch.failing_since is None
+
+    @property
+    def steps(self) -> bool:
+        """Ranks run and step, and the attempt is not about to end."""
+        leaving = self.stop is not None or self.departure.reason is not Reason.NONE
+        return self.runs and self.launch.step >= 0 and not leaving
+
+    @property
+    def open_incident(self) -> Incident | None:
+        """The incident of the present launch. After a relaunch the incident concerns the launch before."""
+        found = self.incident
+        return found if found is not None and found.stage is not Stage.STARTING else None
+
+    def enter(self, phase: Phase, at: float) -> State:
+        return replace(self, phase=phase, since=at)
+
+    def trains(self, launch: int) -> bool:
+        """Whether `launch` is the present one, and training."""
+        return launch == self.launch.number and self.phase is Phase.TRAINING
+
+
+Decision = tuple[State, tuple[Action, ...]]
+
+
+def after(actions: tuple[Action, ...], decision: Decision) -> Decision:
+    """Put `actions` before those of a decision."""
+    return decision[0], (*actions, *decision[1])

@@ -1,4 +1,4 @@
-"""The attempt's agents, as the launcher sees them: a Slurm step beside the training, asked over authenticated lines."""
+"""The attempt's agents: a Slurm step beside the training, called over authenticated connections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
-from transom_cli.core.launcher import Ended
+from transom_cli.core.launcher import LaunchEnded
 from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
 from transom_cli.heartbeat.places import ROLE
@@ -23,28 +23,29 @@ from transom_cli.slurm.guards import retry_unanswered
 from transom_cli.supervise.agent import secret
 from transom_cli.supervise.agent.client import Client, Unreachable
 from transom_cli.supervise.launcher import plan as launchplan
+from transom_cli.supervise.launcher.journal import JournalWriter
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
-from transom_cli.supervise.launcher.revive import ANSWER, Journal, Revival
+from transom_cli.supervise.launcher.revive import ANSWER, Revival
 
-END = 3.0  # seconds for the agents to see the outcome and leave
+END = 3.0  # seconds for the agents to see the outcome and end
 CONNECT = 3.0
-SLURM_ANSWERS = 600.0  # seconds for a Slurm that does not tell where the nodes are
-COMING_UP = 10.0  # seconds for an agent to say where it listens
+SLURM_ANSWERS = 600.0  # seconds to wait for Slurm to say where the nodes are
+COMING_UP = 10.0  # seconds for an agent to publish its endpoint
 GRACE = 2.0  # seconds from TERM to KILL for the ranks of a failed launch
-KILLING = 10.0  # more, for what dies slowly and for a busy node
+KILLING = 10.0  # seconds more, for processes that die slowly and for a busy node
 EVIDENCE = 20.0  # seconds for the stacks of a node's ranks
-FLUSH = 3.0  # seconds for an agent to pass on an order
-LOGS = 5.0  # seconds for the ends of a node's logs to be read
-AT_ONCE = 256  # agents asked at the same time
-RESOLVING = 64  # names asked for at the same time
+FLUSH = 3.0  # seconds for an agent to pass on a request
+LOGS = 5.0  # seconds to read the ends of a node's logs
+AT_ONCE = 256  # agents called at the same time
+RESOLVING = 64  # names resolved at the same time
 
 Answer = dict[str, object]
 
 
 def addresses(nodes: tuple[str, ...], leave: Callable[[], bool]) -> dict[str, str]:
-    """By node, a name that the others can connect to: the node's own if it resolves, else Slurm's NodeAddr.
+    """Return by node a name that the others can connect to: its own if it resolves, else Slurm's NodeAddr.
 
-    A Slurm that does not answer is asked again: no step could start without it, and no rank reach another.
+    Waits for a Slurm that does not answer: without it no step could start, and no rank could reach another.
     """
     unknown = [node for node, ip in _ips(nodes).items() if not ip]
     known = {node: node for node in nodes}
@@ -53,7 +54,7 @@ def addresses(nodes: tuple[str, ...], leave: Callable[[], bool]) -> dict[str, st
 
         slurm, deadline = launcher_slurm(), time.monotonic() + SLURM_ANSWERS
         clock = lambda: deadline if leave() else time.monotonic()  # noqa: E731
-        with contextlib.suppress(TransomError):  # an agent that cannot be reached is told of when it is asked
+        with contextlib.suppress(TransomError):  # an unreachable agent is reported when it is called
             answer = retry_unanswered(lambda: slurm.nodes(unknown), deadline, time.sleep, clock, cap=2.0)
             known.update((found.name, found.address or found.name) for found in answer)
     return known
@@ -65,7 +66,7 @@ class Agents:
         allocation: Allocation,
         options: LaunchOptions,
         attempt: AttemptDir,
-        journal: Journal,
+        journal: JournalWriter,
         leave: Callable[[], bool] = lambda: False,
     ) -> None:
         self._allocation = allocation
@@ -78,9 +79,9 @@ class Agents:
         self._revival = Revival(allocation, options, attempt, self._lives, journal)
 
     def start(self) -> None:
-        """Their step, and beforehand what they check a caller by: the run's secret, and who may connect at all.
+        """Write what agents authenticate callers by, the run's secret and the allowed addresses, and start their step.
 
-        Without these they still tell of the ranks' beats; so their step is started before an OSError is raised.
+        The step is started even if that raises OSError: the agents still publish heartbeats.
         """
         try:
             secret.make(self._options.run.secret)
@@ -90,12 +91,12 @@ class Agents:
             self._step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env={**os.environ, ROLE: "agent"})
 
     def _peers(self) -> set[str]:
-        """Addresses of the job's nodes, and all of this one's: it may reach the others by any of its interfaces."""
+        """Addresses of the job's nodes, and all of this node, which may reach the others by any of its interfaces."""
         own = {a.address.partition("%")[0] for known in psutil.net_if_addrs().values() for a in known}
         return {a for a in (*own, *self._ips.values()) if _is_ip(a)}
 
     def stop(self, *, at_once: bool) -> None:
-        """They end by themselves once the outcome stands; when Slurm ends the job there is no time to wait for that."""
+        """Wait for agents to end, which they do once the outcome is written; `at_once` if Slurm is ending the job."""
         if self._step is None:
             return
         try:
@@ -105,7 +106,7 @@ class Agents:
         self._revival.stop(at_once=at_once, patience=END)
 
     def revive(self, late: tuple[str, ...]) -> None:
-        """Start agents again that have died: of these nodes, whose tables are late. Returns at once."""
+        """Restart dead agents among those of `late`, nodes whose tables are late. Returns at once."""
         self._revival.look(late)
 
     def resumed(self) -> None:
@@ -113,13 +114,13 @@ class Agents:
         self._revival.resumed()
 
     def dead(self, node: str) -> bool:
-        """Whether the node's slurmd gives no answer either, as far as that is known."""
+        """Whether the node's slurmd does not answer either, as far as is known."""
         return self._revival.dead(node)
 
     def evidence(self, launch: int, incident: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
-        """What every rank of the launch was doing, a line each; the files are in the attempt's evidence folder."""
+        """Collect evidence of every rank into the attempt's evidence folder. Returns one line per rank."""
         folder = self._attempt.evidence(incident)
-        with contextlib.suppress(OSError):  # a full disk: the agents find out, and say so
+        with contextlib.suppress(OSError):  # a full disk: the agents report it
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = {"launch": launch, "incident": incident, "seconds": EVIDENCE}
         answers = self._ask_all(nodes, "evidence", EVIDENCE + 2.0, about)
@@ -131,10 +132,10 @@ class Agents:
             lines += [str(line) for line in found] if isinstance(found, list) else []
         return tuple(lines)
 
-    def end(self, launch: int, nodes: tuple[str, ...], grace: float = GRACE, incident: str = "") -> Ended:
-        """Nothing of the launch is left, node by node; or it is told where that could not be heard or done.
+    def end(self, launch: int, nodes: tuple[str, ...], grace: float = GRACE, incident: str = "") -> LaunchEnded:
+        """End every process of the launch on these nodes. The answer names nodes where that failed or is unknown.
 
-        The flight recorder's dumps are kept with the incident, if there is one; evidence: a line for each of them.
+        Flight recorder dumps are kept with the incident, if there is one, and listed as evidence.
         """
         unheard, survivors, dumps = [], [], []
         about: Answer = {"launch": launch, "grace": grace, "incident": incident}
@@ -144,27 +145,27 @@ class Agents:
             left, kept = answer.get("survivors"), answer.get("dumps")
             survivors += [(node, str(what)) for what in left] if isinstance(left, list) else []
             dumps += [str(line) for line in kept] if isinstance(kept, list) else []
-        return Ended(0.0, launch, unheard=tuple(unheard), survivors=tuple(survivors), evidence=tuple(dumps))
+        return LaunchEnded(0.0, launch, unheard=tuple(unheard), survivors=tuple(survivors), evidence=tuple(dumps))
 
     def flush(self, launch: int, nodes: tuple[str, ...], step: int) -> dict[str, Answer]:
-        """Ask the ranks of the launch to save at `step`; -1 only asks how far they are."""
+        """Request a save at `step` from the ranks; -1 only asks how far they are."""
         return self._ask_all(nodes, "flush", FLUSH, {"launch": launch, "step": step})
 
     def memory(self, nodes: tuple[str, ...], seconds: float, about: Answer) -> dict[str, Answer]:
-        """What the nodes hold; or, with a step in `about`, have it made durable. No agent is started for it."""
+        """List what the nodes hold in memory; or, with a step in `about`, have it written. Starts no agent."""
         with ThreadPoolExecutor(min(len(nodes), AT_ONCE), thread_name_prefix="agents") as pool:
             answers = pool.map(lambda node: self._ask_once(node, "memory", seconds, about, 0.0), nodes)
             return dict(zip(nodes, answers, strict=True))
 
     def logs(self, launch: int, nodes: tuple[str, ...]) -> list[Answer]:
-        """What the logs of the launch tell, by each node that answers (see `agent.logs.read_cause`)."""
+        """Read the cause from the logs of each node that answers (see `agent.logs.read_cause`)."""
         with ThreadPoolExecutor(min(len(nodes), AT_ONCE), thread_name_prefix="agents") as pool:
             about: Answer = {"launch": launch}
             answers = list(pool.map(lambda node: self._ask_once(node, "logs", LOGS, about, 0.0), nodes))
         return [answer for answer in answers if answer.get("ok")]
 
     def ask(self, node: str, name: str, timeout: float, **arguments: object) -> Answer:
-        """One agent's answer, with "ok" in it; or the "error" by which there is none."""
+        """Call one agent. Returns its answer with "ok" set, or an "error"."""
         return self._ask(node, name, timeout, arguments)
 
     def _ask_all(self, nodes: tuple[str, ...], name: str, timeout: float, about: Answer) -> dict[str, Answer]:
@@ -173,7 +174,7 @@ class Agents:
             return dict(zip(nodes, answers, strict=True))
 
     def _ask(self, node: str, name: str, timeout: float, arguments: Answer) -> Answer:
-        """Where nothing listens any more, the agent has died: it is started again, and the new one is asked."""
+        """Call an agent; if nothing listens there, restart it and call the new one."""
         answer = self._ask_once(node, name, timeout, arguments, COMING_UP)
         if answer.get("gone"):
             self._revival.at_once(node)
@@ -184,7 +185,7 @@ class Agents:
         return bool(self._ask_once(node, "probe", ANSWER, {}, 0.0).get("ok"))
 
     def _ask_once(self, node: str, name: str, timeout: float, arguments: Answer, patience: float) -> Answer:
-        """`patience`: seconds for an agent that has not said yet where it listens. "gone": nothing listens there."""
+        """patience: seconds for an agent to publish its endpoint. "gone" in the answer: nothing listens there."""
         try:
             port = self._port(node, patience)
             key = secret.read(self._options.run.secret)
@@ -198,7 +199,7 @@ class Agents:
             return {"error": f"its endpoint cannot be read: {error}"}
 
     def _port(self, node: str, patience: float) -> int:
-        """Where the node's agent listens. It may only be coming up: ranks can fail before it is there."""
+        """The agent's port. Ranks can fail before their agent has started, so wait for it."""
         deadline = time.monotonic() + patience
         while True:
             try:
@@ -210,13 +211,13 @@ class Agents:
 
 
 def _ips(names: Sequence[str]) -> dict[str, str]:
-    """Many at a time: a name server that takes 50 ms for a name would have thousands of nodes wait for minutes."""
+    """Resolve names in parallel: with a name server that takes 50 ms, thousands of nodes would take minutes."""
     with ThreadPoolExecutor(max(1, min(len(names), RESOLVING)), thread_name_prefix="names") as pool:
         return dict(zip(names, pool.map(_ip, names), strict=True))
 
 
 def _ip(name: str) -> str:
-    """Empty when it cannot be found out: then this node's agent cannot be asked, and nothing is relaunched there."""
+    """Return an empty string if unknown: then this node's agent cannot be called, and nothing is relaunched there."""
     for family in (socket.AF_INET, socket.AF_UNSPEC):  # the agents listen on IPv4
         try:
             return str(socket.getaddrinfo(name, None, family)[0][4][0])

@@ -1,4 +1,4 @@
-"""Where a launcher finds itself: the allocation that Slurm gave, and the run directory as this node sees it."""
+"""The launcher's surroundings: Slurm's allocation, its time limit, and the run directory as this node sees it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def allocation_from(environ: Mapping[str, str]) -> Allocation:
 
 
 def start_time(environ: Mapping[str, str]) -> float:
-    """When this start of the job began, by the wall clock; 0: Slurm does not say (it does since 22.05)."""
+    """The wall-clock time at which this start of the job began; 0 before Slurm 22.05, which does not say."""
     return _number(environ.get("SLURM_JOB_START_TIME", ""))
 
 
 def gpus_on_node(environ: Mapping[str, str]) -> int:
-    """How many GPUs Slurm granted on each node, as on this one."""
+    """The number of GPUs that Slurm granted on each node, taken from this one."""
     listed = [name for name in environ.get("SLURM_JOB_GPUS", "").split(",") if name]
     return int(_number(environ.get("SLURM_GPUS_ON_NODE", ""))) or len(listed)
 
@@ -54,10 +54,13 @@ def _number(text: str) -> float:
 
 
 def require_commands(which: Callable[[str], str | None] = shutil.which) -> str:
-    """UsageError where the training cannot be started; else what will be missing, in words, or "".
+    """Check for Slurm's commands. A launcher without scontrol still watches and relaunches.
 
-    All that is done to the job is the operator's, on a login node: a launcher without scontrol still watches and
-    relaunches.
+    Returns:
+        What will be missing, for a person; "" if nothing.
+
+    Raises:
+        UsageError: the training cannot be started.
     """
     if which("srun") is None:
         raise UsageError(
@@ -81,3 +84,30 @@ def require_run_dir(run: RunDir) -> None:
             f"{why}; the run directory must be on a file system that every node mounts",
             "Set `root` to a folder on a shared file system, and submit again.",
         ) from error
+
+
+EARLY = 60.0  # seconds by which Slurm may warn too early
+
+
+def missed_warning(environ: Mapping[str, str], before: int, now: float) -> float | None:
+    """Detect a warning before the time limit that came before this launcher could handle it.
+
+    While the batch script prepares the job and the launcher's modules load, Slurm's USR2 is ignored, since it would end
+    the script. A launcher that starts only then has to warn itself.
+
+    Args:
+        before: seconds before the end at which Slurm is to warn.
+        now: wall-clock time.
+
+    Returns:
+        Seconds until the launcher has to warn itself. None if the warning cannot have come yet, was not requested, or
+        Slurm does not say when the time is up (SLURM_JOB_END_TIME is newer than 22.05).
+    """
+    try:
+        end = float(environ["SLURM_JOB_END_TIME"])
+    except (KeyError, ValueError):
+        return None
+    moment = end - before
+    if not before or not moment - EARLY <= now < end:  # beyond the end: this node's clock is wrong
+        return None
+    return max(0.0, moment - now)

@@ -1,4 +1,4 @@
-"""What a launcher knows of the attempts before its own: their outcomes, and what the operator has isolated."""
+"""The attempts before this one, as a launcher knows them: their outcomes, and nodes that the operator isolated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transom_cli.core.diagnose import PREFLIGHT
 from transom_cli.core.events import OutcomeSeen
-from transom_cli.core.launcher import Begun, made_progress
+from transom_cli.core.launcher import AttemptStarted, made_progress
 from transom_cli.errors import TransomError
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.supervise.attempt_files import newest_checkpoint, read_outcome
@@ -19,17 +19,17 @@ from transom_cli.supervise.lease import read_holder
 OPERATOR_GONE = 30.0  # seconds without a renewed lease
 
 
-def begun(run: RunDir, attempt: AttemptDir, checkpoints: Path, expiry: float) -> Begun:
-    """Blame stands for `expiry` seconds. Without a live operator it is the launcher that keeps those nodes out."""
+def begun(run: RunDir, attempt: AttemptDir, checkpoints: Path, expiry: float) -> AttemptStarted:
+    """Summarize the attempts before. Blame expires after `expiry` s. Without an operator, the launcher applies it."""
     before = earlier(run, attempt)
     outcomes = [read_outcome(a, 0.0) for a in before]
     isolated = {e for a, o in zip(before, outcomes, strict=True) if o and _age(a, attempt) < expiry for e in o.blamed}
     alone = not operator_lives(run, attempt)
     if not alone:
-        isolated = set()  # it has looked at them itself
+        isolated = set()  # the operator has probed them itself
     isolated |= _excluded(run)
     durable = newest_checkpoint(checkpoints)
-    return Begun(
+    return AttemptStarted(
         0.0,
         durable,
         step=max((o.step for o in outcomes if o), default=-1),
@@ -51,9 +51,11 @@ def earlier(run: RunDir, attempt: AttemptDir) -> list[AttemptDir]:
 
 
 def without_progress(outcomes: list[OutcomeSeen | None], durable: int) -> int:
-    """How many of the newest attempts, in a row, made no progress; `durable`: what stands after all of them.
+    """Count the newest attempts in a row that made no progress.
 
-    None: an attempt that left no outcome, since its batch host died.
+    Args:
+        outcomes: None for an attempt without one, since its batch host died.
+        durable: the newest checkpoint's step after all of them.
     """
     stuck, best, step, made = 0, -1, -1, -1
     for outcome in outcomes:
@@ -68,7 +70,7 @@ def without_progress(outcomes: list[OutcomeSeen | None], durable: int) -> int:
 
 
 def operator_lives(run: RunDir, attempt: AttemptDir) -> bool:
-    """Whether its lease was renewed not long before this attempt began: both by the file server's clock."""
+    """Whether the lease was renewed shortly before this attempt began. Both times are the file server's."""
     holder = read_holder(run)
     if holder is None or holder.released:
         return False

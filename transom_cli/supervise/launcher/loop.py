@@ -1,4 +1,4 @@
-"""The launcher: owns one attempt, in the batch script. All judgement is in `core.ladder`."""
+"""The launcher: owns one attempt, in the batch script. Every decision is made in `core.launcher`."""
 
 from __future__ import annotations
 
@@ -16,57 +16,61 @@ from typing import Any
 
 from transom_cli.core import launcher
 from transom_cli.core.codec import plain
-from transom_cli.core.launcher import Heard, LadderPolicy, LadderState, Order, Rung
+from transom_cli.core.launcher import Action, Event, Nodes, Phase, Policy, State
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.files import publish_text, replace_text
 from transom_cli.health.check import HealthOptions
 from transom_cli.plural import several
 from transom_cli.slurm.port import Slurm
-from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
-from transom_cli.supervise.launcher import history, latewarning
+from transom_cli.supervise.beatwatch import BeatWatch
+from transom_cli.supervise.launcher import history
 from transom_cli.supervise.launcher.agents import Agents
-from transom_cli.supervise.launcher.allocation import allocation_from
-from transom_cli.supervise.launcher.examining import Examining
-from transom_cli.supervise.launcher.faultwatch import FaultWatch
-from transom_cli.supervise.launcher.giveback import GiveBack
-from transom_cli.supervise.launcher.hands import LaunchHands
-from transom_cli.supervise.launcher.linger import Wanted, ended_by_slurm, forget_hold, give_up_nodes, go_on, linger
-from transom_cli.supervise.launcher.log import LauncherLog, say
-from transom_cli.supervise.launcher.nodewatch import NodeWatch
+from transom_cli.supervise.launcher.allocation import allocation_from, missed_warning
+from transom_cli.supervise.launcher.anomalies import AnomalyReporter
+from transom_cli.supervise.launcher.executor import Executor
+from transom_cli.supervise.launcher.handoff import (
+    NextAttempt,
+    await_operator,
+    clear_hold,
+    ended_by_slurm,
+    hand_off,
+)
+from transom_cli.supervise.launcher.journal import LauncherJournal, say
+from transom_cli.supervise.launcher.monitor import Monitor
+from transom_cli.supervise.launcher.node_monitor import FaultMonitor, NodeMonitor, WarmUp
+from transom_cli.supervise.launcher.node_release import NodeRelease, release_nodes
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
-from transom_cli.supervise.launcher.reporting import Reporter
-from transom_cli.supervise.launcher.sight import Sight
+from transom_cli.supervise.launcher.preflight import NodeChecks
 from transom_cli.supervise.launcher.training import TrainingStep
-from transom_cli.supervise.launcher.warming import Warming
 
-TURN = 0.05
-EXITS = 0.2  # seconds between two looks at the ranks' exit records
-LOOK = 0.25  # seconds between two looks at the beats
-TABLES = 256  # from as many nodes on, a look a second
-SIGN = 1.0  # seconds between two signs of life
-PATIENCE = 30.0  # seconds more than its budget for an examination
+TURN = 0.05  # seconds per turn of the loop
+EXITS = 0.2  # interval in seconds between reads of the exit records
+LOOK = 0.25  # interval in seconds between reads of the heartbeat tables
+TABLES = 256  # number of nodes from which that interval is 1 s
+SIGN = 1.0  # interval in seconds between signs of life
+PATIENCE = 30.0  # seconds beyond its budget for a health check
 PROBE = 5.0  # seconds for a spare's agent to answer
-KILL_AFTER = 25.0  # seconds from TERM to KILL, within Slurm's own KillWait of 30
-SRUN_KILLED = 2.0  # more, to say how the attempt ended
+KILL_AFTER = 25.0  # seconds from TERM to KILL, within Slurm's own KillWait of 30 s
+SRUN_KILLED = 2.0  # seconds more, to write the outcome
 SUSPENDED = 2.0  # seconds without a turn before SIGCONT that count as a suspension
 _LEAVE = (signal.SIGTERM, signal.SIGINT)
 
 
 class Launcher:
-    """The loop around `core.ladder`: hears the ranks, the beats, Slurm's signals; does what is ordered."""
+    """The loop around `core.launcher`: turns observations and signals into events, and carries out actions."""
 
     def __init__(self, allocation: Allocation, options: LaunchOptions) -> None:
         self._allocation = allocation
         self._options = options
         self._attempt = options.run.attempt(allocation.job_id, allocation.restart)
-        self._log = LauncherLog(self._attempt.launcher_journal)
+        self._log = LauncherJournal(self._attempt.launcher_journal)
         self._signals: list[int] = []
-        self._unheard: list[int] = []  # signals that came while no launch could hear them
-        self._inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
-        self._nodewatch = NodeWatch(self._inbox)
+        self._unheard: list[int] = []  # signals for the next launch, since none runs
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._nodes = NodeMonitor(self._inbox)
         self._stop_by: float | None = None
         self._looked = self._looked_exits = self._signed = float("-inf")
-        self._turned = time.monotonic()  # when the loop last came round
+        self._turned = time.monotonic()  # when the loop last turned
         self._continued: float | None = None  # when this process was continued (SIGCONT)
         self._stopped_for = 0.0  # seconds for which Slurm had stopped it
         self._signs = 0
@@ -74,15 +78,19 @@ class Launcher:
         self._look_every = max(LOOK, min(1.0, len(allocation.nodes) / TABLES))
 
     def run(self) -> int:
-        """The batch script's exit code: 0 done, else that of the rank that died first (128 + n for a signal)."""
+        """Run the attempt.
+
+        Returns:
+            The batch script's exit code: 0 if done, else that of the rank that died first (128 + n for a signal).
+        """
         self._make_attempt_dir()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, lambda n, _frame: self._signals.append(n))  # no work inside a handler
         signal.signal(signal.SIGCONT, self._on_continue)
         options, nodes = self._options, self._allocation.nodes
-        missed_for = latewarning.missed_for(os.environ, options.warn_before, time.time())
-        self._warn_at = float("inf") if missed_for is None else self._now() + missed_for
-        policy = LadderPolicy(
+        missed = missed_warning(os.environ, options.warn_before, time.time())
+        self._warn_at = float("inf") if missed is None else self._now() + missed
+        policy = Policy(
             relaunches=options.relaunches,
             max_without_progress=options.max_without_progress,
             preflight=options.health.preflight != "off",
@@ -92,87 +100,87 @@ class Launcher:
             rules=options.rules,
         )
         wanted = min(options.nodes or len(nodes), len(nodes))
-        where = (self._allocation.job_id, self._allocation.restart, nodes)
-        self._state = LadderState(*where, wanted, options.tasks_on_node, policy, batch_host=self._allocation.host)
+        roles = Nodes(nodes, wanted, batch_host=self._allocation.host)
+        self._state = State(self._allocation.job_id, self._allocation.restart, roles, options.tasks_on_node, policy)
         self._journal("attempt", nodes=nodes, host=socket.gethostname(), pid=os.getpid())
         self._watch = HeartbeatMonitor(self._attempt.nodes, options.limits)
         self._agents = Agents(self._allocation, options, self._attempt, self._journal, self._asked_to_leave)
-        self._hands = LaunchHands(self._allocation, options, self._attempt, self._agents, self._inbox, self._journal)
-        self._examining = Examining(self._allocation, options, self._attempt, self._inbox, self._agents.addresses)
-        self._faultwatch = FaultWatch(self._inbox, lambda node: self._agents.ask(node, "faults", PROBE))
-        self._giveback = GiveBack(self._allocation, _slurm, self._journal)
-        self._sight = Sight(options, self._attempt, self._watch, lambda: self._state, self._agents.dead)
-        self._reporter = Reporter(self._attempt, options.checkpoints, self._journal, self._inbox.put)
+        self._executor = Executor(self._allocation, options, self._attempt, self._agents, self._inbox, self._journal)
+        self._checks = NodeChecks(self._allocation, options, self._attempt, self._inbox, self._agents.addresses)
+        self._faults = FaultMonitor(self._inbox, lambda node: self._agents.ask(node, "faults", PROBE))
+        self._release = NodeRelease(self._allocation, _slurm, self._journal)
+        self._monitor = Monitor(options, self._attempt, self._watch, lambda: self._state, self._agents.dead)
+        self._reporter = AnomalyReporter(self._attempt, options.checkpoints, self._journal, self._inbox.put)
         with_agents = self._start_agents()
         self._reporter.start()
-        threading.Thread(target=forget_hold, args=(options.run, self._allocation), daemon=True).start()
+        threading.Thread(target=clear_hold, args=(options.run, self._allocation), daemon=True).start()
         try:
             begun = history.begun(options.run, self._attempt, options.checkpoints, options.expiry)
-            self._hear(replace(begun, at=self._now(), memory=with_agents))
-            while self._state.rung is not Rung.LEFT:
+            self._handle(replace(begun, at=self._now(), memory=with_agents))
+            while self._state.phase is not Phase.OVER:
                 self._resume()
                 self._observe(self._now())
                 time.sleep(TURN)
-            if self._state.told:  # Slurm waits for this process
-                self._go_on_uncancelled()
+            if self._state.stop:  # Slurm waits for this process
+                self._requeue_unless_cancelled()
             elif self._failed or self._again:
                 self._hand_over()
             else:
-                self._give_up_idle_nodes()
+                self._release_idle_nodes()
         finally:
-            self._nodewatch.stop()
+            self._nodes.stop()
             self._reporter.stop()
-            self._hands.leftovers.stop()
-            self._giveback.stop()
-            self._agents.stop(at_once=bool(self._state.told) or self._asked_to_leave())
+            self._executor.orphans.stop()
+            self._release.stop()
+            self._agents.stop(at_once=bool(self._state.stop) or self._asked_to_leave())
         return self._code
 
     def _hand_over(self) -> None:
-        """To the operator, or else to Slurm; then Slurm removes what is left of the training step."""
+        """Hand the job to the operator, or else to Slurm; then Slurm removes the rest of the training step."""
         run, leave = self._options.run, self._asked_to_leave
-        if linger(run, leave) and self._again:
+        if await_operator(run, leave) and self._again:
             self._journal("requeue", how=self._again)
-            wanted = Wanted(self._again, self._why, self._options.resubmit)
-            go_on(run, self._allocation, wanted, leave, self._journal)
+            wanted = NextAttempt(self._again, self._why, self._options.resubmit)
+            hand_off(run, self._allocation, wanted, leave, self._journal)
         if self._step is not None:
             self._step.kill()
 
-    def _go_on_uncancelled(self) -> None:
-        """Slurm does not start a job again that it has ended for its time limit: that is for whoever supervises it."""
+    def _requeue_unless_cancelled(self) -> None:
+        """Requeue a job that Slurm ended for its time limit or preempted: Slurm does not restart it."""
         run = self._options.run
         if not self._again or history.operator_lives(run, self._attempt):
             return
         if ended_by_slurm(self._allocation.job_id):
             self._journal("requeue", how="requeue")
-            wanted = Wanted("requeue", self._why, self._options.resubmit)
-            go_on(run, self._allocation, wanted, lambda: True, self._journal)
+            wanted = NextAttempt("requeue", self._why, self._options.resubmit)
+            hand_off(run, self._allocation, wanted, lambda: True, self._journal)
 
-    def _give_up_idle_nodes(self) -> None:
+    def _release_idle_nodes(self) -> None:
         state, overdue = self._state, self._watch.overdue(self._now())
-        kept = self._giveback.kept()
-        idle = (n for n in kept if n not in state.nodes)
-        gone = tuple(n for n in idle if n not in state.ready or n in overdue)
-        if gone and state.nodes:
-            give_up_nodes(replace(self._allocation, nodes=kept), gone)
+        kept = self._release.kept()
+        idle = (n for n in kept if n not in state.nodes.training)
+        gone = tuple(n for n in idle if n not in state.nodes.ready or n in overdue)
+        if gone and state.nodes.training:
+            release_nodes(replace(self._allocation, nodes=kept), gone)
 
     def _asked_to_leave(self) -> bool:
         return any(n in _LEAVE for n in self._signals)
 
     @property
     def _step(self) -> TrainingStep | None:
-        return self._hands.step
+        return self._executor.step
 
     def _make_attempt_dir(self) -> None:
         try:
             for path in (self._attempt.path, self._attempt.nodes):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with contextlib.suppress(OSError):  # whoever saves there says why it cannot be made
+            with contextlib.suppress(OSError):  # the save reports why it cannot be created
                 self._options.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadNodes(f"Cannot write in the run directory `{self._options.run.path}`", str(error)) from error
 
     def _start_agents(self) -> bool:
-        """Without them the training runs all the same: its faults are then handed up, not handled here."""
+        """Start the agents. Without them the training runs, but the launcher cannot relaunch it."""
         try:
             self._agents.start()
         except (OSError, TransomError) as error:
@@ -185,23 +193,23 @@ class Launcher:
         nodes = self._allocation.nodes if self._options.leave_drained else ()
 
         def probe(node: str) -> dict[str, object]:
-            given_back = node in self._giveback.returned
+            given_back = node in self._release.returned
             return {"error": "given back"} if given_back else self._agents.ask(node, "probe", PROBE)
 
-        warming = Warming(self._agents, self._journal, lambda: self._state)
-        self._nodewatch.start(nodes, self._state.spares, probe, _slurm, warming)
+        warm_up = WarmUp(self._agents, self._journal, lambda: self._state)
+        self._nodes.start(nodes, self._state.nodes.spares, probe, _slurm, warm_up)
 
     # --- time ---
 
     def _now(self) -> float:
-        """A monotonic clock without the time for which this process was stopped, so that no limit runs meanwhile."""
+        """A monotonic clock that excludes the time for which this process was stopped, so that no limit expires."""
         return time.monotonic() - self._stopped_for
 
     def _on_continue(self, _number: int, _frame: object) -> None:
         self._continued = time.monotonic()
 
     def _resume(self) -> None:
-        """Slurm suspends agents and ranks with this process: after that the watch starts again."""
+        """Restart the watch after a suspension, in which Slurm also stopped agents and ranks."""
         continued, self._continued = self._continued, None
         stopped_for = continued - self._turned if continued is not None else 0.0
         self._turned = time.monotonic()
@@ -212,35 +220,35 @@ class Launcher:
         self._agents.resumed()
         self._journal("continued", seconds=round(stopped_for, 1))
 
-    # --- hearing ---
+    # --- observing ---
 
     def _observe(self, now: float) -> None:
         self._sign(now)
         self._forward(now)
         while True:
             try:
-                self._hear(replace(self._inbox.get_nowait(), at=now))
+                self._handle(replace(self._inbox.get_nowait(), at=now))
             except queue.Empty:
                 break
-        if self._step is not None and self._state.rung is Rung.TRAINING and now - self._looked_exits >= EXITS:
+        if self._step is not None and self._state.phase is Phase.TRAINING and now - self._looked_exits >= EXITS:
             self._looked_exits = now
-            for heard in self._sight.of_step(now, self._step):
-                self._hear(heard)
+            for event in self._monitor.step_events(now, self._step):
+                self._handle(event)
         if now - self._looked >= self._look_every:
             self._looked = now
             self._look_at_beats(now)
-        self._hear(launcher.Tick(now))
+        self._handle(launcher.Tick(now))
 
-    def _hear(self, heard: Heard) -> None:
-        if isinstance(heard, launcher.Spare):
-            self._journal("spare", node=heard.node, good=heard.good, words=heard.words)
-        self._state, orders = launcher.decide(self._state, heard)
-        for order in orders:
-            self._do(order)
-            self._sign(self._now())  # a story of many lines takes its time on a slow file system
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, launcher.SpareChecked):
+            self._journal("spare", node=event.node, good=event.good, words=event.words)
+        self._state, actions = launcher.decide(self._state, event)
+        for action in actions:
+            self._do(action)
+            self._sign(self._now())  # many journal entries take time on a slow file system
 
     def _sign(self, now: float) -> None:
-        """A full disk is no reason to leave the ranks alone: then the operator sees this launcher as silent."""
+        """Write a sign of life. If the disk is full, the operator sees this launcher as silent, and ranks train on."""
         if now - self._signed < SIGN:
             return
         self._signed, self._signs = now, self._signs + 1
@@ -255,86 +263,86 @@ class Launcher:
             number = self._signals.pop(0)
             self._journal("signal", name=signal.Signals(number).name)
             if number == signal.SIGUSR2:
-                self._hear(launcher.Warned(now))
-            if self._state.rung is not Rung.TRAINING and number not in _LEAVE:
-                self._unheard.append(number)  # for the launch to come
+                self._handle(launcher.TimeLimitNear(now))
+            if self._state.phase is not Phase.TRAINING and number not in _LEAVE:
+                self._unheard.append(number)  # for the next launch
             elif self._step is not None:
                 self._step.signal(number)
             if number in _LEAVE:
                 self._stop_by = self._stop_by or now + KILL_AFTER
-                self._hear(launcher.Told(now, signal.Signals(number).name))
+                self._handle(launcher.StopRequested(now, signal.Signals(number).name))
         if self._stop_by is not None and now > self._stop_by:
             if self._step is not None:
                 self._step.kill()
             if now > self._stop_by + SRUN_KILLED:
-                self._hear(launcher.Overtime(now))
+                self._handle(launcher.GracePeriodOver(now))
 
     def _look_at_beats(self, now: float) -> None:
         self._watch.look(now)
-        self._faultwatch.look(self._watch.tables, now)
-        late = tuple(n for n in self._watch.overdue(now) if n not in self._giveback.returned)
-        if late and not self._state.told:
+        self._faults.look(self._watch.tables, now)
+        late = tuple(n for n in self._watch.overdue(now) if n not in self._release.returned)
+        if late and not self._state.stop:
             self._agents.revive(late)
-        if self._sight.stepping and self._step is not None:
+        if self._monitor.stepping and self._step is not None:
             while self._unheard:
                 self._step.signal(self._unheard.pop(0))
-        for heard in self._sight.of_beats(now):
-            self._hear(heard)
-        if self._sight.stepping:
-            self._giveback.look(self._state, self._hands.leftovers.on)
+        for event in self._monitor.heartbeat_events(now):
+            self._handle(event)
+        if self._monitor.stepping:
+            self._release.look(self._state, self._executor.orphans.on)
 
-    # --- doing ---
+    # --- acting ---
 
-    def _do(self, order: Order) -> None:
-        if isinstance(order, launcher.Start):
-            self._start(order)
-        elif isinstance(order, launcher.GoBack):
-            self._hands.go_back(order)
-        elif isinstance(order, launcher.CheckNodes):
-            self._examining.check(order)
-        elif isinstance(order, launcher.Flush):
-            self._hands.flush(order, self._watch.overdue(self._now()), self._watch.step_time)
-        elif isinstance(order, launcher.Keep):
-            self._hands.keep(order)
-        elif isinstance(order, launcher.End):
-            self._hands.end(order)
-        elif isinstance(order, launcher.ReadLogs):
-            self._hands.read(order)
-        elif isinstance(order, launcher.Tell):
-            self._journal("heal", **vars(order))
-            say(f"transom: {f'{order.incident} {order.what}'.strip()}: {order.words}")
+    def _do(self, action: Action) -> None:
+        if isinstance(action, launcher.StartLaunch):
+            self._start(action)
+        elif isinstance(action, launcher.RollBack):
+            self._executor.roll_back(action)
+        elif isinstance(action, launcher.CheckNodes):
+            self._checks.check(action)
+        elif isinstance(action, launcher.RequestCheckpoint):
+            self._executor.request_checkpoint(action, self._watch.overdue(self._now()), self._watch.step_time)
+        elif isinstance(action, launcher.PersistMemory):
+            self._executor.persist_memory(action)
+        elif isinstance(action, launcher.EndLaunch):
+            self._executor.end(action)
+        elif isinstance(action, launcher.ReadLogs):
+            self._executor.read_logs(action)
+        elif isinstance(action, launcher.Journal):
+            self._journal("heal", **vars(action))
+            say(f"transom: {f'{action.incident} {action.what}'.strip()}: {action.words}")
         else:
-            self._leave(order)
+            self._leave(action)
 
-    def _start(self, order: launcher.Start) -> None:
-        if not self._nodewatch.started:  # only now is it known which nodes stand by
+    def _start(self, action: launcher.StartLaunch) -> None:
+        if not self._nodes.started:  # the spares are known only now
             self._watch_nodes()
-        world = self._options.tasks_per_node * len(order.nodes)
-        where = f"{several(world, 'rank')} on {several(len(order.nodes), 'node')}"
-        logs = self._attempt.logs(order.launch)  # said before srun can say anything (`batchlog.of_attempt`)
-        say(f"transom: launch {order.launch} of attempt {self._attempt.name}: {where}, logs in {logs}")
-        argv = self._hands.start(order)
+        world = self._options.tasks_per_node * len(action.nodes)
+        where = f"{several(world, 'rank')} on {several(len(action.nodes), 'node')}"
+        logs = self._attempt.logs(action.launch)  # before srun prints anything (see `batchlog.of_attempt`)
+        say(f"transom: launch {action.launch} of attempt {self._attempt.name}: {where}, logs in {logs}")
+        argv = self._executor.start(action)
         if argv is None:
             return
-        idle = tuple(n for n in self._allocation.nodes if n not in order.nodes)
-        self._journal("launch", nodes=order.nodes, idle=idle, world_size=world, argv=argv, faults=order.faults)
+        idle = tuple(n for n in self._allocation.nodes if n not in action.nodes)
+        self._journal("launch", nodes=action.nodes, idle=idle, world_size=world, argv=argv, faults=action.faults)
 
-    def _leave(self, order: launcher.Leave) -> None:
-        """outcome.json is written last: whoever reads it may believe the rest of the attempt directory."""
-        told = order.outcome
-        self._code, self._failed, self._again = order.exit_code, told.status == "failed", order.again
-        self._why = told.why
-        self._journal("outcome", status=told.status, why=told.why, exit_code=order.exit_code)
-        text = json.dumps(plain(told)) + "\n"
+    def _leave(self, action: launcher.FinishAttempt) -> None:
+        """Write outcome.json last, so that its reader finds the attempt directory complete."""
+        outcome = action.outcome
+        self._code, self._failed, self._again = action.exit_code, outcome.status == "failed", action.again
+        self._why = outcome.why
+        self._journal("outcome", status=outcome.status, why=outcome.why, exit_code=action.exit_code)
+        text = json.dumps(plain(outcome)) + "\n"
         try:
             publish_text(self._attempt.outcome, text)
         except OSError as error:
             say(f"transom: cannot write {self._attempt.outcome}: {error}")
             threading.Thread(target=self._publish_again, args=(text,), name="outcome", daemon=True).start()
-        say(f"transom: {told.status}: {told.why}")
+        say(f"transom: {outcome.status}: {outcome.why}")
 
     def _publish_again(self, text: str) -> None:
-        """A disk that was full, or read-only, may not stay so; if it does, Slurm's own account of the job must do."""
+        """Try again until the disk has space. If it never has, Slurm's own account of the job must suffice."""
         while True:
             time.sleep(SIGN)
             with contextlib.suppress(OSError):
@@ -342,7 +350,7 @@ class Launcher:
                 return
 
     def _journal(self, kind: str, **fields: Any) -> None:
-        self._log.write(kind, self._state.launch, **fields)
+        self._log.write(kind, self._state.launch.number, **fields)
 
 
 def _budget(health: HealthOptions) -> float:

@@ -1,18 +1,23 @@
 """The command lines of one launch: the agents' step and the training step. Pure.
 
-Lists of words all the way; nothing here meets a shell.
+All are lists of words; nothing here meets a shell.
+
+In a container (Apptainer or Singularity) runs only a rank's command. Its wrapper stays outside, so the image needs
+nothing of transom's. By default /dev, with /dev/shm, and the processes are the host's, and the command gets the signals
+that srun sends.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from transom_cli.core.policy import Rule
 from transom_cli.core.stall import StallLimits
+from transom_cli.errors import UsageError
 from transom_cli.health.check import HealthOptions
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.start import own
@@ -29,9 +34,9 @@ class Allocation:
     restart: int
     nodes: tuple[str, ...]
     cpus_per_task: str = ""
-    host: str = ""  # the node of the batch script, which a job cannot lose before its end
-    gpus: int = 0  # on each node
-    since: float = 0.0  # when this start of the job began, by the wall clock; 0: Slurm does not say
+    host: str = ""  # the batch script's node, which stays in the job until it ends
+    gpus: int = 0  # per node
+    since: float = 0.0  # wall-clock time at which this start of the job began; 0: unknown
 
 
 @dataclass(frozen=True)
@@ -48,14 +53,14 @@ class LaunchOptions:
     limits: StallLimits = field(default_factory=StallLimits)
     relaunches: int = 3
     max_without_progress: int = 3
-    nodes: int = 0  # that carry ranks; 0: all that the attempt has
+    nodes: int = 0  # that carry ranks; 0: all nodes of the attempt
     leave_drained: bool = True
-    resubmit: bool = False  # without an operator too: as a new job
-    expiry: float = 3600.0  # seconds that the blame of an earlier attempt stands
+    resubmit: bool = False  # as a new job, also without an operator
+    expiry: float = 3600.0  # seconds after which the blame of an earlier attempt expires
     health: HealthOptions = field(default_factory=HealthOptions)
     rules: tuple[Rule, ...] = ()  # the policy's table
     warn_before: int = 0  # seconds before the time limit at which Slurm warns; 0: never
-    within: tuple[str, ...] = ()  # what puts a rank's command into a container
+    within: tuple[str, ...] = ()  # the command prefix that puts a rank into a container
 
     @property
     def tasks_on_node(self) -> int:
@@ -70,18 +75,19 @@ def port_for(allocation: Allocation, launch: int) -> int:
 
 
 def pattern(path: Path) -> str:
-    """A path as srun's --output wants it: a percent sign of its own is doubled."""
+    """Escape a path for srun's --output, which expands percent signs."""
     return str(path).replace("%", "%%")
 
 
 def agent_argv(
     allocation: Allocation, options: LaunchOptions, attempt: AttemptDir, node: str | None = None
 ) -> list[str]:
-    """One agent a node, beside the training (`--overlap`), and not killed by another node's loss.
+    """One agent per node, beside the training (`--overlap`), which survives the loss of another node.
 
-    It shares the job's GPUs to see how they are; without any, it is given none.
+    Agents share the job's GPUs to check them.
 
-    node: on this one alone, where an agent is started again.
+    Args:
+        node: start an agent on this node only.
     """
     count = "1" if node else str(len(allocation.nodes))
     return [
@@ -110,7 +116,7 @@ def agent_argv(
 
 
 def watch_words(allocation: Allocation, options: LaunchOptions) -> str:
-    """What an agent is to look at, as its --watch takes it."""
+    """The value of an agent's --watch: what to check."""
     health = options.health
     about = {"tier": "watch", "gpus": allocation.gpus, "since": allocation.since, "folders": [str(options.checkpoints)]}
     return json.dumps({"every": health.every, "about": about, "off": health.off, "limits": dict(health.limits)})
@@ -127,12 +133,12 @@ def training_argv(
     master: str,
     port: int,
 ) -> list[str]:
-    """The training step: one wrapper a task, which starts the user's command and records how it ended.
+    """The training step: one wrapper per task, which starts the user's command and records how it ended.
 
-    Where some of the allocation's nodes carry no rank, an earlier launch may hold on to what it had until Slurm takes a
-    dead node out of it: `--overlap` does not wait for that, and `--mem=0` does not count that launch's memory as taken.
+    If some of the allocation's nodes carry no rank, an earlier launch may keep its resources until Slurm removes a dead
+    node from it: `--overlap` does not wait for that, and `--mem=0` does not count that launch's memory as used.
 
-    Ranks stand on `nodes` in that order. If it is not Slurm's, srun reads the file `hosts(launch)` (`hosts_file`).
+    Ranks are placed on `nodes` in this order. If it is not Slurm's, srun reads the file `hosts(launch)` (`hosts_file`).
     """
     tasks = options.tasks_on_node
     count = len(nodes)
@@ -163,7 +169,7 @@ def training_argv(
 
 
 def hosts_file(allocation: Allocation, options: LaunchOptions, nodes: tuple[str, ...]) -> str:
-    """What srun's arbitrary distribution reads: the node of each task, a line each. "" where Slurm's own order does."""
+    """The input of srun's arbitrary distribution: one line per task with its node. "" if Slurm's own order fits."""
     if nodes == tuple(node for node in allocation.nodes if node in nodes):
         return ""
     return "".join(f"{node}\n" * options.tasks_on_node for node in nodes)
@@ -172,7 +178,8 @@ def hosts_file(allocation: Allocation, options: LaunchOptions, nodes: tuple[str,
 def command(nodes: tuple[str, ...], options: LaunchOptions, master: str, port: int, rendezvous: str) -> list[str]:
     """The user's command; torchrun's node rank comes from the wrapper (PET_NODE_RANK).
 
-    rendezvous: its name, unless the user gives one: a torchrun of an older launch that lives on joins no newer one.
+    Args:
+        rendezvous: its name, unless the user gives one. A surviving torchrun of an older launch cannot join.
     """
     if options.kind != "torchrun":
         return [*options.within, *options.command]
@@ -200,8 +207,41 @@ def command(nodes: tuple[str, ...], options: LaunchOptions, master: str, port: i
 
 
 def training_env(base: Mapping[str, str], master: str, port: int, run: RunDir) -> dict[str, str]:
-    """What the ranks need to find each other, whatever rendezvous `base` names: each launch has its own."""
+    """The environment in which ranks find each other. Each launch has a rendezvous of its own, whatever `base` says."""
     env = {**base, **dict(zip(RENDEZVOUS, (master, str(port)), strict=True))}
     env["TRANSOM_RUN_DIR"] = str(run.path)
     env.setdefault("TRANSOM_CHECKPOINT_DIR", str(run.checkpoints))
     return env
+
+
+PROGRAMS = ("apptainer", "singularity")
+_GPU_FLAGS = ("--nv", "--nvccli", "--rocm")
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image with the user's mounts (SRC:DST[:flags]) and further arguments of `apptainer exec`."""
+
+    image: str
+    mounts: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+
+
+def container_words(image: Image, program: str, folders: Sequence[Path], *, gpus: bool) -> tuple[str, ...]:
+    """Return `PROGRAM exec ... IMAGE`, to be put before the command. folders: mounted at the same path as outside."""
+    by_user = {mount.split(":")[1] if ":" in mount else mount for mount in image.mounts}
+    binds = [str(folder) for folder in dict.fromkeys(folders) if str(folder) not in by_user]
+    given = gpus and not any(arg in _GPU_FLAGS for arg in image.args)
+    words = [f"--bind={bind}" for bind in (*binds, *image.mounts)]
+    return (program, "exec", *(["--nv"] if given else []), *words, *image.args, image.image)
+
+
+def find_program(which: Callable[[str], str | None]) -> str:
+    found = next((name for name in PROGRAMS if which(name) is not None), None)
+    if found is None:
+        raise UsageError(
+            "Neither apptainer nor singularity is here, and the training is to run in a container by it",
+            "looked for on the PATH of the batch script, after `job.setup`",
+            "load it there: --set 'job.setup=[\"module load apptainer\"]'",
+        )
+    return found

@@ -1,8 +1,8 @@
-"""Starts a node's agent again when it alone has died: a step of its own on that node, beside what runs there.
+"""Restarts a node's agent that has died, in a step of its own beside the training.
 
-An agent counts as dead when its table is late and it does not answer either, or when nothing listens any more where it
-did. Is the node itself dead, nothing is started: a slurmd that does not answer would only keep srun waiting. However it
-goes, the training is not touched, and a node's agent is started `TRIES` times at most.
+An agent counts as dead if its table is late and it does not answer, or if nothing listens on its port any more. If the
+node itself is dead, nothing is started, since srun would wait for its slurmd. The training is never touched, and a
+node's agent is started at most `TRIES` times.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from transom_cli.errors import TransomError
 from transom_cli.health.finding import Finding, Verdict
@@ -22,25 +21,22 @@ from transom_cli.heartbeat.places import ROLE
 from transom_cli.layout import AttemptDir
 from transom_cli.slurm.port import SlurmDenied, SlurmRefused, SlurmUnknown
 from transom_cli.supervise.launcher import plan as launchplan
+from transom_cli.supervise.launcher.journal import JournalWriter
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 
-TRIES = 3  # for each node and attempt
-PAUSES = (15.0, 60.0)  # seconds from the first of them to the second, and from there to the next
-ALIVE = 10.0  # seconds until an agent that did answer is asked again, while its table is late
-AWAY = 15.0  # seconds until a node is looked at again where slurmctld does not tell of it
-ANSWER = 3.0  # seconds for an agent to show that it lives
-STOPPED = 12.0  # seconds: an agent that does not answer is known for it sooner
-COME = 15.0  # seconds for a new agent to say where it listens
-PEERS = 8  # other nodes of the job, which this host should reach
-PARALLEL = 8  # nodes at once: a file system that is late makes all tables late
-
-
-class Journal(Protocol):
-    def __call__(self, kind: str, **fields: Any) -> None: ...
+TRIES = 3  # per node and attempt
+PAUSES = (15.0, 60.0)  # seconds before the second try, and before each further one
+ALIVE = 10.0  # seconds until an agent that answered is asked again, while its table is late
+AWAY = 15.0  # seconds until a node is checked again if slurmctld does not answer
+ANSWER = 3.0  # seconds for an agent to answer a probe
+STOPPED = 12.0  # seconds: a probe that took longer was suspended with this process
+COME = 15.0  # seconds for a new agent to publish its endpoint
+PEERS = 8  # other nodes of the job that this host should reach
+PARALLEL = 8  # nodes at a time: a slow file system makes all tables late
 
 
 class Revival:
-    """`lives(node)` asks the agent itself. `journal` is the launcher's. Safe to call from any thread."""
+    """Thread-safe. lives: probes an agent."""
 
     def __init__(
         self,
@@ -48,26 +44,26 @@ class Revival:
         options: LaunchOptions,
         attempt: AttemptDir,
         lives: Callable[[str], bool],
-        journal: Journal,
+        journal: JournalWriter,
     ) -> None:
         self._allocation, self._options, self._attempt = allocation, options, attempt
         self._lives, self._journal = lives, journal
         self._lock = threading.Lock()
         self._under_way: dict[str, threading.Event] = {}
         self._tries: dict[str, int] = {}
-        self._due: dict[str, float] = {}  # when a node may be looked at again, by the monotonic clock
+        self._due: dict[str, float] = {}  # when a node may be checked again, by the monotonic clock
         self._steps: list[subprocess.Popen[bytes]] = []
         self._over = False
         self._times = StepTimes()
         self._resumed = 0  # how often
-        self._dead: set[str] = set()  # nodes whose slurmd gave no answer when it was last asked
+        self._dead: set[str] = set()  # nodes whose slurmd did not answer the last probe
 
     def dead(self, node: str) -> bool:
         """Whether neither the node's agent nor its slurmd answers, as far as that is known."""
         return node in self._dead
 
     def look(self, nodes: tuple[str, ...]) -> None:
-        """Nodes whose tables are late. Returns at once; the work is done by threads."""
+        """Check nodes whose tables are late, in threads. Returns at once."""
         for node in nodes:
             if len(self._under_way) >= PARALLEL:
                 return
@@ -76,8 +72,9 @@ class Revival:
                 threading.Thread(target=self._revive, args=(node, done), name="revive", daemon=True).start()
 
     def at_once(self, node: str) -> None:
-        """Nothing listens where its agent did: start it again, or wait for whoever is at it. At most `COME` seconds
-        and what the look at the slurmd takes.
+        """Restart an agent whose port is closed, or wait for a restart in progress.
+
+        Takes at most `COME` seconds, and the time to probe the slurmd.
         """
         done = self._take(node)
         if done is not None:
@@ -89,11 +86,11 @@ class Revival:
             done.wait(COME)
 
     def resumed(self) -> None:
-        """This process was stopped, and the agents with it: answers that were late until now count for nothing."""
+        """Ignore answers that are late because this process and the agents were stopped."""
         self._resumed += 1
 
     def stop(self, *, at_once: bool, patience: float) -> None:
-        """No more of them; the steps end by themselves once the outcome stands."""
+        """Restart no more agents. Their steps end by themselves once the outcome is written."""
         with self._lock:
             self._over = True
         until = time.monotonic() + (0.0 if at_once else patience)
@@ -104,7 +101,7 @@ class Revival:
                 step.kill()
 
     def _take(self, node: str) -> threading.Event | None:
-        """The right to see to this node now; None while another thread does, or when it is not due or not any more."""
+        """Claim a node. None if another thread has it, it is not due, or its tries are used up."""
         with self._lock:
             spent = self._tries.get(node, 0) >= TRIES
             if self._over or spent or node in self._under_way or time.monotonic() < self._due.get(node, 0.0):
@@ -123,15 +120,15 @@ class Revival:
             done.set()
 
     def _again(self, node: str) -> float:
-        """Seconds until this node may be looked at again."""
+        """Restart the node's agent if it is dead. Returns seconds until the next check."""
         began, resumed = time.monotonic(), self._resumed
         lives = self._lives(node)
         if time.monotonic() - began > STOPPED:
-            return 0.0  # this process was stopped meanwhile (by Slurm, say), and the agent with it: ask again
+            return 0.0  # this process was stopped meanwhile, and the agent with it: ask again
         try:
             found = None if lives else self._reach(node)
         except SlurmUnknown:
-            return AWAY  # no step starts without slurmctld, and no try is spent on it
+            return AWAY  # no step starts without slurmctld; this is not counted as a try
         if resumed != self._resumed:
             return 0.0
         if found is None or not found.verdict.bad:
@@ -159,7 +156,7 @@ class Revival:
         return self._pause(number)
 
     def _failed(self, node: str, words: str, *, unreachable: bool = False) -> float:
-        """`unreachable`: neither the agent nor the slurmd answers this host, which reaches other nodes."""
+        """unreachable: agent and slurmd do not answer, although this host reaches other nodes."""
         number = self._count(node)
         about = {"unreachable": True} if unreachable else {}
         self._journal("agent", node=node, what="not started again", words=f"try {number} of {TRIES}: {words}", **about)
@@ -173,7 +170,11 @@ class Revival:
         return PAUSES[min(number, len(PAUSES)) - 1]
 
     def _reach(self, node: str) -> Finding:
-        """UNKNOWN when Slurm refuses to tell where the slurmd is: then srun is to find out. Raises SlurmUnknown."""
+        """Probe the node's slurmd. UNKNOWN if Slurm refuses to say where it is: then srun finds out.
+
+        Raises:
+            SlurmUnknown: slurmctld does not answer.
+        """
         from transom_cli.bootstrap.slurm import launcher_slurm
 
         slurm = launcher_slurm(timeout=10.0)
@@ -181,8 +182,8 @@ class Revival:
 
         def peers() -> list[Peer]:
             with contextlib.suppress(TransomError):
-                told = slurm.nodes(inside) if inside else []
-                return [Peer(n.name, n.address, n.port, in_job=True) for n in told if not n.not_responding]
+                known = slurm.nodes(inside) if inside else []
+                return [Peer(n.name, n.address, n.port, in_job=True) for n in known if not n.not_responding]
             return []
 
         with contextlib.suppress(SlurmRefused, SlurmDenied):

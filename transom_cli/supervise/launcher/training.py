@@ -17,14 +17,14 @@ from transom_cli.slurm.guards import backoff
 from transom_cli.supervise.attempt_files import ExitRecords
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
-LISTENING = 2.0  # seconds for srun's last words to be read, once it has ended
+LISTENING = 2.0  # seconds to read srun's last output after it has ended
 
 
 class TrainingStep:
-    """`tasks` stand on `nodes` in blocks of equal size, as `--ntasks-per-node` puts them.
+    """One srun. `tasks` are placed on `nodes` in blocks of equal size, as with `--ntasks-per-node`.
 
-    An srun that could not ask for the step, since slurmctld gives no answer, is started again until it can: that is no
-    fault of the launch, and nothing of it has begun.
+    If srun cannot request the step since slurmctld does not answer, it is restarted until it can: the launch has not
+    failed, since nothing of it has begun.
     """
 
     def __init__(self, argv: list[str], env: dict[str, str], exits: Path, nodes: tuple[str, ...], tasks: int) -> None:
@@ -34,11 +34,11 @@ class TrainingStep:
         self._said: dict[int, RankExit] = {}
         self._argv, self._env = argv, env
         self._changing = threading.Lock()
-        self._no_more = threading.Event()  # no further srun is started
-        self._listened = threading.Event()  # to the last one, to its end
+        self._no_more = threading.Event()  # start no further srun
+        self._listened = threading.Event()  # all output of the last srun was read
         self._ended_at: float | None = None  # when the present srun was first seen to have ended
         self._srun = self._start()
-        self.waits = ""  # srun's own words, while slurmctld keeps it from starting
+        self.waits = ""  # srun's own message, while slurmctld keeps it from starting
         threading.Thread(target=self._follow, name="srun-words", daemon=True).start()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -59,14 +59,15 @@ class TrainingStep:
             self._listened.set()
 
     def _listen(self, srun: subprocess.Popen[bytes]) -> str:
-        """srun's own words: passed on as they are, and read for tasks whose wrapper's word may never come.
+        """Forward srun's output, and parse it for tasks whose wrapper may never write a record.
 
-        Returns why it could not ask for a step, if Slurm's silence was why.
+        Returns:
+            The message by which srun could not request a step, if slurmctld did not answer; else "".
         """
         assert srun.stderr is not None
         away = ""
         for line in srun.stderr:
-            with contextlib.suppress(OSError):  # a full disk: srun's words must still be drained, or it would stop
+            with contextlib.suppress(OSError):  # a full disk: read on, or srun would block
                 sys.stderr.buffer.write(line)
                 sys.stderr.buffer.flush()
             words = line.decode(errors="replace")
@@ -77,13 +78,13 @@ class TrainingStep:
         return "" if self._said else away
 
     def exits(self) -> tuple[RankExit, ...]:
-        """By rank (under torchrun: by node). A wrapper's own record counts before what srun says of its task."""
+        """Exits by rank (under torchrun: by node). A wrapper's own record takes precedence over srun's message."""
         known = {**self._said, **self._exits.read()}
         return tuple(known[n] for n in sorted(known))
 
     @property
     def code(self) -> int | None:
-        """srun's exit code, once it has ended for good; its last words have been read then, if they come."""
+        """srun's exit code, once it has ended for good and its output was read."""
         with self._changing:
             code = self._srun.poll()
             if code is None or self._listened.is_set():
@@ -94,7 +95,7 @@ class TrainingStep:
             return code if time.monotonic() - self._ended_at > LISTENING else None
 
     def signal(self, number: int) -> None:
-        """srun hands it on to every task. One that ends them keeps a further srun from being started."""
+        """Send a signal, which srun forwards to every task. After one that ends them, no further srun is started."""
         with self._changing:
             if number in _ENDING:
                 self._no_more.set()
@@ -102,7 +103,7 @@ class TrainingStep:
                 self._srun.send_signal(signal.Signals(number))
 
     def wait(self, seconds: float) -> bool:
-        """Whether srun ends within so many seconds. None is started again from now on."""
+        """Wait for srun to end, and start no further one. False on timeout."""
         self._no_more.set()
         with self._changing:
             srun = self._srun

@@ -1,0 +1,159 @@
+"""What the launcher tells of a slow training and of a loss that goes wrong, from real files."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+from slow_training import Fault, Training
+
+from transom_cli.core.launcher import AnomalyReported
+from transom_cli.diagnose.clue import Slow
+from transom_cli.heartbeat import account
+from transom_cli.heartbeat import record as rec
+from transom_cli.heartbeat.spent import NodeSpent, RankSpent, decode
+from transom_cli.heartbeat.table import RankBeat
+from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.supervise.agent.spending import Spending
+from transom_cli.supervise.attempt_files import read_reports
+from transom_cli.supervise.launcher.reporting import Reporter, hottest
+
+
+class Told:
+    """A reporter, and what it put into the journal."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.attempt: AttemptDir = RunDir(tmp_path).attempt(1, 0)
+        self.attempt.nodes.mkdir(parents=True)
+        self.lines: list[dict[str, Any]] = []
+        self.heard: list[AnomalyReported] = []
+        self.checkpoints = tmp_path / "checkpoints"
+        self.reporter = AnomalyReporter(self.attempt, self.checkpoints, self.journal, self.heard.append)
+
+    def journal(self, kind: str, **fields: Any) -> None:
+        self.lines.append({"type": kind, **fields})
+
+    def losses(self, losses: list[float], launch: int = 0) -> None:
+        for step, loss in enumerate(losses):
+            rank = RankSpent(3, launch, step, float(step), loss_step=step, loss=loss)
+            self.reporter.look({"n1": NodeSpent("n1", "1.0", (rank,))})
+
+    @property
+    def edges(self) -> list[tuple[str, bool]]:
+        return [(line["what"], line["over"]) for line in self.lines]
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Told:
+    return Told(tmp_path)
+
+
+def test_a_loss_that_is_not_a_number_is_told_once_with_a_clue(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+    told.losses([2.0] * 20 + [math.nan] * 10)
+    assert told.edges == [("nan_loss", False)]
+    assert told.lines[0]["clue"]["source"] == "loss"
+    said = read_reports(told.attempt)
+    (one,) = said["standing"]
+    assert one["words"] == "the loss is NaN since step 20; last good at step 19"
+    assert one["clue"]["category"] == "numeric_divergence"
+    assert f"transom: step 22: {one['words']}" in capsys.readouterr().out
+    told.losses([2.0] * 5, launch=1)
+    assert told.edges[1:] == [("nan_loss", True)]
+    assert read_reports(told.attempt)["standing"] == []
+
+
+def test_the_core_hears_of_a_loss_with_the_checkpoint_to_go_back_to(told: Told) -> None:
+    for step in (5, 15, 18, 19, 25):
+        (told.checkpoints / f"step-{step}").mkdir(parents=True)
+        (told.checkpoints / f"step-{step}/manifest.json").touch()
+    (told.checkpoints / "step-18/manifest.json").unlink()
+    told.losses([2.0] * 20 + [math.nan] * 10)
+    (one,) = told.heard
+    assert (one.launch, one.what, one.step, one.before, one.back_to) == (0, "nan_loss", 22, 18, 15)
+    told.losses([math.nan] * 3, launch=1)  # not one good sample between: it is told anew all the same
+    over, again = told.heard[1:]
+    assert (over.over, over.key, again.over, again.launch) == (True, one.key, False, 1)
+    assert (again.before, again.back_to) == (-1, -1)
+
+
+def test_a_loss_that_was_not_fetched_anew_is_one_sample(told: Told) -> None:
+    told.losses([2.0] * 20)
+    bad = RankSpent(3, 0, 20, 20.0, loss_step=20, loss=math.nan)
+    for _ in range(10):
+        told.reporter.look({"n1": NodeSpent("n1", "1.0", (bad,))})
+    assert told.edges == []
+
+
+def test_a_slow_node_with_its_map_and_its_heat(told: Told) -> None:
+    hot = {"kind": "host:gpu_heat GPU-1", "words": "software thermal slowdown", "verdict": "monitor"}
+    told.attempt.findings("n1").write_text(json.dumps(hot) + "\n{torn")
+    training = Training(nodes=2, per_node=2, fault=Fault(Slow.NODE, 700, (2, 3)))
+    for _, readings in training.readings(1000):
+        told.reporter.look(readings)
+    assert told.edges == [("slow_device", False)], "with a word about heat it is the device that is slow"
+    (clue,) = (line["clue"] for line in told.lines)
+    assert [(r.what, r.nodes) for r in told.heard] == [("slow_device", ("n1",))]
+    assert {c["node"] for c in clue["culprits"]} == {"n1"} and clue["evidence"][-1] == "n1: software thermal slowdown"
+    said = read_reports(told.attempt)
+    assert said["phases"]["ranks"] == 4 and said["lines"][0].startswith("steps ")
+    json.dumps(said, allow_nan=False)
+
+
+def test_words_about_heat() -> None:
+    def line(kind: str, words: str, verdict: str) -> str:
+        return json.dumps({"kind": kind, "words": words, "verdict": verdict})
+
+    slow, well = line("host:gpu_clocks G", "slow", "suspect"), line("host:gpu_clocks G", "not any more: slow", "pass")
+    other = line("host:gpu_ecc G", "errors", "fail")
+    assert hottest(f"{slow}\n{other}\n".encode()) == "slow"
+    assert hottest(f"{slow}\n{well}\n".encode()) == ""
+    assert hottest(f"{other}\n[]\nnull\n\xff".encode("latin-1")) == ""
+
+
+def test_a_full_disk_is_survived_and_told_later(told: Told) -> None:
+    told.attempt.path.chmod(0o500)
+    blocked = told.attempt.path / ".reports.json.tmp"
+    told.attempt.path.chmod(0o700)
+    blocked.mkdir()  # root writes wherever it wants: a folder in the way it cannot
+    told.losses([2.0] * 20 + [math.nan] * 5)
+    assert told.edges == [("nan_loss", False)] and read_reports(told.attempt) == {}
+    blocked.rmdir()
+    told.reporter.look({})
+    assert len(read_reports(told.attempt)["standing"]) == 1
+
+
+def test_the_thread_reads_what_agents_write(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a rank's account in its beat file, through the agent's document, to the launcher."""
+    monkeypatch.setattr("transom_cli.supervise.agent.spending.EVERY", 0.0)
+    beats = told.attempt.path / "beats"
+    beats.mkdir()
+    buffer = bytearray(account.SIZE)
+    rank = account.Account(buffer, 0)
+    rank.enter("data")
+    rank.lost(4, 2.5, 0.5, None)
+    rank.beat(4, 1_000_000_000)
+    (beats / "rank-3").write_bytes(buffer)
+    (beats / "rank-4").write_bytes(bytes(rec.SIZE))  # a trainer of before there were accounts
+    rows = [RankBeat(r, 0, 4, 5, 0.0, None, "step", 1, "R") for r in (3, 4, 5)]
+    Spending(told.attempt, "n1", str(beats)).look(1.0, rows)
+    (told.attempt.nodes / "n2.spent").write_text("{torn")
+    (told.attempt.nodes / "n3.spent").write_text(told.attempt.spent("n1").read_text().replace("1.0", "0.0", 1))
+    read = told.reporter._read()
+    assert list(read) == ["n1"]
+    (spent,) = read["n1"].ranks
+    assert (spent.rank, spent.step, spent.loss, spent.grad_norm, spent.at) == (3, 4, 2.5, 0.5, 1.0)
+    assert spent == decode(told.attempt.spent("n1").read_text()).ranks[0]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 99}', "\x00"])
+def test_reports_that_cannot_be_read_are_none(told: Told, text: str) -> None:
+    assert read_reports(told.attempt) == {}
+    told.attempt.reports.write_text(text)
+    assert read_reports(told.attempt) == {}

@@ -1,0 +1,111 @@
+"""The actions that the launcher's state machine orders. Frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transom_cli.core.decided import UNDECIDED, Decided
+from transom_cli.core.events import NodeFault, OutcomeSeen
+
+
+@dataclass(frozen=True)
+class StartLaunch:
+    """Start the training step on these nodes, with a rendezvous of its own.
+
+    faults: findings against nodes that carry no rank because of them.
+    """
+
+    launch: int
+    nodes: tuple[str, ...]
+    faults: tuple[NodeFault, ...] = ()
+
+
+@dataclass(frozen=True)
+class RollBack:
+    """From `launch` on, in this attempt and later ones, training resumes from step `to` or an older one.
+
+    skip: first and last step whose batches are to be left out; None: none. why: for a person.
+    """
+
+    launch: int
+    to: int
+    skip: tuple[int, int] | None
+    why: str
+
+
+@dataclass(frozen=True)
+class CheckNodes:
+    """Run health checks on these nodes. key: repeated in the answer. tier: as in `health.check.Tier`."""
+
+    key: str
+    nodes: tuple[str, ...]
+    tier: str
+
+
+@dataclass(frozen=True)
+class RequestCheckpoint:
+    """Have all ranks save a final checkpoint at a step that none of them has passed."""
+
+    launch: int
+
+
+@dataclass(frozen=True)
+class PersistMemory:
+    """Have the nodes write the newest step in their memory to disk, without the ranks."""
+
+    launch: int
+
+
+@dataclass(frozen=True)
+class EndLaunch:
+    """Remove every process of the launch from all nodes. evidence: collect evidence of every rank first."""
+
+    launch: int
+    incident: str
+    evidence: bool
+
+
+@dataclass(frozen=True)
+class ReadLogs:
+    launch: int
+    rank: int | None  # whose logs are read first
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Write an entry into the launcher's journal, where the operator reads it."""
+
+    incident: str
+    what: str
+    words: str
+    cause: str = ""
+    nodes: tuple[str, ...] = ()
+    faults: tuple[NodeFault, ...] = ()
+    decided: Decided = UNDECIDED
+    durable: int | None = None  # after a rollback: the newest step to resume from
+
+
+@dataclass(frozen=True)
+class FinishAttempt:
+    """Write the outcome and end the attempt.
+
+    again: what to do without an operator: "requeue", "hold", "uncancelled" (requeue if Slurm ended the job for its time
+    limit or preempted it, but not if it was cancelled), or "" (nothing).
+    """
+
+    outcome: OutcomeSeen
+    exit_code: int
+    again: str = ""
+
+
+Action = (
+    StartLaunch
+    | RollBack
+    | CheckNodes
+    | RequestCheckpoint
+    | PersistMemory
+    | EndLaunch
+    | ReadLogs
+    | Journal
+    | FinishAttempt
+)

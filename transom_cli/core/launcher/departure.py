@@ -1,0 +1,176 @@
+"""An attempt that ends on purpose: before its time limit, off a drained node, or on a stop request.
+
+All ranks save a final checkpoint at a step that none of them has passed. Once it is durable, the launch is ended, and
+the training continues in another attempt. A trainer that cannot save on request trains on: until Slurm ends it at the
+time limit, or until its next checkpoint if a node is drained.
+
+If ranks are dead or hang, the nodes' snapshot daemons write their memory to disk without them. The attempt ends when
+that is done or has taken too long. After a stop request it begins early enough to finish before Slurm's KILL.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transom_cli.core.launcher.actions import Action, EndLaunch, Journal, PersistMemory, RequestCheckpoint
+from transom_cli.core.launcher.events import (
+    CheckpointDurable,
+    CheckpointPlanned,
+    GracePeriodOver,
+    LaunchEnded,
+    MemoryPersisted,
+    NodesDraining,
+    StopRequested,
+    TimeLimitNear,
+)
+from transom_cli.core.launcher.failure import swap
+from transom_cli.core.launcher.outcome import finish, saved_words, stop
+from transom_cli.core.launcher.state import Decision, Departure, Memory, Phase, Reason, State, after
+
+TOO_LATE = "what the nodes held in memory did not become durable in time"
+
+
+def time_limit_near(state: State, e: TimeLimitNear) -> Decision:
+    return begin(_preempt_anomaly(replace(state, warned=True)), Reason.TIME_LIMIT)
+
+
+def nodes_draining(state: State, e: NodesDraining) -> Decision:
+    """Leave a node that somebody drains for repair, without losing any step."""
+    nodes = state.nodes
+    new = tuple(n for n in e.nodes if n in nodes.allocated and n not in nodes.draining)
+    if not new:
+        return state, ()
+    state = replace(state, nodes=replace(nodes, draining=nodes.in_order((*nodes.draining, *new))))
+    if not any(n in nodes.training for n in new):
+        return state, ()  # spares, which are not used any more
+    entry = Journal("", "draining", e.words, "maintenance", new)
+    return after((entry,), begin(_preempt_anomaly(state), Reason.MAINTENANCE))
+
+
+def first_step(state: State) -> Decision:
+    """Request the checkpoint that could not be requested before the ranks stepped."""
+    if state.warned:
+        return begin(state, Reason.TIME_LIMIT)
+    draining = any(n in state.nodes.draining for n in state.nodes.training)
+    return begin(state, Reason.MAINTENANCE) if draining else (state, ())
+
+
+def begin(state: State, reason: Reason) -> Decision:
+    if not state.steps:
+        return state, ()
+    heed = state.departure.ranks_heed_warning
+    departure = Departure(reason, state.progress.durable, ranks_heed_warning=heed)
+    return replace(state, departure=departure), (RequestCheckpoint(state.launch.number),)
+
+
+def stop_requested(state: State, e: StopRequested) -> Decision:
+    """Ranks get Slurm's signal too. Whatever was under way is not resumed."""
+    if state.stop:
+        return state, ()
+    if state.phase is Phase.CHECKING and state.launch.number < 0:
+        return stop(replace(state, stop=e), e.at, " before the first launch")
+    begun = begin(state, Reason.STOP) if state.departure.reason is Reason.NONE else (state, ())
+    return replace(begun[0], stop=e), begun[1]
+
+
+def checkpoint_planned(state: State, e: CheckpointPlanned) -> Decision:
+    departure = state.departure
+    if not state.trains(e.launch) or departure.reason is Reason.NONE:
+        return state, ()
+    cannot = e.words if e.step < 0 else ""
+    ask_again = e.at + state.policy.ask_again if e.step < 0 and e.again else None
+    planned = replace(departure, save_step=e.step, cannot_save=cannot, ask_again=ask_again, ranks_heed_warning=e.alone)
+    state = replace(state, departure=planned)
+    if e.step < 0 and e.keeps and state.stop:
+        return end(state, e.at)  # ranks would wait for a request that does not come
+    known = bool(cannot) and cannot == departure.cannot_save
+    what = f"all ranks save at step {e.step}" if e.step >= 0 else f"the ranks cannot be asked to save: {e.words}"
+    entries = () if known else (Journal("", "leaving", what, departure.reason.value),)
+    return after(entries, checkpoint_durable(state, CheckpointDurable(e.at, state.progress.durable)))
+
+
+def checkpoint_durable(state: State, e: CheckpointDurable) -> Decision:
+    durable = max(e.step, state.progress.durable)
+    state = replace(state, progress=replace(state.progress, durable=durable))
+    departure = state.departure
+    if state.phase is not Phase.TRAINING or departure.reason is Reason.NONE or departure.save_step is None:
+        return state, ()
+    any_will_do = departure.reason in (Reason.MAINTENANCE, Reason.ANOMALY)
+    return end(state, e.at) if state.saved or (any_will_do and durable > departure.durable_before) else (state, ())
+
+
+def end(state: State, at: float) -> Decision:
+    return state.enter(Phase.ENDING, at), (EndLaunch(state.launch.number, "", evidence=False),)
+
+
+def ended(state: State, e: LaunchEnded) -> Decision:
+    state = replace(state, launch=replace(state.launch, ended=e))
+    if state.stop:
+        return stop(state, e.at, f"; {saved_words(state)}")
+    if state.departure.reason is not Reason.MAINTENANCE:
+        return finish(state, e.at, "left", f"the time limit is near; {saved_words(state)}", cause="time_limit")
+    nodes = state.nodes
+    out = tuple(n for n in nodes.training if n in nodes.draining)
+    leaves_job = nodes.batch_host not in out  # a swapped batch host would still be in the job
+    if leaves_job and len(nodes.usable) >= len(out) and e.complete and state.policy.relaunches:
+        return swap(state, e.at, out, nodes.usable[: len(out)], "maintenance")
+    why = f"{', '.join(out)} is being drained; {saved_words(state)}"
+    return finish(state, e.at, "left", why, cause="maintenance")
+
+
+def grace_period_over(state: State, e: GracePeriodOver) -> Decision:
+    if state.memory is not Memory.NONE:
+        state = replace(state, memory=Memory.NONE, persisted=TOO_LATE)
+    if state.phase is Phase.PERSISTING and state.parting is not None:
+        return finish(state, e.at, state.parting.status, state.parting.why, state.parting.cause)
+    return stop(state, e.at, f", and not all could be ended in time; {saved_words(state)}")
+
+
+def memory_persisted(state: State, e: MemoryPersisted) -> Decision:
+    """Put the result into the outcome."""
+    if state.memory is not Memory.REQUESTED:
+        return state, ()
+    progress = replace(state.progress, durable=max(e.step, state.progress.durable))
+    state = replace(state, memory=Memory.NONE, persisted=e.words, progress=progress)
+    entries: tuple[Action, ...] = (Journal("", "kept", e.words),) if e.words else ()
+    if state.phase is not Phase.PERSISTING or state.parting is None:
+        return state, entries
+    return after(entries, finish(state, e.at, state.parting.status, state.parting.why, state.parting.cause))
+
+
+# --- time ---
+
+
+def persist_at(state: State) -> float | None:
+    """When the nodes are to persist their memory, since the ranks have not saved after a stop request."""
+    if state.stop is None or state.memory is not Memory.HELD or state.saved:
+        return None
+    return state.stop.at + state.policy.flushing
+
+
+def persist(state: State, at: float) -> Decision:
+    due = persist_at(state)
+    if due is None or at < due:
+        return state, ()
+    return replace(state, memory=Memory.REQUESTED), (PersistMemory(state.launch.number),)
+
+
+def ask_again_at(state: State) -> float | None:
+    """When to repeat the request for a final checkpoint: an agent that did not answer may have been restarted."""
+    return None if state.departure.reason is Reason.NONE else state.departure.ask_again
+
+
+def ask_again(state: State, at: float) -> Decision:
+    due = ask_again_at(state)
+    if due is None or at < due:
+        return state, ()
+    departure = replace(state.departure, save_step=None, ask_again=None)
+    return replace(state, departure=departure), (RequestCheckpoint(state.launch.number),)
+
+
+def _preempt_anomaly(state: State) -> State:
+    """A deadline comes before an anomaly, for which ranks may still be waiting for a save request."""
+    if state.departure.reason is not Reason.ANOMALY or state.phase is not Phase.TRAINING:
+        return state
+    departure = replace(state.departure, reason=Reason.NONE)
+    return replace(state, departure=departure, launch=replace(state.launch, response=None))

@@ -1,0 +1,228 @@
+"""A launch that fails: end it for certain, read its logs, diagnose the cause, and recover.
+
+The launcher relaunches on the same nodes, or replaces the nodes to blame by spares, or ends the attempt with an outcome
+that names cause and suspects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transom_cli.core.category import DEVICE
+from transom_cli.core.decided import UNDECIDED
+from transom_cli.core.diagnose import first_bad
+from transom_cli.core.incident import Diagnosis, Stage
+from transom_cli.core.launcher.actions import Action, CheckNodes, EndLaunch, Journal, ReadLogs, StartLaunch
+from transom_cli.core.launcher.events import LaunchEnded, LogsRead
+from transom_cli.core.launcher.judgement import Sign, journal_diagnosis, judge
+from transom_cli.core.launcher.outcome import close, finish, made, saved_words, stop
+from transom_cli.core.launcher.state import Budget, Decision, Departure, Phase, Reason, State, after
+from transom_cli.core.policy import SWAP
+from transom_cli.core.progress import made_progress
+from transom_cli.plural import several, times
+
+_OURS = (9, 15)  # signals by which the launcher ends the other ranks
+EVIDENCE = 64  # ranks whose stack goes into the journal; the files hold all of them
+_ON_ONE_NODE = ("rank_killed", "rank_failed", "hang")  # causes after which repeated blame of a node is checked
+
+
+def fail(state: State, at: float, sign: Sign) -> Decision:
+    """Open an incident and end the launch."""
+    state = replace(state, health=state.health.current(at, len(state.nodes.allocated)))
+    if state.stop:
+        return stop(state, at, f": {sign.words}; {saved_words(state)}")
+    state = close(state, at, "failed again")
+    name = f"l{len(state.history.incidents) + 1}"
+    launch = replace(state.launch, response=None)
+    state = replace(state, incident=sign.incident(state, at, name), launch=launch).enter(Phase.ENDING, at)
+    return state, (
+        Journal(name, "seen", sign.words, "hang" if sign.stalled else "", sign.suspects),
+        EndLaunch(launch.number, name, evidence=sign.stalled),
+    )
+
+
+def ended(state: State, e: LaunchEnded) -> Decision:
+    incident = state.incident
+    assert incident is not None
+    lines = e.evidence[:EVIDENCE]
+    if len(e.evidence) > EVIDENCE:
+        lines += (f"... and {len(e.evidence) - EVIDENCE} more, in the attempt's evidence folder",)
+    entries = tuple(Journal(incident.id, "evidence", line) for line in lines)
+    if incident.outcome is not None:  # a late record may be of the rank that died first, unless we killed it
+        known = {x.rank: x for x in e.exits if x.signal not in _OURS} | {x.rank: x for x in incident.outcome.exits}
+        outcome = replace(incident.outcome, exits=tuple(known[rank] for rank in sorted(known)))
+        incident = replace(incident, outcome=outcome)
+    if incident.quiet and (suspects := tuple(n for n in e.suspects if n in state.nodes.training)):
+        incident = replace(incident, quiet_nodes=suspects)
+    first = first_bad(incident.outcome.exits) if incident.outcome else None
+    read = ReadLogs(state.launch.number, first.rank if first else None)
+    state = replace(state, incident=incident, launch=replace(state.launch, ended=e)).enter(Phase.READING, e.at)
+    return state, (*entries, read)
+
+
+def logs_read(state: State, e: LogsRead) -> Decision:
+    incident, gone = state.incident, state.launch.ended
+    if e.launch != state.launch.number or state.phase is not Phase.READING or incident is None or gone is None:
+        return state, ()
+    state = replace(state, health=state.health.current(e.at, len(state.nodes.allocated)))
+    faults = state.health.of(state.nodes.training)
+    incident = replace(incident, log_category=e.category, log_line=e.line, faults=faults)
+    diagnosis = judge(state, incident, gone, e.at)
+    state = replace(state, incident=replace(incident, diagnosis=diagnosis))
+    actions: tuple[Action, ...] = (Journal(incident.id, "examined", f"{e.where}: {e.line}"),) if e.line else ()
+    if diagnosis is not None:
+        actions = (*actions, *journal_diagnosis(incident.id, diagnosis))
+    if nodes := _to_be_checked(state, diagnosis):
+        return state.enter(Phase.CHECKING, e.at), (*actions, CheckNodes(incident.id, nodes, "deep"))
+    return after(actions, recover(state, e.at, diagnosis, gone))
+
+
+def suspects_checked(state: State, at: float) -> Decision:
+    """Decide with the findings of the checks that followed a failure."""
+    incident, gone = state.incident, state.launch.ended
+    assert incident is not None and gone is not None
+    incident = replace(incident, faults=state.health.of(state.nodes.training))
+    diagnosis = judge(state, incident, gone, at)
+    entries: tuple[Action, ...] = ()
+    if diagnosis is not None and diagnosis != incident.diagnosis:
+        entries = journal_diagnosis(incident.id, diagnosis, state.health.faults)
+    state = replace(state, incident=replace(incident, diagnosis=diagnosis))
+    return after(entries, recover(state, at, diagnosis, gone))
+
+
+def _to_be_checked(state: State, diagnosis: Diagnosis | None) -> tuple[str, ...]:
+    """Suspects to check after a failure, and as many other nodes to compare them with.
+
+    Nodes are checked if the logs show a device fault, or after the second failure on one node. A first failure may have
+    any cause, and is relaunched at once.
+    """
+    if diagnosis is None or not diagnosis.restart or not state.policy.deep or state.stop:
+        return ()
+    device = state.incident is not None and state.incident.log_category in DEVICE
+    blamed = any(diagnosis.isolates(n) != "none" for n in diagnosis.nodes)
+    again = blamed and diagnosis.cause in _ON_ONE_NODE
+    suspects = tuple(n for n in diagnosis.nodes if n in state.nodes.training)
+    if not suspects or not (device or again) or state.departure.reason is Reason.TIME_LIMIT:
+        return ()
+    others = [n for n in (*state.nodes.training, *state.nodes.ready) if n not in suspects]
+    return state.nodes.in_order((*suspects, *others[: max(2, len(suspects))]))
+
+
+def recover(state: State, at: float, diagnosis: Diagnosis | None, gone: LaunchEnded) -> Decision:
+    """Choose between a relaunch, a swap and the end of the attempt."""
+    if state.stop:
+        return stop(state, at, f"; {saved_words(state)}")
+    words = diagnosis.words if diagnosis else "the training step ended"
+    if state.departure.reason is Reason.TIME_LIMIT:
+        return finish(state, at, "failed", f"{words}; and the time limit is near")
+    survivor = next((f"{what} on {node} cannot be ended" for node, what in gone.survivors), "")
+    why = f"{words}; {survivor}" if survivor else words
+    if diagnosis is None or not diagnosis.restart or not state.policy.relaunches:
+        return finish(state, at, "failed", why)
+    suspects = _suspects(state, diagnosis, gone)
+    if any(node not in suspects for node in gone.left_behind):
+        return finish(state, at, "failed", why)  # not on a node of the launch: this launcher itself cannot end it
+    if suspects:
+        return _swap_if_possible(state, at, diagnosis, suspects, why)
+    blamed, usable = state.nodes.of_launch(diagnosis.nodes), state.nodes.usable
+    if diagnosis.decided.action == SWAP and blamed and len(usable) >= len(blamed):  # else a relaunch
+        return swap(state, at, blamed, usable[: len(blamed)], diagnosis.cause)
+    if state.launch.number > 0 and not state.launch.started:
+        return finish(state, at, "failed", words)  # another try would end the same way
+    spent = 0 if _progressed(state) else state.budget.spent(diagnosis.cause)
+    if spent < state.policy.relaunches:
+        return relaunch(state, at, diagnosis.cause, state.nodes.training)
+    beyond = f" beyond step {state.budget.reached}" if state.budget.reached >= 0 else ""
+    if _counts_from_start(state):
+        beyond = f" ({several(made(state)[0], 'step')} in the last start)"
+    why = f"{words}; relaunched {times(spent)} without progress{beyond}"
+    if blamed:
+        return _swap_if_possible(state, at, diagnosis, blamed, why)
+    return finish(state, at, "failed", why)
+
+
+def _suspects(state: State, diagnosis: Diagnosis, gone: LaunchEnded) -> tuple[str, ...]:
+    """Nodes of the launch that must not carry the next one."""
+    blamed = (n for n in diagnosis.nodes if diagnosis.isolates(n) != "none")
+    return state.nodes.of_launch((*gone.left_behind, *blamed, *state.nodes.draining))
+
+
+def _swap_if_possible(state: State, at: float, diagnosis: Diagnosis, suspects: tuple[str, ...], why: str) -> Decision:
+    usable = state.nodes.usable
+    if len(usable) >= len(suspects):
+        return swap(state, at, suspects, usable[: len(suspects)], diagnosis.cause)
+    lack = "no spare is ready" if not usable else f"{len(suspects)} spares are needed, and {len(usable)} ready"
+    had_spares = len(state.nodes.allocated) > state.nodes.wanted
+    return finish(state, at, "failed", f"{why}; {lack}" if had_spares else why)
+
+
+def swap(state: State, at: float, out: tuple[str, ...], into: tuple[str, ...], cause: str) -> Decision:
+    """Relaunch with the ranks of `out` on `into`. The relaunch budget starts again.
+
+    All other ranks stay on their nodes, whose memory holds their snapshots.
+    """
+    incident = state.incident
+    nodes = state.nodes.without_spares(into)
+    state = replace(
+        state,
+        nodes=replace(nodes, given_up=(*nodes.given_up, *out)),
+        budget=replace(state.budget, relaunches=()),
+    )
+    instead = dict(zip(out, into, strict=True))
+    training = tuple(instead.get(n, n) for n in nodes.training)
+    diagnosis = incident.diagnosis if incident is not None else None
+    decided = diagnosis.decided if diagnosis is not None and diagnosis.cause == cause else UNDECIDED
+    name = incident.id if incident is not None else ""
+    words = f"{', '.join(into)} for {', '.join(out)}"
+    entry = Journal(name, "swapped", words, cause, out, state.health.of(out), decided)
+    return after((entry,), relaunch(state, at, cause, training))
+
+
+def relaunch(state: State, at: float, cause: str, nodes: tuple[str, ...]) -> Decision:
+    steps, since_start = made(state)
+    progress = state.progress
+    state = replace(
+        state,
+        budget=_charged(state, cause, nodes),
+        progress=replace(
+            progress,
+            since_start=since_start,
+            max_step=max(steps, progress.max_step) if since_start else progress.max_step,
+        ),
+        nodes=replace(state.nodes, training=nodes),
+        launch=state.launch.next(),
+        departure=Departure(),
+        incident=replace(state.incident, stage=Stage.STARTING) if state.incident else None,
+    )
+    return state.enter(Phase.TRAINING, at), (StartLaunch(state.launch.number, nodes),)
+
+
+def _charged(state: State, cause: str, nodes: tuple[str, ...]) -> Budget:
+    """The budget after a relaunch on `nodes`."""
+    budget = state.budget
+    spent = {} if _progressed(state) else dict(budget.relaunches)
+    if nodes == state.nodes.training:
+        spent[cause] = spent.get(cause, 0) + 1
+    steps, since_start = made(state)
+    return Budget(
+        tuple(sorted(spent.items())),
+        reached=budget.reached if _counts_from_start(state) else max(budget.reached, _reached(state)),
+        made=steps if since_start and steps >= 0 else budget.made,
+    )
+
+
+def _reached(state: State) -> int:
+    """The step that a new launch can resume from: the newest durable one, or without checkpoints the newest one."""
+    return state.progress.durable if state.progress.durable >= 0 else state.progress.max_step
+
+
+def _counts_from_start(state: State) -> bool:
+    """Whether progress can only be judged by steps that count from the start of the processes."""
+    return state.progress.durable < 0 and made(state)[1]
+
+
+def _progressed(state: State) -> bool:
+    """Whether the launch progressed beyond those before it."""
+    if _counts_from_start(state):
+        return made_progress(made(state)[0], state.budget.made)
+    return _reached(state) > state.budget.reached

@@ -1,0 +1,131 @@
+"""The launcher's judgement of a failure. Diagnosis and policy are shared with the operator. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from transom_cli.core.decided import Taken
+from transom_cli.core.diagnose import diagnose
+from transom_cli.core.events import NodeFault, OutcomeSeen, RankExit, Stall
+from transom_cli.core.incident import Diagnosis, Incident, Mark
+from transom_cli.core.judging import judged
+from transom_cli.core.launcher.actions import Action, Journal
+from transom_cli.core.launcher.events import LaunchEnded
+from transom_cli.core.launcher.state import Decision, Policy, State
+from transom_cli.core.policy import IGNORE
+
+
+@dataclass(frozen=True)
+class Sign:
+    """The first sign of a failure: one line for a person, and the evidence.
+
+    exits: if ranks exited or the step did not start; None otherwise. stalled: ranks stopped stepping; suspects: nodes
+    that stand out then.
+    """
+
+    words: str
+    exits: tuple[RankExit, ...] | None = None
+    stalled: bool = False
+    suspects: tuple[str, ...] = ()
+    faults: tuple[NodeFault, ...] = ()
+
+    @classmethod
+    def of_stall(cls, stall: Stall, nodes: tuple[str, ...]) -> Sign:
+        return cls(stall.words, stalled=True, suspects=nodes)
+
+    def incident(self, state: State, at: float, name: str = "") -> Incident:
+        outcome = OutcomeSeen(at, state.attempt, "failed", self.words, self.exits) if self.exits is not None else None
+        return Incident(
+            name,
+            state.job_id,
+            state.restart,
+            at,
+            max(state.launch.step, state.progress.max_step),
+            quiet=self.stalled,
+            quiet_nodes=self.suspects,
+            outcome=outcome,
+            faults=self.faults,
+            marks=(Mark(at, "seen", self.words),),
+            since_start=state.progress.since_start,
+        )
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a diagnosis needs to know of the run around an incident."""
+
+    nodes: tuple[str, ...]
+    policy: Policy
+    step: int
+    max_step: int
+    durable: int
+    since_start: bool
+    starts: int
+    incidents: tuple[Incident, ...]
+    taken: tuple[Taken, ...]
+    launched: bool = True
+    idle: tuple[str, ...] = ()
+    batch_host: str = ""
+    slurm_reason: str = ""
+
+
+def run_facts(state: State) -> RunFacts:
+    return RunFacts(
+        nodes=state.nodes.allocated,
+        policy=state.policy,
+        step=state.launch.step,
+        max_step=max(state.progress.max_step, state.before.step),
+        durable=state.progress.durable,
+        since_start=state.progress.since_start,
+        starts=state.restart,
+        incidents=state.history.incidents,
+        taken=state.history.taken,
+    )
+
+
+def judge(state: State, incident: Incident, ended: LaunchEnded | None, at: float) -> Diagnosis | None:
+    """Diagnose an incident and apply the policy. ended: how the launch's processes were removed, if they were."""
+    facts = cast("Any", run_facts(state))
+    diagnosis = diagnose(incident, facts)
+    if ended is not None:
+        diagnosis = _blame_unheard(diagnosis, state.nodes.of_launch(ended.unheard))
+    return judged(diagnosis, incident, facts, at)
+
+
+def journal_diagnosis(name: str, diagnosis: Diagnosis, faults: tuple[NodeFault, ...] = ()) -> tuple[Action, ...]:
+    """Journal entries of a diagnosis. If the policy stops the run, the diagnosis itself says so."""
+    decided = diagnosis.decided
+    entry = Journal(name, "diagnosed", diagnosis.words, diagnosis.cause, diagnosis.nodes, faults, decided)
+    if not decided.words or not diagnosis.restart:
+        return (entry,)
+    return entry, Journal(name, "decided", decided.words, diagnosis.cause, decided=decided)
+
+
+def ignore(state: State, at: float, sign: Sign) -> Decision | None:
+    """Let a failure pass if the policy ignores it while the training lives. None: it must be handled.
+
+    It is journalled, and counts for the rule's budget, once until the ranks step again.
+    """
+    if not any(IGNORE in (rule.action, rule.then) for rule in state.policy.rules):
+        return None
+    diagnosis = judge(state, sign.incident(state, at), None, at)
+    if diagnosis is None:
+        return None
+    decided, since, history = diagnosis.decided, max(state.since, state.launch.stepped_at), state.history
+    if any(t.at >= since and t.decided.fingerprint == decided.fingerprint for t in history.ignored):
+        return state, ()
+    if decided.action != IGNORE:
+        return None
+    state = replace(state, history=replace(history, ignored=(*history.ignored, Taken(at, decided, diagnosis.nodes))))
+    words = f"{sign.words}; {decided.words}"
+    return state, (Journal("", "ignored", words, diagnosis.cause, diagnosis.nodes, decided=decided),)
+
+
+def _blame_unheard(diagnosis: Diagnosis | None, unheard: tuple[str, ...]) -> Diagnosis | None:
+    """A node that does not answer is a likelier cause than the rank that lost its peer first."""
+    if diagnosis is None or not diagnosis.restart or not unheard:
+        return diagnosis
+    words = f"no answer from {', '.join(unheard)}; {diagnosis.words}"
+    found = replace(diagnosis, cause="node_silent", words=words, sure=False, isolate="exclude")
+    return replace(found, nodes=tuple(dict.fromkeys((*unheard, *(f.node for f in diagnosis.faults)))))

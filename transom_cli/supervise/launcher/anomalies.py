@@ -1,0 +1,179 @@
+"""Finds anomalies of a training that steps: it is slow, or its loss goes wrong.
+
+A thread reads the nodes' step breakdowns (`nodes/<node>.spent`) and has them judged (diagnose.slowness,
+diagnose.numerics). Begin and end of an anomaly are journalled ("report") and passed to the launcher's state machine,
+which acts if a rule of the policy asks for it. `reports.json` holds the present anomalies with their clues, and the map
+of ranks and phases, for `transom status`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transom_cli.core.codec import plain
+from transom_cli.core.launcher import AnomalyReported
+from transom_cli.diagnose import numerics
+from transom_cli.diagnose.clue import Clue
+from transom_cli.diagnose.slowness import causes, watch
+from transom_cli.diagnose.slowness import heatmap as words
+from transom_cli.errors import printable
+from transom_cli.files import replace_text
+from transom_cli.heartbeat.spent import BadSpent, NodeSpent, decode
+from transom_cli.layout import AttemptDir
+from transom_cli.supervise.follow import newest_checkpoint
+from transom_cli.supervise.launcher.journal import JournalWriter, say
+from transom_cli.supervise.reported import SCHEMA
+
+EVERY = 5.0  # interval in seconds between reads, as the agents write
+NODES = 100  # number of nodes from which the interval grows in proportion
+HOT = ("host:gpu_clocks", "host:gpu_heat", "host:gpu_power")  # findings about clocks and heat (health.gpu)
+TAIL = 64 << 10  # bytes of a node's newest findings that are read
+
+
+class AnomalyReporter:
+    """Reports the anomalies of one attempt. Only its thread calls `look`. hear: gets each event, with `at` unset."""
+
+    def __init__(
+        self, attempt: AttemptDir, checkpoints: Path, journal: JournalWriter, hear: Callable[[AnomalyReported], None]
+    ) -> None:
+        self._attempt, self._checkpoints = attempt, checkpoints
+        self._journal, self._hear = journal, hear
+        self._slow = watch.SlowState()
+        self._loss = numerics.NumericsState()
+        self._sampled = (-1, -1)  # launch and step of the newest loss that was judged
+        self._standing: dict[str, dict[str, Any]] = {}
+        self._shown: object = None
+        self._end = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="reports", daemon=True).start()
+
+    def stop(self) -> None:
+        self._end.set()
+
+    def _run(self) -> None:
+        nodes = 0
+        while not self._end.wait(EVERY * max(1.0, nodes / NODES)):
+            readings = self._read()
+            nodes = len(readings)
+            if readings:
+                self.look(readings)
+
+    def look(self, readings: Mapping[str, NodeSpent]) -> None:
+        self._slow, slow = watch.watch(self._slow, readings)
+        launch = self._slow.launch[1]
+        for edge in slow:
+            if isinstance(edge, watch.Began):
+                found = causes.heated(edge.slowness, self._hot(edge.slowness))
+                nodes = tuple(dict.fromkeys(c.node for c in found.clue.culprits if c.node))
+                kind = found.kind.value
+                self._begins(AnomalyReported(0.0, launch, edge.slowness.key, kind, "", edge.step, nodes), found.clue)
+            else:
+                self._ends(edge.told.slowness.key, edge.step)
+        for one in self._losses(readings):
+            if isinstance(one, numerics.Found):
+                self._begins(self._of_loss(one), one.clue)
+            else:
+                self._ends(one.found.trouble.value, one.step)
+        self._show()
+
+    def _of_loss(self, found: numerics.Found) -> AnomalyReported:
+        """Add the checkpoint to which a rollback would return."""
+        kind, before = found.trouble.value, numerics.last_step_before(found)
+        back_to = newest_checkpoint(self._checkpoints, up_to=before) if before >= 0 else -1
+        return AnomalyReported(0.0, self._sampled[0], kind, kind, "", found.step, (), before, back_to)
+
+    def _losses(self, readings: Mapping[str, NodeSpent]) -> tuple[numerics.Found | numerics.Over, ...]:
+        """Judge the loss of the lowest rank that reports one: gradients spread what is wrong to all ranks."""
+        told = [rank for node in readings.values() for rank in node.ranks if rank.loss is not None]
+        launch = max((rank.launch for rank in told), default=-1)
+        lead = min((rank for rank in told if rank.launch == launch), key=lambda rank: rank.rank, default=None)
+        if lead is None or lead.loss is None or (launch, lead.loss_step) == self._sampled:
+            return ()
+        if launch > self._sampled[0] >= 0:  # present findings concern the launch before
+            for one in self._loss.standing:
+                self._ends(one.trouble.value, one.step)
+            self._loss = numerics.relaunched(self._loss)
+        self._sampled = launch, lead.loss_step
+        self._loss, found = numerics.watch(self._loss, lead.loss_step, lead.loss, lead.grad_norm, lead.loss_scale)
+        return found
+
+    def _begins(self, report: AnomalyReported, clue: Clue) -> None:
+        words = printable("; ".join(clue.evidence))
+        self._ends(report.key, report.step, silently=True)  # replaced by its update
+        told = {"what": report.what, "step": report.step, "words": words, "clue": plain(clue)}
+        self._standing[report.key] = told
+        self._journal("report", over=False, **told)
+        say(f"transom: step {report.step}: {words}")
+        self._hear(replace(report, words=words))
+
+    def _ends(self, key: str, step: int, *, silently: bool = False) -> None:
+        report = self._standing.pop(key, None)
+        if report is None:
+            return
+        if not silently:
+            launch = max(self._slow.launch[1], self._sampled[0])
+            self._hear(AnomalyReported(0.0, launch, key, str(report["what"]), "", step, over=True))
+            self._journal("report", over=True, **{**report, "step": step})
+            say(f"transom: step {step}: over: {report['words']}")
+
+    def _show(self) -> None:
+        """Write reports.json if it changed."""
+        heat = self._slow.map if self._slow.map is not None and self._slow.map.told else None
+        told = (tuple(self._standing.values()), heat)
+        if told == self._shown or (self._shown is None and not self._standing and heat is None):
+            return
+        data = {"schema": SCHEMA, "wall": time.time(), "standing": list(self._standing.values())}
+        data["phases"] = words.document(heat) if heat is not None else None
+        data["lines"] = words.lines(heat) if heat is not None else []
+        with contextlib.suppress(OSError):  # the next call tries again
+            replace_text(self._attempt.reports, json.dumps(data) + "\n")
+            self._shown = told
+
+    def _read(self) -> dict[str, NodeSpent]:
+        found = {}
+        try:
+            paths = [p for p in self._attempt.nodes.iterdir() if p.suffix == ".spent"]
+        except OSError:
+            return {}
+        for path in sorted(paths):
+            with contextlib.suppress(OSError, BadSpent, UnicodeDecodeError):
+                node = decode(path.read_text(encoding="utf-8"))
+                if node.attempt == self._attempt.name:
+                    found[node.node] = node
+        return found
+
+    def _hot(self, found: causes.Slowness) -> dict[str, str]:
+        """Return the newest findings of the culprits' agents about clocks and heat."""
+        hot = {}
+        for node in {culprit.node for culprit in found.clue.culprits if culprit.node}:
+            with contextlib.suppress(OSError):
+                with self._attempt.findings(node).open("rb") as file:
+                    file.seek(max(0, file.seek(0, 2) - TAIL))
+                    tail = file.read()
+                text = hottest(tail)
+                if text:
+                    hot[node] = text
+        return hot
+
+
+def hottest(findings: bytes) -> str:
+    """Return the newest finding about heat or clocks; "" if all is well again."""
+    newest: dict[str, str] = {}
+    for line in findings.splitlines():
+        try:
+            record = json.loads(line)
+            kind, text, verdict = str(record["kind"]), str(record["words"]), str(record["verdict"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        if kind.startswith(HOT):
+            newest.pop(kind, None)
+            newest[kind] = "" if verdict in ("pass", "unknown") else text
+    return next((text for text in reversed(newest.values()) if text), "")

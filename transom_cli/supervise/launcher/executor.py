@@ -1,0 +1,273 @@
+"""Carries out the actions of the launcher's state machine: start and end a launch, save, roll back, read logs.
+
+Whatever may take long runs in a thread, and the answer goes into the inbox: dead or slow nodes must not keep the
+launcher's loop from Slurm's signals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import transom_cli
+from transom_cli.ckpt import fence
+from transom_cli.ckpt.restore.setback import Setback, set_back
+from transom_cli.core.launcher import (
+    THIS_LAUNCHER,
+    CheckpointPlanned,
+    EndLaunch,
+    Event,
+    LaunchEnded,
+    LogsRead,
+    MemoryPersisted,
+    PersistMemory,
+    ReadLogs,
+    RequestCheckpoint,
+    RollBack,
+    StartFailed,
+    StartLaunch,
+)
+from transom_cli.diagnose.clue import Clue
+from transom_cli.diagnose.hangs.reader import clues, gather, read_hang
+from transom_cli.errors import TransomError, printable
+from transom_cli.files import publish_text
+from transom_cli.layout import AttemptDir
+from transom_cli.supervise.examine import examine
+from transom_cli.supervise.follow import newest_checkpoint
+from transom_cli.supervise.launcher import plan as launchplan
+from transom_cli.supervise.launcher.agents import GRACE, Agents
+from transom_cli.supervise.launcher.final_checkpoint import persist_memory, plan_checkpoint
+from transom_cli.supervise.launcher.journal import JournalWriter, say
+from transom_cli.supervise.launcher.node_release import OrphanReaper
+from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
+from transom_cli.supervise.launcher.training import TrainingStep
+
+SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
+SECONDS = 5.0  # to judge the evidence of a hang: thousands of stacks, a hundred full flight recorders
+SUSPECTS = 0.75  # confidence from which a node is a suspect: if blamed twice, it is excluded for a while
+SURE = 0.5  # confidence below which a verdict would only mislead
+WRAPPER = Path(transom_cli.__file__).resolve().parent / "supervise" / "agent" / "rank.py"
+
+
+class Executor:
+    """Carries out actions. Answers go into `inbox`."""
+
+    def __init__(
+        self,
+        allocation: Allocation,
+        options: LaunchOptions,
+        attempt: AttemptDir,
+        agents: Agents,
+        inbox: queue.SimpleQueue[Event],
+        journal: JournalWriter,
+    ) -> None:
+        self._allocation, self._options, self._attempt = allocation, options, attempt
+        self._agents, self._inbox = agents, inbox
+        self._nodes: tuple[str, ...] = ()  # of the present launch
+        self._said_rendezvous = False
+        self._cannot_roll_back = ""  # why
+        self.orphans = OrphanReaper(agents.end, journal)
+        self.step: TrainingStep | None = None
+
+    def start(self, action: StartLaunch) -> list[str] | None:
+        """Start a launch.
+
+        Returns:
+            srun's command line; None, and an event in the inbox, if the launch cannot be requested.
+        """
+        if self._cannot_roll_back:
+            self._inbox.put(StartFailed(0.0, action.launch, self._cannot_roll_back))
+            return None
+        try:
+            return self._start(action.launch, action.nodes)
+        except (OSError, TransomError) as error:
+            words = f"launch {action.launch} cannot be started: {error}"
+            self._inbox.put(StartFailed(0.0, action.launch, words))
+            return None
+
+    def _start(self, launch: int, nodes: tuple[str, ...]) -> list[str]:
+        allocation, options, attempt = self._allocation, self._options, self._attempt
+        for path in (attempt.logs(launch), attempt.exits(launch)):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if hosts := launchplan.hosts_file(allocation, options, nodes):
+            path = attempt.hosts(launch)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            publish_text(path, hosts)
+        master = self._agents.addresses[nodes[0]]
+        port = launchplan.port_for(allocation, launch)
+        self._say_rendezvous()
+        env = launchplan.training_env(os.environ, master, port, options.run)
+        argv = launchplan.training_argv(
+            allocation, options, attempt, launch, nodes, wrapper=WRAPPER, master=master, port=port
+        )
+        self._fence(launch)
+        tasks = options.tasks_on_node * len(nodes)
+        self.step = TrainingStep(argv, env, attempt.exits(launch), nodes, tasks)
+        self._nodes = nodes
+        return argv
+
+    def _say_rendezvous(self) -> None:
+        """Say once that the user's rendezvous is not used. torchrun's ranks find each other by its flags instead."""
+        theirs = [f"{name}={os.environ[name]}" for name in launchplan.RENDEZVOUS if name in os.environ]
+        if theirs and not self._said_rendezvous and self._options.kind == "srun":
+            self._said_rendezvous = True
+            why = "each launch has a rendezvous of its own, where no rank of an older one can join"
+            say(f"transom: {' '.join(theirs)} in the batch script's environment is not used: {why}")
+
+    def _fence(self, launch: int) -> None:
+        """Train even if the disk is too full to write the fence: there may be space by the next checkpoint."""
+        try:
+            fence.take(self._options.checkpoints, f"{self._attempt.name}.{launch}")
+        except OSError as error:
+            say(f"transom: ranks of older launches are not fenced off from the checkpoints: {error}")
+
+    def roll_back(self, action: RollBack) -> None:
+        """Set the training back. If that fails, no launch is started, since it would resume from the bad state."""
+        name = f"{self._attempt.name}.{action.launch}"
+        try:
+            self._fence(action.launch)
+            setback = Setback(name, action.to, action.skip, action.why, time.time())
+            moved = set_back(self._options.checkpoints, setback)
+        except (OSError, TransomError) as error:
+            self._cannot_roll_back = f"the training cannot be set back to step {action.to}: {error}"
+            say(f"transom: {self._cannot_roll_back}")
+            return
+        aside = f"; {', '.join(moved)} are kept as step-<n>.undone-<k>" if moved else ""
+        say(f"transom: launch {action.launch} goes on from step {action.to}{aside}")
+
+    def request_checkpoint(self, action: RequestCheckpoint, overdue: tuple[str, ...], step_time: float) -> None:
+        """Request a final checkpoint. overdue: nodes whose tables are late, so that their agents would not answer."""
+        world = self._options.tasks_per_node * len(self._nodes)
+        nodes, launch = self._nodes, action.launch
+
+        def failed(why: str) -> Event:
+            return CheckpointPlanned(0.0, launch, -1, why, keeps=True, again=True)
+
+        def work() -> Event:
+            if any(n in nodes for n in overdue):
+                return failed(f"nothing is heard of {', '.join(overdue)}")
+            return plan_checkpoint(lambda step: self._agents.flush(launch, nodes, step), launch, world, step_time)
+
+        self._thread("final checkpoint", work, lambda error: failed(repr(error)))
+
+    def persist_memory(self, action: PersistMemory) -> None:
+        """Ask all nodes of the allocation: a node that a spare has replaced may hold a snapshot that no other has."""
+        launch, checkpoints = action.launch, self._options.checkpoints
+
+        def work() -> Event:
+            words = persist_memory(self._agents.memory, self._allocation.nodes, checkpoints, launch)
+            return MemoryPersisted(0.0, launch, newest_checkpoint(checkpoints), words)
+
+        def failed(error: Exception) -> Event:
+            return MemoryPersisted(0.0, launch, -1, f"what is in memory is lost: {error!r}")
+
+        self._thread("persist", work, failed)
+
+    def end(self, action: EndLaunch) -> None:
+        """End a launch; without grace if its state is durable, since nothing of it is worth waiting for."""
+        step, nodes, launch = self.step, self._nodes, action.launch
+        grace = GRACE if action.incident else 0.0
+
+        def work() -> Event:
+            lines = self._evidence(launch, action.incident, nodes) if action.evidence else ()
+            ended = self._agents.end(launch, nodes, grace, action.incident)
+            if evidence := (*lines, *ended.evidence):  # the verdict first: the journal holds only the first lines
+                verdict = judge_hang(self._attempt.evidence(action.incident)) if action.incident else HangVerdict()
+                ended = replace(ended, evidence=(*verdict.words, *evidence), suspects=verdict.nodes)
+            self.orphans.watch(launch, ended, nodes)
+            if step is None:
+                return ended
+            if ended.unheard:
+                step.kill()  # it would wait for those nodes
+            elif not step.wait(SRUN_END):
+                step.kill()
+                survivor = (THIS_LAUNCHER, f"srun of launch {launch}")
+                ended = replace(ended, survivors=(*ended.survivors, survivor))
+            with contextlib.suppress(OSError):  # a run directory that does not answer is no survivor
+                ended = replace(ended, exits=step.exits())
+            return ended
+
+        def failed(error: Exception) -> Event:  # a bug here must not leave the attempt waiting
+            return LaunchEnded(0.0, launch, survivors=((THIS_LAUNCHER, repr(error)),))
+
+        self._thread("end", work, failed)
+
+    def _evidence(self, launch: int, incident: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
+        """Collect evidence. The launch must be ended even if that fails."""
+        try:
+            return self._agents.evidence(launch, incident, nodes)
+        except Exception as error:
+            return (f"no evidence: {error!r}",)
+
+    def read_logs(self, action: ReadLogs) -> None:
+        nodes = self._nodes
+
+        def work() -> Event:
+            answers = self._agents.logs(action.launch, nodes)
+            found = examine("", self._options.run, self._attempt, action.rank, 0.0, answers)
+            return LogsRead(0.0, action.launch, found.category, found.line, found.where)
+
+        def failed(error: Exception) -> Event:
+            return LogsRead(0.0, action.launch, "unknown", repr(error), "the logs could not be read")
+
+        self._thread("read logs", work, failed)
+
+    def _thread(self, name: str, work: Callable[[], Event], failed: Callable[[Exception], Event]) -> None:
+        def run() -> None:
+            try:
+                self._inbox.put(work())
+            except Exception as error:
+                self._inbox.put(failed(error))
+
+        threading.Thread(target=run, name=name, daemon=True).start()
+
+
+@dataclass(frozen=True)
+class HangVerdict:
+    """What the evidence of a hang shows.
+
+    words: for a person. nodes: the node that the others wait for; () if that is uncertain or not a single node.
+    """
+
+    words: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+def judge_hang(folder: Path, seconds: float = SECONDS) -> HangVerdict:
+    """Judge the evidence in `folder`, within `seconds`: the next launch waits for this. Never raises."""
+    found: list[HangVerdict] = []
+
+    def work() -> None:
+        try:
+            found.append(verdict_of(clues(gather(folder, flights=False))))
+            found.append(verdict_of(read_hang(folder)))
+        except Exception as error:  # a bug here must not keep the next launch from starting
+            found.append(HangVerdict((f"evidence not judged: {printable(repr(error))}",)))
+
+    thread = threading.Thread(target=work, name="hang", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not thread.is_alive():
+        return found[-1]
+    late = f"evidence not judged within {seconds:.0f} s: see {folder}"
+    return HangVerdict((*found[-1].words, late), found[-1].nodes) if found else HangVerdict((late,))
+
+
+def verdict_of(clues: tuple[Clue, ...]) -> HangVerdict:
+    nodes = {culprit.node for culprit in clues[0].culprits} if clues else set()
+    sure = len(nodes) == 1 and "" not in nodes and clues[0].confidence >= SUSPECTS
+    return HangVerdict(hang_words(clues), tuple(nodes) if sure else ())
+
+
+def hang_words(clues: tuple[Clue, ...]) -> tuple[str, ...]:
+    """The two strongest sentences of the first clue, if it is certain enough."""
+    if not clues or clues[0].confidence < SURE:
+        return ()
+    first, *more = clues[0].evidence
+    return f"{first} (confidence {clues[0].confidence:.2f})", *more[:1]

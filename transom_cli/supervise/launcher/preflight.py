@@ -1,0 +1,89 @@
+"""Runs the health checks that the launcher's state machine actions, and reports the faults of nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from transom_cli.core.launcher import CheckNodes, Event, NodesChecked
+from transom_cli.files import publish_text
+from transom_cli.health.check import About, Tier
+from transom_cli.health.report import Report, document, faults, summary_line
+from transom_cli.health.run import HealthRequest, check_job
+from transom_cli.layout import AttemptDir
+from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
+
+WHOLE = 64  # number of nodes up to which all findings are kept
+
+Examine = Callable[[int, tuple[str, ...], HealthRequest], Report]
+
+
+class NodeChecks:
+    """addresses: by which the nodes reach one another. examine: `health.run.check_job`, except in tests."""
+
+    def __init__(
+        self,
+        allocation: Allocation,
+        options: LaunchOptions,
+        attempt: AttemptDir,
+        inbox: queue.SimpleQueue[Event],
+        addresses: Mapping[str, str],
+        examine: Examine = check_job,
+    ) -> None:
+        self._allocation, self._options, self._attempt = allocation, options, attempt
+        self._inbox, self._addresses, self._examine = inbox, addresses, examine
+        self._since = allocation.since or time.time()
+
+    def check(self, action: CheckNodes) -> None:
+        """Start a health run. Returns at once; an answer comes into the inbox in any case."""
+        threading.Thread(target=self._check, args=(action,), name="check", daemon=True).start()
+
+    def _check(self, action: CheckNodes) -> None:
+        try:
+            report = self._examine(self._allocation.job_id, action.nodes, self.request(action))
+            self._keep(action.key, report)
+            self._inbox.put(NodesChecked(0.0, action.key, faults(report.findings), summary_line(report)))
+        except Exception as error:  # a failed health run accuses no node
+            self._inbox.put(NodesChecked(0.0, action.key, words=f"the health run failed: {error!r}"))
+
+    def request(self, action: CheckNodes) -> HealthRequest:
+        health, allocation = self._options.health, self._allocation
+        tier = Tier(health.preflight) if action.tier == "quick" else Tier(action.tier)
+        about = About(
+            tier=tier,
+            gpus=allocation.gpus,
+            since=self._since,
+            folders=self._folders(),
+            token=self._token(action.key),
+            site_checks=health.site_checks,
+        )
+        budget = health.budget if tier is Tier.QUICK else health.deep_budget
+        off, gpus = frozenset(health.off), allocation.gpus
+        where = tuple((node, self._addresses[node]) for node in action.nodes if node in self._addresses)
+        return HealthRequest(about, off, health.limits, health.probe, gpus, health.python, where, budget)
+
+    def _folders(self) -> tuple[str, ...]:
+        """The folders that this node sees: if one is missing here too, no node is at fault."""
+        both = (self._attempt.path, self._options.checkpoints)
+        return tuple(dict.fromkeys(str(path) for path in both if os.path.isdir(path)))  # noqa: PTH112 - never raises
+
+    def _token(self, key: str) -> str:
+        """Write a file that all nodes must see alike. "" on a full disk: then it is not checked."""
+        path = self._attempt.health / f"{key}.token"
+        words = secrets.token_hex(16)
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            publish_text(path, words)
+        except OSError:
+            return ""
+        return f"{path}\n{words}"
+
+    def _keep(self, key: str, report: Report) -> None:
+        with contextlib.suppress(OSError):  # the outcome names bad nodes in any case
+            publish_text(self._attempt.health / f"{key}.json", json.dumps(document(report, WHOLE), indent=1) + "\n")
