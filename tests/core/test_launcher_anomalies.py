@@ -9,10 +9,9 @@ from core_launcher import NODES, exits, feed, fresh, outcome, started, training,
 from core_policy import DEFAULT
 
 from transom_cli.core import launcher
-from transom_cli.core.diagnose import diagnose
+from transom_cli.core.diagnose import diagnose, judged
 from transom_cli.core.events import HealSeen, OutcomeSeen
 from transom_cli.core.incident import Diagnosis, Incident
-from transom_cli.core.judging import judged
 from transom_cli.core.operator.decide import decide
 from transom_cli.core.operator.state import Policy, State
 from transom_cli.core.policy import Rule

@@ -7,7 +7,7 @@ from core_launcher import NODES, feed, fresh, killed, started, training
 
 from transom_cli.core import launcher
 from transom_cli.core.launcher import Action
-from transom_cli.core.srunwords import slurm_is_away
+from transom_cli.core.slurm_messages import slurm_is_away
 
 WHY = "Unable to confirm allocation for job 7: Socket timed out on send/recv operation"
 

@@ -23,7 +23,7 @@ from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.agent.spending import Spending
 from transom_cli.supervise.attempt_files import read_reports
-from transom_cli.supervise.launcher.reporting import Reporter, hottest
+from transom_cli.supervise.launcher.anomalies import AnomalyReporter, hottest
 
 
 class Told:

@@ -18,7 +18,7 @@ from transom_cli.heartbeat.spent import NodeSpent, RankSpent, encode
 from transom_cli.heartbeat.table import NodeTable, RankBeat
 from transom_cli.heartbeat.table import encode as encode_table
 from transom_cli.layout import AttemptDir
-from transom_cli.supervise.beatwatch import BeatWatch
+from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
 from transom_cli.supervise.launcher.monitor import Monitor, ProgressLog
 
 
@@ -112,7 +112,7 @@ class Ended:
 
 
 def test_the_launchers_sight_writes_it_and_the_last_step_once_a_rank_has_failed(attempt: AttemptDir) -> None:
-    watch = BeatWatch(attempt.nodes, StallLimits())
+    watch = HeartbeatMonitor(attempt.nodes, StallLimits())
     state = State(7, 0, Nodes(("n1",), 1), 1, launch=Launch(0))
     options: Any = SimpleNamespace(checkpoints=attempt.path / "none")
     monitor = Monitor(options, attempt, watch, lambda: state, lambda _: False)
@@ -128,7 +128,7 @@ def test_the_launchers_sight_writes_it_and_the_last_step_once_a_rank_has_failed(
 
 
 def test_a_launch_that_is_ended_while_its_ranks_step(attempt: AttemptDir) -> None:
-    watch = BeatWatch(attempt.nodes, StallLimits())
+    watch = HeartbeatMonitor(attempt.nodes, StallLimits())
     state = [State(7, 0, Nodes(("n1",), 1), 1, launch=Launch(0))]
     options: Any = SimpleNamespace(checkpoints=attempt.path / "none")
     monitor = Monitor(options, attempt, watch, lambda: state[0], lambda _: False)
@@ -147,7 +147,7 @@ def test_a_launch_that_steps_is_not_ended_for_a_node_whose_agent_and_slurmd_are_
     attempt: AttemptDir, steps: bool
 ) -> None:
     """What the launcher's core makes of what its monitor tells: only if the ranks that can be seen make no step."""
-    watch, clock = BeatWatch(attempt.nodes, StallLimits()), 100.0
+    watch, clock = HeartbeatMonitor(attempt.nodes, StallLimits()), 100.0
     state, _ = launcher.decide(State(7, 0, Nodes(("n1", "n2"), 2), 1), launcher.AttemptStarted(clock))
     options: Any = SimpleNamespace(checkpoints=attempt.path / "none")
     monitor = Monitor(options, attempt, watch, lambda: state, lambda _: True)

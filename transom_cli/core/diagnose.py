@@ -8,14 +8,13 @@ same node, excludes it for a while.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from transom_cli.core.category import OWN_ERRORS, OWN_WORDS, category_of
 from transom_cli.core.events import Decided, NodeFault, RankExit, Taken
 from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.log_lines import fingerprint
-from transom_cli.core.operator.state import State
-from transom_cli.core.policy import STOP, Facts, Verdict, decide_by, root_line
+from transom_cli.core.policy import STOP, Facts, Rule, Verdict, decide_by, root_line
 from transom_cli.plural import ordinal
 
 PREFLIGHT = "preflight"  # the launcher's checks left too few good nodes to begin with
@@ -51,28 +50,51 @@ _ENDINGS = {
 }
 
 
+@dataclass(frozen=True)
+class RunFacts:
+    """What a diagnosis needs to know of the run around an incident.
+
+    nodes: of the job. idle: those of them that carry no rank. launched: the training step was started. step: the newest
+    of this attempt. max_step: of the run. durable: the newest checkpoint's step. starts: how often the job was started
+    again. taken: what was decided in earlier attempts.
+    """
+
+    nodes: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
+    launched: bool = False
+    step: int = -1
+    max_step: int = -1
+    durable: int = -1
+    starts: int = 0
+    slurm_reason: str = ""
+    batch_host: str = ""
+    incidents: tuple[Incident, ...] = ()
+    taken: tuple[Taken, ...] = ()
+    rules: tuple[Rule, ...] = ()
+
+
 def first_bad(exits: tuple[RankExit, ...]) -> RankExit | None:
     """The rank that died first. Ranks killed by the step's own end (TERM, KILL) come later in time."""
     bad = [x for x in exits if x.bad]
     return min(bad, key=lambda x: (x.wall, x.rank), default=None)
 
 
-def diagnose(incident: Incident, state: State) -> Diagnosis | None:
+def diagnose(incident: Incident, run: RunFacts) -> Diagnosis | None:
     """None: there was nothing after all (the sign went away and everything answers)."""
     exits = incident.outcome.exits if incident.outcome else ()
     first = first_bad(exits)
     diagnosis = (
         _node_lost(incident)
-        or _told_to_stop(exits, incident, state)
+        or _told_to_stop(exits, incident, run)
         or _left(incident)
         or _reported(incident)
-        or _node_fault(incident, state)
-        or _user_error(incident, state, first)
+        or _node_fault(incident, run)
+        or _user_error(incident, run, first)
         or _node_unreachable(incident)
-        or _never_started(incident, state)
+        or _never_started(incident, run)
         or _slurm_ended(incident)
-        or _rank_ended(incident, state, first)
-        or _hang(incident, state)
+        or _rank_ended(incident, run, first)
+        or _hang(incident, run)
     )
     return _with_faults(diagnosis, incident.faults) if diagnosis is not None else None
 
@@ -119,7 +141,7 @@ def _node_unreachable(incident: Incident) -> Diagnosis | None:
     return Diagnosis("node_silent", f"{', '.join(names)} silent: {why}", names, False, "exclude", restart=True)
 
 
-def _told_to_stop(exits: tuple[RankExit, ...], incident: Incident, state: State) -> Diagnosis | None:
+def _told_to_stop(exits: tuple[RankExit, ...], incident: Incident, run: RunFacts) -> Diagnosis | None:
     codes = {x.code for x in exits} | {incident.exit_code}
     told = (
         (DO_NOT_RESTART, "do_not_restart", "the trainer ended with 93: do not restart", 1),
@@ -130,7 +152,7 @@ def _told_to_stop(exits: tuple[RankExit, ...], incident: Incident, state: State)
     for code, cause, words, exit_code in told:
         if code in codes:
             where = next((f" ({x.words})" for x in exits if x.code == code), "")
-            if code == RUN_DIR_UNSEEN and max(state.progress.max_step, state.progress.durable) >= 0:
+            if code == RUN_DIR_UNSEEN and max(run.max_step, run.durable) >= 0:
                 return _unseen_now(exits, cause, words + where)
             return Diagnosis(cause, words + where, (), sure=True, isolate="none", restart=False, exit_code=exit_code)
     return None
@@ -161,20 +183,20 @@ def _reported(incident: Incident) -> Diagnosis | None:
     return Diagnosis(outcome.cause, outcome.why, (), sure=False, isolate="none", restart=True)
 
 
-def _node_fault(incident: Incident, state: State) -> Diagnosis | None:
+def _node_fault(incident: Incident, run: RunFacts) -> Diagnosis | None:
     """A fault for which the launcher ended the launch, or a proven one of a node with ranks, explains what was seen."""
     told = incident.outcome or incident.diagnosis
     named = told is not None and told.cause == NODE_FAULT and bool(incident.faults)
-    if not named and not any(f.proven and f.node not in state.idle.nodes for f in incident.faults):
+    if not named and not any(f.proven and f.node not in run.idle for f in incident.faults):
         return None
     return Diagnosis(NODE_FAULT, "", (), sure=False, isolate="none", restart=True)
 
 
-def _user_error(incident: Incident, state: State, first: RankExit | None) -> Diagnosis | None:
+def _user_error(incident: Incident, run: RunFacts, first: RankExit | None) -> Diagnosis | None:
     """A Python traceback or a usage error before the run's very first step, or a command that no node could run: a
     restart would only say it again. Where one node alone cannot run it, that node is the likelier cause.
     """
-    if state.progress.max_step >= 0 or state.progress.durable >= 0 or state.progress.step >= 0:
+    if run.max_step >= 0 or run.durable >= 0 or run.step >= 0:
         return None
     code = first.code if first else incident.exit_code
     exits = incident.outcome.exits if incident.outcome else ()
@@ -182,7 +204,7 @@ def _user_error(incident: Incident, state: State, first: RankExit | None) -> Dia
     silent = incident.outcome.why if incident.outcome and not first and code is None else ""  # srun failed by itself
     if not usage and not (incident.log_category in OWN_ERRORS and (code or silent)):
         return None
-    if not state.launch.started and incident.outcome is None and incident.ran > SOON:
+    if not run.launched and incident.outcome is None and incident.ran > SOON:
         return None  # a script without a launcher: it may have trained all that time, and nobody has seen its steps
     who = first.words if first else silent or f"the job ended with exit code {code}"
     line = incident.log_line or _WHY.get(code or 0, "a usage error (exit code 2)")
@@ -190,16 +212,16 @@ def _user_error(incident: Incident, state: State, first: RankExit | None) -> Dia
     return Diagnosis("user_error", words, (), sure=True, isolate="none", restart=False)
 
 
-def _never_started(incident: Incident, state: State) -> Diagnosis | None:
+def _never_started(incident: Incident, run: RunFacts) -> Diagnosis | None:
     """Slurm could not even start the batch script: most often the node does not see the folder of the job's log.
 
     In a run's first attempt that is a mistake of set-up, which a restart would only repeat; later it is that node's.
     """
-    if incident.ended != "FAILED" or state.launch.started or state.job.reason != "JobLaunchFailure":
+    if incident.ended != "FAILED" or run.launched or run.slurm_reason != "JobLaunchFailure":
         return None
-    node = state.job.batch_host
+    node = run.batch_host
     words = f"Slurm could not start the batch script on {node} (JobLaunchFailure); does it see the run directory?"
-    first = state.job.starts == 0
+    first = run.starts == 0
     return Diagnosis(
         "launch_failure",
         words,
@@ -218,11 +240,11 @@ def _slurm_ended(incident: Incident) -> Diagnosis | None:
     return None
 
 
-def _rank_ended(incident: Incident, state: State, first: RankExit | None) -> Diagnosis | None:
+def _rank_ended(incident: Incident, run: RunFacts, first: RankExit | None) -> Diagnosis | None:
     if first is None:
         if not incident.ended and (incident.outcome is None or incident.outcome.cause == "hang"):
             return None
-        if incident.ended == "GONE" and not state.launch.started:
+        if incident.ended == "GONE" and not run.launched:
             words = "Slurm has forgotten the job, and nothing tells how it ended"
             return Diagnosis("unknown_end", words, (), False, "none", restart=False, exit_code=UNKNOWN)
         why = incident.outcome.why if incident.outcome else ""
@@ -233,7 +255,7 @@ def _rank_ended(incident: Incident, state: State, first: RankExit | None) -> Dia
     cause = "rank_killed" if first.signal is not None else "rank_failed"
     line = f": {incident.log_line}" if incident.log_line and first.signal is None else ""
     own_words = incident.log_category in OWN_WORDS
-    again = 0 if own_words or len(state.job.nodes) == 1 else _blamed_before(state, first.node)
+    again = 0 if own_words or len(run.nodes) == 1 else _blamed_before(run, first.node)
     return Diagnosis(
         cause,
         first.words + line + (f"; {first.node} for the {ordinal(again + 1)} time" if again else ""),
@@ -250,32 +272,32 @@ def _job_ended(incident: Incident) -> str:
     return f"the job ended: {incident.ended} (exit code {incident.exit_code})"
 
 
-def _hang(incident: Incident, state: State) -> Diagnosis | None:
+def _hang(incident: Incident, run: RunFacts) -> Diagnosis | None:
     if not incident.quiet or incident.quiet_over:
         return None
     nodes = incident.quiet_nodes
     where = f" ({', '.join(nodes)} stand out)" if nodes else ""
-    again = len(nodes) == 1 < len(state.job.nodes) and _blamed_before(state, nodes[0]) > 0
+    again = len(nodes) == 1 < len(run.nodes) and _blamed_before(run, nodes[0]) > 0
     last = f"step {incident.step}{' of this start' if incident.since_start else ''}"
     words = f"no rank has stepped since {last}{where}"
     return Diagnosis("hang", words, nodes, sure=False, isolate="exclude" if again else "none", restart=True)
 
 
-def _blamed_before(state: State, node: str) -> int:
+def _blamed_before(run: RunFacts, node: str) -> int:
     """How many earlier incidents of this run blamed the node."""
-    return sum(1 for i in state.incidents if i.diagnosis is not None and node in i.diagnosis.nodes)
+    return sum(1 for i in run.incidents if i.diagnosis is not None and node in i.diagnosis.nodes)
 
 
-def judged(diagnosis: Diagnosis | None, incident: Incident, state: State, at: float) -> Diagnosis | None:
+def judged(diagnosis: Diagnosis | None, incident: Incident, run: RunFacts, at: float) -> Diagnosis | None:
     """The diagnosis with what the first rule of the run's table makes of it.
 
     Without a rule that fits it stays as it is: so do the journals of runs that were begun without a table.
     """
-    if diagnosis is None or not state.policy.rules:
+    if diagnosis is None or not run.rules:
         return diagnosis
-    facts = facts_of(diagnosis, incident, state)
-    history = (*state.taken, *taken_in(state.incidents))
-    verdict = _stopped_by_launcher(incident, facts) or decide_by(state.policy.rules, facts, history, at)
+    facts = facts_of(diagnosis, incident, run)
+    history = (*run.taken, *taken_in(run.incidents))
+    verdict = _stopped_by_launcher(incident, facts) or decide_by(run.rules, facts, history, at)
     if verdict is None:
         return replace(diagnosis, decided=Decided("", "", facts.category, facts.fingerprint))
     decided = Decided(verdict.rule, verdict.action, facts.category, facts.fingerprint, verdict.evidence)
@@ -302,7 +324,7 @@ def _stopped_by_launcher(incident: Incident, facts: Facts) -> Verdict | None:
     return next((Verdict(STOP, d.rule, d.words) for d in stops), None)
 
 
-def facts_of(diagnosis: Diagnosis, incident: Incident, state: State) -> Facts:
+def facts_of(diagnosis: Diagnosis, incident: Incident, run: RunFacts) -> Facts:
     exits = incident.outcome.exits if incident.outcome else ()
     first = first_bad(exits)
     signal = first.signal if first is not None else None
@@ -324,13 +346,13 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, state: State) -> Facts:
         category,
         diagnosis.cause,
         line,
-        fingerprint(category, about or _how(diagnosis, signal, codes_told), state.job.nodes),
+        fingerprint(category, about or _how(diagnosis, signal, codes_told), run.nodes),
         diagnosis.nodes,
         codes_told,
         (signal,) if signal is not None else (),
         incident.ended,
-        before_first_step=max(state.progress.max_step, state.progress.durable, state.progress.step) < 0,
-        first_attempt=state.job.starts == 0,
+        before_first_step=max(run.max_step, run.durable, run.step) < 0,
+        first_attempt=run.starts == 0,
         against_node=any(diagnosis.by_evidence(n) != "none" for n in diagnosis.nodes),
     )
 

@@ -24,7 +24,7 @@ class HeartbeatMonitor:
     def __init__(self, nodes: Path, limits: stall.StallLimits) -> None:
         self._nodes = nodes
         self._limits = limits
-        self._quiet = stall.start()
+        self._stall_state = stall.start()
         self._found: Stall | None = None
         self._renewed: dict[str, float] = {}  # node -> when its table was last seen to be new
         self._alone: dict[str, float] = {}  # node -> since when its table is late, while another's is not
@@ -34,11 +34,11 @@ class HeartbeatMonitor:
 
     def expect(self, nodes: Iterable[str]) -> None:
         """Nodes of the attempt: one of them that never sends a table is found silent too."""
-        self._quiet = stall.expect(self._quiet, nodes)
+        self._stall_state = stall.expect(self._stall_state, nodes)
 
     def resumed(self, now: float) -> None:
         """Everything was stopped up to now (by Slurm, say): listen with fresh patience."""
-        self._quiet = stall.resumed(self._quiet, now)
+        self._stall_state = stall.resumed(self._stall_state, now)
         self._renewed = dict.fromkeys(self._renewed, now)
         self._alone, self._found, self._due = {}, None, float("-inf")
 
@@ -50,12 +50,12 @@ class HeartbeatMonitor:
         late = set(self.overdue(now))
         some = late if len(late) < len(self._renewed) else set()  # all at once: it is the file system, or we ourselves
         self._alone = {node: self._alone.get(node, now) for node in some}
-        self._quiet, findings = stall.watch(self._quiet, self.tables, now, self._limits)
+        self._stall_state, findings = stall.watch(self._stall_state, self.tables, now, self._limits)
         for found in findings:
             if isinstance(found, Stall):
                 self._found = found
         rest = max(LEAST, (time.thread_time() - began) / SHARE, A_TABLE * len(self.tables) / OPERATIONS)
-        self._due = now + min(LONGEST, rest, max(LEAST, stall.due(self._quiet, self._limits)))
+        self._due = now + min(LONGEST, rest, max(LEAST, stall.due(self._stall_state, self._limits)))
         return findings
 
     def _read(self, now: float) -> None:
@@ -72,35 +72,35 @@ class HeartbeatMonitor:
     @property
     def found(self) -> Stall | None:
         """The present stall, if there is one."""
-        return self._found if self._quiet.quiet else None
+        return self._found if self._stall_state.stalled else None
 
     def blind(self, now: float) -> bool:
         """Whether all ranks that are quiet are on nodes that cannot be seen: it may be their agents that are."""
         overdue = set(self.overdue(now))
-        return bool(self._quiet.stalled) and overdue.issuperset(self.nodes_of(self._quiet.stalled))
+        return bool(self._stall_state.stalled) and overdue.issuperset(self.nodes_of(self._stall_state.stalled))
 
     @property
     def launch(self) -> int:
         """The launch that the tables and findings are about; -1: none yet."""
-        return self._quiet.launch[1] if self._quiet.launch is not None else -1
+        return self._stall_state.launch[1] if self._stall_state.launch is not None else -1
 
     def step(self, launch: int) -> int:
         """The last step that every rank of this launch has done; -1: none, or the tables are still about another."""
-        return self._quiet.step if self.launch == launch else -1
+        return self._stall_state.step if self.launch == launch else -1
 
     def since_start(self, launch: int) -> bool:
         """Whether that step counts from the start of the processes."""
-        return self.launch == launch and self._quiet.since_start
+        return self.launch == launch and self._stall_state.since_start
 
     @property
     def step_time(self) -> float:
         """Median seconds of a step; 0 as long as too few were seen."""
-        return self._quiet.times.median if self._quiet.times.known else 0.0
+        return self._stall_state.times.median if self._stall_state.times.known else 0.0
 
     @property
     def unusual(self) -> float:
         """Seconds without a step that are unusual if there is other evidence against a rank; 0: not known yet."""
-        limits, times = self._limits, self._quiet.times
+        limits, times = self._limits, self._stall_state.times
         return times.tight(limits.factor, limits.floor, limits.ceiling) if times.known else 0.0
 
     def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transom_cli.core.decided import UNDECIDED, Decided
-from transom_cli.core.events import NodeFault, OutcomeSeen
+from transom_cli.core.events import UNDECIDED, Decided, NodeFault, OutcomeSeen
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.decided import Decided
-from transom_cli.core.diagnose import DIVERGED, SLOW
-from transom_cli.core.events import NodeFault
-from transom_cli.core.fingerprint import fingerprint
+from transom_cli.core.diagnose import DIVERGED, SLOW, taken_in
+from transom_cli.core.events import Decided, NodeFault
 from transom_cli.core.incident import Diagnosis
-from transom_cli.core.judging import taken_in
 from transom_cli.core.launcher import departure, failure
 from transom_cli.core.launcher.actions import Action, Journal, RollBack
 from transom_cli.core.launcher.events import AnomalyReported, LaunchEnded, Response
 from transom_cli.core.launcher.judgement import Sign, journal_diagnosis
 from transom_cli.core.launcher.state import Decision, Memory, Reason, State, after
+from transom_cli.core.log_lines import fingerprint
 from transom_cli.core.policy import IGNORE, ISOLATE, ROLLBACK, STOP, SWAP, Facts, Verdict, decide_by
 from transom_cli.diagnose.clue import Trouble
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transom_cli.core.category import DEVICE
-from transom_cli.core.decided import UNDECIDED
 from transom_cli.core.diagnose import first_bad
+from transom_cli.core.events import UNDECIDED
 from transom_cli.core.incident import Diagnosis, Stage
 from transom_cli.core.launcher.actions import Action, CheckNodes, EndLaunch, Journal, ReadLogs, StartLaunch
 from transom_cli.core.launcher.events import LaunchEnded, LogsRead

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
-from transom_cli.core.decided import Taken
-from transom_cli.core.diagnose import diagnose
-from transom_cli.core.events import NodeFault, OutcomeSeen, RankExit, Stall
+from transom_cli.core.diagnose import RunFacts, diagnose, judged
+from transom_cli.core.events import NodeFault, OutcomeSeen, RankExit, Stall, Taken
 from transom_cli.core.incident import Diagnosis, Incident, Mark
-from transom_cli.core.judging import judged
 from transom_cli.core.launcher.actions import Action, Journal
 from transom_cli.core.launcher.events import LaunchEnded
-from transom_cli.core.launcher.state import Decision, Policy, State
+from transom_cli.core.launcher.state import Decision, State
 from transom_cli.core.policy import IGNORE
 
 
@@ -51,42 +48,23 @@ class Sign:
         )
 
 
-@dataclass(frozen=True)
-class RunFacts:
-    """What a diagnosis needs to know of the run around an incident."""
-
-    nodes: tuple[str, ...]
-    policy: Policy
-    step: int
-    max_step: int
-    durable: int
-    since_start: bool
-    starts: int
-    incidents: tuple[Incident, ...]
-    taken: tuple[Taken, ...]
-    launched: bool = True
-    idle: tuple[str, ...] = ()
-    batch_host: str = ""
-    slurm_reason: str = ""
-
-
 def run_facts(state: State) -> RunFacts:
     return RunFacts(
         nodes=state.nodes.allocated,
-        policy=state.policy,
+        launched=True,
         step=state.launch.step,
         max_step=max(state.progress.max_step, state.before.step),
         durable=state.progress.durable,
-        since_start=state.progress.since_start,
         starts=state.restart,
         incidents=state.history.incidents,
         taken=state.history.taken,
+        rules=state.policy.rules,
     )
 
 
 def judge(state: State, incident: Incident, ended: LaunchEnded | None, at: float) -> Diagnosis | None:
     """Diagnose an incident and apply the policy. ended: how the launch's processes were removed, if they were."""
-    facts = cast("Any", run_facts(state))
+    facts = run_facts(state)
     diagnosis = diagnose(incident, facts)
     if ended is not None:
         diagnosis = _blame_unheard(diagnosis, state.nodes.of_launch(ended.unheard))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.diagnose import NODE_FAULT, REPORTED, first_bad
+from transom_cli.core.diagnose import NODE_FAULT, REPORTED, first_bad, taken_in
 from transom_cli.core.events import OutcomeSeen, RankExit
 from transom_cli.core.incident import Stage
-from transom_cli.core.judging import taken_in
 from transom_cli.core.launcher.actions import Action, FinishAttempt, PersistMemory
 from transom_cli.core.launcher.state import Decision, Memory, Parting, Phase, Reason, State
 from transom_cli.core.progress import made_progress as made_new_steps

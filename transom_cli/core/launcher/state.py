@@ -6,8 +6,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from transom_cli.core.decided import Taken
-from transom_cli.core.events import NodeFault, RankExit
+from transom_cli.core.events import NodeFault, RankExit, Taken
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.launcher.actions import Action
 from transom_cli.core.launcher.events import AnomalyReported, AttemptStarted, LaunchEnded, Response, StopRequested

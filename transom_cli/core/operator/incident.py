@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.diagnose import PREFLIGHT, diagnose, first_bad, judged
+from transom_cli.core.diagnose import PREFLIGHT, RunFacts, diagnose, first_bad, judged
 from transom_cli.core.incident import SECOND_PROBE, Incident, Sign, Stage
 from transom_cli.core.operator import isolation
 from transom_cli.core.operator.actions import Action, Cancel, Examine, Probe, Restart
@@ -104,8 +104,27 @@ def advance(state: State, at: float) -> Step:
     return _budget(state, incident, at) if incident.stage is Stage.ISOLATING else _restart(state, incident, at)
 
 
+def _run_facts(state: State) -> RunFacts:
+    job, progress = state.job, state.progress
+    return RunFacts(
+        nodes=job.nodes,
+        idle=state.idle.nodes,
+        launched=state.launch.started,
+        step=progress.step,
+        max_step=progress.max_step,
+        durable=progress.durable,
+        starts=job.starts,
+        slurm_reason=job.reason,
+        batch_host=job.batch_host,
+        incidents=state.incidents,
+        taken=state.taken,
+        rules=state.policy.rules,
+    )
+
+
 def _judge(state: State, incident: Incident, at: float) -> Step:
-    diagnosis = judged(diagnose(incident, state), incident, state, at)
+    run = _run_facts(state)
+    diagnosis = judged(diagnose(incident, run), incident, run, at)
     if diagnosis is None and incident.healing:
         incident = replace(incident, stage=Stage.HEALING).marked(at, "nothing", "every node that was asked answers")
         return replace(state, incident=incident), ()

@@ -27,9 +27,8 @@ from transom_cli.errors import printable
 from transom_cli.files import replace_text
 from transom_cli.heartbeat.spent import BadSpent, NodeSpent, decode
 from transom_cli.layout import AttemptDir
-from transom_cli.supervise.follow import newest_checkpoint
+from transom_cli.supervise.attempt_files import SCHEMA, newest_checkpoint
 from transom_cli.supervise.launcher.journal import JournalWriter, say
-from transom_cli.supervise.reported import SCHEMA
 
 EVERY = 5.0  # interval in seconds between reads, as the agents write
 NODES = 100  # number of nodes from which the interval grows in proportion

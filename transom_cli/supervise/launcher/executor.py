@@ -38,8 +38,7 @@ from transom_cli.diagnose.hangs.reader import clues, gather, read_hang
 from transom_cli.errors import TransomError, printable
 from transom_cli.files import publish_text
 from transom_cli.layout import AttemptDir
-from transom_cli.supervise.examine import examine
-from transom_cli.supervise.follow import newest_checkpoint
+from transom_cli.supervise.attempt_files import newest_checkpoint
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher.agents import GRACE, Agents
 from transom_cli.supervise.launcher.final_checkpoint import persist_memory, plan_checkpoint
@@ -47,6 +46,7 @@ from transom_cli.supervise.launcher.journal import JournalWriter, say
 from transom_cli.supervise.launcher.node_release import OrphanReaper
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.launcher.training import TrainingStep
+from transom_cli.supervise.root_cause import examine
 
 SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
 SECONDS = 5.0  # to judge the evidence of a hang: thousands of stacks, a hundred full flight recorders

@@ -108,7 +108,7 @@ def hand_off(
     return words
 
 
-def _retried(act: Callable[[], Handed], run: RunDir, ending: Callable[[], bool]) -> Handed | str:
+def _retried(act: Callable[[], Handoff], run: RunDir, ending: Callable[[], bool]) -> Handoff | str:
     """Retry while slurmctld is away, unless an operator returns. Returns the reason if the job was not handed off."""
     deadline, tries = time.monotonic() + UNKNOWN, 0
     while True:
@@ -141,7 +141,7 @@ def clear_hold(run: RunDir, allocation: Allocation) -> None:
         say(f"transom: the job's comment still tells of its hold: {error.why or error.what}")
 
 
-def _hand_off(slurm: Slurm, run: RunDir, allocation: Allocation, wanted: NextAttempt) -> Handed:
+def _hand_off(slurm: Slurm, run: RunDir, allocation: Allocation, wanted: NextAttempt) -> Handoff:
     attempt, job_id = attempt_name(allocation.job_id, allocation.restart), allocation.job_id
     if not wanted.resubmit:
         if wanted.held:
@@ -155,7 +155,7 @@ def _hand_off(slurm: Slurm, run: RunDir, allocation: Allocation, wanted: NextAtt
     successor = resubmit_own_job(slurm, _submission(run), tag, job_id, width)
     if wanted.held and successor.held:
         _set_reason(slurm, run, successor.job_id, wanted.why)
-        return Handed(attempt, "held", successor.job_id, 0)
+        return Handoff(attempt, "held", successor.job_id, 0)
     if successor.held:
         slurm.release(successor.job_id)
     return Handoff(attempt, "resubmitted", successor.job_id, 0)
@@ -198,7 +198,7 @@ def _width(run: RunDir) -> int:
         return 0
 
 
-def _describe(handed: Handed, allocation: Allocation) -> str:
+def _describe(handed: Handoff, allocation: Allocation) -> str:
     if handed.job_id == allocation.job_id:
         return f"the job is {handed.how}"
     return f"job {handed.job_id} takes the place of this one" + (", held" if handed.how == "held" else "")

@@ -22,7 +22,7 @@ from transom_cli.files import publish_text, replace_text
 from transom_cli.health.check import HealthOptions
 from transom_cli.plural import several
 from transom_cli.slurm.port import Slurm
-from transom_cli.supervise.beatwatch import BeatWatch
+from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
 from transom_cli.supervise.launcher import history
 from transom_cli.supervise.launcher.agents import Agents
 from transom_cli.supervise.launcher.allocation import allocation_from, missed_warning

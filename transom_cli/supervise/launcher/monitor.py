@@ -32,8 +32,8 @@ from transom_cli.core.events import Stall
 from transom_cli.core.launcher import Event, Phase, Reason, State
 from transom_cli.heartbeat.spent import BadSpent, RankSpent, decode
 from transom_cli.layout import AttemptDir
-from transom_cli.supervise.beatwatch import BeatWatch
-from transom_cli.supervise.follow import newest_checkpoint
+from transom_cli.supervise.attempt_files import newest_checkpoint
+from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
 from transom_cli.supervise.launcher.journal import say
 from transom_cli.supervise.launcher.plan import LaunchOptions
 from transom_cli.supervise.launcher.training import TrainingStep
@@ -48,7 +48,7 @@ class Monitor:
         self,
         options: LaunchOptions,
         attempt: AttemptDir,
-        watch: BeatWatch,
+        watch: HeartbeatMonitor,
         state: Callable[[], State],
         dead: Callable[[str], bool],
     ) -> None:
