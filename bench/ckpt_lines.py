@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
 
-from transom_cli.ckpt.snapshot.asking import Line
-from transom_cli.ckpt.snapshot.bulk import PIECE
-from transom_cli.ckpt.snapshot.lines import Answer, Server
+from transom_cli.rpc.bulk import PIECE
+from transom_cli.rpc.client import Line
+from transom_cli.rpc.server import Answer, Server
 
 SECRET, WHO, HERE = bytes(32), "bench", "127.0.0.1"
 PATIENCE = 120.0

@@ -1,4 +1,4 @@
-"""What a node's memory holder tells of one training, in short, for whoever looks; and the nodes' accounts put together.
+"""What a node's snapshot daemon tells of one training, in short, for whoever looks; and the nodes' accounts put together.
 
 Pure. As JSON (`core.codec`) an account is the answer to "state", and stands in the attempt's folder (`shown`).
 """

@@ -50,7 +50,7 @@ from transom_cli.supervise.launcher.revive import Journal
 from transom_cli.supervise.launcher.training import TrainingStep
 
 SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
-WRAPPER = Path(transom_cli.__file__).resolve().parent / "supervise" / "agent" / "rank.py"
+WRAPPER = Path(transom_cli.__file__).resolve().parent / "supervise" / "agent" / "rank_wrapper.py"
 
 
 class LaunchHands:

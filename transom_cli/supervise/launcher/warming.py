@@ -8,13 +8,13 @@ from typing import Protocol
 
 from transom_cli.core.launcher import LadderState, Rung
 from transom_cli.plural import several
+from transom_cli.rpc.wire import CLIENT, LIMITS
 from transom_cli.supervise.agent.warm import MOST
-from transom_cli.supervise.agent.wire import LAUNCHER, LIMITS
 from transom_cli.supervise.launcher.revive import Journal
 
 MAPPED = 10.0  # seconds for an agent to look at its ranks
 WARM = 300.0  # seconds for a spare to read one message's files
-MESSAGE = LIMITS[LAUNCHER] // 2  # bytes of file names in one
+MESSAGE = LIMITS[CLIENT] // 2  # bytes of file names in one
 
 
 class Asking(Protocol):
