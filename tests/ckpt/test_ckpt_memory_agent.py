@@ -50,7 +50,7 @@ class Node:
         self.agents.append(SnapshotDaemon(self.beats, self.attempt.path, self.said.append))
         self.agents[-1].start()
         reach(agents_path(self.beats), SOON).close()
-        wait_for(lambda: self.agents[-1]._line is not None, "the agent has not come to its daemon")
+        wait_for(lambda: self.agents[-1]._client is not None, "the agent has not come to its daemon")
         return self.agents[-1]
 
     def rank(self, attempt: str = "7.0.0") -> Rank:
@@ -69,9 +69,9 @@ class Node:
         """The agent is killed: its connection ends, and it asks for nothing more."""
         agent._over.set()
         agent._thread.join()
-        if agent._line is not None:
-            agent._line.close()
-            agent._line = None
+        if agent._client is not None:
+            agent._client.close()
+            agent._client = None
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_a_holder_that_dies_is_replaced_and_that_is_said_once(node: Node) -> Non
         before = node.daemon()
         os.kill(before, signal.SIGKILL)
         wait_for(lambda old=before: node.daemon() not in (0, old), "no new daemon")
-        wait_for(lambda: agent._line is not None and not agent._line.gone(), "the agent has not come to it")
+        wait_for(lambda: agent._client is not None and not agent._client.gone(), "the agent has not come to it")
         assert len(node.said) == times
     assert all(line.startswith("the snapshot daemon of this node has died: it is started again") for line in node.said)
 
@@ -227,4 +227,4 @@ def test_what_the_holder_says_is_in_the_agents_log(node: Node) -> None:
     Path(f"{agents_path(node.beats)}.log").write_text("transom: step 5: a word\nhalf")
     wait_for(lambda: node.said == ["snapshot daemon: step 5: a word"], str(node.said))
     connect(agents_path(node.beats)).close()
-    assert not agent._line.gone()  # type: ignore[union-attr]
+    assert not agent._client.gone()  # type: ignore[union-attr]

@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from transom_cli.ckpt.snapshot import persist
-from transom_cli.ckpt.snapshot.peers import Answer, identity
+from transom_cli.ckpt.snapshot.peers import identity, make_hash
 from transom_cli.ckpt.snapshot.persist import COPYING, DONE, FAILED, RUNNING, UNKNOWN
 from transom_cli.ckpt.snapshot.training import Training
 from transom_cli.rpc.server import Server
+from transom_cli.rpc.verbs import Call, Reply
 
 KEY = b"k" * 32
 LONG = 60.0  # seconds: a test that waits so long has failed
@@ -25,18 +26,18 @@ class Two:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.trainings = {node: Training("/c", "token", node, lambda line: None) for node in ("n0", "n1")}
-        self.servers = {node: Server(KEY, identity(node), None, self._answers(node)) for node in self.trainings}
+        self.servers = {
+            node: Server(KEY, identity(node), None, self._answers(node), make_hash=make_hash) for node in self.trainings
+        }
         places = {node: ("127.0.0.1", server.start("127.0.0.1")) for node, server in self.servers.items()}
         for node, training in self.trainings.items():
             training.meet(node, places, KEY)
 
     def _answers(self, node: str):
-        def answer(name: str, about: dict[str, object]) -> tuple[Answer, list[memoryview]]:
-            about.pop("directory")
+        def answer(call: Call) -> Reply:
             if node == "n0":
-                self.asked.append(name)
-            told, pieces = self.trainings[node].answer(name, about)
-            return told, list(pieces)
+                self.asked.append(call.verb)
+            return self.trainings[node].answer(call)
 
         return answer
 

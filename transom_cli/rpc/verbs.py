@@ -126,10 +126,11 @@ class Empty:
     """A request without fields."""
 
 
-def decode(cls: type[T], fields: Mapping[str, object]) -> T:
-    """Build a dataclass from JSON values. Ignores unknown fields, which a newer version may send.
+def decode(cls: type[T], fields: Mapping[str, object], *, strict: bool = False) -> T:
+    """Build a dataclass from JSON values.
 
-    Raises ValueError for a missing field and for a value of another type.
+    Raises ValueError for a missing field, for a value of another type, and for an unknown field if ``strict``, as in
+    nested values. A request itself may have more fields, from a newer version.
     """
     hints, known = _hints(cls), {}  # type: ignore[arg-type]  # a class is hashable
     for one in dataclasses.fields(cls):  # type: ignore[arg-type]  # a request is a dataclass
@@ -137,6 +138,8 @@ def decode(cls: type[T], fields: Mapping[str, object]) -> T:
             known[one.name] = _value(hints[one.name], fields[one.name], one.name)
         elif one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING:
             raise ValueError(f"{one.name} is missing")
+    if strict and len(known) < len(fields):
+        raise ValueError(f"not a {cls.__name__}: {sorted(set(fields) - set(known))} are unknown")
     return cls(**known)
 
 
@@ -159,5 +162,5 @@ def _value(hint: Any, value: object, name: str) -> Any:
     elif hint is float and type(value) is int:
         return float(value)
     elif dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        return decode(typing.cast(type, hint), value)
+        return decode(typing.cast(type, hint), value, strict=True)
     raise ValueError(f"{name} is {value!r:.200}, not {getattr(hint, '__name__', hint)}")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from agent_ranks import NODE, UP, Ranks
 
-from transom_cli.health.checks.host import SnapshotDaemon as HostSnapshotDaemon
+from transom_cli.health.checks.host import Memory as HostMemory
 from transom_cli.layout import AttemptDir
 from transom_cli.rpc.client import Client, Failed
 from transom_cli.rpc.server import Server
@@ -133,7 +133,7 @@ def test_no_more_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.Monk
         paths.append(str(tmp_path / name))
     monkeypatch.setattr(module, "MOST", 100)
     assert warm(paths) == {"files": 2, "bytes": 100}
-    monkeypatch.setattr(module, "read_memory", lambda: HostSnapshotDaemon(120, 10**9))
+    monkeypatch.setattr(module, "read_memory", lambda: HostMemory(120, 10**9))
     assert warm(paths) == {"files": 1, "bytes": 60}
     monkeypatch.setattr(module, "read_memory", lambda: None)
     assert warm(paths) == {"files": 0, "bytes": 0}
