@@ -1,4 +1,4 @@
-"""Nodes of this machine for tests: each has a folder in which its snapshot daemon listens, and ranks that believe it."""
+"""Nodes on this machine for tests: each has a folder in which its snapshot daemon listens, and ranks that use it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from transom_cli.ckpt.inventory import candidates, verify
 from transom_cli.ckpt.snapshot.client import LINGER, agents_path, reach
 from transom_cli.heartbeat import places
 from transom_cli.layout import AttemptDir
-from transom_cli.rpc.errors import Refused, Unreachable
+from transom_cli.rpc.errors import Failed, Unreachable
 from transom_cli.rpc.local import connect
 from transom_cli.supervise.agent.snapshot_daemon import SnapshotDaemon
 
@@ -148,7 +148,7 @@ def test_old_checkpoints_stay_where_no_rank_has_said_how_many_to_keep(node: Node
 
 def test_what_cannot_be_done_is_said(node: Node) -> None:
     agent = node.agent()
-    with pytest.raises(Refused):
+    with pytest.raises(Failed):
         agent.rescue(str(node.checkpoints), 5, "7.0.0", 20.0)
     rank = node.rank()
     rank.save(5, b"abc" * 5000)

@@ -1,7 +1,7 @@
 """What a node's memory gives out to be overwritten, in any order of what its ranks may ask, is never what still counts.
 
-The machine keeps its own account of what was said to the store: which step stands in which buffer, which counts, what is
-reserved and what is read. The promises are checked against that account alone.
+The machine keeps its own account of the calls to the store: which step is in which buffer, which is committed, what
+is reserved and what is read. The promises are checked against that account alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ A_RANK = st.sampled_from(RANKS)
 
 
 class Account:
-    """One rank, as it has told the store: its launch, by buffer the step in it or None, and the buffer that it writes."""
+    """One rank, as the store knows it: its launch, the step in each buffer or None, and the buffer that it writes."""
 
     def __init__(self, launch: int) -> None:
         self.launch = launch

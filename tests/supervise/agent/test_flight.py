@@ -65,7 +65,7 @@ def test_a_launch_that_is_ended_without_an_incident_leaves_no_evidence(ranks: Ra
     for more in ({}, {"incident": ""}):
         assert answers(ranks)(Call("end", {"launch": 2, "grace": 0.0, **more})).answer["dumps"] == []
     assert not folder.exists()
-    with pytest.raises(ValueError, match="names no incident"):
+    with pytest.raises(ValueError, match="is not the name of an incident"):
         answers(ranks)(Call("end", {"launch": 2, "grace": 0.0, "incident": "../../x"}))
 
 
