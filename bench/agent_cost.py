@@ -114,8 +114,8 @@ def ask(run: RunDir, attempt: AttemptDir, *, logs: bool) -> dict[str, Any]:
     port = int(json.loads(attempt.endpoint(NODE).read_text())["port"])
     with Client.connect("127.0.0.1", port, secret.read(run.secret), f"{attempt.name}/{NODE}", 5.0) as line:
         if logs:
-            line.ask("logs", 10.0, launch=0, rank=0)
-        return dict(line.ask("probe", 5.0)["health"])  # type: ignore[call-overload]
+            line.call("logs", 10.0, launch=0, rank=0)
+        return dict(line.call("probe", 5.0)["health"])  # type: ignore[call-overload]
 
 
 def measure(seconds: float, ranks: int, lines: int, gpus: int | None = None) -> dict[str, Any]:

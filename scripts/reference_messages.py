@@ -28,6 +28,7 @@ _ROOMS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 _NOT_MET = (
     "supervise.agent",
+    "rpc",
     "heartbeat",
     "ckpt.snapshot",
     "core",

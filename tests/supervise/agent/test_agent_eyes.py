@@ -112,7 +112,7 @@ def test_the_log_of_a_rank_that_failed(node: Node) -> None:
     assert told["last"] == {"rank-4.log": "step 1", "rank-5.log": "ValueError: mine"}
     assert [(hit["rule"], hit["file"]) for hit in told["hits"]] == [("python-exception", "rank-5.log")]
     assert node.call("logs", launch=7) == {"names": [], "hits": [], "last": {}}, "not of this launch"
-    with pytest.raises(Failed, match="launch is .*, not int"):
+    with pytest.raises(Failed, match=r"launch is .*, not int"):
         node.call("logs", launch="../../etc/passwd")
 
 

@@ -24,7 +24,7 @@ _TRIES = 5  # daemons that end while they are greeted
 
 @dataclass(frozen=True)
 class DaemonAddress:
-    """``daemon``: its unique ID. ``agents``: the node's agent keeps it running. ``path``: its socket, "" for a daemon in
+    """``daemon``: its unique ID. ``agents``: the node's agent keeps it running. ``path``: its socket, "" if it is in
     this process. ``trouble``: why it is in this process."""
 
     node: str

@@ -89,11 +89,10 @@ class Store:
             self._changed.notify_all()
 
     def take(self, launch: Launch, rank: int, patience: float, index: int | None = None) -> tuple[int | None, str]:
-        """A buffer that may be overwritten, whose content is forgotten at once; or why there is none (yet).
+        """Return a buffer that may be overwritten, whose content is forgotten at once, or why there is none (yet).
 
-        A rank that has a single buffer gets it when nothing reads it, though it holds the newest step; but not while that
-        is the step that was restored (`pinned`): this does not wait then. `index`: the buffer that a daemon which is gone
-        had given out.
+        A rank with a single buffer gets it if nothing reads it, even if it holds the newest step. If that step was
+        restored (`pinned`), this returns at once without one. `index`: the buffer that a former daemon had given out.
         """
         deadline = time.monotonic() + patience
         with self._changed:
