@@ -48,9 +48,8 @@ def answer(size: int, ports: Connection) -> None:
         return Reply(bulk=[memory[: size // 2 if call.verb == "half" else size]])
 
     plain = socket.create_server((HERE, 0))
-    ports.send(
-        (Server(SECRET, WHO, frozenset({HERE}), handle, make_hash=make_hash).start(HERE), plain.getsockname()[1])
-    )
+    server = Server(SECRET, WHO, frozenset({HERE}), handle, make_hash=make_hash)
+    ports.send((server.start(HERE), plain.getsockname()[1]))
     peer, _ = plain.accept()
     while peer.recv(1):
         for at in range(0, size, PIECE):

@@ -168,7 +168,7 @@ def test_a_holder_that_dies_is_replaced_and_that_is_said_once(node: Node) -> Non
         wait_for(lambda old=before: node.daemon() not in (0, old), "no new daemon")
         wait_for(lambda: agent._client is not None and not agent._client.gone(), "the agent has not come to it")
         assert len(node.said) == times
-    assert all(line.startswith("the snapshot daemon of this node has died: it is started again") for line in node.said)
+    assert all(line.startswith("this node's snapshot daemon has died; restarting it") for line in node.said)
 
 
 def test_the_holder_ends_with_its_agent(node: Node) -> None:

@@ -173,7 +173,7 @@ class Gpus:
             file.put(summarize(file.node, file.attempt, every, reading, self._judged, self._xids, about, limits))
 
     def _watch_for_silence(self) -> None:
-        """Report a watcher without output. Whether the driver or a library hangs is unknown, so it is not a suspicion."""
+        """Report a watcher without output. The driver or a library may hang, so it is not a suspicion."""
         while not self._leave.is_set():
             self._heard.clear()
             if self._leave.wait(HUNG * self._what.every) or self._heard.is_set():

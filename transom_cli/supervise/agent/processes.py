@@ -1,7 +1,7 @@
 """Which processes on this node belong to one launch of one attempt.
 
-The wrapper (agent/rank_wrapper.py) puts the attempt's folder and the launch's number into the environment of what it starts,
-and children inherit them, also those that left their session or lost their parent. The wrapper's own environment knows
+The wrapper (`rank_wrapper`) puts the attempt's folder and the launch's number into the environment of its child, and
+all descendants inherit them, even those that left their session or lost their parent. The wrapper's own environment knows
 nothing of them: it is known by its command line. Descendants belong as well, whatever their environment says by now:
 setproctitle and its like write over it. A job that a rank submits inherits all of this too, and is told by its job id.
 
@@ -72,10 +72,10 @@ def find(attempt_dir: str | os.PathLike[str], launch: int, node: str) -> list[Me
 
 
 def _wrapper_options(pid: int) -> tuple[str, int, bool] | None:
-    """Attempt folder, launch, and whether under torchrun, by a wrapper's command line; None when it is none.
+    """Return attempt folder, launch, and whether torchrun is used, from a wrapper's command line; None for others.
 
-    `interpreter [flags] .../agent/rank_wrapper.py ...`: the srun that starts the wrappers has all this in its line too, but
-    not in that place.
+    `interpreter [flags] .../agent/rank_wrapper.py ...`: the srun that starts the wrappers has the same words in its
+    command line, but at another position.
     """
     words = command_line(pid)
     at = next((n for n, word in enumerate(words) if n and not word.startswith("-")), 0)

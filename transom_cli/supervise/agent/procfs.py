@@ -168,7 +168,7 @@ def _bytes(path: str) -> bytes:
 
 
 def facts(process: Process) -> dict[str, object]:
-    """Describe a process: state, name, wchan, syscall, threads, rss (bytes), fds (open descriptors), oom_score_adj, cgroup.
+    """Return state, name, wchan, syscall, threads, rss (bytes), fds (descriptors), oom_score_adj and cgroup.
 
     A fact that cannot be read is None. syscall: the call's number and its arguments, or "running". wchan: the kernel
     function in which it waits, "0" if none or hidden.

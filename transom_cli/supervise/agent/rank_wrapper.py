@@ -1,7 +1,7 @@
 r"""The wrapper around one rank: environment, beat record, and how the rank ended.
 
-    python -I -S .../agent/rank_wrapper.py --attempt-dir D [--launch L] [--node-beats-dir B] [--torchrun] [--auto-beat] \
-        -- COMMAND...
+    python -I -S .../agent/rank_wrapper.py --attempt-dir D [--launch L] [--node-beats-dir B] [--torchrun] \
+        [--auto-beat] -- COMMAND...
 
 It is run by its path, in isolated mode and without `site`, because every rank of a large job pays for its start-up:
 only light modules are imported here. The command becomes a child (no shell; same stdio, folder, process group) that
