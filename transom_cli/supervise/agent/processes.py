@@ -1,9 +1,10 @@
 """Which processes on this node belong to one launch of one attempt.
 
 The wrapper (`rank_wrapper`) puts the attempt's folder and the launch's number into the environment of its child, and
-all descendants inherit them, even those that left their session or lost their parent. The wrapper's own environment knows
-nothing of them: it is known by its command line. Descendants belong as well, whatever their environment says by now:
-setproctitle and its like write over it. A job that a rank submits inherits all of this too, and is told by its job id.
+all descendants inherit them, even those that left their session or lost their parent. The wrapper's own environment
+lacks them: it is recognized by its command line. Descendants of a member belong as well, whatever their environment
+says: setproctitle and similar tools overwrite it. A job that a rank submits inherits all of this too, and is
+recognized by its job ID.
 
 Not found: a process that emptied its environment and outlived every ancestor. On a cluster it is still in the cgroup
 of its Slurm step, which slurmstepd empties when the step ends.
