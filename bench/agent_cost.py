@@ -28,15 +28,15 @@ from typing import Any
 import psutil
 
 from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.rpc import secret
+from transom_cli.rpc.client import Client
 from transom_cli.sandbox import nvml_stub
-from transom_cli.supervise.agent import secret
-from transom_cli.supervise.agent.client import Client
 
 CPU, MEMORY = 1.0, 60.0  # percent of a core, MB
 WATCH, EVERY = 0.5, 30.0  # percent of a core; seconds
 NODE = "bench1"
 ROOT = Path(__file__).resolve().parents[1]
-WRAPPER = ROOT / "transom_cli" / "agent" / "rank.py"
+WRAPPER = ROOT / "transom_cli" / "supervise" / "agent" / "rank_wrapper.py"
 RANK = """
 import sys, time
 from transom_cli import beat
@@ -114,8 +114,8 @@ def ask(run: RunDir, attempt: AttemptDir, *, logs: bool) -> dict[str, Any]:
     port = int(json.loads(attempt.endpoint(NODE).read_text())["port"])
     with Client.connect("127.0.0.1", port, secret.read(run.secret), f"{attempt.name}/{NODE}", 5.0) as line:
         if logs:
-            line.ask("logs", 10.0, launch=0, rank=0)
-        return dict(line.ask("probe", 5.0)["health"])  # type: ignore[call-overload]
+            line.call("logs", 10.0, launch=0, rank=0)
+        return dict(line.call("probe", 5.0)["health"])  # type: ignore[call-overload]
 
 
 def measure(seconds: float, ranks: int, lines: int, gpus: int | None = None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import agent_cost
 
 from transom_cli.heartbeat.table import NodeTable, RankBeat, encode
 from transom_cli.layout import AttemptDir, RunDir
-from transom_cli.supervise.agent import secret
+from transom_cli.rpc import secret
 
 _CALL = re.compile(r"^(?:\d+ +)?(?:[\d.]+ )?(\w+)\(")
 _STUB = re.compile(r"/attempts/(gpus|nvml)")  # what the stand-in for NVIDIA's library reads

@@ -20,9 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
 
-from transom_cli.ckpt.snapshot.asking import Line
-from transom_cli.ckpt.snapshot.bulk import PIECE
-from transom_cli.ckpt.snapshot.lines import Answer, Server
+from transom_cli.ckpt.snapshot.peers import make_hash
+from transom_cli.rpc.bulk import PIECE
+from transom_cli.rpc.client import Client
+from transom_cli.rpc.server import Server
+from transom_cli.rpc.verbs import Call, Reply
 
 SECRET, WHO, HERE = bytes(32), "bench", "127.0.0.1"
 PATIENCE = 120.0
@@ -42,11 +44,12 @@ def answer(size: int, ports: Connection) -> None:
     """The other process: a holder, and a plain socket that sends all for each byte that it gets."""
     memory = touched(size)
 
-    def handle(name: str, arguments: dict[str, object]) -> Answer:
-        return {}, [memory[: size // 2 if name == "half" else size]]
+    def handle(call: Call) -> Reply:
+        return Reply(bulk=[memory[: size // 2 if call.verb == "half" else size]])
 
     plain = socket.create_server((HERE, 0))
-    ports.send((Server(SECRET, WHO, frozenset({HERE}), handle).start(HERE), plain.getsockname()[1]))
+    server = Server(SECRET, WHO, frozenset({HERE}), handle, make_hash=make_hash)
+    ports.send((server.start(HERE), plain.getsockname()[1]))
     peer, _ = plain.accept()
     while peer.recv(1):
         for at in range(0, size, PIECE):
@@ -83,12 +86,12 @@ def main() -> None:
     halves = [into[: size // 2], into[size // 2 :]]
     with socket.create_connection((HERE, plain)) as sock, ThreadPoolExecutor(2) as pool:
         print(f"socket     {speed(size, asked.repeats, partial(read_plain, sock, into)):.2f} GB/s")
-        lines = [Line.connect(HERE, port, SECRET, WHO, PATIENCE) for _ in halves]
-        ask = partial(lines[0].ask, "all", PATIENCE, into)
+        lines = [Client.connect(HERE, port, SECRET, WHO, PATIENCE, make_hash=make_hash) for _ in halves]
+        ask = partial(lines[0].call, "all", PATIENCE, into)
         print(f"line       {speed(size, asked.repeats, ask):.2f} GB/s")
 
         def both() -> None:
-            list(pool.map(lambda line, half: line.ask("half", PATIENCE, half), lines, halves))
+            list(pool.map(lambda line, half: line.call("half", PATIENCE, half), lines, halves))
 
         print(f"two lines  {speed(size, asked.repeats, both):.2f} GB/s together")
 

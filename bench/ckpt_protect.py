@@ -32,7 +32,8 @@ def rank(directory: Path, mib: int, protect: str, rate: float, saves: int) -> No
 
     from transom_cli.ckpt.checkpointer import Checkpointer
     from transom_cli.ckpt.names import MEMORY
-    from transom_cli.ckpt.snapshot.client import agents_path, connect
+    from transom_cli.ckpt.snapshot.client import agents_path
+    from transom_cli.rpc.local import connect
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -42,7 +43,7 @@ def rank(directory: Path, mib: int, protect: str, rate: float, saves: int) -> No
     ck = Checkpointer(state, directory, every=1, persist=1 << 30, protect=protect, protect_rate=rate or None)
     ck.restore()
     line = connect(agents_path(os.environ["TRANSOM_BEAT_DIR"]))
-    line.ask("look", directory=str(directory), token=(directory / MEMORY).read_text())
+    line.call("look", directory=str(directory), token=(directory / MEMORY).read_text())
 
     def steps(count: int | None, until: int = 0) -> list[float]:
         """Seconds of each; without a count until that step is protected, as rank 0's node has it."""
@@ -52,7 +53,7 @@ def rank(directory: Path, mib: int, protect: str, rate: float, saves: int) -> No
             dist.all_reduce(gradients)
             found.append(time.perf_counter() - began)
             if count is None:
-                over.fill_(float(line.ask("state")[0]["protected"] == until))
+                over.fill_(float(line.call("state")[0]["protected"] == until))
                 dist.broadcast(over, src=0)
                 if over.item():
                     break

@@ -30,7 +30,7 @@ STEPS, FAULT, MEASURED = 3600, 10, 20.0  # steps; the step after which a node di
 PATIENCE = 600.0
 _ROLES = {
     "launch": "launcher", "transom_cli.supervise.agent.agent": "agent",
-    "transom_cli.ckpt.snapshot.holder": "snapshot daemon", "operate": "operator", str(TRAINER): "rank",
+    "transom_cli.ckpt.snapshot.daemon": "snapshot daemon", "operate": "operator", str(TRAINER): "rank",
 }  # fmt: skip
 
 

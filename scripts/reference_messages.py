@@ -23,11 +23,12 @@ _ROOMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Slurm", ("slurm",)),
     ("Checkpoints", ("ckpt", "cli.ckpt")),
     ("Notifications and metrics", ("notify", "cli.notify", "config.notify")),
-    ("Between launcher and agents", ("supervise.agent.secret",)),
+    ("Between launcher and agents", ("rpc.secret",)),
     ("The sandbox", ("sandbox", "cli.sandbox")),
 )
 _NOT_MET = (
     "supervise.agent",
+    "rpc",
     "heartbeat",
     "ckpt.snapshot",
     "core",
@@ -35,7 +36,7 @@ _NOT_MET = (
     "slurm.fake",
     "errors",
 )  # only other parts of transom meet these
-_MET = ("supervise.agent.secret", "ckpt.snapshot.protection")
+_MET = ("rpc.secret", "ckpt.snapshot.protection")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ GRAPH = Graph.of(ROOT / "transom_cli")
 STANDARD = set(sys.stdlib_module_names)
 
 PURE = (
-    "supervise.agent.wire",
+    "rpc.errors",
+    "rpc.verbs",
+    "rpc.wire",
     "heartbeat.phases",
     "heartbeat.spent",
     "heartbeat.table",
@@ -226,7 +228,7 @@ def test_adapters_are_imported_only_where_parts_are_picked() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", matching("heartbeat", "heartbeat.*", "supervise.agent", "supervise.agent.*"), ids=short
+    "name", matching("heartbeat", "heartbeat.*", "rpc", "rpc.*", "supervise.agent", "supervise.agent.*"), ids=short
 )
 def test_beats_and_agent_run_on_the_standard_library_alone(name: str) -> None:
     """They run in other people's trainers and containers, where nothing of ours is installed."""

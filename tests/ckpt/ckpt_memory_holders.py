@@ -1,4 +1,4 @@
-"""Getting at the memory holder of a directory, for tests: its process, and the memory that it keeps."""
+"""Getting at the snapshot daemon of a directory, for tests: its process, and the memory that it keeps."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.snapshot.client import connect, own_path
-from transom_cli.ckpt.snapshot.messages import FAILURES
+from transom_cli.ckpt.snapshot.client import own_path
+from transom_cli.rpc.errors import RpcError
+from transom_cli.rpc.local import connect
 
 
 def holder_pid(directory: Path) -> int:
@@ -25,14 +26,14 @@ def holder_pid(directory: Path) -> int:
 
 
 def end_holder(directory: Path) -> None:
-    with contextlib.suppress(OSError, *FAILURES):
+    with contextlib.suppress(OSError, RpcError):
         line = connect(own_path(directory))
-        line.ask("end")
+        line.call("end")
         line.close()
 
 
 def memory_of(pid: int) -> list[Path]:
-    """The snapshots' memory that a holder keeps, as files that the same user can open and write."""
+    """The snapshots' memory that a daemon keeps, as files that the same user can open and write."""
     found: dict[int, Path] = {}  # by inode: a mapping has a descriptor of its own
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -48,7 +49,7 @@ def die() -> NoReturn:
 
 
 def abandon(trainer: Checkpointer) -> None:
-    """Leave it as a kill would: nothing more is saved, and its holder keeps what it has."""
+    """Leave it as a kill would: nothing more is saved, and its daemon keeps what it has."""
     trainer._saver.settle()
     trainer._saver._lasting.wait()
     trainer._saver._thread.shutdown()

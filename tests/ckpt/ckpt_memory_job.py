@@ -1,8 +1,9 @@
-"""A job's memory holders in one process, without torch: real shelves, memfds and parity; questions are plain calls."""
+"""A job's snapshot daemons in one process, without torch: real stores, memfds and parity; questions are plain calls."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Iterable
 
@@ -10,13 +11,13 @@ import xxhash
 from processes import wait_for
 
 from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
-from transom_cli.ckpt.snapshot.asking import LineFailed
-from transom_cli.ckpt.snapshot.holding import Holding
-from transom_cli.ckpt.snapshot.launches import Launch
-from transom_cli.ckpt.snapshot.neighbours import Neighbours
+from transom_cli.ckpt.snapshot.buffer import Buffer, Share
+from transom_cli.ckpt.snapshot.peers import Peers
 from transom_cli.ckpt.snapshot.protection import parse
-from transom_cli.ckpt.snapshot.record import Record
-from transom_cli.ckpt.snapshot.slot import Share, Slot
+from transom_cli.ckpt.snapshot.record import Launch, Record
+from transom_cli.ckpt.snapshot.training import Training
+from transom_cli.rpc.errors import RpcError
+from transom_cli.rpc.verbs import Call
 
 LAUNCH = Launch("7.0.0", "launch")
 METADATA = b"torch's own"
@@ -30,31 +31,31 @@ class Job:
         self.dead: set[str] = set()
         self.cut_off: dict[str, int] = {}  # node -> reads that it still answers
         self.said: list[str] = []
-        self.holdings = {name: Holding("/checkpoints", "token", name, self.said.append) for name in self.names}
-        for name, holding in self.holdings.items():
-            holding.neighbours = Direct(self, name)
-            holding.protecting.choose(parse(protect), domains or {}, None)
+        self.trainings = {name: Training("/checkpoints", "token", name, self.said.append) for name in self.names}
+        for name, training in self.trainings.items():
+            training.members.current = Direct(self, name)
+            training.protector.choose(parse(protect), domains or {}, None)
         for rank, name in enumerate(self.names):
-            shelf = self.holdings[name].shelf
-            shelf.join(LAUNCH, rank, True)
+            store = self.trainings[name].store
+            store.join(LAUNCH, rank, True)
             for index in range(4):
-                shelf.lend(LAUNCH, rank, index, slot(1 << 16), write=False)
+                store.lend(LAUNCH, rank, index, buffer(1 << 16), write=False)
 
     @property
-    def first(self) -> Holding:
-        return self.holdings[self.names[0]]
+    def first(self) -> Training:
+        return self.trainings[self.names[0]]
 
     def commit(self, step: int, data: list[bytes]) -> None:
         entries = []
         for rank, (name, share) in enumerate(zip(self.names, data, strict=True)):
-            shelf = self.holdings[name].shelf
-            index, busy = shelf.take(LAUNCH, rank, 0.0)
+            store = self.trainings[name].store
+            index, busy = store.take(LAUNCH, rank, 0.0)
             assert index is not None, busy
-            mine = {n: s for r, n, s in _slots(shelf) if r == rank}[index]
+            mine = {n: s for r, n, s in _buffers(store) if r == rank}[index]
             mine.memory[: len(share)] = share
             total = xxhash.xxh3_128_hexdigest(share)
             entries.append(FileEntry(f"__{rank}_0.distcp", len(share), total))
-            shelf.hold(LAUNCH, rank, Share(step, entries[-1].name, len(share), total, ((0, len(share)),)))
+            store.hold(LAUNCH, rank, Share(step, entries[-1].name, len(share), total, ((0, len(share)),)))
         own = FileEntry(".metadata", len(METADATA), xxhash.xxh3_128_hexdigest(METADATA))
         manifest = Manifest(
             step, len(data), "7.0.0", "2.6.0", "now", tuple(sorted([own, *entries], key=lambda e: e.name))
@@ -63,22 +64,22 @@ class Job:
         for name in self.names:
             if name not in self.dead:
                 record = Record(encode(manifest), METADATA)
-                self.holdings[name].shelf.commit(LAUNCH, step, record, ["being protected"])
+                self.trainings[name].store.commit(LAUNCH, step, record, ["being protected"])
 
     def protect(self, step: int) -> None:
-        self.first.protecting.begin(step)
-        wait_for(lambda: not self.first.protecting.busy, 60)
+        self.first.protector.begin(step)
+        wait_for(lambda: not self.first.protector.busy, 60)
 
     def lose(self, names: Iterable[str]) -> None:
         """These nodes, with what they held; others stand in for them, and hold nothing."""
         for name in names:
-            self.holdings[name].close()
-            self.holdings[name] = fresh = Holding("/checkpoints", "token", name, self.said.append)
-            fresh.neighbours = Direct(self, name)
+            self.trainings[name].close()
+            self.trainings[name] = fresh = Training("/checkpoints", "token", name, self.said.append)
+            fresh.members.current = Direct(self, name)
 
     def find(self, node: str, rank: int, step: int) -> tuple[bytes, str]:
         """Rank's share, as that node gets it, and from where."""
-        found = self.holdings[node].finder.find(step, self.entries[f"__{rank}_0.distcp"])
+        found = self.trainings[node].finder.find(step, self.entries[f"__{rank}_0.distcp"])
         try:
             data = b"".join(os.pread(found.fd, length, start) for start, length in found.segments)
         finally:
@@ -86,47 +87,52 @@ class Job:
         return data, found.where
 
 
-class Direct(Neighbours):
+class Direct(Peers):
     def __init__(self, job: Job, own: str) -> None:
-        super().__init__("/checkpoints", own, {}, b"", lambda name, about: job.holdings[own].answer(name, about))
+        super().__init__("/checkpoints", own, {}, b"", lambda call: job.trainings[own].answer(call))
         self._job = job
 
     @property
     def nodes(self) -> tuple[str, ...]:
         return tuple(self._job.names)
 
-    def ask(self, node: str, name: str, timeout: float, into: memoryview | None = None, **about: object) -> dict:
+    def call(self, node: str, name: str, timeout: float, into: memoryview | None = None, **about: object) -> dict:
         job = self._job
         if node in job.dead:
-            raise LineFailed(f"{node} does not answer")
+            raise RpcError(f"{node} does not answer")
         if name == "read" and node != self.own and node in job.cut_off:
             job.cut_off[node] -= 1
             if job.cut_off[node] < 0:
-                raise LineFailed(f"{node} has gone in the middle")
+                raise RpcError(f"{node} has gone in the middle")
         try:
-            answer, pieces = job.holdings[node].answer(name, dict(about))
+            reply = job.trainings[node].answer(_sent(Call(name, dict(about))))
         except Exception as error:
-            raise LineFailed(f"{node}: {error}") from error
+            raise RpcError(f"{node}: {error}") from error
         if into is not None:
-            data = b"".join(pieces)
+            data = b"".join(reply.bulk)
             assert len(data) == len(into)
             into[:] = data
-        return answer
+        return reply.answer
 
 
-def slot(size: int) -> Slot:
+def _sent(call: Call) -> Call:
+    """As it arrives: JSON has no tuples."""
+    return Call.decode(json.loads(json.dumps(call.encode())))
+
+
+def buffer(size: int) -> Buffer:
     fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    return Slot(fd, size)
+    return Buffer(fd, size)
 
 
-def _slots(shelf) -> list[tuple[int, int, Slot]]:
-    return [(rank, n, slot) for rank, had in shelf._ranks.items() for n, slot in had.slots.items()]
+def _buffers(store) -> list[tuple[int, int, Buffer]]:
+    return [(rank, n, buffer) for rank, had in store._ranks.items() for n, buffer in had.buffers.items()]
 
 
 def damage(job: Job, name: str, step: int, at: int) -> None:
     """Flip a bit of the share that the node holds."""
-    for _, _, slot in _slots(job.holdings[name].shelf):
-        if slot.share is not None and slot.share.step == step:
-            slot.memory[at] ^= 1
+    for _, _, buffer in _buffers(job.trainings[name].store):
+        if buffer.share is not None and buffer.share.step == step:
+            buffer.memory[at] ^= 1

@@ -4,7 +4,7 @@
 
 The state at step n is n everywhere, so a torn or mixed snapshot shows. Torch is imported once; each trainer is a fork,
 restores what the kill before it left, checks every value of it, and trains on until it is killed: from outside at a
-random instant, by itself within a save, together with its holder, or after its holder alone was killed. With several
+random instant, by itself within a save, together with its daemon, or after its daemon alone was killed. With several
 RANKS of one node, all of them or one. Prints a line a kill and a table; exits with 0 when every restore was right.
 """
 
@@ -30,13 +30,13 @@ from ckpt_memory_holders import die, end_holder, holder_pid
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.names import parse_step
 from transom_cli.ckpt.save.staging import Stager
-from transom_cli.ckpt.snapshot.client import Client
+from transom_cli.rpc.local import Client
 
 torch.set_num_threads(1)  # threads do not survive a fork
 WIDTH = 1 << 17  # three tensors of 512 KiB
 PERSIST = 20  # every so many snapshots one is made durable
 LONGEST = 60.0  # seconds for a trainer to come up, or to go on: only what is broken takes that long
-TRAINER, WITHIN, HOLDER, BOTH = "trainer, at any instant", "trainer, within a save", "holder, then trainer", "both"
+TRAINER, WITHIN, HOLDER, BOTH = "trainer, at any instant", "trainer, within a save", "daemon, then trainer", "both"
 STAGES = [(name, after) for name in ("take", "hold", "commit", "persist") for after in (False, True)]
 MID_COPY = ("copy", False)
 
@@ -136,9 +136,9 @@ def die_at(stage: tuple[str, bool], count: int) -> None:
         Stager._copy = half  # type: ignore[method-assign]
         return
     name, after = stage
-    real = Client.ask
+    real = Client.call
 
-    def ask(self: Client, asked: str, *more: Any, **about: Any) -> Any:
+    def call(self: Client, asked: str, *more: Any, **about: Any) -> Any:
         here = asked == name and reached()
         if here and not after:
             die()
@@ -147,7 +147,7 @@ def die_at(stage: tuple[str, bool], count: int) -> None:
             die()
         return answer
 
-    Client.ask = ask  # type: ignore[method-assign]
+    Client.call = call  # type: ignore[method-assign]
 
 
 def main() -> int:
@@ -212,7 +212,7 @@ def strike(directory: Path, boards: list[Board], pids: list[int], kill: Kill, lu
             max(max(board.found, board.returned) for board in boards) + 3
         )  # saves by which all ranks have told the new one
         if not wait_for(lambda: min(board.returned for board in boards) >= beyond, pids):
-            raise SystemExit("the training did not go on without its holder")
+            raise SystemExit("the training did not go on without its daemon")
         time.sleep(luck.uniform(0.0, 0.1))
     if kill.what == BOTH:
         os.kill(holder_pid(directory), signal.SIGKILL)

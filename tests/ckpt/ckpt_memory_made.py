@@ -9,11 +9,10 @@ import xxhash
 
 from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
 from transom_cli.ckpt.names import DCP_METADATA
-from transom_cli.ckpt.snapshot.launches import Launch
-from transom_cli.ckpt.snapshot.record import Record
-from transom_cli.ckpt.snapshot.slot import Share, Slot
+from transom_cli.ckpt.snapshot.buffer import Buffer, Share
+from transom_cli.ckpt.snapshot.record import Launch, Record
 
-SIZE = 4096  # bytes of a slot
+SIZE = 4096  # bytes of a buffer
 
 
 def memory(size: int = SIZE, seals: int = fcntl.F_SEAL_SHRINK) -> int:
@@ -23,8 +22,8 @@ def memory(size: int = SIZE, seals: int = fcntl.F_SEAL_SHRINK) -> int:
     return fd
 
 
-def slot(size: int = SIZE) -> Slot:
-    return Slot(memory(size), size)
+def buffer(size: int = SIZE) -> Buffer:
+    return Buffer(memory(size), size)
 
 
 def data(step: int, rank: int) -> bytes:

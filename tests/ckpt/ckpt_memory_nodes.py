@@ -1,4 +1,4 @@
-"""Nodes of this machine for tests: each has a folder in which its memory holder listens, and ranks that believe it."""
+"""Nodes on this machine for tests: each has a folder in which its snapshot daemon listens, and ranks that use it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from transom_cli.ckpt.snapshot.client import LINGER, agents_path, connect
+from transom_cli.ckpt.snapshot.client import LINGER, agents_path
+from transom_cli.rpc.local import connect
 
 WORKER = Path(__file__).with_name("ckpt_memory_nodes_worker.py")
 
@@ -99,7 +100,7 @@ class Nodes:
         return found
 
     def protected(self, step: int, directory: Path | None = None) -> None:
-        """Wait until every holder knows that `step` is protected: it holds its parity, and no older one's."""
+        """Wait until every daemon knows that `step` is protected: it holds its parity, and no older one's."""
         deadline = time.monotonic() + 60
         for name in self.names:
             while self.state(name, directory)["protected"] != step:
@@ -110,8 +111,8 @@ class Nodes:
         directory = directory or self.directory
         line = connect(agents_path(self.beats(name)))
         try:
-            line.ask("look", directory=str(directory), token=(directory / ".memory").read_text())
-            return line.ask("state")[0]
+            line.call("look", directory=str(directory), token=(directory / ".memory").read_text())
+            return line.call("state")[0]
         finally:
             line.close()
 
@@ -153,6 +154,6 @@ class Nodes:
                 words = (folder / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if path.encode() in words and b"transom_cli.ckpt.snapshot.holder" in words:
+            if path.encode() in words and b"transom_cli.ckpt.snapshot.daemon" in words:
                 os.kill(int(folder.name), signal.SIGKILL)
         Path(path).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""One rank of a training over several "nodes" of this machine, each with a memory holder of its own.
+"""One rank of a training over several "nodes" of this machine, each with a snapshot daemon of its own.
 
 Usage: ckpt_memory_nodes_worker.py DIRECTORY[,DIRECTORY..] PROTECT STEPS [COPIES]. The state at step n is n everywhere,
 and a shard has its own numbers. In each of the directories it is saved by a Checkpointer of its own. Lines on
@@ -45,7 +45,7 @@ def read_slowly(pause: float) -> None:
 
 
 def limit_memory(most: int) -> None:
-    """Let the snapshots of this node take `most` bytes: what its holder keeps counts."""
+    """Let the snapshots of this node take `most` bytes: what its daemon keeps counts."""
 
     def taken() -> int:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:

@@ -1,4 +1,4 @@
-"""A rank without torch: it lends memory to a holder and commits steps in it, as ckpt.saving.snapshots does."""
+"""A rank without torch: it lends memory to a daemon and commits steps in it, as ckpt.saving.snapshots does."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import xxhash
 
 from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
 from transom_cli.ckpt.names import DCP_METADATA
-from transom_cli.ckpt.snapshot import messages
-from transom_cli.ckpt.snapshot.client import Client
-from transom_cli.ckpt.snapshot.launches import Launch
+from transom_cli.ckpt.snapshot.record import Launch
+from transom_cli.rpc import local
+from transom_cli.rpc.local import Client
 
 METADATA = b"torch's own words"
 NODE = "n1"
@@ -29,25 +29,25 @@ class Rank:
     def __init__(self, line: Client, directory: Path, attempt: str = "7.0.0", token: str = "t") -> None:
         self.line, self.attempt = line, attempt
         about = {"launch": Launch(attempt, attempt).as_json(), "directory": str(directory), "token": token}
-        told, fds = line.ask("join", rank=0, node=NODE, places={}, key="", **about)
+        told, fds = line.call("join", rank=0, node=NODE, places={}, key="", **about)
         for fd in fds:
             os.close(fd)
-        self._next = len(told["slots"])
+        self._next = len(told["buffers"])
 
     def save(self, step: int, data: bytes) -> None:
         """Into new memory each time."""
         fd = os.memfd_create("rank", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.write(fd, data)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        self.line.ask("lend", [fd], index=self._next, size=len(data), write=True)
+        self.line.call("lend", [fd], index=self._next, size=len(data), write=True)
         os.close(fd)
         self._next += 1
         mine = entry("__0_0.distcp", data)
-        parcel = messages.parcel(json.dumps([[0, len(data)]]).encode())
-        self.line.ask("hold", [parcel], index=None, step=step, file=mine.name, size=mine.size, sum=mine.xxh3_128)
+        parcel = local.parcel(json.dumps([[0, len(data)]]).encode())
+        self.line.call("hold", [parcel], index=None, step=step, file=mine.name, size=mine.size, sum=mine.xxh3_128)
         os.close(parcel)
         files = tuple(sorted((mine, entry(DCP_METADATA, METADATA)), key=lambda e: e.name))
         manifest = encode(Manifest(step, 1, self.attempt, "2.13", "2030-01-01T00:00:00+00:00", files))
-        parcel = messages.parcel(manifest + METADATA)
-        self.line.ask("commit", [parcel], step=step, manifest=len(manifest), reserve=[])
+        parcel = local.parcel(manifest + METADATA)
+        self.line.call("commit", [parcel], step=step, manifest=len(manifest), reserve=[])
         os.close(parcel)

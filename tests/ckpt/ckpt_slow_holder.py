@@ -1,4 +1,4 @@
-"""A memory holder whose disk is slow: for what is to be seen while it writes."""
+"""A snapshot daemon whose disk is slow: for what is to be seen while it writes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import time
 
 from transom_cli.ckpt.save import direct
-from transom_cli.ckpt.snapshot import holder
+from transom_cli.ckpt.snapshot import daemon
 
 PIECE, PAUSE = 64 << 10, 0.4  # bytes, and seconds for so many
 
@@ -23,4 +23,4 @@ def _slowly(fd, data, told):
 
 if __name__ == "__main__":
     direct._PIECE, direct._write = PIECE, _slowly
-    sys.exit(holder.main(sys.argv[1:]))
+    sys.exit(daemon.main(sys.argv[1:]))

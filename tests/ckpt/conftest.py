@@ -8,7 +8,7 @@ from ckpt_memory_holders import end_holder
 
 from transom_cli.ckpt.save import snapshots
 from transom_cli.ckpt.snapshot.client import LINGER
-from transom_cli.ckpt.snapshot.meeting_place import Meeting
+from transom_cli.ckpt.snapshot.rendezvous import DaemonAddress
 
 
 @pytest.fixture(autouse=True)
@@ -19,21 +19,21 @@ def holders_leave_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """Of a training; the memory holder that it leaves ends with the test."""
+    """Of a training; the snapshot daemon that it leaves ends with the test."""
     yield tmp_path / "c"
     end_holder(tmp_path / "c")
 
 
 @pytest.fixture
 def holder_within(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory holder is in the test's own process, where limits and patches of the test reach it."""
-    from transom_cli.ckpt.snapshot.holder import within
+    """The snapshot daemon is in the test's own process, where limits and patches of the test reach it."""
+    from transom_cli.ckpt.snapshot.daemon import in_process
 
-    def meet(directory: object) -> Meeting:
-        line = within()
+    def find_daemon(directory: object) -> DaemonAddress:
+        line = in_process()
         try:
-            return Meeting("here", str(line.ask("hello")[0]["id"]), False, "")
+            return DaemonAddress("here", str(line.call("hello")[0]["id"]), False, "")
         finally:
             line.close()
 
-    monkeypatch.setattr(snapshots, "meet", meet)
+    monkeypatch.setattr(snapshots, "find_daemon", find_daemon)

@@ -16,7 +16,7 @@ from transom_cli.ckpt.failures import NoCheckpointRestores, TakenOver
 from transom_cli.ckpt.inventory import candidates, verify
 from transom_cli.ckpt.names import COPIES_OF
 from transom_cli.ckpt.schedule.turns import Turns
-from transom_cli.ckpt.snapshot import writing
+from transom_cli.ckpt.snapshot import writer
 from transom_cli.errors import UsageError
 
 
@@ -147,7 +147,7 @@ def test_a_failure_of_the_last_copy_is_told_by_close(holder_within, tmp_path: Pa
 def test_a_node_that_has_a_directory_of_its_own_there(holder_within, tmp_path, monkeypatch, capsys, seen, words):
     """It sees no working directory there, or writes into one that nobody else sees."""
     two = Two(tmp_path)
-    real = writing.Writing.write
+    real = writer.CheckpointWriter.write
     (tmp_path / "own").mkdir()
 
     def write(self, step: int, work: Path, names: list[str]):
@@ -155,7 +155,7 @@ def test_a_node_that_has_a_directory_of_its_own_there(holder_within, tmp_path, m
             return real(self, step, work, names)
         return real(self, step, tmp_path / "own" if seen == "another" else tmp_path / "copies/none", names)
 
-    monkeypatch.setattr(writing.Writing, "write", write)
+    monkeypatch.setattr(writer.CheckpointWriter, "write", write)
     two.train(1, 1)
     two.checkpointer.close(strict=True)
     told = words.format(tmp_path / "copies")

@@ -15,7 +15,7 @@ from ckpt_made import names_in
 from processes import wait_for
 
 from transom_cli.ckpt.inventory import candidates, verify
-from transom_cli.supervise.agent import flush as agent
+from transom_cli.supervise.agent import final_checkpoint as agent
 
 
 class Node:

@@ -1,4 +1,4 @@
-"""The node's agent and its memory holder, a real process: who ends when, and what is made durable without a rank."""
+"""The node's agent and its snapshot daemon, a real process: who ends when, and what is made durable without a rank."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from ckpt_memory_rank import METADATA, Rank
 
 from transom_cli.ckpt import fence
 from transom_cli.ckpt.inventory import candidates, verify
-from transom_cli.ckpt.snapshot.client import LINGER, agents_path, connect, reach
-from transom_cli.ckpt.snapshot.messages import HolderGone, Refused
+from transom_cli.ckpt.snapshot.client import LINGER, agents_path, reach
 from transom_cli.heartbeat import places
 from transom_cli.layout import AttemptDir
-from transom_cli.supervise.agent.memory import Memory
+from transom_cli.rpc.errors import Failed, Unreachable
+from transom_cli.rpc.local import connect
+from transom_cli.supervise.agent.snapshot_daemon import SnapshotDaemon
 
 SOON = 30.0  # seconds: reached only when something is broken
 
@@ -34,7 +35,7 @@ def wait_for(claim: Callable[[], object], what: str) -> None:
 
 
 class Node:
-    """A node with an attempt's folder, a beats folder, and an agent's hand on the holder there."""
+    """A node with an attempt's folder, a beats folder, and an agent's hand on the daemon there."""
 
     def __init__(self, root: Path) -> None:
         self.attempt = AttemptDir(root / "run" / "attempts" / "7.0")
@@ -43,19 +44,19 @@ class Node:
         self.beats = f"/dev/shm/transom-test-{os.getpid()}-{abs(hash(root)):x}"
         self.held = places.enter(self.beats)
         self.said: list[str] = []
-        self.agents: list[Memory] = []
+        self.agents: list[SnapshotDaemon] = []
 
-    def agent(self) -> Memory:
-        self.agents.append(Memory(self.beats, self.attempt.path, self.said.append))
+    def agent(self) -> SnapshotDaemon:
+        self.agents.append(SnapshotDaemon(self.beats, self.attempt.path, self.said.append))
         self.agents[-1].start()
         reach(agents_path(self.beats), SOON).close()
-        wait_for(lambda: self.agents[-1]._line is not None, "the agent has not come to its holder")
+        wait_for(lambda: self.agents[-1]._client is not None, "the agent has not come to its daemon")
         return self.agents[-1]
 
     def rank(self, attempt: str = "7.0.0") -> Rank:
         return Rank(reach(agents_path(self.beats), SOON), self.checkpoints, attempt)
 
-    def holder(self) -> int:
+    def daemon(self) -> int:
         """Its pid, or 0."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
             try:
@@ -64,13 +65,13 @@ class Node:
                 return 0
             return int(struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
 
-    def lose(self, agent: Memory) -> None:
+    def lose(self, agent: SnapshotDaemon) -> None:
         """The agent is killed: its connection ends, and it asks for nothing more."""
         agent._over.set()
         agent._thread.join()
-        if agent._line is not None:
-            agent._line.close()
-            agent._line = None
+        if agent._client is not None:
+            agent._client.close()
+            agent._client = None
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     yield made
     for agent in made.agents:
         made.lose(agent)
-    pid = made.holder()
+    pid = made.daemon()
     if pid:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -100,10 +101,10 @@ def test_an_agent_that_is_started_again_finds_the_holder_and_what_it_holds(node:
     rank = node.rank()
     rank.save(5, b"abc" * 5000)
     rank.line.close()
-    pid = node.holder()
+    pid = node.daemon()
     node.lose(first)
     second = node.agent()
-    assert node.holder() == pid
+    assert node.daemon() == pid
     told = second.newest()["newest"]
     assert told == [{"directory": str(node.checkpoints), "step": 5, "durable": False}]
 
@@ -147,7 +148,7 @@ def test_old_checkpoints_stay_where_no_rank_has_said_how_many_to_keep(node: Node
 
 def test_what_cannot_be_done_is_said(node: Node) -> None:
     agent = node.agent()
-    with pytest.raises(Refused):
+    with pytest.raises(Failed):
         agent.rescue(str(node.checkpoints), 5, "7.0.0", 20.0)
     rank = node.rank()
     rank.save(5, b"abc" * 5000)
@@ -155,58 +156,58 @@ def test_what_cannot_be_done_is_said(node: Node) -> None:
     (node.checkpoints).write_text("in the way")
     assert "Not a directory" in str(agent.rescue(str(node.checkpoints), 5, "7.0.0", 20.0)["trouble"])
     agent.end()
-    with pytest.raises(HolderGone):
+    with pytest.raises(Unreachable):
         agent.newest()
 
 
 def test_a_holder_that_dies_is_replaced_and_that_is_said_once(node: Node) -> None:
     agent = node.agent()
     for times in (1, 2):
-        before = node.holder()
+        before = node.daemon()
         os.kill(before, signal.SIGKILL)
-        wait_for(lambda old=before: node.holder() not in (0, old), "no new holder")
-        wait_for(lambda: agent._line is not None and not agent._line.gone(), "the agent has not come to it")
+        wait_for(lambda old=before: node.daemon() not in (0, old), "no new daemon")
+        wait_for(lambda: agent._client is not None and not agent._client.gone(), "the agent has not come to it")
         assert len(node.said) == times
-    assert all(line.startswith("the memory holder of this node has died: it is started again") for line in node.said)
+    assert all(line.startswith("this node's snapshot daemon has died; restarting it") for line in node.said)
 
 
 def test_the_holder_ends_with_its_agent(node: Node) -> None:
     agent = node.agent()
-    pid = node.holder()
+    pid = node.daemon()
     node.rank().save(5, b"abc" * 5000)
     agent.end()
-    wait_for(lambda: ended(pid), "the holder lives on")
+    wait_for(lambda: ended(pid), "the daemon lives on")
     assert node.said == []
 
 
 def test_the_holder_ends_when_the_outcome_stands_though_its_agent_is_gone(node: Node) -> None:
     node.lose(node.agent())
-    pid, rank = node.holder(), node.rank()
-    os.kill(pid, signal.SIGTERM)  # Slurm's, to all of a step: it is not for the holder
+    pid, rank = node.daemon(), node.rank()
+    os.kill(pid, signal.SIGTERM)  # Slurm's, to all of a step: it is not for the daemon
     rank.save(5, b"abc" * 5000)
     node.attempt.outcome.write_text("{}")
-    wait_for(lambda: ended(pid), "the holder lives on")
+    wait_for(lambda: ended(pid), "the daemon lives on")
 
 
 def test_the_holder_ends_when_the_run_is_removed(node: Node) -> None:
     node.lose(node.agent())
-    pid, rank = node.holder(), node.rank()
+    pid, rank = node.daemon(), node.rank()
     shutil.rmtree(node.attempt.path)
     rank.save(5, b"abc" * 5000)
-    wait_for(lambda: ended(pid), "the holder lives on")
+    wait_for(lambda: ended(pid), "the daemon lives on")
 
 
 def test_the_holder_ends_when_nobody_has_come_for_a_while(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LINGER, "0.5")
     agent = node.agent()
-    pid = node.holder()
+    pid = node.daemon()
     rank = node.rank()
     rank.save(5, b"abc" * 5000)
     rank.line.close()
     time.sleep(3.0)
     assert not ended(pid), "its agent is there"
     node.lose(agent)
-    wait_for(lambda: ended(pid), "the holder lives on")
+    wait_for(lambda: ended(pid), "the daemon lives on")
 
 
 def test_a_holder_alone_keeps_the_beats_folder_until_it_ends(node: Node) -> None:
@@ -224,6 +225,6 @@ def test_a_holder_alone_keeps_the_beats_folder_until_it_ends(node: Node) -> None
 def test_what_the_holder_says_is_in_the_agents_log(node: Node) -> None:
     agent = node.agent()
     Path(f"{agents_path(node.beats)}.log").write_text("transom: step 5: a word\nhalf")
-    wait_for(lambda: node.said == ["memory holder: step 5: a word"], str(node.said))
+    wait_for(lambda: node.said == ["snapshot daemon: step 5: a word"], str(node.said))
     connect(agents_path(node.beats)).close()
-    assert not agent._line.gone()  # type: ignore[union-attr]
+    assert not agent._client.gone()  # type: ignore[union-attr]

@@ -14,7 +14,7 @@ from ckpt_memory_holders import abandon, holder_pid, memory_of
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.names import MEMORY
 from transom_cli.ckpt.restore.recall import remembered
-from transom_cli.ckpt.snapshot import holder
+from transom_cli.ckpt.snapshot import daemon
 from transom_cli.ckpt.snapshot.record import Record
 
 
@@ -72,7 +72,7 @@ def newest(trainer: Checkpointer) -> tuple[int, Any]:
 
 
 def held_file(trainer: Checkpointer, directory: Path) -> Path:
-    """The memory of the newest snapshot, as the holder has it."""
+    """The memory of the newest snapshot, as the daemon has it."""
     mine = os.fstat(trainer._snapshots._arenas[newest(trainer)[0]].fd)
     return next(path for path in memory_of(holder_pid(directory)) if path.stat().st_ino == mine.st_ino)
 
@@ -118,19 +118,19 @@ def test_memory_that_is_held_cannot_be_cut(directory: Path) -> None:
 @pytest.mark.usefixtures("holder_within")
 def test_a_flipped_byte_of_a_record_shows(directory: Path) -> None:
     trainer = trained(directory, 1, 2, 3)
-    shelf = holder._within._holdings[str(directory)].shelf  # type: ignore[union-attr]
-    good = shelf.records[3]
+    store = daemon._in_process._trainings[str(directory)].store  # type: ignore[union-attr]
+    good = store.records[3]
     said: list[str] = []
     for at in range(0, len(good.manifest) + len(good.metadata), 13):
         data = bytearray(good.manifest + good.metadata)
         data[at] ^= 0x01
         size = len(good.manifest)
-        shelf.records[3] = Record(bytes(data[:size]), bytes(data[size:]))
+        store.records[3] = Record(bytes(data[:size]), bytes(data[size:]))
         assert remembered(trainer._snapshots, said.append)[0].step == 2, at
         assert said.pop().startswith("the record of step 3 on here is damaged"), at
-    shelf.records[3] = Record(good.manifest[:-1], good.metadata)
+    store.records[3] = Record(good.manifest[:-1], good.metadata)
     assert remembered(trainer._snapshots, said.append)[0].step == 2
-    shelf.records[3] = good
+    store.records[3] = good
     assert remembered(trainer._snapshots, said.append)[0].step == 3
     abandon(trainer)
 
@@ -138,9 +138,9 @@ def test_a_flipped_byte_of_a_record_shows(directory: Path) -> None:
 @pytest.mark.usefixtures("holder_within")
 def test_a_damaged_record_is_not_made_durable(directory: Path) -> None:
     trainer = trained(directory, 1, 2, 3)
-    shelf = holder._within._holdings[str(directory)].shelf  # type: ignore[union-attr]
-    good = shelf.records[3]
-    shelf.records[3] = Record(good.manifest, good.metadata[:-1] + b"?")
+    store = daemon._in_process._trainings[str(directory)].store  # type: ignore[union-attr]
+    good = store.records[3]
+    store.records[3] = Record(good.manifest, good.metadata[:-1] + b"?")
     trainer.close()
     assert trainer.last_error is not None and "is damaged" in str(trainer.last_error)
     assert not (directory / "step-3").exists()

@@ -1,4 +1,4 @@
-"""However many saves a training makes, it and its holder stay as large as they were."""
+"""However many saves a training makes, it and its daemon stay as large as they were."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def entries(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class Size:
-    resident: tuple[int, int]  # bytes: the trainer's, the holder's
+    resident: tuple[int, int]  # bytes: the trainer's, the daemon's
     descriptors: tuple[int, int]
     threads: tuple[int, int]
     memories: int
-    files: tuple[int, int]  # in the directory with all that is below, and beside the holder's socket
+    files: tuple[int, int]  # in the directory with all that is below, and beside the daemon's socket
 
     @classmethod
     def of(cls, directory: Path) -> Size:

@@ -1,4 +1,4 @@
-"""A holder killed at any question of a save costs no snapshot; of a restore, no more than the memory."""
+"""A daemon killed at any question of a save costs no snapshot; of a restore, no more than the memory."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 from ckpt_memory_holders import holder_pid
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.snapshot.client import Client
+from transom_cli.rpc.local import Client
 
 WIDTH = 1000
 
 
 class Killing:
-    """Kills the holder before it is asked `name` for the `count`-th time, or after it has answered that."""
+    """Kills the daemon before it is asked `name` for the `count`-th time, or after it has answered that."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path, name: str, *, after: bool) -> None:
         self.left = 0
-        real = Client.ask
+        real = Client.call
 
-        def ask(client: Client, asked: str, *more: Any, **about: Any) -> Any:
+        def call(client: Client, asked: str, *more: Any, **about: Any) -> Any:
             here = asked == name and self.left == 1
             self.left -= asked == name
             if here and not after:
@@ -34,7 +34,7 @@ class Killing:
                 os.kill(holder_pid(directory), signal.SIGKILL)
             return answer
 
-        monkeypatch.setattr(Client, "ask", ask)
+        monkeypatch.setattr(Client, "call", call)
 
     @property
     def done(self) -> bool:

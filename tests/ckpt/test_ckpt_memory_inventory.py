@@ -1,4 +1,4 @@
-"""A slot takes only memory that stays, and shares that lie in it; from what nodes say it follows what can be had."""
+"""A buffer takes only memory that stays, and shares that lie in it; from what nodes say it follows what can be had."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom_cli.ckpt.manifest import Manifest
+from transom_cli.ckpt.snapshot.buffer import Buffer, Share, part
 from transom_cli.ckpt.snapshot.inventory import known, shares
-from transom_cli.ckpt.snapshot.slot import Share, Slot, part
 
 PAGE = 4096
 
@@ -34,18 +34,18 @@ def share(*segments: tuple[int, int]) -> Share:
 def test_memory_that_could_be_taken_away_is_not_taken(there: int, told: int, seals: tuple[int, ...]) -> None:
     fd = memory(there, *seals)
     with pytest.raises(ValueError, match="cannot shrink"):
-        Slot(fd, told)
+        Buffer(fd, told)
     os.close(fd)
 
 
 @pytest.mark.parametrize("segment", [(0, PAGE + 1), (PAGE, 1), (-1, 1), (5, -5)])
 def test_a_share_beyond_its_memory_is_refused(segment: tuple[int, int]) -> None:
-    slot = Slot(memory(PAGE, fcntl.F_SEAL_SHRINK), PAGE)
+    buffer = Buffer(memory(PAGE, fcntl.F_SEAL_SHRINK), PAGE)
     with pytest.raises(ValueError):
-        slot.holds(share(segment))
-    assert slot.share is None
-    slot.holds(share((0, PAGE)))
-    slot.close()
+        buffer.holds(share(segment))
+    assert buffer.share is None
+    buffer.holds(share((0, PAGE)))
+    buffer.close()
 
 
 def test_segments_make_up_the_size() -> None:

@@ -89,7 +89,7 @@ def test_memory_of_replaced_ranks_is_given_back_when_a_newer_step_counts(tmp_pat
 def test_without_room_for_both_the_restored_step_is_on_disk_before_its_memory_is_used(
     tmp_path: Path, room: int, to_disk: bool
 ) -> None:
-    """`room`: MiB for the snapshots of a node, the old ones counted. An old slot has 8 MiB, a new one 14."""
+    """`room`: MiB for the snapshots of a node, the old ones counted. An old buffer has 8 MiB, a new one 14."""
     with Nodes(tmp_path / "c", "none", ["a", "a", "b", "b"]) as nodes:
         total = save_three(nodes, [], scale=8)
         nodes.move(["a", "b"])

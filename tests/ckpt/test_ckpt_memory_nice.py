@@ -1,4 +1,4 @@
-"""The memory holder gives way to the training."""
+"""The snapshot daemon gives way to the training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from transom_cli.ckpt.snapshot.client import reach, start
-from transom_cli.ckpt.snapshot.holder import NICE
+from transom_cli.ckpt.snapshot.daemon import NICE
 
 
 def test_a_holder_is_nicer_than_who_started_it(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_a_holder_is_nicer_than_who_started_it(tmp_path: Path) -> None:
         line = reach(path, 60.0)
         own = os.getpriority(os.PRIO_PROCESS, 0)
         assert os.getpriority(os.PRIO_PROCESS, running.pid) == min(19, own + NICE)
-        line.ask("end")
+        line.call("end")
         line.close()
         running.wait(60.0)
     finally:

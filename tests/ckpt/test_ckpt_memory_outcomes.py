@@ -1,4 +1,4 @@
-"""Ranks that wait for a write to end hear of it from their own node's holder, however many there are."""
+"""Ranks that wait for a write to end hear of it from their own node's daemon, however many there are."""
 
 from __future__ import annotations
 
@@ -8,40 +8,41 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from transom_cli.ckpt.snapshot import outcomes
-from transom_cli.ckpt.snapshot.holding import Holding
-from transom_cli.ckpt.snapshot.lines import Server
-from transom_cli.ckpt.snapshot.neighbours import Answer, identity
-from transom_cli.ckpt.snapshot.outcomes import COPYING, DONE, FAILED, RUNNING, UNKNOWN
+from transom_cli.ckpt.snapshot import persist
+from transom_cli.ckpt.snapshot.peers import identity, make_hash
+from transom_cli.ckpt.snapshot.persist import COPYING, DONE, FAILED, RUNNING, UNKNOWN
+from transom_cli.ckpt.snapshot.training import Training
+from transom_cli.rpc.server import Server
+from transom_cli.rpc.verbs import Call, Reply
 
 KEY = b"k" * 32
 LONG = 60.0  # seconds: a test that waits so long has failed
-WAITING = 40  # ranks: more than a holder has lines
+WAITING = 40  # ranks: more than a daemon has lines
 
 
 class Two:
-    """Two nodes' holders of one training; the first sees to what becomes durable. `asked`: what it was asked for."""
+    """Two nodes' daemons of one training; the first sees to what becomes durable. `asked`: what it was asked for."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self.holdings = {node: Holding("/c", "token", node, lambda line: None) for node in ("n0", "n1")}
-        self.servers = {node: Server(KEY, identity(node), None, self._answers(node)) for node in self.holdings}
+        self.trainings = {node: Training("/c", "token", node, lambda line: None) for node in ("n0", "n1")}
+        self.servers = {
+            node: Server(KEY, identity(node), None, self._answers(node), make_hash=make_hash) for node in self.trainings
+        }
         places = {node: ("127.0.0.1", server.start("127.0.0.1")) for node, server in self.servers.items()}
-        for node, holding in self.holdings.items():
-            holding.meet(node, places, KEY)
+        for node, training in self.trainings.items():
+            training.meet(node, places, KEY)
 
     def _answers(self, node: str):
-        def answer(name: str, about: dict[str, object]) -> tuple[Answer, list[memoryview]]:
-            about.pop("directory")
+        def answer(call: Call) -> Reply:
             if node == "n0":
-                self.asked.append(name)
-            told, pieces = self.holdings[node].answer(name, about)
-            return told, list(pieces)
+                self.asked.append(call.verb)
+            return self.trainings[node].answer(call)
 
         return answer
 
     def ends(self, step: int, state: str, trouble: str = "") -> None:
-        self.holdings["n0"].persisting._tell(step, state, trouble)
+        self.trainings["n0"].persister._tell(step, state, trouble)
 
     def close(self) -> None:
         for server in self.servers.values():
@@ -56,7 +57,7 @@ def two() -> Iterator[Two]:
 
 
 def test_many_ranks_wait_without_a_question_to_the_one_that_sees_to_it(two: Two) -> None:
-    there = two.holdings["n1"].persisting
+    there = two.trainings["n1"].persister
     ready = threading.Barrier(WAITING + 1)
 
     def rank(_: int) -> tuple[str, str]:
@@ -73,11 +74,11 @@ def test_many_ranks_wait_without_a_question_to_the_one_that_sees_to_it(two: Two)
 
 def test_what_was_not_heard_is_asked_for_once(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that sees to it could not reach this node when the write ended."""
-    two.holdings["n0"].persisting._outcomes.set(5, DONE)
-    there = two.holdings["n1"].persisting
+    two.trainings["n0"].persister._outcomes.set(5, DONE)
+    there = two.trainings["n1"].persister
     assert there.outcome_by("n0", 5, 0.0) == (RUNNING, ""), "it is taken to be under way for some seconds"
     assert two.asked == []
-    monkeypatch.setattr(outcomes, "_SILENCE", 0.0)
+    monkeypatch.setattr(persist, "_SILENCE", 0.0)
     there._outcomes.forget(None)
     assert [there.outcome_by("n0", 5, 0.0) for _ in range(3)] == [(DONE, "")] * 3
     assert two.asked == ["outcome"]
@@ -86,9 +87,9 @@ def test_what_was_not_heard_is_asked_for_once(two: Two, monkeypatch: pytest.Monk
 def test_one_that_knows_nothing_or_is_gone_leaves_it_unknown_and_is_asked_again(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcomes, "_SILENCE", 0.0)
-    monkeypatch.setattr(outcomes, "_UNSURE", 0.0)
-    there = two.holdings["n1"].persisting
+    monkeypatch.setattr(persist, "_SILENCE", 0.0)
+    monkeypatch.setattr(persist, "_UNSURE", 0.0)
+    there = two.trainings["n1"].persister
     assert there.outcome_by("n0", 5, 0.0) == (UNKNOWN, "")
     two.servers["n0"].stop()
     state, trouble = there.outcome_by("n0", 5, 0.0)
@@ -98,19 +99,19 @@ def test_one_that_knows_nothing_or_is_gone_leaves_it_unknown_and_is_asked_again(
 
 
 def test_copies_are_known_of_until_they_are_written(two: Two) -> None:
-    there = two.holdings["n1"].persisting
+    there = two.trainings["n1"].persister
     two.ends(5, COPYING)
     assert there.outcome_by("n0", 5, LONG) == (COPYING, "")
     assert there.copying_by("n0")
-    assert two.holdings["n0"].persisting.copying_by("n0")
+    assert two.trainings["n0"].persister.copying_by("n0")
     two.ends(5, DONE)
     assert not there.copying_by("n0")
-    assert not two.holdings["n0"].persisting.copying_by("n0")
+    assert not two.trainings["n0"].persister.copying_by("n0")
     assert two.asked == []
 
 
 def test_a_past_that_did_not_happen_is_forgotten(two: Two) -> None:
-    there = two.holdings["n1"].persisting
+    there = two.trainings["n1"].persister
     for step in (4, 5):
         two.ends(step, DONE)
     there.forget(4)
@@ -121,11 +122,11 @@ def test_a_past_that_did_not_happen_is_forgotten(two: Two) -> None:
 @pytest.mark.parametrize("back", [False, True], ids=["saved anew", "gone back to"])
 def test_why_a_step_could_not_be_written_before_is_over_when_it_is_tried_again(two: Two, back: bool) -> None:
     two.ends(5, FAILED, "the disk is full")
-    for node, holding in two.holdings.items():
-        assert holding.persisting.outcome_by("n0", 5, LONG) == (FAILED, "the disk is full")
-        holding.persisting.forget(5) if back else holding.persisting.tried_again(5)
-        assert holding.persisting.outcome_by("n0", 5, 0.0) == (UNKNOWN if node == "n0" else RUNNING, "")
+    for node, training in two.trainings.items():
+        assert training.persister.outcome_by("n0", 5, LONG) == (FAILED, "the disk is full")
+        training.persister.forget(5) if back else training.persister.tried_again(5)
+        assert training.persister.outcome_by("n0", 5, 0.0) == (UNKNOWN if node == "n0" else RUNNING, "")
     two.ends(5, DONE)
-    for holding in two.holdings.values():
-        holding.persisting.tried_again(5)
-        assert holding.persisting.outcome_by("n0", 5, LONG) == (DONE, ""), "what is durable stays so"
+    for training in two.trainings.values():
+        training.persister.tried_again(5)
+        assert training.persister.outcome_by("n0", 5, LONG) == (DONE, ""), "what is durable stays so"

@@ -16,7 +16,7 @@ SAID = "snapshot(s) in memory at a time"
 
 
 @pytest.fixture
-def slots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def buffers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """As many snapshots' memory as its one number says can still be had."""
     left = [3]
     real = arena.Arena.__init__
@@ -47,8 +47,8 @@ def restored(directory: Path) -> int | None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_fewer_snapshots_at_a_time(directory: Path, slots: list[int], count: int, capfd) -> None:
-    slots[0] = count
+def test_fewer_snapshots_at_a_time(directory: Path, buffers: list[int], count: int, capfd) -> None:
+    buffers[0] = count
     held = {"weights": torch.zeros(1000, dtype=torch.int64)}
     trainer = Checkpointer(held, directory, every=1, persist=4)
     train(trainer, held, *range(1, 8))
@@ -61,10 +61,10 @@ def test_fewer_snapshots_at_a_time(directory: Path, slots: list[int], count: int
 
 @pytest.mark.parametrize(("count", "left"), [(1, 4), (2, 7), (3, 7)])
 def test_a_copy_cut_short(
-    directory: Path, slots: list[int], count: int, left: int, monkeypatch: pytest.MonkeyPatch
+    directory: Path, buffers: list[int], count: int, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A single slot is overwritten by the next copy: then what is durable counts."""
-    slots[0] = count
+    """A single buffer is overwritten by the next copy: then what is durable counts."""
+    buffers[0] = count
     held = {"weights": torch.zeros(1000, dtype=torch.int64)}
     trainer = Checkpointer(held, directory, every=1, persist=4)
     train(trainer, held, *range(1, 8))
@@ -80,15 +80,15 @@ def test_a_copy_cut_short(
     assert restored(directory) == left
 
 
-def test_no_memory_at_all(directory: Path, slots: list[int], capfd) -> None:
-    slots[0] = 0
+def test_no_memory_at_all(directory: Path, buffers: list[int], capfd) -> None:
+    buffers[0] = 0
     held = {"weights": torch.zeros(1000, dtype=torch.int64)}
     trainer = Checkpointer(held, directory, every=1, persist=4)
     train(trainer, held, 1, 2)
     assert trainer.last_error is not None and "a snapshot takes" in str(trainer.last_error)
     said = capfd.readouterr().err
     assert "step-2 was not saved" in said and "training goes on" in said
-    slots[0] = 3  # others have given some back
+    buffers[0] = 3  # others have given some back
     train(trainer, held, 3)
     assert trainer.last_error is None
     abandon(trainer)

@@ -6,9 +6,9 @@ import random
 from itertools import combinations
 
 import pytest
-from ckpt_memory_job import LAUNCH, Job, damage, slot
+from ckpt_memory_job import LAUNCH, Job, buffer, damage
 
-from transom_cli.ckpt.snapshot.finding import NotHad
+from transom_cli.ckpt.snapshot.finder import ShareNotFound
 
 CODES = [("replica", 2, 1), ("replica", 5, 1), ("xor:2", 3, 1), ("rs:2+1", 4, 1), ("rs:2+2", 4, 2), ("rs:4+2", 6, 2)]
 
@@ -23,7 +23,7 @@ def protected(protect: str, count: int, **more: dict[str, str]) -> tuple[Job, li
     job = Job(protect, data, **more)
     job.commit(5, data)
     job.protect(5)
-    assert job.said == [] and all(h.shelf.protected == 5 for h in job.holdings.values())
+    assert job.said == [] and all(h.store.protected == 5 for h in job.trainings.values())
     return job, data
 
 
@@ -42,7 +42,9 @@ def test_any_so_many_nodes_may_be_lost(protect: str, count: int, lost: int) -> N
 def test_one_more_is_not_made_good_and_is_told() -> None:
     job, data = protected("rs:2+1", 3)
     job.lose(["n0", "n1"])
-    with pytest.raises(NotHad, match=r"chunks of a stripe are lost, and 0 of its parity rows are left|no parity"):
+    with pytest.raises(
+        ShareNotFound, match=r"chunks of a stripe are lost, and 0 of its parity rows are left|no parity"
+    ):
         job.find("n2", 0, 5)
     assert job.find("n2", 2, 5) == (data[2], "own memory")
 
@@ -61,12 +63,12 @@ def test_damaged_bytes_count_as_lost_wherever_they_are() -> None:
 
 def test_damaged_parity_is_not_believed() -> None:
     job, data = protected("rs:2+2", 4)
-    for row in job.holdings["n2"].parity.rows(5):
+    for row in job.trainings["n2"].parity.rows(5):
         row.memory[0] ^= 1
     job.lose(["n0"])
     assert job.find("n1", 0, 5) == (data[0], "parity in memory")
     job.lose(["n3"])
-    with pytest.raises(NotHad):
+    with pytest.raises(ShareNotFound):
         job.find("n1", 0, 5)
 
 
@@ -75,17 +77,17 @@ def test_a_dead_neighbour_is_left_out_and_said_and_comes_back() -> None:
     job.dead = {"n3"}
     job.commit(6, data)
     job.protect(6)
-    assert job.said == ["step 6 is protected, but for what is on n3: no holder answers there"]
+    assert job.said == ["step 6 is protected, but for what is on n3: no daemon answers there"]
     job.commit(7, data)
     job.protect(7)
     assert len(job.said) == 1, "said once"
-    assert job.first.shelf.protected == 5, "with what n3 held, should it have died"
+    assert job.first.store.protected == 5, "with what n3 held, should it have died"
     job.lose(["n1"])
     assert job.find("n0", 1, 7) == (data[1], "parity in memory"), "the others are protected all the same"
     job.dead = set()
-    job.holdings["n1"].shelf.join(LAUNCH, 1, True)
+    job.trainings["n1"].store.join(LAUNCH, 1, True)
     for index in range(4):
-        job.holdings["n1"].shelf.lend(LAUNCH, 1, index, slot(1 << 16), write=False)
+        job.trainings["n1"].store.lend(LAUNCH, 1, index, buffer(1 << 16), write=False)
     job.commit(8, data)
     job.protect(8)
     assert job.said[1:] == ["step 8 is protected on all nodes again"]
@@ -100,7 +102,7 @@ def test_a_neighbour_that_goes_in_the_middle_costs_no_other_its_protection(reads
     job.commit(5, data)
     job.cut_off = {"n2": reads}
     job.protect(5)
-    assert (job.first.shelf.protected == 5) != bool(job.said), job.said
+    assert (job.first.store.protected == 5) != bool(job.said), job.said
     job.cut_off = {}
     job.lose(["n1"])
     assert job.find("n0", 1, 5)[0] == data[1]
@@ -110,18 +112,18 @@ def test_the_step_before_stays_protected_until_the_next_one_is() -> None:
     job, data = protected("xor:2", 3)
     newer = shares(3, seed=2)
     job.commit(6, newer)
-    for rank, name in enumerate(job.names):  # the next save's slots: neither 5 nor 6 is given out for them
-        index, _ = job.holdings[name].shelf.take(LAUNCH, rank, 0.0)
-        assert index is not None and set(job.holdings[name].shelf.records) == {5, 6}
+    for rank, name in enumerate(job.names):  # the next save's buffers: neither 5 nor 6 is given out for them
+        index, _ = job.trainings[name].store.take(LAUNCH, rank, 0.0)
+        assert index is not None and set(job.trainings[name].store.records) == {5, 6}
     job.lose(["n2"])
-    with pytest.raises(NotHad):
+    with pytest.raises(ShareNotFound):
         job.find("n0", 2, 6)
     job.entries = {f"__{rank}_0.distcp": e for rank, e in enumerate(_entries(5, job))}
     assert job.find("n0", 2, 5) == (data[2], "parity in memory")
 
 
 def _entries(step: int, job: Job) -> list:
-    manifest = job.first.shelf.records[step].read
+    manifest = job.first.store.records[step].read
     return [entry for entry in manifest.files if entry.name != ".metadata"]
 
 
@@ -132,9 +134,9 @@ def test_parity_memory_does_not_grow() -> None:
     for step in range(1, 12):
         job.commit(step, data)
         job.protect(step)
-        sizes.add(sum(holding.parity.size for holding in job.holdings.values()))
+        sizes.add(sum(training.parity.size for training in job.trainings.values()))
     assert len(sizes) == 1
-    assert all(len(holding.parity._spare) <= 8 for holding in job.holdings.values())
+    assert all(len(training.parity._spare) <= 8 for training in job.trainings.values())
 
 
 def test_groups_span_failure_domains() -> None:

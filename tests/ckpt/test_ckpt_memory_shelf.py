@@ -1,7 +1,7 @@
 """What a node's memory gives out to be overwritten, in any order of what its ranks may ask, is never what still counts.
 
-The machine keeps its own account of what was said to the shelf: which step stands in which slot, which counts, what is
-reserved and what is read. The promises are checked against that account alone.
+The machine keeps its own account of the calls to the store: which step is in which buffer, which is committed, what
+is reserved and what is read. The promises are checked against that account alone.
 """
 
 from __future__ import annotations
@@ -9,32 +9,32 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import pytest
-from ckpt_memory_made import SIZE, launch, record, share, slot
+from ckpt_memory_made import SIZE, buffer, launch, record, share
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from transom_cli.ckpt.failures import TakenOver
 from transom_cli.ckpt.snapshot.reservations import Reservations
-from transom_cli.ckpt.snapshot.shelf import Shelf
+from transom_cli.ckpt.snapshot.store import Store
 
 RANKS = (0, 1)
 A_RANK = st.sampled_from(RANKS)
 
 
 class Account:
-    """One rank, as it has told the shelf: its launch, by slot the step in it or None, and the slot that it writes."""
+    """One rank, as the store knows it: its launch, the step in each buffer or None, and the buffer that it writes."""
 
     def __init__(self, launch: int) -> None:
         self.launch = launch
-        self.slots: dict[int, int | None] = {}
+        self.buffers: dict[int, int | None] = {}
         self.writing: int | None = None
 
 
-class ShelfMachine(RuleBasedStateMachine):
+class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.shelf = Shelf("/checkpoints", "token")
+        self.store = Store("/checkpoints", "token")
         self.launches = 1
         self.step = 0  # the newest that any rank has begun
         self.ranks: dict[int, Account] = {}
@@ -43,12 +43,12 @@ class ShelfMachine(RuleBasedStateMachine):
         self.early: set[int] = set()  # released before they were committed here
         self.readers: list[tuple[int, ExitStack]] = []
         self.restored: int | None = None  # the step that the launch was restored from, until a newer one is safe
-        self.promised: set[tuple[int, int]] = set()  # rank and slot of its shares
+        self.promised: set[tuple[int, int]] = set()  # rank and buffer of its shares
 
     def teardown(self) -> None:
         for _, reader in self.readers:
             reader.close()
-        self.shelf.close()
+        self.store.close()
 
     @property
     def now(self):
@@ -68,8 +68,8 @@ class ShelfMachine(RuleBasedStateMachine):
         """What ranks of older launches have left is given back, but for these steps."""
         for rank in [rank for rank in self.ranks if not self.here(rank)]:
             mine = self.ranks[rank]
-            mine.slots = {n: step for n, step in mine.slots.items() if step in kept}
-            if not mine.slots:
+            mine.buffers = {n: step for n, step in mine.buffers.items() if step in kept}
+            if not mine.buffers:
                 del self.ranks[rank]
 
     def let_restored_go(self) -> None:
@@ -86,9 +86,9 @@ class ShelfMachine(RuleBasedStateMachine):
 
     @rule(rank=A_RANK)
     def come(self, rank: int) -> None:
-        back = self.shelf.join(self.now, rank, False)
+        back = self.store.join(self.now, rank, False)
         mine = self.ranks.setdefault(rank, Account(self.launches))
-        assert {n: one.share and one.share.step for n, one in back.items()} == mine.slots
+        assert {n: one.share and one.share.step for n, one in back.items()} == mine.buffers
         mine.launch, mine.writing = self.launches, None
 
     @rule(rank=A_RANK)
@@ -104,21 +104,21 @@ class ShelfMachine(RuleBasedStateMachine):
         if not self.here(rank):
             return
         mine = self.ranks[rank]
-        fresh = slot()
-        if mine.slots.get(index) is not None and mine.writing != index:
+        fresh = buffer()
+        if mine.buffers.get(index) is not None and mine.writing != index:
             with pytest.raises(ValueError, match="holds"):
-                self.shelf.lend(self.now, rank, index, fresh, write=True)
+                self.store.lend(self.now, rank, index, fresh, write=True)
             fresh.close()
             return
-        self.shelf.lend(self.now, rank, index, fresh, write=True)
-        mine.slots[index] = None
+        self.store.lend(self.now, rank, index, fresh, write=True)
+        mine.buffers[index] = None
         if mine.writing is None:
             mine.writing = index
 
     @rule(rank=A_RANK)
     def leave(self, rank: int) -> None:
         if self.here(rank):
-            last = self.shelf.leave(self.now, rank)
+            last = self.store.leave(self.now, rank)
             del self.ranks[rank]
             self.promised = {place for place in self.promised if place[0] != rank}
             if not any(self.here(other) for other in RANKS):
@@ -134,26 +134,26 @@ class ShelfMachine(RuleBasedStateMachine):
             return
         mine = self.ranks[rank]
         kept = self.in_use() | self.pinned()
-        kept |= {max(self.committed)} if self.committed and len(mine.slots) > 1 else set()
-        may = {n for n, step in mine.slots.items() if step not in kept}
-        index, why = self.shelf.take(self.now, rank, 0.0)
+        kept |= {max(self.committed)} if self.committed and len(mine.buffers) > 1 else set()
+        may = {n for n, step in mine.buffers.items() if step not in kept}
+        index, why = self.store.take(self.now, rank, 0.0)
         if mine.writing is not None:
             assert index == mine.writing  # it has one already
         elif may:
-            assert index in may, f"slot {index} was given out, and only {may} may be"
-            empty = {n for n in may if mine.slots[n] is None}
+            assert index in may, f"buffer {index} was given out, and only {may} may be"
+            empty = {n for n in may if mine.buffers[n] is None}
             assert not empty or index in empty, "a snapshot was overwritten for nothing"
         else:
             assert index is None and why
         if index is not None:
-            mine.writing, mine.slots[index] = index, None
+            mine.writing, mine.buffers[index] = index, None
 
     @rule(rank=A_RANK)
     def drop(self, rank: int) -> None:
         if self.here(rank) and self.ranks[rank].writing is not None:
             index = self.ranks[rank].writing
-            self.shelf.drop(self.now, rank, index)
-            del self.ranks[rank].slots[index]
+            self.store.drop(self.now, rank, index)
+            del self.ranks[rank].buffers[index]
             self.ranks[rank].writing = None
 
     @rule(rank=A_RANK, next_one=st.booleans())
@@ -163,35 +163,35 @@ class ShelfMachine(RuleBasedStateMachine):
             return
         mine = self.ranks[rank]
         if mine.writing is None:
-            with pytest.raises(ValueError, match="no slot"):
-                self.shelf.hold(self.now, rank, share(self.step, rank))
+            with pytest.raises(ValueError, match="no buffer"):
+                self.store.hold(self.now, rank, share(self.step, rank))
             return
-        self.step += next_one or self.step == 0 or self.step in mine.slots.values() or self.step in self.committed
-        self.shelf.hold(self.now, rank, share(self.step, rank))
-        mine.slots[mine.writing], mine.writing = self.step, None
+        self.step += next_one or self.step == 0 or self.step in mine.buffers.values() or self.step in self.committed
+        self.store.hold(self.now, rank, share(self.step, rank))
+        mine.buffers[mine.writing], mine.writing = self.step, None
 
     @rule(durable=st.booleans())
     def commit(self, durable: bool) -> None:
         """When all ranks of the launch hold it."""
         ours = [rank for rank in RANKS if self.here(rank)]
-        if not ours or not all(self.step in self.ranks[rank].slots.values() for rank in ours):
+        if not ours or not all(self.step in self.ranks[rank].buffers.values() for rank in ours):
             return
         again = self.step in self.committed
-        self.shelf.commit(self.now, self.step, record(self.step, len(RANKS)), ["disk"] if durable else [])
+        self.store.commit(self.now, self.step, record(self.step, len(RANKS)), ["disk"] if durable else [])
         self.committed.add(self.step)
         if self.restored is None:
             self.former_go(self.in_use())
         if durable and not again and self.step not in self.early:
             self.reserved.add(self.step)
 
-    @rule(durable=st.booleans(), read=st.booleans(), slots=st.integers(1, 3), early=st.booleans())
-    def save(self, durable: bool, read: bool, slots: int, early: bool) -> None:
+    @rule(durable=st.booleans(), read=st.booleans(), buffers=st.integers(1, 3), early=st.booleans())
+    def save(self, durable: bool, read: bool, buffers: int, early: bool) -> None:
         """A whole one, as a training makes one after the other, so that deep states are reached."""
         for rank in RANKS:
             if not self.here(rank):
                 self.come(rank)
-            for index in range(slots):
-                if index not in self.ranks[rank].slots and self.ranks[rank].writing is None:
+            for index in range(buffers):
+                if index not in self.ranks[rank].buffers and self.ranks[rank].writing is None:
                     self.lend(rank, index)
             self.take(rank)
         if all(self.ranks[rank].writing is not None for rank in RANKS):
@@ -208,23 +208,23 @@ class ShelfMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.reserved)
     def release(self, data) -> None:
         step = data.draw(st.sampled_from(sorted(self.reserved)))
-        self.shelf.release(step, "disk")
+        self.store.release(step, "disk")
         self.reserved.discard(step)
 
     @rule()
     def release_the_next_one(self) -> None:
         """Who sees to it was sooner than this node's own ranks."""
         if any(self.here(rank) for rank in RANKS):
-            self.shelf.release(self.step + 1, "disk")
+            self.store.release(self.step + 1, "disk")
             self.early.add(self.step + 1)
 
     @rule(data=st.data())
     @precondition(lambda self: self.reserved)
     def release_all(self, data) -> None:
         step = data.draw(st.sampled_from(sorted(self.reserved)))
-        self.shelf.release_all(step, "network")
-        assert self.reserved <= {n for n, _, uses in self.shelf.committed() if "disk" in uses}
-        self.shelf.release_all(step, "disk")
+        self.store.release_all(step, "network")
+        assert self.reserved <= {n for n, _, uses in self.store.committed() if "disk" in uses}
+        self.store.release_all(step, "disk")
         self.reserved = {n for n in self.reserved if n > step}
 
     # A restore
@@ -232,29 +232,29 @@ class ShelfMachine(RuleBasedStateMachine):
     @rule(back=st.integers(0, 1))
     def restore(self, back: int) -> None:
         """From memory: this node's ranks, and those that have gone, keep what they hold of it."""
-        held = {step for mine in self.ranks.values() for step in mine.slots.values()} & self.committed
+        held = {step for mine in self.ranks.values() for step in mine.buffers.values()} & self.committed
         if not any(self.here(rank) for rank in RANKS) or len(held) <= back:
             return
         step = sorted(held)[-1 - back]
-        self.shelf.commit(self.now, step, record(step, len(RANKS)), restored=True)
-        self.shelf.rewind(self.now, step)
+        self.store.commit(self.now, step, record(step, len(RANKS)), restored=True)
+        self.store.rewind(self.now, step)
         self.restored = step
         self.forget_newer(step)
         self.former_go(self.in_use() | {step})
-        self.promised = {(rank, n) for rank, mine in self.ranks.items() for n, s in mine.slots.items() if s == step}
+        self.promised = {(rank, n) for rank, mine in self.ranks.items() for n, s in mine.buffers.items() if s == step}
 
     @rule()
     @precondition(lambda self: self.restored is not None)
     def a_newer_step_counts_everywhere(self) -> None:
         if any(self.here(rank) for rank in RANKS) and max(self.committed) > self.restored:
-            self.shelf.superseded(self.now, max(self.committed))
+            self.store.superseded(self.now, max(self.committed))
             self.let_restored_go()
 
     @rule()
     @precondition(lambda self: self.restored is not None)
     def the_restored_step_is_on_disk(self) -> None:
         if any(self.here(rank) for rank in RANKS):
-            self.shelf.durable(self.now, self.restored)
+            self.store.durable(self.now, self.restored)
             self.let_restored_go()
 
     @rule(rank=A_RANK)
@@ -262,9 +262,9 @@ class ShelfMachine(RuleBasedStateMachine):
     def read(self, rank: int) -> None:
         if rank not in self.ranks:
             return
-        for step in {step for step in self.ranks[rank].slots.values() if step is not None}:
+        for step in {step for step in self.ranks[rank].buffers.values() if step is not None}:
             reader = ExitStack()
-            found, _ = reader.enter_context(self.shelf.reading(step, share(step, rank).file))
+            found, _ = reader.enter_context(self.store.reading(step, share(step, rank).file))
             assert found == share(step, rank)
             self.readers.append((step, reader))
 
@@ -278,9 +278,9 @@ class ShelfMachine(RuleBasedStateMachine):
         """To a step that is still held, or to the start."""
         if not any(self.here(rank) for rank in RANKS):
             return
-        held = {step for mine in self.ranks.values() for step in mine.slots.values()} & self.committed
+        held = {step for mine in self.ranks.values() for step in mine.buffers.values()} & self.committed
         step = sorted(held)[-1 - back] if len(held) > back else None
-        self.shelf.rewind(self.now, step)
+        self.store.rewind(self.now, step)
         self.forget_newer(step)
         if step is None or step != self.restored:
             self.restored, self.promised = None, set()
@@ -294,8 +294,8 @@ class ShelfMachine(RuleBasedStateMachine):
         self.reserved &= past
         self.early.clear()
         for mine in self.ranks.values():
-            mine.slots = {n: s if s is not None and step is not None and s <= step else None
-                          for n, s in mine.slots.items()}  # fmt: skip
+            mine.buffers = {n: s if s is not None and step is not None and s <= step else None
+                          for n, s in mine.buffers.items()}  # fmt: skip
 
     # Who comes too late
 
@@ -304,46 +304,46 @@ class ShelfMachine(RuleBasedStateMachine):
     def an_older_launch(self, rank: int, what: str) -> None:
         if not any(self.here(rank) for rank in RANKS):
             return
-        old, before, records = launch(self.launches - 1), self.shelf.slots(), dict(self.shelf.records)
-        spare = slot()
+        old, before, records = launch(self.launches - 1), self.store.buffers(), dict(self.store.records)
+        spare = buffer()
         with pytest.raises(TakenOver):
             {
-                "join": lambda: self.shelf.join(old, rank, False),
-                "lend": lambda: self.shelf.lend(old, rank, 0, spare, write=True),
-                "take": lambda: self.shelf.take(old, rank, 0.0),
-                "drop": lambda: self.shelf.drop(old, rank, 0),
-                "leave": lambda: self.shelf.leave(old, rank),
-                "hold": lambda: self.shelf.hold(old, rank, share(self.step, rank)),
-                "commit": lambda: self.shelf.commit(old, self.step + 1, record(self.step + 1, 2)),
-                "rewind": lambda: self.shelf.rewind(old, None),
+                "join": lambda: self.store.join(old, rank, False),
+                "lend": lambda: self.store.lend(old, rank, 0, spare, write=True),
+                "take": lambda: self.store.take(old, rank, 0.0),
+                "drop": lambda: self.store.drop(old, rank, 0),
+                "leave": lambda: self.store.leave(old, rank),
+                "hold": lambda: self.store.hold(old, rank, share(self.step, rank)),
+                "commit": lambda: self.store.commit(old, self.step + 1, record(self.step + 1, 2)),
+                "rewind": lambda: self.store.rewind(old, None),
             }[what]()
         spare.close()
-        assert self.shelf.slots() == before and self.shelf.records == records
+        assert self.store.buffers() == before and self.store.records == records
 
     @invariant()
     def what_is_held_is_what_was_held(self) -> None:
-        told = {(rank, n): (one and one.step) for rank, n, size, one in self.shelf.slots() if size == SIZE}
-        assert told == {(rank, n): step for rank, mine in self.ranks.items() for n, step in mine.slots.items()}
+        told = {(rank, n): (one and one.step) for rank, n, size, one in self.store.buffers() if size == SIZE}
+        assert told == {(rank, n): step for rank, mine in self.ranks.items() for n, step in mine.buffers.items()}
         for step in {step for step in told.values() if step is not None}:
-            holders = {rank for (rank, _), held in told.items() if held == step}
-            assert self.shelf.shares(step) == {share(step, rank).file: share(step, rank) for rank in holders}
+            daemons = {rank for (rank, _), held in told.items() if held == step}
+            assert self.store.shares(step) == {share(step, rank).file: share(step, rank) for rank in daemons}
 
     @invariant()
     def what_is_reserved_is_known(self) -> None:
-        assert {step for step, _, uses in self.shelf.committed() if uses} == self.reserved
+        assert {step for step, _, uses in self.store.committed() if uses} == self.reserved
 
     @invariant()
     def the_newest_counts(self) -> None:
-        assert self.shelf.newest == max(self.committed, default=None)
+        assert self.store.newest == max(self.committed, default=None)
 
     @invariant()
     def the_restored_step_stays_until_a_newer_one_is_safe(self) -> None:
-        told = {(rank, n): (one and one.step) for rank, n, _, one in self.shelf.slots()}
+        told = {(rank, n): (one and one.step) for rank, n, _, one in self.store.buffers()}
         assert {told.get(place) for place in self.promised} <= self.pinned()
 
 
-TestShelf = ShelfMachine.TestCase
-TestShelf.settings = settings(max_examples=40, deadline=None)
+TestStore = StoreMachine.TestCase
+TestStore.settings = settings(max_examples=40, deadline=None)
 
 
 @pytest.mark.parametrize("back", ["rewind", "clear"])

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.snapshot.account import Account, Held, Step, together
-from transom_cli.ckpt.snapshot.shown import LOOK, SIGN, SILENT, Showing
+from transom_cli.ckpt.snapshot.status import LOOK, SIGN, SILENT, StatusWriter
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.core.codec import plain
 from transom_cli.core.operator.state import Job, State
@@ -92,7 +92,7 @@ def test_a_runs_memory_is_listed_verified_and_gone_with_its_holders(tmp_path: Pa
         attempt.outcome.write_text("{}")
         assert _memory("ls", run.path) == {}
         for name in ("n0", "n1"):
-            assert nodes.holders[name].wait(30) == 0
+            assert nodes.daemons[name].wait(30) == 0
             assert not attempt.memory(name).exists()
 
 
@@ -163,7 +163,7 @@ def test_status_tells_when_it_saves_and_the_whole_reason(tmp_path: Path) -> None
 
 def test_a_folder_that_cannot_be_written_costs_nothing_and_is_tried_again(tmp_path: Path) -> None:
     path, accounts = tmp_path / "nodes" / "n0.memory", [_account(tmp_path)]
-    showing = Showing(path, lambda: accounts)
+    showing = StatusWriter(path, lambda: accounts)
     showing.start()
     time.sleep(1.5 * LOOK)
     assert not path.parent.exists()
@@ -178,7 +178,7 @@ def test_a_folder_that_cannot_be_written_costs_nothing_and_is_tried_again(tmp_pa
 
 def test_what_has_not_changed_is_not_written_again_but_touched(tmp_path: Path) -> None:
     path, accounts = tmp_path / "n0.memory", [_account(tmp_path)]
-    showing = Showing(path, lambda: accounts)
+    showing = StatusWriter(path, lambda: accounts)
     showing._look(100.0)
     first = path.stat()
     os.utime(path, (1.0, 1.0))

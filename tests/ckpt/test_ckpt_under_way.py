@@ -35,7 +35,7 @@ class SlowNodes(AttemptNodes):
         for name in self.names:
             path = agents_path(self.beats(name))
             more = "--socket", path, "--attempt-dir", str(self.attempt.path), "--node", name
-            self.holders[name] = subprocess.Popen([sys.executable, SLOW, *more], start_new_session=True)
+            self.daemons[name] = subprocess.Popen([sys.executable, SLOW, *more], start_new_session=True)
             self.agents[name] = reach(path, 60.0)
         return self
 
@@ -74,8 +74,8 @@ def test_a_write_and_a_restore_are_seen_while_they_are_under_way(tmp_path: Path)
         assert planned.coming == Coming(4, every=1, persist=1000, durable=1000)
         assert planned.schedule == "every step; one of 1000 is made durable" and planned.parts == ()
 
-        nodes.agents["n0"].ask("look", directory=str(run.checkpoints), token=(run.checkpoints / ".memory").read_text())
-        nodes.agents["n0"].ask("persist", step=3, attempt="7.0.0", keep=2, keep_every=None)
+        nodes.agents["n0"].call("look", directory=str(run.checkpoints), token=(run.checkpoints / ".memory").read_text())
+        nodes.agents["n0"].call("persist", step=3, attempt="7.0.0", keep=2, keep_every=None)
         writing = seen(run, rank_operation(WRITING))
         assert (only(writing).step, only(writing).place) == (3, str(run.checkpoints)) and only(writing).of > 1 << 20
         assert "now         saving step 3 to disk: " in status(run, writing, 7.0)

@@ -1,4 +1,4 @@
-"""Snapshots in memory outlive ranks, an agent, a holder, and last of all the nodes themselves: with real PyTorch."""
+"""Snapshots in memory outlive ranks, an agent, a daemon, and last of all the nodes themselves: with real PyTorch."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_rank_is_killed_between_two_durable_checkpoints(
     assert f"restored step-{step} in memory" in log
     assert last_step(run, view, 0) - step <= 1, "a step is lost at most"
     assert (tmp_path / "final").read_text() == undisturbed
-    wait_for(lambda: gone(attempt, ("node1", "node2")), "a holder has outlived the attempt")
+    wait_for(lambda: gone(attempt, ("node1", "node2")), "a daemon has outlived the attempt")
 
 
 @pytest.mark.long
@@ -75,7 +75,7 @@ def test_a_rank_is_killed_between_two_durable_checkpoints(
 def test_a_rank_is_killed_after_its_nodes_agent(
     person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str, both: bool
 ) -> None:
-    """Where Slurm follows processes by control groups, the holder goes with the agent's step."""
+    """Where Slurm follows processes by control groups, the daemon goes with the agent's step."""
     run = person.start("-N", "2", "--", *remembering(tmp_path / "final"))
     view = person.wait(run, at_step(20))
     attempt = run.attempt(view["job_id"], 0)
@@ -84,7 +84,7 @@ def test_a_rank_is_killed_after_its_nodes_agent(
     if both:
         os.kill(held, signal.SIGKILL)
     wait_for(lambda: agent_pid(attempt, "node2") != before, "no new agent")
-    wait_for(lambda: holder_pid(attempt, "node2"), "no holder")
+    wait_for(lambda: holder_pid(attempt, "node2"), "no daemon")
     assert (holder_pid(attempt, "node2") == held) is not both
     step = person.status(run)["step"]
     view = person.wait(run, at_step(step + 5))
@@ -106,7 +106,7 @@ def test_a_holder_is_killed_and_a_rank_later(
     attempt = run.attempt(view["job_id"], 0)
     before = holder_pid(attempt, "node2")
     os.kill(before, signal.SIGKILL)
-    wait_for(lambda: holder_pid(attempt, "node2") not in (0, before), "no new holder")
+    wait_for(lambda: holder_pid(attempt, "node2") not in (0, before), "no new daemon")
     view = person.wait(run, at_step(view["step"] + 20))
     assert view["incidents"] == [], "the training has not noticed"
     faults.kill_rank(sandbox, view["job_id"], 1)
@@ -117,14 +117,14 @@ def test_a_holder_is_killed_and_a_rank_later(
     assert last_step(run, view, 0) - step <= 1
     assert (tmp_path / "final").read_text() == undisturbed
     logs = "".join(p.read_text() for p in attempt.path.glob("agents*"))
-    assert logs.count("the memory holder of this node has died") == 1, logs
+    assert logs.count("the snapshot daemon of this node has died") == 1, logs
 
 
 @pytest.mark.long
 def test_ranks_hang_while_somebody_requeues_the_job(
     person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
 ) -> None:
-    """TERM to all of the job, and KILL half a minute later: nobody but the holders can save."""
+    """TERM to all of the job, and KILL half a minute later: nobody but the daemons can save."""
     run = person.start("-N", "2", "--", *remembering(tmp_path / "final", "--hang", "20"))
     view = person.wait(run, at_step(20))
     sandbox.slurm("scontrol", "requeue", str(view["job_id"]))

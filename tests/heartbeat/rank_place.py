@@ -16,7 +16,7 @@ from transom_cli.layout import RunDir
 __all__ = ["ROOT", "WRAPPER", "Place", "wait_for"]
 
 ROOT = Path(__file__).parents[2]
-WRAPPER = ROOT / "transom_cli" / "supervise" / "agent" / "rank.py"
+WRAPPER = ROOT / "transom_cli" / "supervise" / "agent" / "rank_wrapper.py"
 
 
 class Place:
@@ -53,7 +53,8 @@ class Place:
         told = self.run.path / "cgroup"
         if groups is not None:
             told.write_text(groups)
-        main = f"import sys; sys.path.append({str(ROOT)!r}); from transom_cli.supervise.agent import rank; "
+        main = f"import sys; sys.path.append({str(ROOT)!r}); "
+        main += "from transom_cli.supervise.agent import rank_wrapper as rank; "
         main += f"sys.exit(rank.main(sys.argv[1:], {str(told)!r}))"
         return self.start(sys.executable, "-c", code, wrapper=("-c", main))
 

@@ -49,7 +49,7 @@ class Node:
         return self.started[-1]
 
     def rank(self, number: int, code: str = RANK) -> subprocess.Popen[str]:
-        wrapper = str(ROOT / "transom_cli" / "supervise" / "agent" / "rank.py")
+        wrapper = str(ROOT / "transom_cli" / "supervise" / "agent" / "rank_wrapper.py")
         where = ("--attempt-dir", str(self.attempt.path), "--node-beats-dir", str(self.beats))
         return self.spawn("-I", "-S", wrapper, *where, "--", sys.executable, "-c", code, SLURM_PROCID=str(number))
 

@@ -131,7 +131,7 @@ def test_a_full_disk_is_survived_and_told_later(told: Told) -> None:
 
 def test_the_thread_reads_what_agents_write(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a rank's account in its beat file, through the agent's document, to the launcher."""
-    monkeypatch.setattr("transom_cli.supervise.agent.spending.EVERY", 0.0)
+    monkeypatch.setattr("transom_cli.supervise.agent.step_breakdown.EVERY", 0.0)
     beats = told.attempt.path / "beats"
     beats.mkdir()
     buffer = bytearray(account.SIZE)
@@ -142,7 +142,7 @@ def test_the_thread_reads_what_agents_write(told: Told, monkeypatch: pytest.Monk
     (beats / "rank-3").write_bytes(buffer)
     (beats / "rank-4").write_bytes(bytes(rec.SIZE))  # a trainer of before there were accounts
     rows = [RankBeat(r, 0, 4, 5, 0.0, None, "step", 1, "R") for r in (3, 4, 5)]
-    Spending(told.attempt, "n1", str(beats)).look(1.0, rows)
+    StepBreakdown(told.attempt, "n1", str(beats)).look(1.0, rows)
     (told.attempt.nodes / "n2.spent").write_text("{torn")
     (told.attempt.nodes / "n3.spent").write_text(told.attempt.spent("n1").read_text().replace("1.0", "0.0", 1))
     read = told.reporter._read()

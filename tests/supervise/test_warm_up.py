@@ -76,9 +76,9 @@ def test_each_message_is_within_what_a_launcher_may_send() -> None:
     lists = list(parts(files))
     assert [path for part in lists for path in part] == [path for path, _ in files]
     assert len(lists) > 1
-    meeting: Meeting = Party(LAUNCHER, bytes(32), "7.0/n3").meet(bytes(32), bytes(32))
+    channel = Endpoint(CLIENT, bytes(32), "7.0/n3").pair(bytes(32), bytes(32))
     for part in lists:
-        assert len(meeting.sender.frame({"ask": "warm", "files": part})) < LIMITS[LAUNCHER]
+        assert len(channel.sender.frame(Call("warm", {"files": part}).encode())) < LIMITS[CLIENT]
 
 
 def test_files_that_would_be_too_much_are_left_out() -> None:

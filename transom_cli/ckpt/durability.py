@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from transom_cli.ckpt.names import MANIFEST, step_name
-from transom_cli.ckpt.snapshot import messages
-from transom_cli.ckpt.snapshot.client import Client
-from transom_cli.ckpt.snapshot.meeting_place import Meeting
-from transom_cli.ckpt.snapshot.outcomes import ENDED, FAILED, RUNNING
+from transom_cli.ckpt.snapshot.persist import ENDED, FAILED, RUNNING
 from transom_cli.ckpt.snapshot.record import Record
+from transom_cli.ckpt.snapshot.rendezvous import DaemonAddress
+from transom_cli.rpc.errors import RpcError
+from transom_cli.rpc.local import Client
 
 _UNHEARD = 10.0  # seconds in which nothing is heard of a write
 
@@ -19,7 +19,7 @@ _UNHEARD = 10.0  # seconds in which nothing is heard of a write
 class Durability:
     """`by`: the node whose holder sees to it. Asks this node's holder, by a line of its own. For any thread."""
 
-    def __init__(self, at: Meeting, directory: Path, token: str, by: str) -> None:
+    def __init__(self, at: DaemonAddress, directory: Path, token: str, by: str) -> None:
         self._at, self._directory, self._token, self._by = at, directory, token, by
 
     def outcome(self, step: int, record: Record | None) -> str:
@@ -31,9 +31,9 @@ class Durability:
                 try:
                     if line is None:
                         line = self._at.connect()
-                        line.ask("look", directory=str(self._directory), token=self._token)
-                    answer = line.ask("outcome", step=step, by=self._by, patience=1.0)[0]
-                except messages.FAILURES as error:
+                        line.call("look", directory=str(self._directory), token=self._token)
+                    answer = line.call("outcome", step=step, by=self._by, patience=1.0)[0]
+                except RpcError as error:
                     line, answer = None, {"trouble": error.what}
                 state, trouble = answer.get("state"), str(answer.get("trouble", ""))
                 if state in ENDED:
@@ -41,9 +41,9 @@ class Durability:
                 now = time.monotonic()
                 silent = None if state == RUNNING else silent or now
                 if silent is not None and now - silent >= _UNHEARD:
-                    with suppress(*messages.FAILURES):
+                    with suppress(RpcError):
                         if line is not None:
-                            line.ask("unheard", step=step)
+                            line.call("unheard", step=step)
                     unknown = trouble or f"the memory holder of {self._by} knows nothing of it any more"
                     return "" if self.on_disk(step, record) else unknown
                 if line is None:

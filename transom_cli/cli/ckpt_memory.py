@@ -17,7 +17,7 @@ from transom_cli.view.text import size
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.snapshot.account import InMemory
-    from transom_cli.ckpt.snapshot.checking import Checked
+    from transom_cli.ckpt.snapshot.verify import Checked
     from transom_cli.layout import AttemptDir, RunDir
 
 
@@ -35,51 +35,51 @@ class Seen:
     @property
     def good(self) -> bool:
         """Whether a step was found that can be had, all of it."""
-        from transom_cli.ckpt.snapshot.checking import DAMAGED, GOOD
+        from transom_cli.ckpt.snapshot.verify import DAMAGED, GOOD
 
         return any(not isinstance(one, str) and one.state in (GOOD, DAMAGED) for one in self.checked.values())
 
 
 def seen(run: RunDir | None, directory: Path) -> Seen:
     """What is in memory of the training that checkpoints into `directory`."""
-    from transom_cli.ckpt.snapshot.messages import FAILURES
-    from transom_cli.ckpt.snapshot.visiting import visit
+    from transom_cli.ckpt.snapshot.query import open_query
+    from transom_cli.rpc.errors import RpcError
 
     attempt = _attempt(run)
     if run is not None:
         return Seen() if attempt is None else _shown(attempt, directory)
     try:
-        visiting = visit(directory, None)
-        if visiting is None:
+        query = open_query(directory, None)
+        if query is None:
             return Seen()
-        with visiting:
-            return _asked(visiting)
-    except FAILURES:  # it has ended meanwhile
+        with query:
+            return _asked(query)
+    except RpcError:  # it has ended meanwhile
         return Seen()
 
 
 def checked(run: RunDir | None, directory: Path, step: int | None) -> Seen:
     """The same, and all of it (or that step alone) read again by the nodes; `unread` says why it was not."""
-    from transom_cli.ckpt.snapshot.messages import FAILURES
-    from transom_cli.ckpt.snapshot.visiting import visit
+    from transom_cli.ckpt.snapshot.query import open_query
+    from transom_cli.rpc.errors import RpcError
 
     attempt = _attempt(run)
     if run is not None and attempt is None:
         return Seen()
     try:
-        visiting = visit(directory, attempt)
-        if visiting is None:
+        query = open_query(directory, attempt)
+        if query is None:
             return _unreached(run, attempt, directory, step)
-        with visiting:
-            found = _asked(visiting)
+        with query:
+            found = _asked(query)
             steps = [one for one in found.steps if step in (None, one.step)]
             results: dict[int, Checked | str] = {}
             for number in dict.fromkeys(one.step for one in steps):
                 try:
-                    results[number] = visiting.check(number)
-                except FAILURES as error:
+                    results[number] = query.check(number)
+                except RpcError as error:
                     results[number] = error.what
-    except FAILURES:
+    except RpcError:
         return Seen()
     return Seen(steps, 0.0, found.silent, "", results)
 
@@ -126,21 +126,21 @@ def as_json(found: Seen) -> dict[str, Any]:
 
 
 def _attempt(run: RunDir | None) -> AttemptDir | None:
-    from transom_cli.ckpt.snapshot.shown import newest_attempt
+    from transom_cli.ckpt.snapshot.status import newest_attempt
 
     return None if run is None else newest_attempt(run.attempts)
 
 
-def _asked(visiting: Any) -> Seen:
+def _asked(query: Any) -> Seen:
     from transom_cli.ckpt.snapshot.account import together
 
-    accounts, silent = visiting.accounts()
+    accounts, silent = query.accounts()
     return Seen(together(accounts), 0.0, {node: f"no answer ({why})" for node, why in silent.items()})
 
 
 def _shown(attempt: AttemptDir, directory: Path) -> Seen:
     from transom_cli.ckpt.snapshot.account import together
-    from transom_cli.ckpt.snapshot.shown import read
+    from transom_cli.ckpt.snapshot.status import read
 
     sight = read(attempt, directory, time.time())
     silent = {node: f"no sign of life for {_span(age)}" for node, age in sight.silent.items()}
@@ -174,7 +174,7 @@ def _state(found: Seen, one: InMemory) -> str:
 
 
 def _result(result: Checked) -> str:
-    from transom_cli.ckpt.snapshot.checking import DAMAGED, GIVEN_UP, LOST
+    from transom_cli.ckpt.snapshot.verify import DAMAGED, GIVEN_UP, LOST
 
     if result.state == GIVEN_UP:
         return "given up for a newer step meanwhile"

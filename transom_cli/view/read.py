@@ -11,7 +11,7 @@ from typing import Any
 
 from transom_cli.ckpt.schedule.coming import Coming
 from transom_cli.ckpt.snapshot.account import newest_whole
-from transom_cli.ckpt.snapshot.shown import newest_attempt, read_all
+from transom_cli.ckpt.snapshot.status import newest_attempt, read_all
 from transom_cli.ckpt.underway import Part, joined
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State

@@ -15,7 +15,7 @@ from transom_cli.supervise.agent import procfs
 __all__ = ["DAEMON", "DEAF", "NODE", "ROOT", "SLEEP", "UP", "WRAPPER", "Ranks", "wait_for"]
 
 ROOT = Path(__file__).parents[3]
-WRAPPER = ROOT / "transom_cli" / "supervise" / "agent" / "rank.py"
+WRAPPER = ROOT / "transom_cli" / "supervise" / "agent" / "rank_wrapper.py"
 NODE = "nodeX"
 
 

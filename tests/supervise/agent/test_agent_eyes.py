@@ -18,10 +18,10 @@ from agent_ranks import ROOT, WRAPPER, wait_for
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.heartbeat.table import RankBeat, decode
 from transom_cli.layout import RunDir
-from transom_cli.supervise.agent import eyes as eyes_module
-from transom_cli.supervise.agent import secret
-from transom_cli.supervise.agent.client import Client, Failed
-from transom_cli.supervise.agent.eyes import Eyes
+from transom_cli.rpc import secret
+from transom_cli.rpc.client import Client, Failed
+from transom_cli.supervise.agent import monitor as monitor_module
+from transom_cli.supervise.agent.monitor import Monitor
 
 NODE = "nodeX"
 FAILING = "from transom_cli import beat\nbeat(3)\nraise ValueError('mine')\n"
@@ -63,10 +63,10 @@ class Node:
             return dict(json.loads(self.attempt.endpoint(NODE).read_text()))
         return {}
 
-    def ask(self, name: str, **arguments: object) -> dict[str, Any]:
+    def call(self, name: str, **arguments: object) -> dict[str, Any]:
         port, key = self.endpoint()["port"], secret.read(self.run.secret)
-        with Client.connect("127.0.0.1", port, key, f"12.0/{NODE}", 20.0) as line:
-            return line.ask(name, 20.0, **arguments)
+        with Client.connect("127.0.0.1", port, key, f"12.0/{NODE}", 20.0) as client:
+            return client.call(name, 20.0, **arguments)
 
     def found(self, kind: str) -> list[dict[str, Any]]:
         try:
@@ -87,8 +87,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 def test_a_probe_tells_how_the_host_is(node: Node) -> None:
     node.agent()
-    wait_for(lambda: node.ask("probe")["health"]["age"] is not None)
-    told = node.ask("probe")
+    wait_for(lambda: node.call("probe")["health"]["age"] is not None)
+    told = node.call("probe")
     assert told["node"] == NODE and len(told["load"]) == 3
     assert told["health"]["verdict"] in ("pass", "monitor", "suspect", "fail")
     assert "of memory available" in told["health"]["words"] and str(node.attempt.path) in told["health"]["words"]
@@ -107,19 +107,19 @@ def test_the_log_of_a_rank_that_failed(node: Node) -> None:
         0,
     )
     wait_for(lambda: len(decode((node.attempt.nodes / f"{NODE}.beats").read_bytes()).ranks) == 2)
-    told = node.ask("logs", launch=0)
+    told = node.call("logs", launch=0)
     assert told["names"] == ["rank-4.log", "rank-5.log"]
     assert told["last"] == {"rank-4.log": "step 1", "rank-5.log": "ValueError: mine"}
     assert [(hit["rule"], hit["file"]) for hit in told["hits"]] == [("python-exception", "rank-5.log")]
-    assert node.ask("logs", launch=7) == {"names": [], "hits": [], "last": {}}, "not of this launch"
-    with pytest.raises(Failed, match="not a number that makes sense"):
-        node.ask("logs", launch="../../etc/passwd")
+    assert node.call("logs", launch=7) == {"names": [], "hits": [], "last": {}}, "not of this launch"
+    with pytest.raises(Failed, match=r"launch is .*, not int"):
+        node.call("logs", launch="../../etc/passwd")
 
 
 def test_under_torchrun_the_nodes_own_log(node: Node) -> None:
     node.agent()
     node.rank(2, "raise ValueError('mine')", "node-2.log", "--torchrun").wait()
-    told = node.ask("logs", launch=0)
+    told = node.call("logs", launch=0)
     assert (told["names"], told["last"]) == (["node-2.log"], {"node-2.log": "ValueError: mine"})
 
 
@@ -128,7 +128,7 @@ def test_an_agent_that_hangs_makes_place_for_the_next(node: Node) -> None:
     os.kill(first, signal.SIGSTOP)
     assert node.agent() != first
     assert node.started[0].wait() == -signal.SIGKILL
-    assert node.ask("probe")["node"] == NODE
+    assert node.call("probe")["node"] == NODE
 
 
 def test_a_process_that_has_a_former_agents_number_is_left_alone(node: Node) -> None:
@@ -141,14 +141,14 @@ def test_a_process_that_has_a_former_agents_number_is_left_alone(node: Node) -> 
 
 
 def test_what_cannot_be_written_waits_and_the_oldest_make_place(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eyes_module, "NEWS", 3)
-    eyes = Eyes(node.attempt, NODE, str(node.beats), tuple)
+    monkeypatch.setattr(monitor_module, "NEWS", 3)
+    monitor = Monitor(node.attempt, NODE, str(node.beats), tuple)
     for n in range(5):
-        eyes._news.add([Finding("memory", Verdict.MONITOR, NODE, f"reading {n}")])
+        monitor._news.add([Finding("memory", Verdict.MONITOR, NODE, f"reading {n}")])
         with pytest.raises(FileNotFoundError):  # as long as the run directory is not there
-            eyes._write()
+            monitor._write()
     node.attempt.nodes.mkdir()
-    eyes._write()
+    monitor._write()
     found = node.found("host:")
     assert [record["words"] for record in found] == ["reading 2", "reading 3", "reading 4"]
     assert [record.get("skipped") for record in found] == [2, None, None]
@@ -161,10 +161,10 @@ def test_of_a_launch_that_was_over_before_a_look_what_somebody_asked_for_is_told
     node.attempt.nodes.mkdir(parents=True, exist_ok=True)
     launch = [0]
     row = lambda: (RankBeat(3, launch[0], 1, 1, 0.0, None, "step", 0, "S"),)  # noqa: E731
-    eyes = Eyes(node.attempt, NODE, str(node.beats), row)
-    assert eyes.cause(0)["names"] == ["rank-3.log"]
+    monitor = Monitor(node.attempt, NODE, str(node.beats), row)
+    assert monitor.cause(0)["names"] == ["rank-3.log"]
     launch[0] = 1
-    eyes._write()
+    monitor._write()
     (found,) = node.found("log:")
     assert (found["kind"], found["words"]) == ("log:user_code", "ValueError: mine")
     assert (found["rank"], found["launch"]) == (3, 0)
@@ -178,4 +178,4 @@ def test_what_a_trainer_prints_of_hardware_is_not_told_against_its_node(node: No
     node.rank(5, code).wait()
     wait_for(lambda: node.found("log:gpu_hardware"))
     assert {record["verdict"] for record in node.found("log:")} <= {"monitor", "suspect"}
-    assert node.ask("faults")["faults"] == []
+    assert node.call("faults")["faults"] == []

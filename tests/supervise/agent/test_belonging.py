@@ -12,7 +12,7 @@ import pytest
 from agent_ranks import DAEMON, NODE, SLEEP, UP, WRAPPER, Ranks, wait_for
 
 from transom_cli.supervise.agent import procfs
-from transom_cli.supervise.agent.belonging import Member, find
+from transom_cli.supervise.agent.processes import Member, find
 
 Row = tuple[int, str, int | None]
 
@@ -123,7 +123,7 @@ def test_others_are_none_of_it(ranks: Ranks) -> None:
 def test_the_caller_is_none_of_it(ranks: Ranks) -> None:
     """Even where its environment claims so, as that of an agent started from a rank's shell would."""
     look = (
-        "from transom_cli.supervise.agent.belonging import find; "
+        "from transom_cli.supervise.agent.processes import find; "
         "print([m.pid for m in find(*sys.argv[1:2], 2, 'nodeX')])"
     )
     claim = {"TRANSOM_ATTEMPT_DIR": str(ranks.attempt), "TRANSOM_LAUNCH": "2", "TRANSOM_ROLE": "rank"}

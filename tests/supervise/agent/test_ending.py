@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from agent_ranks import DAEMON, DEAF, NODE, SLEEP, UP, Ranks, wait_for
 
-from transom_cli.supervise.agent import ending, procfs
-from transom_cli.supervise.agent.belonging import find
-from transom_cli.supervise.agent.ending import Ended, end_launch
+from transom_cli.supervise.agent import procfs, termination
+from transom_cli.supervise.agent.processes import find
+from transom_cli.supervise.agent.termination import Ended, end_launch
 
 SOON, AMPLE = 0.3, 60.0  # a grace that is to pass, and one that is not
 
@@ -151,7 +151,7 @@ def test_others_are_not_touched(ranks: Ranks) -> None:
 def test_nothing_to_end(ranks: Ranks) -> None:
     looks: list[float] = []
     assert end_launch(ranks.attempt, 2, NODE, AMPLE, sleep=looks.append) == Ended((), ())
-    assert looks == [ending.TURN], "two looks, and nothing waited for"
+    assert looks == [termination.TURN], "two looks, and nothing waited for"
 
 
 def test_what_will_not_die_is_told(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,4 +176,4 @@ def test_what_will_not_die_is_told(ranks: Ranks, monkeypatch: pytest.MonkeyPatch
     assert ended.survivors[1].comm.startswith("python")
     assert killed(ended) == [(rank, "rank"), (wrapper, "wrapper")], "the wrapper last"
     assert sent[0] == (rank, signal.SIGTERM) and (wrapper, signal.SIGTERM) not in sent
-    assert 2.0 + ending.KILL_WAIT <= now[0] < 2.5 + ending.KILL_WAIT
+    assert 2.0 + termination.KILL_WAIT <= now[0] < 2.5 + termination.KILL_WAIT

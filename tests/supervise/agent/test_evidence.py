@@ -18,7 +18,7 @@ from agent_ranks import NODE, SLEEP, UP, Ranks, wait_for
 from transom_cli.core import stacks
 from transom_cli.heartbeat.places import flight_prefix
 from transom_cli.layout import AttemptDir
-from transom_cli.supervise.agent import evidence, flight, procfs, pyspy
+from transom_cli.supervise.agent import evidence, flight_recorder, procfs, pyspy
 
 TIME = 60.0
 SPIN = """
@@ -213,7 +213,7 @@ def test_flight_recorder_dumps_are_copied_also_of_the_dead(ranks: Ranks, folder:
 
 def test_what_is_no_dump_is_not_copied(ranks: Ranks, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspy, "program", lambda: None)
-    monkeypatch.setattr(flight, "LIMIT", 2 << 20)
+    monkeypatch.setattr(flight_recorder, "LIMIT", 2 << 20)
     dumps = Dumps(ranks)
     secret = ranks.folder / "secret"
     secret.write_text("not to be followed")

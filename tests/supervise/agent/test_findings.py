@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_record_and_who_may_read_it(path: Path) -> None:
-    Findings(path).tell("log:user", M, 'ValueError: "mine"', 3, 1)
+    Findings(path).report("log:user", M, 'ValueError: "mine"', 3, 1)
     (record,) = read(path)
     assert record.pop("wall") > 1.7e9
     assert record == {
@@ -45,19 +45,19 @@ def test_what_differs_in_numbers_alone_is_not_told_again_for_a_while(path: Path)
     clock = Clock()
     findings = Findings(path, clock)
     for step in range(50):
-        findings.tell("log:storage", M, f"write of part {step} failed at 0x{step:x}", 0, 0)
-    findings.tell("log:storage", M, "write of part 7 failed at 0x7", 1, 0)  # another rank
-    findings.tell("log:storage", M, "write of part 7 failed at 0x7", 0, 1)  # another launch
+        findings.report("log:storage", M, f"write of part {step} failed at 0x{step:x}", 0, 0)
+    findings.report("log:storage", M, "write of part 7 failed at 0x7", 1, 0)  # another rank
+    findings.report("log:storage", M, "write of part 7 failed at 0x7", 0, 1)  # another launch
     assert len(read(path)) == 3
     clock.now += AGAIN
-    findings.tell("log:storage", M, "write of part 99 failed at 0x0", 0, 0)
+    findings.report("log:storage", M, "write of part 99 failed at 0x0", 0, 0)
     assert len(read(path)) == 4
 
 
 def test_a_states_edges_are_all_told(path: Path) -> None:
     findings = Findings(path)
     for verdict in (M, Verdict.PASS, M, Verdict.PASS):
-        findings.tell("host:memory", verdict, "3 % left", None, 0, always=True)
+        findings.report("host:memory", verdict, "3 % left", None, 0, always=True)
     assert [r["verdict"] for r in read(path)] == ["monitor", "pass", "monitor", "pass"]
 
 
@@ -65,10 +65,10 @@ def test_a_flood_is_told_of_in_a_number(path: Path) -> None:
     clock = Clock()
     findings = Findings(path, clock)
     for n in range(A_MINUTE + 40):
-        findings.tell("log:user", M, "ValueError: " + "x" * n, 0, 0)
+        findings.report("log:user", M, "ValueError: " + "x" * n, 0, 0)
     assert len(read(path)) == A_MINUTE
     clock.now += 61
-    findings.tell("log:user", M, "KeyError: 'later'", 0, 0)
+    findings.report("log:user", M, "KeyError: 'later'", 0, 0)
     assert read(path)[-1]["skipped"] == 40
     assert "skipped" not in read(path)[0]
 
@@ -78,25 +78,25 @@ def test_the_file_does_not_grow_for_ever(path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "A_MINUTE", 1000)
     findings = Findings(path)
     for n in range(100):
-        findings.tell("log:user", M, "ValueError: " + "x" * n, 0, 0)
+        findings.report("log:user", M, "ValueError: " + "x" * n, 0, 0)
     size = path.stat().st_size
     assert size < 2600
     assert [r["kind"] for r in read(path)].count("full") == 1 and read(path)[-1]["kind"] == "full"
-    Findings(path).tell("log:user", M, "of the next agent", 0, 0)
+    Findings(path).report("log:user", M, "of the next agent", 0, 0)
     assert path.stat().st_size == size
 
 
 def test_the_next_agent_goes_on_where_the_last_one_ended(path: Path) -> None:
     first = Findings(path)
-    first.tell("host:memory", M, "3 % left", None, 0, always=True)
-    first.tell("log:user", M, "ValueError: mine", 2, 0)
+    first.report("host:memory", M, "3 % left", None, 0, always=True)
+    first.report("log:user", M, "ValueError: mine", 2, 0)
     with path.open("a") as f:
         f.write('{"schema": 1, "wall": 17')  # killed in the middle of a line
     again = Findings(path)
-    assert again.told == {"memory": Reported(M)}
-    again.tell("log:user", M, "ValueError: mine", 2, 0)
+    assert again.reported == {"memory": Reported(M)}
+    again.report("log:user", M, "ValueError: mine", 2, 0)
     assert path.read_text().count("ValueError") == 1
-    again.tell("log:user", M, "KeyError: 'x'", 2, 0)
+    again.report("log:user", M, "KeyError: 'x'", 2, 0)
     assert json.loads(path.read_text().splitlines()[-1])["words"] == "KeyError: 'x'", "on a line of its own"
 
 
@@ -104,7 +104,7 @@ def test_what_could_not_be_written_is_still_news(path: Path) -> None:
     path.mkdir()
     findings = Findings(path)
     with pytest.raises(OSError):
-        findings.tell("log:user", M, "ValueError: mine", 2, 0)
+        findings.report("log:user", M, "ValueError: mine", 2, 0)
     path.rmdir()
-    findings.tell("log:user", M, "ValueError: mine", 2, 0)
+    findings.report("log:user", M, "ValueError: mine", 2, 0)
     assert len(read(path)) == 1

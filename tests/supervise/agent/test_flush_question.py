@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -13,13 +14,13 @@ import pytest
 from agent_ranks import DEAF, NODE, UP, Ranks, wait_for
 
 from transom_cli.layout import AttemptDir
+from transom_cli.rpc.client import Client, Failed
+from transom_cli.rpc.server import Server
 from transom_cli.supervise.agent import procfs
-from transom_cli.supervise.agent.answers import Answers
-from transom_cli.supervise.agent.client import Client, Failed
-from transom_cli.supervise.agent.ending import Ended, end_launch
-from transom_cli.supervise.agent.eyes import Eyes
-from transom_cli.supervise.agent.memory import Memory
-from transom_cli.supervise.agent.server import Server
+from transom_cli.supervise.agent.monitor import Monitor
+from transom_cli.supervise.agent.snapshot_daemon import SnapshotDaemon
+from transom_cli.supervise.agent.termination import Ended, end_launch
+from transom_cli.supervise.agent.verbs import Answers
 
 LISTENS = """
 from transom_cli.ckpt.save import keeper, orders
@@ -44,7 +45,9 @@ def line(ranks: Ranks) -> Iterator[Client]:
     secret = os.urandom(32)
     ranks.beats.mkdir(mode=0o700)
     attempt, beats = AttemptDir(ranks.attempt), str(ranks.beats)
-    answers = Answers(attempt, NODE, beats, Eyes(attempt, NODE, beats, tuple), Memory(beats, attempt.path, print))
+    answers = Answers(
+        attempt, NODE, beats, Monitor(attempt, NODE, beats, tuple), SnapshotDaemon(beats, attempt.path, print)
+    )
     server = Server(secret, f"12.0/{NODE}", frozenset({"127.0.0.1"}), answers)
     with Client.connect("127.0.0.1", server.start(), secret, f"12.0/{NODE}", 20.0) as client:
         yield client
@@ -52,7 +55,7 @@ def line(ranks: Ranks) -> Iterator[Client]:
 
 
 def ask(line: Client, step: object = -1, launch: int = 2) -> dict[str, object]:
-    return line.ask("flush", 20.0, launch=launch, step=step)
+    return line.call("flush", 20.0, launch=launch, step=step)
 
 
 def told(listening: list[int], reached: int, keeps: list[int], ordered: int = -1) -> dict[str, object]:
@@ -99,13 +102,13 @@ def test_a_rank_that_has_passed_the_step_is_told(line: Client, ranks: Ranks) -> 
 
 @pytest.mark.parametrize("step", [-2, 1.5, True, "7", None, 2**60])
 def test_a_step_that_makes_no_sense(line: Client, step: object) -> None:
-    with pytest.raises(Failed, match="not a step or -1"):
+    with pytest.raises(Failed, match=rf"step is .*{re.escape(repr(step))}, (not int|neither a step nor -1)"):
         ask(line, step)
 
 
 def test_a_launch_that_is_ended_takes_no_order(line: Client, ranks: Ranks) -> None:
     ranks.start(TRAINS % 40)
-    assert line.ask("end", 100.0, launch=2, grace=60.0) == {"killed": [], "survivors": [], "dumps": []}
+    assert line.call("end", 100.0, launch=2, grace=60.0) == {"killed": [], "survivors": [], "dumps": []}
     with pytest.raises(Failed, match="launch 2 is being ended"):
         ask(line, 50)
 

@@ -16,10 +16,9 @@ from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.gpu.status import GpuStatus, NodeGpus, decode, encode, gpus_of, with_gpus
 from transom_cli.layout import AttemptDir
 from transom_cli.sandbox import nvml_stub
-from transom_cli.supervise.agent import gpufile, gpus
-from transom_cli.supervise.agent.gpufile import GpuFile
-from transom_cli.supervise.agent.gpus import Gpus
-from transom_cli.supervise.agent.watching import Watched
+from transom_cli.supervise.agent import node_gpus
+from transom_cli.supervise.agent.node_gpus import GpuFile, Gpus
+from transom_cli.supervise.agent.node_health import Watched
 
 WHAT = Watched(every=0.2, about=About(tier=Tier.WATCH, gpus=2))
 
@@ -97,7 +96,7 @@ def test_an_event_of_the_driver_is_told_at_once(node: Node) -> None:
 
 
 def test_what_the_gpus_tell_is_left_in_the_run_directory(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpufile, "EVERY", 0.05)
+    monkeypatch.setattr(node_gpus, "EVERY", 0.05)
     node.watch()
     node.until(lambda: node.shown() is not None)
     shown = node.shown()
@@ -131,22 +130,22 @@ def test_an_agent_after_it_knows_the_xids_and_writes_no_oftener_than_it_may(node
 
 
 def test_nvml_that_hangs_is_told_and_ends_with_the_agent(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "HUNG", 5.0)
+    monkeypatch.setattr(node_gpus, "HUNG", 5.0)
     node.watch()
     node.until(lambda: bool(node.children()))
     nvml_stub.write(node.states, "node1", nvml_stub.with_hang(node.healthy, "nvmlDeviceGetUUID"))
-    node.until(lambda: any(f.check == gpus.CHECK for f in node.news))
-    assert [f.verdict for f in node.news if f.check == gpus.CHECK] == [Verdict.MONITOR]
+    node.until(lambda: any(f.check == node_gpus.CHECK for f in node.news))
+    assert [f.verdict for f in node.news if f.check == node_gpus.CHECK] == [Verdict.MONITOR]
 
 
 def test_a_watcher_that_dies_is_started_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "AGAIN", 0.1)
+    monkeypatch.setattr(node_gpus, "AGAIN", 0.1)
     node.watch()
     node.until(lambda: bool(node.children()))
     first = node.children()[0].pid
     os.kill(first, 9)
     node.until(lambda: any(p.pid != first for p in node.children()))
-    assert any(f.check == gpus.CHECK and f.verdict is Verdict.UNKNOWN for f in node.news)
+    assert any(f.check == node_gpus.CHECK and f.verdict is Verdict.UNKNOWN for f in node.news)
 
 
 def test_without_gpus_in_the_job_nothing_is_started_and_without_a_driver_nothing_is_tried_again(
@@ -156,7 +155,7 @@ def test_without_gpus_in_the_job_nothing_is_started_and_without_a_driver_nothing
     time.sleep(0.3)
     assert node.children() == [] and node.news == []
     monkeypatch.delenv("LD_LIBRARY_PATH")
-    monkeypatch.setattr(gpus, "AGAIN", 0.1)
+    monkeypatch.setattr(node_gpus, "AGAIN", 0.1)
     node.watch()
     node.until(lambda: bool(node.news) and not node.children())
     assert [f.verdict for f in node.news] == [Verdict.UNKNOWN]

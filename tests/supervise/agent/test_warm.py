@@ -15,14 +15,14 @@ from agent_ranks import NODE, UP, Ranks
 
 from transom_cli.health.checks.host import Memory as HostMemory
 from transom_cli.layout import AttemptDir
+from transom_cli.rpc.client import Client, Failed
+from transom_cli.rpc.server import Server
+from transom_cli.rpc.wire import LIMITS, SERVER
 from transom_cli.supervise.agent import warm as module
-from transom_cli.supervise.agent.answers import Answers
-from transom_cli.supervise.agent.client import Client, Failed
-from transom_cli.supervise.agent.eyes import Eyes
-from transom_cli.supervise.agent.memory import Memory
-from transom_cli.supervise.agent.server import Server
+from transom_cli.supervise.agent.monitor import Monitor
+from transom_cli.supervise.agent.snapshot_daemon import SnapshotDaemon
+from transom_cli.supervise.agent.verbs import Answers
 from transom_cli.supervise.agent.warm import mapped, warm
-from transom_cli.supervise.agent.wire import AGENT, LIMITS
 
 MIB = 1 << 20
 MAPS = """
@@ -46,7 +46,9 @@ time.sleep(600)
 def line(ranks: Ranks) -> Iterator[Client]:
     secret = os.urandom(32)
     attempt, beats = AttemptDir(ranks.attempt), str(ranks.beats)
-    answers = Answers(attempt, NODE, beats, Eyes(attempt, NODE, beats, tuple), Memory(beats, attempt.path, print))
+    answers = Answers(
+        attempt, NODE, beats, Monitor(attempt, NODE, beats, tuple), SnapshotDaemon(beats, attempt.path, print)
+    )
     server = Server(secret, f"12.0/{NODE}", frozenset({"127.0.0.1"}), answers)
     with Client.connect("127.0.0.1", server.start(), secret, f"12.0/{NODE}", 20.0) as client:
         yield client
@@ -54,7 +56,7 @@ def line(ranks: Ranks) -> Iterator[Client]:
 
 
 def files_of(line: Client, launch: int = 2) -> dict[str, int]:
-    found = line.ask("mapped", 20.0, launch=launch)["files"]
+    found = line.call("mapped", 20.0, launch=launch)["files"]
     assert isinstance(found, list) and found == sorted(found)
     return dict(found)
 
@@ -82,7 +84,7 @@ def test_an_answer_fits_into_a_message(ranks: Ranks, monkeypatch: pytest.MonkeyP
     short = mapped(ranks.attempt, 2, NODE)
     assert 0 < len(short) < 4 and len(json.dumps(short)) <= 300
     monkeypatch.undo()
-    assert LIMITS[AGENT] > module.ANSWER + 1024
+    assert LIMITS[SERVER] > module.ANSWER + 1024
 
 
 def cached(path: Path) -> float:
@@ -109,7 +111,7 @@ def cold(path: Path) -> Path:
 
 def test_what_is_warmed_is_in_the_page_cache(line: Client, tmp_path: Path) -> None:
     first, other = cold(tmp_path / "first lib.so"), cold(tmp_path / "other")
-    assert line.ask("warm", 60.0, files=[str(first)]) == {"files": 1, "bytes": 8 * MIB + 5}
+    assert line.call("warm", 60.0, files=[str(first)]) == {"files": 1, "bytes": 8 * MIB + 5}
     assert cached(first) == 1.0 and cached(other) < 0.1
 
 
@@ -121,7 +123,7 @@ def test_what_is_no_regular_file_is_left_out(line: Client, tmp_path: Path) -> No
     os.mkfifo(tmp_path / "fifo")
     names = ["fifo", "link", "folder", "not there", "good"]
     asked = [str(tmp_path / name) for name in names] + ["/dev/zero"]
-    assert line.ask("warm", 60.0, files=asked) == {"files": 1, "bytes": 100}
+    assert line.call("warm", 60.0, files=asked) == {"files": 1, "bytes": 100}
 
 
 def test_no_more_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,5 +141,6 @@ def test_no_more_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("files", [None, "/a", [1], ["a"], ["/a", "b"], ["/a\0b"], {"/a": 1}])
 def test_a_question_that_makes_no_sense(line: Client, files: object) -> None:
-    with pytest.raises(Failed, match="not a list of absolute paths"):
-        line.ask("warm", 20.0, files=files)
+    with pytest.raises(Failed) as caught:
+        line.call("warm", 20.0, files=files)
+    assert "files " in caught.value.why and "not " in caught.value.why

@@ -11,8 +11,8 @@ import pytest
 
 from transom_cli.health.check import About, Check, Tier
 from transom_cli.health.finding import Finding, Remedy, Reported, Verdict
-from transom_cli.supervise.agent.alarms import Alarms
-from transom_cli.supervise.agent.watching import Watch, Watched, watched
+from transom_cli.supervise.agent.monitor import Alarms
+from transom_cli.supervise.agent.node_health import Watch, Watched, watched
 
 NOW = {"value": 0}  # what the reader below reads
 GATE = threading.Event()
@@ -109,7 +109,7 @@ def test_what_happened_is_told_by_the_difference_of_two_looks(seen: Seen) -> Non
 
 
 def test_a_reader_that_hangs_is_told_once_and_read_by_no_second_thread(seen: Seen, monkeypatch) -> None:
-    monkeypatch.setattr("transom_cli.supervise.agent.watching.PATIENCE", 0.01)
+    monkeypatch.setattr("transom_cli.supervise.agent.node_health.PATIENCE", 0.01)
     NOW["value"] = -1
     watching = watch(seen)
     seen.until(lambda: bool(seen.news))

@@ -16,8 +16,8 @@ from transom_cli.ckpt.names import step_name
 from transom_cli.ckpt.restore.reading import Opened, checked_metadata
 from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.snapshot.inventory import known
-from transom_cli.ckpt.snapshot.messages import FAILURES
 from transom_cli.ckpt.snapshot.record import Record
+from transom_cli.rpc.errors import RpcError
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def remembered(snapshots: Snapshots, say: Callable[[str], None]) -> list[Remembe
     """Newest first. By one rank, for all."""
     try:
         told = snapshots.questions.survey()
-    except FAILURES as error:
+    except RpcError as error:
         say(f"what is in memory is not known: {error.what}")
         return []
     for node, answer in told.items():
@@ -55,7 +55,7 @@ def remembered(snapshots: Snapshots, say: Callable[[str], None]) -> list[Remembe
                 made = record.read
                 records[made] = record
                 places.append((node, made))
-            except FAILURES as error:
+            except RpcError as error:
                 say(f"the record of step {step} on {node} cannot be had: {error.what}")
             except BadManifest as error:
                 say(f"the record of step {step} on {node} is damaged: {error.what}")

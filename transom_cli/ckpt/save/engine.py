@@ -33,10 +33,10 @@ from transom_cli.ckpt.save.publishing import words
 from transom_cli.ckpt.save.sharing import Share, Sharing
 from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.save.staging import Stager, size_for
-from transom_cli.ckpt.snapshot import messages
 from transom_cli.ckpt.snapshot.record import Record
+from transom_cli.rpc.errors import RpcError
 
-_NEXT_TIME = (MemoryError, OSError, *messages.FAILURES)  # what hinders the next save is told there
+_NEXT_TIME = (MemoryError, OSError, RpcError)  # what hinders the next save is told there
 Uses = frozenset[str]  # memory.persisting.RESERVED, memory.protecting.RESERVED
 FAILURES = (Exception, CheckpointException)  # DCP's own is a bare BaseException
 
@@ -58,7 +58,7 @@ class Writer:
                 self._settle(layout, self._sharing.agree(layout), growth)
                 if self._snapshots.awaited:
                     self._snapshots.complete()
-        except FAILURES:
+        except RpcError:
             pass
 
     def write(
@@ -89,7 +89,7 @@ class Writer:
                 if not written.trouble:
                     written = self._commit(step, snapshot, share, uses)
                 written.then = lambda: self._get_ready(snapshot, share)
-        except FAILURES as error:  # a collective failed: a peer is gone. Training will notice by itself
+        except RpcError as error:  # a collective failed: a peer is gone. Training will notice by itself
             written.trouble = describe(error)
         return written
 
@@ -149,7 +149,7 @@ class Writer:
                 try:
                     entries = [entry for answer in answers for entry in answer[1]]
                     made = "", uses(), self._record(step, entries, [answer[2] for answer in answers])
-                except FAILURES as error:
+                except RpcError as error:
                     trouble = describe(error)
             if trouble:
                 made = trouble, frozenset(), None
@@ -228,7 +228,7 @@ def describe(error: BaseException) -> str:
 def _attempted(act: Any) -> str:
     try:
         act()
-    except FAILURES as error:
+    except RpcError as error:
         return describe(error)
     return ""
 

@@ -29,8 +29,8 @@ from transom_cli.ckpt.schedule.coming import Coming
 from transom_cli.ckpt.schedule.lasting import Lasting, Saving
 from transom_cli.ckpt.schedule.meeting import Meeting
 from transom_cli.ckpt.schedule.schedule import Every
-from transom_cli.ckpt.snapshot.persisting import RESERVED as DURABLE
-from transom_cli.ckpt.snapshot.protecting import RESERVED as PROTECTED
+from transom_cli.ckpt.snapshot.persist import RESERVED as DURABLE
+from transom_cli.ckpt.snapshot.protect import RESERVED as PROTECTED
 from transom_cli.ckpt.snapshot.protection import NONE
 from transom_cli.ckpt.state import State
 from transom_cli.ckpt.tree import Flat, Paths

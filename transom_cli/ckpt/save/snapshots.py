@@ -27,16 +27,15 @@ from transom_cli.ckpt.retention import Keep
 from transom_cli.ckpt.room import room
 from transom_cli.ckpt.save.arena import PAGE, SPARE, Arena
 from transom_cli.ckpt.schedule.coming import Coming
-from transom_cli.ckpt.snapshot import messages
-from transom_cli.ckpt.snapshot.client import ANSWER
-from transom_cli.ckpt.snapshot.launches import Launch
-from transom_cli.ckpt.snapshot.meeting_place import meet, names, own_address, token
-from transom_cli.ckpt.snapshot.messages import HolderGone
-from transom_cli.ckpt.snapshot.protecting import domain
+from transom_cli.ckpt.snapshot.buffer import Share
+from transom_cli.ckpt.snapshot.protect import domain
 from transom_cli.ckpt.snapshot.protection import NONE, Protection
-from transom_cli.ckpt.snapshot.record import Record
-from transom_cli.ckpt.snapshot.slot import Share
+from transom_cli.ckpt.snapshot.record import Launch, Record
+from transom_cli.ckpt.snapshot.rendezvous import find_daemon, names, own_address, token
 from transom_cli.core.codec import plain
+from transom_cli.rpc import local
+from transom_cli.rpc.errors import Failed, RpcError, Unreachable
+from transom_cli.rpc.local import TIMEOUT
 
 SLOTS = 3  # snapshots a rank: the newest that counts, one that is being made durable or protected, and the next
 PATIENCE = 20.0  # seconds of one wait for a slot, before it is told what it waits for
@@ -70,10 +69,10 @@ class Snapshots:
         if ranks.first:
             made = (Launch(attempt, secrets.token_hex(8)), secrets.token_hex(32), token(directory))
         self.launch, self._key, self._token = ranks.from_first(made)
-        self._at = meet(directory)
+        self._at = find_daemon(directory)
         self._port = 0
         self._client = self._at.connect()
-        told = ranks.gather((self._at.node, self._at.holder, self._at.trouble))
+        told = ranks.gather((self._at.node, self._at.daemon, self._at.trouble))
         nodes = names([(node, holder) for node, holder, _ in told])
         for node, (_, _, trouble) in dict(zip(nodes, told, strict=True)).items():
             if trouble:
@@ -104,7 +103,7 @@ class Snapshots:
 
     def arena(self, need: int, size: int) -> Arena:
         """Memory to copy into: of `need` bytes at least, made with `size` where there is none that fits. Raises
-        MemoryError, and HolderGone."""
+        MemoryError, and Unreachable."""
         while True:
             self._make_one_more(size)
             taken = self._taken if self._taken is not None else self._take()
@@ -158,16 +157,16 @@ class Snapshots:
         if self._protection == NONE:  # else the holder waits until `step` is protected too
             self._restored = None
         self._most = self._slots  # there may be memory for more now
-        self._again(lambda: self._client.ask("superseded", step=step))
+        self._again(lambda: self._client.call("superseded", step=step))
 
     def persist(self, step: int, keep: Keep) -> None:
         """Begin to make it durable. By the first rank."""
         about = self._keeping(keep)
-        self._again(lambda: self._client.ask("persist", step=step, **about), once_more=True)
+        self._again(lambda: self._client.call("persist", step=step, **about), once_more=True)
 
     def protect(self, step: int) -> None:
         """Begin to protect it on other nodes. By the first rank."""
-        self._again(lambda: self._client.ask("protect", step=step), once_more=True)
+        self._again(lambda: self._client.call("protect", step=step), once_more=True)
 
     def plan(self, rhythm: str, coming: Coming) -> None:
         """When it saves, and why, in words; and which saves come next. By the first rank."""
@@ -183,8 +182,8 @@ class Snapshots:
     def copied(self, patience: float) -> bool:
         """Wait until no copy is being written into a further directory. False after so many seconds."""
         deadline = time.monotonic() + patience
-        with suppress(*messages.FAILURES):  # a holder that is gone writes nothing
-            while self._also and self._client.ask("copying", by=self.by)[0]["busy"]:
+        with suppress(RpcError):  # a holder that is gone writes nothing
+            while self._also and self._client.call("copying", by=self.by)[0]["busy"]:
                 if time.monotonic() >= deadline:
                     return False
                 time.sleep(0.1)
@@ -192,8 +191,8 @@ class Snapshots:
 
     def tidied(self) -> None:
         """Wait until no old checkpoint is being removed, where this node's holder does that."""
-        with suppress(*messages.FAILURES):
-            while self.by == self._node and self._client.ask("tidying")[0]["busy"]:
+        with suppress(RpcError):
+            while self.by == self._node and self._client.call("tidying")[0]["busy"]:
                 time.sleep(0.01)
 
     # A restore
@@ -210,22 +209,22 @@ class Snapshots:
             self._records[step], self._restored = record, step
             self._again(lambda: self._tell_record(step, record, [], restored=True))
         self.superseding = self._restored is not None
-        self._again(lambda: self._client.ask("rewind", step=step), once_more=True)
+        self._again(lambda: self._client.call("rewind", step=step), once_more=True)
 
     def trust(self, directory: Path, manifest: bytes, keep: Keep) -> None:
         """That checkpoint there has just been read in full."""
-        fd = messages.parcel(manifest)
-        with suppress(*messages.FAILURES):
-            self._client.ask("trust", [fd], directory=str(directory), **self._keeping(keep))
+        fd = local.parcel(manifest)
+        with suppress(RpcError):
+            self._client.call("trust", [fd], directory=str(directory), **self._keeping(keep))
         os.close(fd)
 
     def close(self, *, durable: bool) -> None:
         """With all of it `durable`, the memory need not outlive this process."""
-        with suppress(*messages.FAILURES):
+        with suppress(RpcError):
             if self._ranks.first:
-                self._tell(self._client.ask("words")[0])
+                self._tell(self._client.call("words")[0])
             if durable:
-                self._client.ask("bye")
+                self._client.call("bye")
         self._client.close()
         for arena in self._arenas.values():
             arena.close()
@@ -251,7 +250,7 @@ class Snapshots:
 
     def _take(self) -> int:
         words = self._ranks.first
-        ask = lambda: self._client.ask("take", patience=PATIENCE, words=words)  # noqa: E731
+        ask = lambda: self._client.call("take", patience=PATIENCE, words=words)  # noqa: E731
         while True:
             answer = self._again(ask, once_more=True)
             told = answer[0] if answer else {}
@@ -273,7 +272,7 @@ class Snapshots:
         if step is None:
             return False
         record = self._records.get(step)
-        ask = lambda: self._client.ask("secure", step=step, by=self.by, attempt=self._attempt)  # noqa: E731
+        ask = lambda: self._client.call("secure", step=step, by=self.by, attempt=self._attempt)  # noqa: E731
         try:
             answer = self._again(ask, once_more=True)
             if answer is None or not answer[0].get("kept"):
@@ -284,12 +283,12 @@ class Snapshots:
             trouble = self._durability.outcome(step, record)
             if not trouble and not self._durability.on_disk(step, record):
                 trouble = f"{step_name(step)} is not in {self._directory}"
-        except messages.Refused as error:
+        except Failed as error:
             trouble = error.what
         if trouble:
             raise MemoryError(f"no memory is free beside that of step {step}, which cannot be made durable: {trouble}")
         self._restored = None
-        self._again(lambda: self._client.ask("durable", step=step), once_more=True)
+        self._again(lambda: self._client.call("durable", step=step), once_more=True)
         return True
 
     def _keeping(self, keep: Keep) -> dict[str, Any]:
@@ -301,7 +300,7 @@ class Snapshots:
 
     def _give_back(self, index: int) -> None:
         self._arenas.pop(index).close()
-        self._again(lambda: self._client.ask("drop", index=index))
+        self._again(lambda: self._client.call("drop", index=index))
 
     def _make(self, index: int, size: int, *, take: bool = True) -> Arena:
         arena = Arena(size, hurry=self.awaited or not self._arenas)  # the first save waits for the first one
@@ -317,31 +316,31 @@ class Snapshots:
         return arena
 
     def _lend(self, index: int, arena: Arena, *, write: bool) -> None:
-        self._client.ask("lend", [arena.fd], index=index, size=arena.size, write=write)
+        self._client.call("lend", [arena.fd], index=index, size=arena.size, write=write)
 
     def _tell_share(self, share: Share, index: int | None) -> None:
-        fd = messages.parcel(json.dumps(share.segments).encode("ascii"))
+        fd = local.parcel(json.dumps(share.segments).encode("ascii"))
         try:
             about = {"file": share.file, "size": share.size, "sum": share.sum}
-            self._client.ask("hold", [fd], ANSWER, index=index, step=share.step, **about)
+            self._client.call("hold", [fd], TIMEOUT, index=index, step=share.step, **about)
         finally:
             os.close(fd)
 
     def _tell_record(self, step: int, record: Record, reserve: list[str], *, restored: bool = False) -> None:
-        fd = messages.parcel(record.manifest + record.metadata)
+        fd = local.parcel(record.manifest + record.metadata)
         about = {"restored": True} if restored else {}
         try:
-            self._client.ask("commit", [fd], step=step, manifest=len(record.manifest), reserve=reserve, **about)
+            self._client.call("commit", [fd], step=step, manifest=len(record.manifest), reserve=reserve, **about)
         finally:
             os.close(fd)
 
     def _tell_plan(self) -> None:
         if self._plan is not None:
-            with suppress(messages.Refused):  # a holder of before there were plans
-                self._client.ask("plan", **self._plan)
+            with suppress(Failed):  # a holder of before there were plans
+                self._client.call("plan", **self._plan)
 
     def _listen(self) -> None:
-        answer = self._client.ask("listen", port=self._port, **self._training())[0]
+        answer = self._client.call("listen", port=self._port, **self._training())[0]
         self._port = int(answer["port"])
 
     def _training(self) -> dict[str, Any]:
@@ -350,19 +349,19 @@ class Snapshots:
 
     def _join(self) -> dict[int, Arena]:
         """Returns the memory that an earlier rank of this number has lent."""
-        told, fds = self._client.ask(
+        told, fds = self._client.call(
             "join", **self._training(), rank=self._ranks.rank, places=self._places, protect=str(self._protection),
             rate=self._rate, domains={n: d for n, d in self._domains.items() if d},
             also=[[str(path), every] for path, every in self._also.items()],
         )  # fmt: skip
-        return {int(n): Arena.lent(fd, int(size)) for (n, size), fd in zip(told["slots"], fds, strict=True)}
+        return {int(n): Arena.lent(fd, int(size)) for (n, size), fd in zip(told["buffers"], fds, strict=True)}
 
     def _again(self, act: Callable[[], T], *, once_more: bool = False) -> T | None:
         """What `act` returns. If the holder is gone a new one is told all that this rank has; with `once_more` it is
         asked what the old one was."""
         try:
             return act()
-        except HolderGone:
+        except Unreachable:
             self._client.close()
         deadline = time.monotonic() + _REPLACED
         while True:
@@ -370,7 +369,7 @@ class Snapshots:
             try:
                 self._tell_all()
                 return act() if once_more else None
-            except HolderGone:  # one that is being killed still takes connections for a moment
+            except Unreachable:  # one that is being killed still takes connections for a moment
                 self._client.close()
                 if time.monotonic() >= deadline:
                     raise
@@ -388,4 +387,4 @@ class Snapshots:
             self._tell_record(step, record, [], restored=step == self._restored)
         self._tell_plan()
         if self._taken is not None:
-            self._client.ask("take", patience=0.0, index=self._taken, words=False)
+            self._client.call("take", patience=0.0, index=self._taken, words=False)

@@ -1,6 +1,6 @@
-"""What a node's memory holder tells of one training, in short, for whoever looks; and the nodes' accounts put together.
+"""A summary of what a node's snapshot daemon holds of one training, and the combination of all nodes' summaries.
 
-Pure. As JSON (`core.codec`) an account is the answer to "state", and stands in the attempt's folder (`shown`).
+Pure. As JSON (`core.codec`) an account is the answer to "state", and is in the attempt's folder (`status`).
 """
 
 from __future__ import annotations

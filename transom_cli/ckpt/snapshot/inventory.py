@@ -1,4 +1,4 @@
-"""What the holders of a job have between them, and from which steps a training could go on. Pure.
+"""What the daemons of a job have between them, and from which steps a training could go on. Pure.
 
 A step can be had when its record is known somewhere and every share that the record names is held somewhere with the
 checksum that stands there, or can be made from parity (`protected`, see `finding`).

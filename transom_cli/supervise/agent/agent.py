@@ -31,20 +31,20 @@ from transom_cli.heartbeat.table import BadTable, NodeTable, RankBeat, decode
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.ownership import require_own
 from transom_cli.supervise.agent import procfs
-from transom_cli.supervise.agent.alarms import Alarms
-from transom_cli.supervise.agent.answers import serve, told
-from transom_cli.supervise.agent.eyes import Eyes
-from transom_cli.supervise.agent.farewell import Farewell
-from transom_cli.supervise.agent.memory import Memory
-from transom_cli.supervise.agent.spending import Spending
-from transom_cli.supervise.agent.watching import Watch, watched
+from transom_cli.supervise.agent.monitor import Alarms, Monitor
+from transom_cli.supervise.agent.node_health import Watch, watched
+from transom_cli.supervise.agent.snapshot_daemon import SnapshotDaemon
+from transom_cli.supervise.agent.step_breakdown import StepBreakdown
+from transom_cli.supervise.agent.verbs import serve, summary
 
 if TYPE_CHECKING:
-    from transom_cli.supervise.agent.gpus import Gpus
+    from transom_cli.supervise.agent.node_gpus import Gpus
 
 LOOK = 0.25  # seconds between two looks at the ranks
 EVERY = 1.0  # seconds between two tables while nothing happens
 FORMER = 5.0  # seconds for an agent that hung to be gone
+LAUNCHER_SILENT = 2.5  # seconds; its sign of life comes once a second
+KILL_NEAR = 27.0  # seconds from TERM: Slurm's KillWait is 30
 _TOLD = (signal.SIGTERM, signal.SIGINT)
 _NOT_FOR_US = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)  # Slurm signals every step of a job
 
@@ -97,7 +97,7 @@ class Agent:
         self._path = attempt.nodes / f"{node}.beats"
         self._node = node
         self._ranks = Ranks(beats_dir)
-        self._spending = Spending(attempt, node, beats_dir)
+        self._breakdown = StepBreakdown(attempt, node, beats_dir)
         self.rows: tuple[RankBeat, ...] = ()  # of the last look
         self._seq = _former_seq(self._path)
         self._edges: tuple[object, ...] | None = None
@@ -110,7 +110,7 @@ class Agent:
         if now >= self._due or edges != self._edges:
             self._write(rows, closed=False)
             self._edges, self._due = edges, now + EVERY
-        self._spending.look(now, rows)
+        self._breakdown.look(now, rows)
 
     def close(self) -> None:
         self._write(self._ranks.look(), closed=True)
@@ -123,6 +123,31 @@ class Agent:
             return  # the table's silence tells it; the next look tries again
 
 
+class TermGrace:
+    """How long the agent stays after TERM, which Slurm sends to all of a job at once.
+
+    The launcher may still order a final checkpoint or end ranks. `over` returns True when the launcher has fallen
+    silent, or KillWait is nearly over, and at once if there is no launcher.
+    """
+
+    def __init__(self, attempt: AttemptDir, now: float) -> None:
+        self._attempt = attempt
+        self._until = now + KILL_NEAR
+        self._sign, self._signed = self._read(), now
+
+    def over(self, now: float) -> bool:
+        sign = self._read()
+        if sign != self._sign:
+            self._sign, self._signed = sign, now
+        return not sign or now - self._signed >= LAUNCHER_SILENT or now >= self._until
+
+    def _read(self) -> str:
+        try:
+            return self._attempt.launcher_alive.read_text()
+        except OSError:
+            return ""
+
+
 def keep(agent: Agent, attempt: AttemptDir) -> bool:
     """Look until the attempt is over or it is told to stop (True), or until nobody is left to look for (False).
 
@@ -130,19 +155,19 @@ def keep(agent: Agent, attempt: AttemptDir) -> bool:
     """
     parent = os.getppid()
     end = AttemptEnd(attempt, time.monotonic())
-    farewell: Farewell | None = None
+    grace: TermGrace | None = None
     while os.getppid() == parent:
         now = time.monotonic()
         agent.look(now)
         found = end.look(now)
         if found is End.VANISHED:
             return False
-        if found is End.OUTCOME or (farewell is not None and farewell.over(now)):
+        if found is End.OUTCOME or (grace is not None and grace.over(now)):
             return True
         came = signal.sigtimedwait(_TOLD, LOOK)
         # After SIGSTOP and SIGCONT Python returns a signal that never came, with an arbitrary number.
-        if came is not None and came.si_signo in _TOLD and farewell is None:
-            farewell = Farewell(attempt, now)
+        if came is not None and came.si_signo in _TOLD and grace is None:
+            grace = TermGrace(attempt, now)
     return False
 
 
@@ -178,29 +203,28 @@ def main(argv: list[str]) -> int:
     end_former(attempt, options.node)
     alarms = Alarms()
     agent = Agent(attempt, beats_dir, options.node, lambda: alarms.count)
-    eyes = Eyes(attempt, options.node, beats_dir, lambda: agent.rows, alarms)
-    eyes.start()
+    monitor = Monitor(attempt, options.node, beats_dir, lambda: agent.rows, alarms)
+    monitor.start()
     what = watched(options.watch)
-    watches: list[Watch | Gpus] = [Watch(options.node, what, eyes.tell, eyes.told)]
+    watches: list[Watch | Gpus] = [Watch(options.node, what, monitor.report, monitor.reported)]
     if what.about.gpus:
-        from transom_cli.supervise.agent.gpufile import GpuFile
-        from transom_cli.supervise.agent.gpus import Gpus  # what judges them takes a moment to import
+        from transom_cli.supervise.agent.node_gpus import GpuFile, Gpus  # what judges them takes a moment to import
 
-        watches.append(Gpus(options.node, what, eyes.tell, eyes.told, GpuFile(attempt, options.node)))
+        watches.append(Gpus(options.node, what, monitor.report, monitor.reported, GpuFile(attempt, options.node)))
     for watch in watches:
         watch.start()
-    memory = Memory(beats_dir, attempt.path, _say)
-    memory.start()
-    server = serve(RunDir(attempt.path.parents[1]), attempt, options.node, beats_dir, eyes, memory)
+    snapshots = SnapshotDaemon(beats_dir, attempt.path, _say)
+    snapshots.start()
+    server = serve(RunDir(attempt.path.parents[1]), attempt, options.node, beats_dir, monitor, snapshots)
     if keep(agent, attempt):
         agent.close()
-        memory.end()
+        snapshots.end()
     for watch in watches:
         watch.stop()
-    eyes.stop()
+    monitor.stop()
     if server is not None:
         server.stop()
-        print(f"transom: the agent of {options.node} answered: {told(server.counts)}")
+        print(f"transom: the agent of {options.node} answered: {summary(server.counts)}")
     os.close(held)
     places.discard(beats_dir)  # stays while a rank's wrapper holds it; then the next agent on this node sweeps it
     return 0

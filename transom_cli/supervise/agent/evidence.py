@@ -20,8 +20,8 @@ from typing import Any
 from transom_cli.core import stacks
 from transom_cli.files import publish_text
 from transom_cli.heartbeat import places
-from transom_cli.supervise.agent import flight, procread, pyspy
-from transom_cli.supervise.agent.belonging import RANK, Member, find
+from transom_cli.supervise.agent import flight_recorder, procfs, pyspy
+from transom_cli.supervise.agent.processes import RANK, Member, find
 
 PARALLEL = 8
 _LAST = 0.5  # seconds kept back for writing down what py-spy found
@@ -55,7 +55,7 @@ def take(
         members, trouble = looking.result()
         until = deadline - min(_LAST, timeout / 4)
         beats = beats_dir or _beats_dir(attempt_dir, node)
-        copying = pool.submit(flight.copy_all, beats, launch, folder, until) if beats and not trouble else None
+        copying = pool.submit(flight_recorder.copy_all, beats, launch, folder, until) if beats and not trouble else None
         jobs = [pool.submit(_one, m, folder, _stem(m, node), trouble, until) for m in members]
         everything: list[Future[Any]] = [*jobs, *([copying] if copying else [])]
         wait(everything, timeout=max(0.0, deadline - time.monotonic()))
@@ -89,7 +89,7 @@ def _prepare(attempt_dir: Path, launch: int, node: str, folder: Path) -> tuple[l
 
 
 def _one(member: Member, folder: Path, stem: str, trouble: str, deadline: float) -> Entry:
-    facts = procread.facts(member.process)
+    facts = procfs.facts(member.process)
     state = str(facts["state"])
     notes = [trouble, _write(folder / f"{stem}.proc.json", _json(member, facts), trouble)]
     dumped = pyspy.dump(member.process, deadline)

@@ -1,9 +1,9 @@
-"""What the agent found on its node, in `nodes/<node>.jsonl`: one JSON object a line, appended, by the agent alone.
+"""The agent's findings about its node, in `nodes/<node>.jsonl`: one JSON object per line, appended by the agent alone.
 
     {"schema": 1, "wall": ..., "kind": ..., "verdict": ..., "words": ..., "rank": ..., "launch": ...}
 
 kind: "log:" and a category of `diagnose.clue`, or "host:" and a check of `health.host_watch`. verdict: as in
-`health.finding`. rank: null for the node itself. skipped: findings before this one that were too many to be written.
+`health.finding`. rank: null for the node itself. skipped: how many findings before this one were not written.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from pathlib import Path
 
 from transom_cli.health.finding import Reported, Verdict
 
-AGAIN = 600.0  # seconds for which a finding that differs from a former one only in its numbers is not told again
-A_MINUTE = 60  # records at most
-LIMIT = 1 << 20  # bytes of the file; then it ends with a word about that
-_KNOWN = 1024  # findings that are remembered in order not to be told again
+AGAIN = 600.0  # seconds before a finding that differs only in its numbers is written again
+A_MINUTE = 60  # records per minute at most
+LIMIT = 1 << 20  # bytes of the file; its last record says that it is full
+_KNOWN = 1024  # findings remembered in order not to repeat them
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 LOG, HOST = "log:", "host:"
 
 
 class Findings:
-    """Bounded in size and in rate, whatever ranks print. An agent that is started again goes on where it ended."""
+    """Bounded in size and rate, whatever ranks print. A restarted agent continues where the former one ended."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
         self._known: dict[tuple[object, ...], float] = {}
         self._minute, self._in_minute, self._skipped = float("-inf"), 0, 0
-        self._full = self._cut = False  # cut: its last line has no end, since its writer was killed in it
-        self.told: dict[str, Reported] = {}  # of the host's checks, what was told last
+        self._full = self._cut = False  # cut: its writer was killed within the last line
+        self.reported: dict[str, Reported] = {}  # by check of the host, what was reported last
         self._restore()
 
-    def tell(
+    def report(
         self, kind: str, verdict: Verdict, words: str, rank: int | None, launch: int, *, always: bool = False
     ) -> None:
-        """What was said lately is not said again, unless `always`: a state has changed. OSError: it was not written."""
+        """Write a finding, unless it was written lately. `always`: a state has changed. Raises OSError."""
         now = self._clock()
         key = _key(kind, verdict, words, rank, launch)
         if self._full or (not always and now - self._known.get(key, float("-inf")) < AGAIN):
@@ -58,7 +58,7 @@ class Findings:
         self._remember(key, now)
 
     def skip(self, count: int) -> None:
-        """So many findings were not told; the next record says so."""
+        """Note that so many findings were dropped; the next record says so."""
         self._skipped += count
 
     def _remember(self, key: tuple[object, ...], now: float) -> None:
@@ -81,7 +81,7 @@ class Findings:
             os.close(descriptor)
 
     def _restore(self) -> None:
-        """What an agent before this one has told; lines that cannot be read, the last one of a crash, are passed."""
+        """Read what a former agent has written. Skip unreadable lines, such as the last one of a crash."""
         try:
             data = self._path.read_bytes()
         except OSError:
@@ -98,7 +98,7 @@ class Findings:
                 continue
             self._full = self._full or kind == "full"
             if kind.startswith(HOST):
-                self.told[kind.removeprefix(HOST)] = Reported(verdict)
+                self.reported[kind.removeprefix(HOST)] = Reported(verdict)
 
 
 def _key(kind: str, verdict: Verdict, words: str, rank: object, launch: object) -> tuple[object, ...]:

@@ -1,7 +1,7 @@
-"""This user's processes on this node as /proc tells them, and a signal to exactly one of them.
+"""This user's processes on this node, from /proc, and a signal to exactly one of them.
 
-Layout of the files: proc(5). The calls that read another process's memory (its environment, its command line) may
-hang with a process that hangs in the kernel with its memory map locked: callers with a time limit use a thread.
+Source: proc(5). Reading another process's memory (its environment, its command line) may hang if that process hangs in
+the kernel with its memory map locked: callers with a time limit use a thread.
 """
 
 from __future__ import annotations
@@ -9,27 +9,28 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass
+from pathlib import Path
+
+THREADS = 64  # per process in `facts`; the first by number, so that the main thread is included
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process, or what its threads have left of it. `start`: clock ticks after boot.
-
-    With the pid it names one process for all time: a recycled pid is somebody else.
-    """
+    """One process. `start`: clock ticks after boot, which distinguishes it from a later process with the same pid."""
 
     pid: int
     start: int
     ppid: int
-    state: str  # R, S, D, T (stopped), t (traced), ...; never that of a mere zombie
+    state: str  # R, S, D, T (stopped), t (traced), ...; never that of a zombie
     comm: str
 
 
 def read(pid: int) -> Process | None:
-    """The process, or None when there is none.
+    """Return the process, or None if there is none.
 
-    A zombie counts as none: it holds no port and no memory and writes nothing, and reaping it is its parent's affair.
-    But a process whose first thread has ended while another lives (in a driver's call, say) looks like a zombie too.
+    A zombie counts as none: it has no port and no memory, writes nothing, and only its parent can reap it. A process
+    whose first thread has ended while another lives, in a driver's call for example, only looks like a zombie.
     """
     found = _stat(f"/proc/{pid}/stat", pid)
     if found is None:
@@ -42,7 +43,7 @@ def read(pid: int) -> Process | None:
 
 
 def living() -> dict[int, Process]:
-    """This user's processes by pid, without the caller and its ancestors."""
+    """Return this user's processes by pid, without the caller and its ancestors."""
     found: dict[int, Process] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 - the whole node's: names, not Path objects
         process = read(int(name)) if name.isdigit() and _is_ours(name) else None
@@ -56,9 +57,9 @@ def living() -> dict[int, Process]:
 
 
 def send(process: Process, number: int) -> bool:
-    """Signal exactly this process; False when it is gone or not ours to signal.
+    """Signal exactly this process. Return False if it is gone or belongs to someone else.
 
-    The pidfd is taken first and the start time looked at after: what the descriptor names is not recycled since.
+    The pidfd is opened before the start time is compared: the process that the descriptor names cannot be recycled.
     """
     try:
         handle = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else -1
@@ -164,3 +165,60 @@ def _bytes(path: str) -> bytes:
         return b""
     finally:
         os.close(descriptor)
+
+
+def facts(process: Process) -> dict[str, object]:
+    """Return state, name, wchan, syscall, threads, rss (bytes), fds (descriptors), oom_score_adj and cgroup.
+
+    A fact that cannot be read is None. syscall: the call's number and its arguments, or "running". wchan: the kernel
+    function in which it waits, "0" if none or hidden.
+    """
+    place = Path(f"/proc/{process.pid}")
+    tids = sorted(int(tid) for tid in _names(place / "task") or ())
+    resident = (_text(place / "statm") or "").split()
+    return {
+        "state": _state(place) or process.state,
+        "name": process.comm,
+        "wchan": _text(place / "wchan"),
+        "syscall": _text(place / "syscall"),
+        "threads": [_thread(place / "task" / str(tid), tid) for tid in tids[:THREADS]],
+        "thread_count": len(tids),
+        "rss": int(resident[1]) * _PAGE if len(resident) > 1 else None,
+        "fds": _count(place / "fd"),
+        "oom_score_adj": _text(place / "oom_score_adj"),
+        "cgroup": _text(place / "cgroup"),
+    }
+
+
+def _thread(place: Path, tid: int) -> dict[str, object]:
+    return {
+        "tid": tid,
+        "name": _text(place / "comm"),
+        "state": _state(place),
+        "wchan": _text(place / "wchan"),
+        "syscall": _text(place / "syscall"),
+    }
+
+
+def _state(place: Path) -> str | None:
+    text = _text(place / "stat")
+    return text.rpartition(")")[2].split()[0] if text and ")" in text else None
+
+
+def _count(place: Path) -> int | None:
+    names = _names(place)
+    return None if names is None else len(names)
+
+
+def _names(place: Path) -> list[str] | None:
+    try:
+        return os.listdir(place)  # noqa: PTH208
+    except OSError:
+        return None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_bytes()[:4096].decode(errors="replace").strip()
+    except OSError:
+        return None

@@ -14,7 +14,7 @@ import stat
 
 from transom_cli.health.checks.host import read_memory
 from transom_cli.supervise.agent import procfs
-from transom_cli.supervise.agent.belonging import RANK, find
+from transom_cli.supervise.agent.processes import RANK, find
 
 FILES = 4000  # that are told
 ANSWER = 900 * 1024  # bytes of them as JSON: within what an agent may send (wire.LIMITS)

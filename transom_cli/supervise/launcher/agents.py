@@ -19,9 +19,9 @@ from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
 from transom_cli.heartbeat.places import ROLE
 from transom_cli.layout import AttemptDir
+from transom_cli.rpc import secret
+from transom_cli.rpc.client import Client, Unreachable
 from transom_cli.slurm.guards import retry_unanswered
-from transom_cli.supervise.agent import secret
-from transom_cli.supervise.agent.client import Client, Unreachable
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher.journal import JournalWriter
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
@@ -190,8 +190,8 @@ class Agents:
             port = self._port(node, patience)
             key = secret.read(self._options.run.secret)
             identity = f"{self._attempt.name}/{node}"
-            with Client.connect(self._ips[node], port, key, identity, CONNECT) as line:
-                return {"ok": True, **line.ask(name, timeout, **arguments)}
+            with Client.connect(self._ips[node], port, key, identity, CONNECT, kind="agent") as line:
+                return {"ok": True, **line.call(name, timeout, **arguments)}
         except TransomError as error:
             gone = isinstance(error, Unreachable) and isinstance(error.__cause__, ConnectionRefusedError)
             return {"error": f"{error.what}: {error.why}" if error.why else error.what, "gone": gone}

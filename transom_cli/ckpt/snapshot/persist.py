@@ -1,0 +1,271 @@
+"""A committed snapshot becomes a durable checkpoint: by the daemons alone, from shared memory, without another copy.
+
+The daemon that is asked (that of rank 0's node, while ranks live) sees to it (memory.writing). So it goes on when the
+trainer is gone, and needs no trainer to begin with. When the checkpoint is durable, every so many-th is written once
+more into each of the further directories, from the same memory. What fails there is told, and nothing waits for it but
+the end of the training.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from transom_cli.ckpt.manifest import Manifest
+from transom_cli.ckpt.names import COPIES_OF, step_name
+from transom_cli.ckpt.retention import Keep
+from transom_cli.ckpt.save.publishing import words
+from transom_cli.ckpt.schedule.turns import Turns
+from transom_cli.ckpt.snapshot.finder import Finder
+from transom_cli.ckpt.snapshot.peers import Membership
+from transom_cli.ckpt.snapshot.store import Store
+from transom_cli.ckpt.snapshot.writer import CheckpointWriter, Order
+from transom_cli.ckpt.underway import Part
+from transom_cli.rpc.errors import RpcError
+
+RESERVED = "being made durable"
+_ANSWER = 5.0  # seconds for a peer
+ALL = Keep(1 << 30)  # none is deleted
+
+
+RUNNING, COPYING, DONE, FAILED, UNKNOWN = "running", "copying", "done", "failed", "unknown"
+ENDED = frozenset((COPYING, DONE, FAILED))  # nothing more becomes of the checkpoint itself
+_REMEMBERED = 64  # of each kind
+_SILENCE = 10.0  # seconds until it is asked for what it should have told
+_UNSURE = 2.0  # seconds between questions while the answer is that nothing is known
+
+T = TypeVar("T")
+State = tuple[str, str]  # and the trouble, of one that failed
+
+
+class Persister:
+    def __init__(self, store: Store, members: Membership, finder: Finder, say: Callable[[str], None]):
+        self._store, self._members, self._say = store, members, say
+        self.keep = ALL  # which checkpoints, as a rank has said last
+        self._writer = CheckpointWriter(store, members, finder, say)
+        self._outcomes = Outcomes()
+        self._turns = Turns({})
+        self._one_at_a_time, self._one_copy, self._one_look = (threading.Lock() for _ in range(3))
+
+    def copy_to(self, also: dict[Path, int]) -> None:
+        """Every so many-th durable checkpoint goes there too."""
+        if also != self._turns.also:
+            self._turns = Turns(also)
+
+    def writes_to(self, directory: Path) -> bool:
+        return directory == Path(self._store.directory) or directory in self._turns.also
+
+    def trust(self, directory: Path, attempt: str, keep: Keep, manifest: Manifest) -> None:
+        """A rank has read that checkpoint in full."""
+        self.keep = keep
+        self._writer.trust(directory, attempt, keep, manifest)
+
+    def distrust(self) -> None:
+        """Another launch is here: what was known of the checkpoints on disk may have changed."""
+        self._writer.distrust()
+        self._turns = Turns(self._turns.also)
+
+    def begin(self, order: Order) -> None:
+        """Returns at once. Asked for a step that is under way or done, it does nothing more."""
+        self.keep = order.keep
+        if self._outcomes.begin(order.step):
+            threading.Thread(target=self._run, args=(order,), name=f"persist-{order.step}", daemon=True).start()
+
+    def tried_again(self, step: int) -> None:
+        """It has been saved anew, and is to be durable: why it could not be before is over."""
+        self._outcomes.tried_again(step)
+
+    def outcome(self, step: int, patience: float = 0.0) -> State:
+        """Of a step that this daemon sees to: RUNNING, COPYING (durable already), DONE, FAILED with the trouble, or
+        UNKNOWN; after `patience` seconds at the latest."""
+        return self._outcomes.own(step, patience)
+
+    def outcome_by(self, node: str, step: int, patience: float) -> State:
+        """The same of a step that the daemon of `node` sees to."""
+        if node == self._members.current.own:
+            return self.outcome(step, patience)
+        if self._outcomes.heard(step, patience)[0] not in ENDED:
+            self._ask_if_due(node, step)
+        return self._outcomes.heard(step)
+
+    def hear(self, step: int, state: str, trouble: str) -> None:
+        """The daemon that sees to it says how it stands. Nothing but copies is then made of it any more."""
+        self._outcomes.hear(step, state, trouble)
+        if state in ENDED:
+            self._writer.over(step)
+        if state in (DONE, FAILED):
+            self._store.release(step, RESERVED)
+
+    @property
+    def busy(self) -> bool:
+        return self._outcomes.busy or self.tidying
+
+    @property
+    def tidying(self) -> bool:
+        """Whether old checkpoints are being removed; or one is being written."""
+        return self._one_at_a_time.locked()
+
+    def under_way(self) -> list[Part]:
+        """What is being written, as far as it is here."""
+        return self._writer.under_way()
+
+    def copying_by(self, node: str) -> bool:
+        """Whether that daemon, or this one, has copies written."""
+        for step in self._outcomes.copying(own=False):
+            self._ask_if_due(node, step)
+        return bool(self._outcomes.copying(own=True) or self._outcomes.copying(own=False))
+
+    def forget(self, step: int | None) -> None:
+        """What is newer than `step` is of a past that did not happen: it may be asked for again."""
+        self._outcomes.forget(step)
+
+    def write(self, step: int, work: Path, names: list[str]) -> tuple[str, dict[str, str]]:
+        """This node's part: see `CheckpointWriter`."""
+        return self._writer.write(step, work, names)
+
+    def _run(self, order: Order) -> None:
+        directory = Path(self._store.directory)
+        with self._one_at_a_time:
+            trouble = self._attempted(order, directory)
+            copies = [] if trouble else self._copies_of(order)
+            self._tell(order.step, FAILED if trouble else COPYING if copies else DONE, trouble)
+            if not trouble:
+                self._writer.tidy(order, directory)
+        if copies:
+            self._copy(order, copies)
+            self._tell(order.step, DONE)
+
+    def _copies_of(self, order: Order) -> list[Path]:
+        """Into which further directories that step is to be written now. It is one step's turn at a time, so that no
+        more than one snapshot is kept for it: where there are some, `_copy` ends it."""
+        with self._one_look:
+            due = self._turns.due()
+        if not due or self._one_copy.acquire(blocking=False):
+            return due
+        for directory in due:
+            self._not_copied(order, directory, "the copies before it are still being written")
+        return []
+
+    def _copy(self, order: Order, directories: list[Path]) -> None:
+        try:
+            for directory in directories:
+                there = (directory / COPIES_OF).exists()
+                trouble = self._attempted(order, directory) if there else f"its {COPIES_OF} is gone; is it mounted?"
+                if trouble:
+                    self._not_copied(order, directory, trouble)
+                else:
+                    self._writer.tidy(order, directory)
+        finally:
+            self._one_copy.release()
+
+    def _not_copied(self, order: Order, directory: Path, trouble: str) -> None:
+        self._say(f"{step_name(order.step)} was not copied to {directory}: {trouble}")
+        with self._one_look:
+            self._turns.failed(directory)
+
+    def _attempted(self, order: Order, directory: Path) -> str:
+        try:
+            return self._writer.checkpoint(order, directory)
+        except Exception as error:  # whoever waits must hear of it
+            return words(error)
+
+    def _tell(self, step: int, state: str, trouble: str = "") -> None:
+        """This node's ranks, and all others'."""
+        peers = self._members.current  # those that took part: when all is told there may be others
+        self._outcomes.set(step, state, trouble)
+        peers.call_all("ended", _ANSWER, step=step, state=state, trouble=trouble)
+
+    def _ask_if_due(self, node: str, step: int) -> None:
+        if not self._outcomes.due(step):
+            return
+        try:
+            answer = self._members.current.call(node, "outcome", _ANSWER, step=step)
+        except RpcError as error:
+            answer = {"state": UNKNOWN, "trouble": error.what}
+        self.hear(step, str(answer.get("state")), str(answer.get("trouble", "")))
+
+
+class Outcomes:
+    """Thread-safe."""
+
+    def __init__(self) -> None:
+        self._own: dict[int, State] = {}
+        self._heard: dict[int, State] = {}
+        self._ask_at: dict[int, float] = {}
+        self._changed = threading.Condition()
+
+    def begin(self, step: int) -> bool:
+        """False where it is under way or done already."""
+        with self._changed:
+            if self._own.get(step, ("", ""))[0] in (RUNNING, COPYING, DONE):
+                return False
+            _remember(self._own, step, (RUNNING, ""))
+            return True
+
+    def set(self, step: int, state: str, trouble: str = "") -> None:
+        with self._changed:
+            self._own[step] = state, trouble
+            self._changed.notify_all()
+
+    def hear(self, step: int, state: str, trouble: str) -> None:
+        """Of the holder that sees to it."""
+        with self._changed:
+            _remember(self._heard, step, (state, trouble))
+            _remember(self._ask_at, step, time.monotonic() + (_UNSURE if state == UNKNOWN else _SILENCE))
+            self._changed.notify_all()
+
+    def tried_again(self, step: int) -> None:
+        """A step that could not be written has been saved anew: how it went the last time says nothing any more."""
+        with self._changed:
+            for known in (self._own, self._heard):
+                if known.get(step, ("", ""))[0] == FAILED:
+                    del known[step]
+
+    def own(self, step: int, patience: float = 0.0) -> State:
+        """Of a write that this holder sees to: once it has ended, or as it is after `patience` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._own.get(step, ("", ""))[0] in ENDED, patience)
+            return self._own.get(step, (UNKNOWN, ""))
+
+    def heard(self, step: int, patience: float = 0.0) -> State:
+        """The same of another's, which is taken to be under way until something else is heard."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._heard.get(step, ("", ""))[0] in ENDED, patience)
+            return self._heard.get(step, (RUNNING, ""))
+
+    def due(self, step: int) -> bool:
+        """Whether the holder that sees to it is to be asked now. Says so to one of those that wait for the step."""
+        with self._changed:
+            now = time.monotonic()
+            at = self._ask_at.get(step, now + _SILENCE)
+            _remember(self._ask_at, step, at if now < at else now + _SILENCE)
+            return now >= at
+
+    def copying(self, *, own: bool) -> list[int]:
+        """Steps that are durable, and being written into a further directory."""
+        with self._changed:
+            return [n for n, (state, _) in (self._own if own else self._heard).items() if state == COPYING]
+
+    @property
+    def busy(self) -> bool:
+        with self._changed:
+            return any(state in (RUNNING, COPYING) for state, _ in self._own.values())
+
+    def forget(self, step: int | None) -> None:
+        """What is newer than `step` is of a past that did not happen: it may be asked for again, and so may what
+        failed."""
+        with self._changed:
+            for known in (self._own, self._heard):
+                for n in [n for n, (state, _) in known.items() if step is None or n > step or state == FAILED]:
+                    if known is self._heard or known[n][0] not in (RUNNING, COPYING):
+                        del known[n]
+            self._ask_at = {n: at for n, at in self._ask_at.items() if step is not None and n <= step}
+
+
+def _remember(known: dict[int, T], step: int, what: T) -> None:
+    known[step] = what
+    for old in sorted(known)[:-_REMEMBERED]:
+        del known[old]

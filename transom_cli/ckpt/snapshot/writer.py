@@ -1,0 +1,183 @@
+"""A committed snapshot is written into one directory, as a checkpoint: by the daemons of all nodes, from their memory.
+
+The daemon that is asked makes the working directory, has every node write the shares that it holds, writes itself what
+no node could, and publishes. The directory must be the same on all nodes. Where it is not, that shows: a node finds no
+working directory there, or what it wrote is not to be seen here.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transom_cli.ckpt import files
+from transom_cli.ckpt.inventory import check_shape
+from transom_cli.ckpt.manifest import FileEntry, Manifest
+from transom_cli.ckpt.names import DCP_METADATA, age, local_attempt, tmp_name
+from transom_cli.ckpt.retention import Keep, Retention
+from transom_cli.ckpt.save import direct
+from transom_cli.ckpt.save.publishing import publish, tidy, words
+from transom_cli.ckpt.snapshot.finder import Finder, ShareNotFound
+from transom_cli.ckpt.snapshot.inventory import shares
+from transom_cli.ckpt.snapshot.peers import AT_ONCE, Membership, Peers
+from transom_cli.ckpt.snapshot.record import Record
+from transom_cli.ckpt.snapshot.store import Store
+from transom_cli.ckpt.underway import WRITING, Counting, Part
+from transom_cli.errors import TransomError
+
+WRITE = 7200.0  # seconds for a node to write its shares
+
+
+@dataclass(frozen=True)
+class Order:
+    step: int
+    attempt: str  # in whose name it is published
+    keep: Keep
+
+
+class CheckpointWriter:
+    """`write` is every node's part, `checkpoint` that of the one which sees to it. One directory by one thread."""
+
+    def __init__(self, store: Store, members: Membership, finder: Finder, say: Callable[[str], None]):
+        self._store, self._members, self._finder, self._say = store, members, finder, say
+        self._retentions: dict[Path, Retention] = {}
+        self._counts: dict[int, Counting] = {}  # of what this node writes, or has written, by step
+
+    def trust(self, directory: Path, attempt: str, keep: Keep, manifest: Manifest) -> None:
+        """A rank has read that checkpoint in full."""
+        self._keeping(directory, attempt, keep).trust(manifest)
+
+    def distrust(self) -> None:
+        """What was known of the checkpoints on disk may have changed."""
+        self._retentions.clear()
+        self._counts.clear()
+
+    def under_way(self) -> list[Part]:
+        """How far this node is with its parts, until `over` is said of the step."""
+        return [counting.part for counting in self._counts.copy().values()]
+
+    def over(self, step: int) -> None:
+        self._counts.pop(step, None)
+
+    def checkpoint(self, order: Order, directory: Path) -> str:
+        """Returns "", or why it is not there."""
+        record = self._store.records.get(order.step)
+        if record is None:
+            return "its record is not here"
+        # by the trainer's attempt where Slurm has numbered it; else by this process, which is at work when that is gone
+        writer = order.attempt if age(order.attempt) else local_attempt(socket.gethostname(), os.getpid())
+        work = directory / tmp_name(order.step, writer, secrets.token_hex(4))
+        try:
+            work.mkdir(parents=True, mode=0o700)
+            trouble = self._write_all(order.step, record, work)
+            if not trouble:
+                retention = self._keeping(directory, order.attempt, order.keep)
+                publish(directory, work, record.read, order.attempt, retention)
+        except (OSError, TransomError) as error:
+            trouble = words(error)
+        if trouble:
+            files.delete_tree(work)
+        return trouble
+
+    def tidy(self, order: Order, directory: Path) -> None:
+        """After `checkpoint` has made one there: the old ones go."""
+        retention = self._keeping(directory, order.attempt, order.keep)
+        tidy(directory, order.step, order.attempt, retention, self._say)
+
+    def write(self, step: int, work: Path, names: list[str]) -> tuple[str, dict[str, str]]:
+        """This node's part: write these shares that it holds. Returns what the disk said, "" if all is well, and by
+        name why a share is to be had from elsewhere."""
+        if not work.is_dir():
+            return f"{work.parent} is not the same directory on all nodes", {}
+        lost: dict[str, str] = {}
+        held = self._store.shares(step)
+        total = sum(held[name].size for name in names if name in held)
+        record = self._store.records.get(step)
+        whole = sum(entry.size for entry in shares(record.read)) if record is not None else 0
+        counting = self._counts[step] = Counting(WRITING, step, str(work.parent), total, time.time(), whole)
+        for name in names:
+            try:
+                with self._store.reading(step, name) as (share, buffer):
+                    entry = direct.write(work / name, buffer.memory, share.segments, counting.add)
+            except KeyError:
+                lost[name] = "it is not held any more"
+            except OSError as error:
+                return words(error), lost
+            else:
+                if entry != FileEntry(name, share.size, share.sum):
+                    lost[name] = "it was damaged in memory"
+        return "", lost
+
+    def _write_all(self, step: int, record: Record, work: Path) -> str:
+        peers, wanted = self._members.current, {entry.name: entry for entry in shares(record.read)}
+        parts: dict[str, list[str]] = {}
+        taken: set[str] = set()
+        for node, answer in peers.call_all("held", 10.0, step=step).items():
+            mine = [n for n, total in answer.get("held", []) if n in wanted and wanted[n].xxh3_128 == total]
+            parts[node] = [n for n in mine if n not in taken]
+            taken.update(mine)
+        unwritten = [name for name in wanted if name not in taken]
+        for node, answer in self._ask_to_write(peers, step, work, parts).items():
+            if answer.get("trouble"):
+                return f"{node}: {answer['trouble']}" if len(parts) > 1 else str(answer["trouble"])
+            lost = dict.fromkeys(parts[node], str(answer["error"])) if "error" in answer else answer.get("lost", {})
+            for name, why in lost.items():
+                self._say(f"step {step}: {name} could not be written from the memory of {node}: {why}")
+                unwritten.append(name)
+        for name in unwritten:
+            trouble = self._write_found(step, wanted[name], work)
+            if trouble:
+                return trouble
+        for name, entry in wanted.items():
+            if check_shape(work, [entry]):
+                return f"{name} was written and is not there: {work.parent} is not shared by all nodes"
+        files.write_new(work / DCP_METADATA, record.metadata)
+        return ""
+
+    def _ask_to_write(
+        self, peers: Peers, step: int, work: Path, parts: dict[str, list[str]]
+    ) -> dict[str, dict[str, Any]]:
+        asked = {node: names for node, names in parts.items() if names}
+
+        def one(node: str) -> dict[str, Any]:
+            return peers.call_all("write", WRITE, [node], step=step, work=str(work), files=asked[node])[node]
+
+        with ThreadPoolExecutor(min(AT_ONCE, max(1, len(asked))), thread_name_prefix="write") as pool:
+            return dict(zip(asked, pool.map(one, asked), strict=True))
+
+    def _write_found(self, step: int, entry: FileEntry, work: Path) -> str:
+        """What its own node did not write, from where it can be had. A part of it may stand there."""
+        try:
+            (work / entry.name).unlink(missing_ok=True)
+            found = self._finder.find(step, entry)
+        except ShareNotFound as error:
+            return str(error)
+        except OSError as error:
+            return words(error)
+        try:
+            return self._write_memory(found.fd, found.size, found.segments, entry, work)
+        finally:
+            found.end()
+
+    def _write_memory(
+        self, fd: int, size: int, segments: tuple[tuple[int, int], ...], entry: FileEntry, work: Path
+    ) -> str:
+        with mmap.mmap(fd, size, prot=mmap.PROT_READ) as memory, memoryview(memory) as view:
+            try:
+                written = direct.write(work / entry.name, view, segments)
+            except OSError as error:
+                return words(error)
+        return "" if written == entry else f"{entry.name} was damaged in memory"
+
+    def _keeping(self, directory: Path, attempt: str, keep: Keep) -> Retention:
+        retention = self._retentions.setdefault(directory, Retention(directory, keep, attempt))
+        retention.work_for(attempt, keep)
+        return retention

@@ -1,0 +1,38 @@
+"""Limits how fast a server sends bulk data: the training needs the same network. Uses no socket and never waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+BURST = 4 << 20  # bytes that may be sent at once after a pause
+_LEAST = 16 << 10  # bytes; the system calls of smaller slices cost more than they gain in smoothness
+_SHARE = 0.05  # seconds of the rate per slice: each of 30 connections has a turn within 2 s
+
+
+class Throttle:
+    """A token bucket of ``rate`` bytes per second, shared by any number of threads.
+
+    In any t seconds it admits at most rate * t + burst bytes, in the order of the calls. The bytes of a waiting thread
+    are already spent: if it gives up, it has still slowed down the others.
+    """
+
+    def __init__(self, rate: float, burst: int = BURST, clock: Callable[[], float] = time.monotonic) -> None:
+        if not rate > 0 or not burst > 0:
+            raise ValueError(f"the rate and the burst must be above 0, not {rate} and {burst}")
+        self._rate, self._burst, self._clock = rate, burst, clock
+        self._lock = threading.Lock()
+        self._left, self._seen = float(burst), clock()  # below 0: promised to waiting threads
+        self.slice = max(1, min(burst, max(_LEAST, int(rate * _SHARE))))  # bytes to take at a time
+
+    def take(self, count: int) -> float:
+        """Return the seconds to wait before sending ``count`` bytes. Raises ValueError above the burst."""
+        if count > self._burst:
+            raise ValueError(f"{count} bytes at once, and {self._burst} are allowed")
+        with self._lock:
+            now = self._clock()
+            self._left = min(float(self._burst), self._left + (now - self._seen) * self._rate)
+            self._seen = now
+            self._left -= count
+            return max(0.0, -self._left / self._rate)

@@ -1,0 +1,263 @@
+r"""The wrapper around one rank: environment, beat record, and how the rank ended.
+
+    python -I -S .../agent/rank_wrapper.py --attempt-dir D [--launch L] [--node-beats-dir B] [--torchrun] \
+        [--auto-beat] -- COMMAND...
+
+It is run by its path, in isolated mode and without `site`, because every rank of a large job pays for its start-up:
+only light modules are imported here. The command becomes a child (no shell; same stdio, folder, process group) that
+is killed when the wrapper is. The wrapper ignores the signals that Slurm sends to every process of the step: the
+child has its own copy of them, and who ends first must be the trainer, or its end would never be recorded. Where Slurm
+sends them to the wrapper alone, they are handed on to the child (agent/forwarding). It ends as the child ended: same
+exit code, or the same signal.
+
+With --torchrun the command is a launcher of ranks of its own: the ranks' variables and records are left to it.
+
+A rank of a launch that has been replaced is not started: slurmstepd may come to it late, when the same rank of the
+next launch already trains.
+"""
+# pathlib would double the start-up time
+# ruff: noqa: PTH100, PTH110, PTH118, PTH119, PTH120, PTH123
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
+
+from transom_cli.heartbeat import places, record
+from transom_cli.inherited import rank_variables
+
+NOT_VISIBLE = 14  # errors.BadNodes.exit_code
+REPLACED = 16  # no other code of ours (errors.EXIT_CODES)
+USAGE = 2
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_PTRACER = 1, 4, 0x59616D61
+_ANY = ctypes.c_ulong(-1)
+_STEP_WIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_HELD = (*_STEP_WIDE, signal.SIGCHLD)
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+class Replaced(Exception):
+    """A newer launch of the attempt has been started."""
+
+
+class Options:
+    """The wrapper's own arguments. argparse would cost as much time as all the rest."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self.attempt_dir, self.launch, self.beats_dir = "", 0, ""
+        self.torchrun = self.auto_beat = False
+        words = iter(argv)
+        for word in words:
+            if word == "--":
+                break
+            if word == "--torchrun":
+                self.torchrun = True
+            elif word == "--auto-beat":
+                self.auto_beat = True
+            elif word == "--attempt-dir":
+                self.attempt_dir = os.path.abspath(next(words, ""))
+            elif word == "--launch":
+                self.launch = int(next(words, ""))
+            elif word == "--node-beats-dir":
+                self.beats_dir = next(words, "")
+            else:
+                raise ValueError(f"unknown argument {word}")
+        self.command = list(words)
+        if not self.attempt_dir or not self.command:
+            raise ValueError("--attempt-dir and a command after -- are needed")
+        self.node = places.node_name()
+        self.attempt = os.path.basename(self.attempt_dir)
+
+
+def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
+    """`cgroups`: the file that tells this process's control groups."""
+    try:
+        options = Options(argv)
+    except ValueError as error:
+        return _complain(f"rank wrapper: {error}", USAGE)
+    if not os.access(options.attempt_dir, os.R_OK | os.W_OK | os.X_OK):
+        return _complain(f"run directory {options.attempt_dir} is not visible on node {options.node}", NOT_VISIBLE)
+    env = rank_environment(dict(os.environ), options)
+    try:
+        beats, held = _beats(options, env)
+    except Replaced:
+        rank = "torchrun" if options.torchrun else f"rank {env['RANK']}"
+        what = f"{rank} of launch {options.launch} is not started on {options.node}"
+        return _complain(f"{what}: launch {options.launch + 1} or a later one has taken its place", REPLACED)
+    started = time.time()
+    pid, former = _start(options.command, env, beats)
+    from transom_cli.supervise.agent import exit_record  # import now: its file may be out of reach later
+
+    status = _wait(pid, former, cgroups)
+    code, killed_by = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
+    step, since_start = exit_record.last_step(beats, held, code, options.launch)
+    ended: dict[str, object] = {
+        "schema": 1,
+        "rank": None if options.torchrun else int(env["RANK"]),
+        "node": options.node,
+        "pid": pid,
+        "code": code,
+        "signal": killed_by,
+        "wall": time.time(),
+        "started": started,
+        "steps": step,
+        "since_start": since_start,
+    }
+    name = f"node-{_node_rank(env)}.json" if options.torchrun else f"rank-{env['RANK']}.json"
+    try:
+        exit_record.publish(os.path.join(options.attempt_dir, "exits", str(options.launch)), name, ended)
+    except OSError as error:
+        _complain(f"cannot record the end of {name[:-5]} in {options.attempt_dir}: {error.strerror}", 0)
+    if killed_by is not None:
+        _die_by(killed_by)
+        return 128 + killed_by
+    return code or 0
+
+
+def rank_environment(env: dict[str, str], options: Options) -> dict[str, str]:
+    """The trainer's environment. RANK and its kind are this launch's, whatever a shell or a script has set."""
+    for name in rank_variables(env):
+        del env[name]
+    env.pop(places.WORLD_SIZE, None)
+    run = os.path.dirname(os.path.dirname(options.attempt_dir))  # as in layout.RunDir
+    if not options.torchrun:
+        tasks = env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS") or "1"
+        env["RANK"] = env.get("SLURM_PROCID", "0")
+        env["WORLD_SIZE"] = env[places.WORLD_SIZE] = tasks
+        env["LOCAL_RANK"] = env.get("SLURM_LOCALID", "0")
+        layout = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or tasks
+        env["LOCAL_WORLD_SIZE"] = str(tasks_on_node(layout, int(env.get("SLURM_NODEID", "0"))))
+    else:
+        env["PET_NODE_RANK"] = _node_rank(env)  # torchrun's own variable for --node-rank
+    env[places.RUN_DIR] = run
+    env[places.ATTEMPT] = options.attempt
+    env[places.ATTEMPT_DIR] = options.attempt_dir
+    env[places.LAUNCH] = str(options.launch)
+    env.setdefault(places.CHECKPOINT_DIR, os.path.join(run, "checkpoints"))  # a setting may name another folder
+    env[places.ROLE] = "rank"
+    if options.auto_beat:
+        rest = env.get("PYTHONPATH")
+        env["PYTHONPATH"] = f"{places.AUTO_BEAT_PATH}:{rest}" if rest else places.AUTO_BEAT_PATH
+    return env
+
+
+def _node_rank(env: dict[str, str]) -> str:
+    """Of a torchrun, one task on each node: the task's number. SLURM_NODEID counts in Slurm's order of nodes instead,
+    which differs if a spare replaces a node."""
+    return env.get("SLURM_PROCID", "0")
+
+
+def tasks_on_node(layout: str, node: int) -> int:
+    """Tasks on the node-th node of Slurm's `SLURM_TASKS_PER_NODE`, such as "2(x3),1"."""
+    for part in layout.split(","):
+        tasks, _, times = part.partition("(x")
+        node -= int(times.rstrip(")")) if times else 1
+        if node < 0:
+            return int(tasks)
+    raise ValueError(f"node {node} is not in SLURM_TASKS_PER_NODE={layout}")
+
+
+def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | None]:
+    """The rank's beat file and the hold on its folder, as descriptors. A run without beats is better than no run.
+
+    Raises Replaced where a newer launch's exits or records are.
+    """
+    env.pop(places.BEAT_DIR, None)
+    if os.path.exists(os.path.join(options.attempt_dir, "exits", str(options.launch + 1))):  # its launcher's first act
+        raise Replaced
+    try:
+        path = options.beats_dir or places.beats_dir(options.attempt_dir, options.node)
+        held = places.enter(path)
+        env[places.BEAT_DIR] = path
+        env.setdefault(places.MEMORY, places.AGENTS)  # Slurm ends what ranks start with their step
+        if not any(env.get(name) for name in places.FLIGHT):  # its default is one place for all jobs of a user
+            env[places.FLIGHT[0]] = places.flight_prefix(path, options.launch)
+        if options.torchrun:
+            if places.torchrun_nodes(path, options.launch + 1):
+                raise Replaced
+            places.mark_torchrun(path, options.launch, _node_rank(env))
+            return None, held
+        fresh = record.Record(int(env["RANK"]), options.launch, time.monotonic_ns())
+        before = record.look(f"{path}/rank-{fresh.rank}")
+        if before is not None and before.launch > fresh.launch:
+            raise Replaced
+        return record.create(f"{path}/rank-{fresh.rank}", fresh), held
+    except OSError as error:
+        _complain(f"no beats from this rank on {options.node}: {error}", 0)
+        return None, None
+
+
+def _start(command: list[str], env: dict[str, str], beats: int | None) -> tuple[int, set[int]]:
+    """Fork and exec; the child's pid, and the signal mask from before.
+
+    Signals wait from before the fork until the child has its own dispositions, so none is lost; in the wrapper they
+    still do when this returns.
+    """
+    wrapper = os.getpid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would take the child's status with it
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+    pid = os.fork()
+    if pid:
+        return pid, former
+    try:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(_PR_SET_PTRACER, _ANY)  # Yama: the agent, not our parent, may look at our stack (same user only)
+        if os.getppid() != wrapper:  # it died before the line above
+            os._exit(128 + signal.SIGKILL)
+        if beats is not None:
+            mine = record.read(beats)
+            if mine is not None:
+                mine.child, mine.seq = os.getpid(), mine.seq + 1
+                record.write(beats, mine)
+        for number in _STEP_WIDE + _IGNORED_BY_PYTHON:
+            signal.signal(number, signal.SIG_DFL)
+        # Slurm's warning before the time limit must not kill a trainer that knows nothing of it.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        os.execvpe(command[0], command, env)
+    except OSError as error:
+        _complain(f"cannot run {command[0]}: {error.strerror}", 0)
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+    except BaseException:
+        os._exit(126)
+
+
+def _wait(pid: int, former: set[int], cgroups: str) -> int:
+    """The child's status, once it has ended."""
+    from transom_cli.supervise.agent import forwarding  # the child has been started: not part of the start-up
+
+    try:
+        with open(cgroups, errors="surrogateescape") as file:
+            alone = forwarding.only_tasks_are_signalled(file.read())
+    except OSError:
+        alone = False
+    if alone:
+        return forwarding.wait(pid, _STEP_WIDE)
+    for number in _STEP_WIDE:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, former)
+    return os.waitpid(pid, 0)[1]
+
+
+def _die_by(number: int) -> None:
+    """End by the child's signal, so that Slurm sees it too, but without a second core dump."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
+    os.kill(os.getpid(), number)
+
+
+def _complain(what: str, code: int) -> int:
+    os.write(2, f"transom: {what}\n".encode())
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
