@@ -19,7 +19,7 @@ from transom_cli.ckpt import fence
 from transom_cli.ckpt.inventory import candidates, verify
 from transom_cli.ckpt.snapshot.client import LINGER, agents_path, connect, reach
 from transom_cli.ckpt.snapshot.messages import HolderGone, Refused
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.agent.memory import Memory
 
@@ -41,7 +41,7 @@ class Node:
         self.attempt.path.mkdir(parents=True)
         self.checkpoints = root / "checkpoints"
         self.beats = f"/dev/shm/transom-test-{os.getpid()}-{abs(hash(root)):x}"
-        self.held = places.enter(self.beats)
+        self.held = paths.enter(self.beats)
         self.said: list[str] = []
         self.agents: list[Memory] = []
 
@@ -214,7 +214,7 @@ def test_a_holder_alone_keeps_the_beats_folder_until_it_ends(node: Node) -> None
     node.lose(node.agent())
     os.close(node.held)
     try:
-        assert not places.discard(node.beats)
+        assert not paths.discard(node.beats)
         node.attempt.outcome.write_text("{}")
         wait_for(lambda: not Path(node.beats).exists(), "the folder stays behind")
     finally:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.heartbeat.attempt_end import AttemptEnd, End
 from transom_cli.layout import AttemptDir
 
@@ -20,7 +20,7 @@ class Attempt:
     def __init__(self, path: Path, beats_dir: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises OSError when the beats folder is not ours."""
         self._beats_dir, self._clock = beats_dir, clock
-        self._held = places.enter(beats_dir)
+        self._held = paths.enter(beats_dir)
         self._end = AttemptEnd(AttemptDir(path), clock())
 
     def over(self) -> bool:
@@ -31,4 +31,4 @@ class Attempt:
         """The folder goes with whoever is the last to use it."""
         with contextlib.suppress(OSError):
             os.close(self._held)
-        places.discard(self._beats_dir)
+        paths.discard(self._beats_dir)

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from transom_cli.ckpt.snapshot import messages
 from transom_cli.ckpt.snapshot.messages import HolderGone
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.start import own
 
 SOCKET = "memory"  # in the beats folder of the node
@@ -63,12 +63,12 @@ def agents_path(beats_dir: str) -> str:
 
 def own_path(directory: Path) -> str:
     """Where a holder listens that the ranks start themselves: one for each checkpoints directory, user and host."""
-    return f"{places.private_folder(_name(directory))}/{SOCKET}"
+    return f"{paths.private_folder(_name(directory))}/{SOCKET}"
 
 
 def living_path(directory: Path) -> str | None:
     """The same, where such a holder has been; nothing is made."""
-    folder = places.private_folder_there(_name(directory))
+    folder = paths.private_folder_there(_name(directory))
     return None if folder is None else f"{folder}/{SOCKET}"
 
 
@@ -94,7 +94,7 @@ def start(path: str, *more: str) -> subprocess.Popen[bytes]:
 
 
 # What tells a process of a launch from others (agent.belonging): a holder outlives the launch that started it.
-_NOT_ITS_OWN = frozenset({places.ROLE, places.ATTEMPT_DIR, places.LAUNCH, places.BEAT_DIR, places.ATTEMPT})
+_NOT_ITS_OWN = frozenset({paths.ROLE, paths.ATTEMPT_DIR, paths.LAUNCH, paths.BEAT_DIR, paths.ATTEMPT})
 
 
 def reach(path: str, patience: float) -> Client:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli.ckpt.manifest import FileEntry, decode
-from transom_cli.ckpt.retention import Keep
-from transom_cli.ckpt.schedule.coming import Coming
+from transom_cli.ckpt.progress import Part
+from transom_cli.ckpt.publish import Keep
+from transom_cli.ckpt.schedule.plan import NextSaves
 from transom_cli.ckpt.snapshot import launches, messages
 from transom_cli.ckpt.snapshot.finding import Found, NotHad
 from transom_cli.ckpt.snapshot.holding import Holding
@@ -21,7 +22,6 @@ from transom_cli.ckpt.snapshot.protection import NONE, parse
 from transom_cli.ckpt.snapshot.record import Record
 from transom_cli.ckpt.snapshot.slot import Share, Slot
 from transom_cli.ckpt.snapshot.writing import Order
-from transom_cli.ckpt.underway import Part
 from transom_cli.core.codec import build, plain
 
 Answer = tuple[dict[str, Any], list[int]]  # and descriptors, which stay ours
@@ -162,7 +162,7 @@ class Desk:
 
     def _do_plan(self, about: Mapping[str, Any], fds: list[int]) -> Answer:
         """When the training saves, in words, and which saves come next."""
-        self.holding.rhythm, self.holding.coming = str(about["rhythm"])[:_RHYTHM], build(Coming, about["coming"])
+        self.holding.rhythm, self.holding.coming = str(about["rhythm"])[:_RHYTHM], build(NextSaves, about["coming"])
         return {}, []
 
     def _do_persist(self, about: Mapping[str, Any], fds: list[int]) -> Answer:

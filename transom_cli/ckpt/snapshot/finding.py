@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from transom_cli.ckpt.files import digest_segments
 from transom_cli.ckpt.manifest import FileEntry
-from transom_cli.ckpt.save.direct import digest
 from transom_cli.ckpt.snapshot.asking import LineFailed
 from transom_cli.ckpt.snapshot.neighbours import Neighbours
 from transom_cli.ckpt.snapshot.shelf import Shelf
@@ -63,12 +63,12 @@ class Finder:
                 except LineFailed as error:
                     tried.append(f"{node}: {error.what}")
                     continue
-                if digest(fresh.memory, ((0, entry.size),)) == entry.xxh3_128:
+                if digest_segments(fresh.memory, ((0, entry.size),)) == entry.xxh3_128:
                     return fresh.found(f"the memory of {node}")
                 tried.append(f"{node}: its bytes are damaged")
             if self._rebuild is not None:
                 trouble = self._rebuild(step, entry, fresh.memory)
-                if not trouble and digest(fresh.memory, ((0, entry.size),)) == entry.xxh3_128:
+                if not trouble and digest_segments(fresh.memory, ((0, entry.size),)) == entry.xxh3_128:
                     return fresh.found("parity in memory")
                 tried.append(trouble or "what was made from parity is damaged")
         except BaseException:
@@ -84,7 +84,7 @@ class Finder:
         except KeyError:
             return None
         if share.sum == entry.xxh3_128 and share.size == entry.size:
-            if not check or digest(slot.memory, share.segments) == entry.xxh3_128:
+            if not check or digest_segments(slot.memory, share.segments) == entry.xxh3_128:
                 return Found(slot.fd, slot.size, share.segments, "own memory", check, pinned.close)
             tried.append("this node: its bytes are damaged")
         pinned.close()

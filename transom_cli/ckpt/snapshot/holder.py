@@ -35,7 +35,7 @@ from transom_cli.ckpt.snapshot.neighbours import Answer, identity
 from transom_cli.ckpt.snapshot.rescue import newest, rescue
 from transom_cli.ckpt.snapshot.shown import Showing
 from transom_cli.errors import TransomError
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.layout import AttemptDir
 
 LOOK = 0.5  # seconds between two looks at whether it is still needed
@@ -227,7 +227,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="transom memory holder", description="Keep this node's snapshots.")
     parser.add_argument("--socket", required=True)
     parser.add_argument("--attempt-dir", type=Path)
-    parser.add_argument("--node", default=places.node_name())
+    parser.add_argument("--node", default=paths.node_name())
     parser.add_argument("--linger", type=float, default=LINGER)
     options = parser.parse_args(argv)
     for number in _IGNORED:

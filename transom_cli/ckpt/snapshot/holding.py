@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli.ckpt.names import step_name
-from transom_cli.ckpt.schedule.coming import Coming
+from transom_cli.ckpt.progress import Part, combined
+from transom_cli.ckpt.schedule.plan import NextSaves
 from transom_cli.ckpt.snapshot.account import Account, Held, Step
 from transom_cli.ckpt.snapshot.checking import Checking
 from transom_cli.ckpt.snapshot.finding import Finder
@@ -23,7 +24,6 @@ from transom_cli.ckpt.snapshot.rebuilding import Rebuilding
 from transom_cli.ckpt.snapshot.shelf import Shelf
 from transom_cli.ckpt.snapshot.slot import part, views
 from transom_cli.ckpt.snapshot.writing import Order
-from transom_cli.ckpt.underway import Part, joined
 from transom_cli.core.codec import plain
 
 _WORDS = 20  # sentences kept for a trainer that asks for nothing
@@ -40,7 +40,7 @@ class Holding:
         self.checking = Checking(self.shelf, lambda: self.neighbours, self.parity)
         self.protect = NONE  # as the newest launch has asked for it
         self.rhythm = ""  # when the training saves, and why, in words, if rank 0 is here
-        self.coming: Coming | None = None  # and as planned
+        self.coming: NextSaves | None = None  # and as planned
         self.restoring: dict[int, Part] = {}  # how far ranks of this node are, by rank
         self.words: deque[str] = deque(maxlen=_WORDS)  # for the rank that is the next to ask
         self._say = say
@@ -140,7 +140,7 @@ class Holding:
         return Account(
             self.shelf.directory, tuple(steps), str(self.protect), protected, left_out,
             self.parity.size, sum(size for _, _, size, _ in slots), nodes, self.rhythm, self.coming,
-            joined([*self.restoring.copy().values(), *self.persisting.under_way()]),
+            combined([*self.restoring.copy().values(), *self.persisting.under_way()]),
         )  # fmt: skip
 
     @property

@@ -15,7 +15,7 @@ from transom_cli.ckpt.names import MEMORY
 from transom_cli.ckpt.snapshot.client import Client, agents_path, own_path, reach, reach_or_start
 from transom_cli.ckpt.snapshot.holder import within
 from transom_cli.ckpt.snapshot.messages import HolderGone
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 
 AGENT = 15.0  # seconds for the holder of the node's agent to come up
 _TRIES = 5  # holders that end while they are greeted
@@ -46,8 +46,8 @@ class Meeting:
 
 def meet(directory: Path) -> Meeting:
     """Find this node's holder, or start one; where neither can be, there is one in this process."""
-    node, folder = places.node_name(), os.environ.get(places.BEAT_DIR)
-    agents = os.environ.get(places.MEMORY) == places.AGENTS
+    node, folder = paths.node_name(), os.environ.get(paths.BEAT_DIR)
+    agents = os.environ.get(paths.MEMORY) == paths.AGENTS
     why = ""
     try:
         found = Meeting(node, "", agents, agents_path(folder) if folder else own_path(directory))

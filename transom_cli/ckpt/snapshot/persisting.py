@@ -12,18 +12,18 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from transom_cli.ckpt.failures import one_line
 from transom_cli.ckpt.manifest import Manifest
 from transom_cli.ckpt.names import COPIES_OF, step_name
-from transom_cli.ckpt.retention import Keep
-from transom_cli.ckpt.save.publishing import words
-from transom_cli.ckpt.schedule.turns import Turns
+from transom_cli.ckpt.progress import Part
+from transom_cli.ckpt.publish import Keep
+from transom_cli.ckpt.schedule.plan import CopyTurns
 from transom_cli.ckpt.snapshot.asking import LineFailed
 from transom_cli.ckpt.snapshot.finding import Finder
 from transom_cli.ckpt.snapshot.neighbours import Neighbours
 from transom_cli.ckpt.snapshot.outcomes import COPYING, DONE, ENDED, FAILED, UNKNOWN, Outcomes, State
 from transom_cli.ckpt.snapshot.shelf import Shelf
 from transom_cli.ckpt.snapshot.writing import Order, Writing
-from transom_cli.ckpt.underway import Part
 
 RESERVED = "being made durable"
 _ANSWER = 5.0  # seconds for a neighbour
@@ -36,13 +36,13 @@ class Persisting:
         self.keep = ALL  # which checkpoints, as a rank has said last
         self._writing = Writing(shelf, neighbours, finder, say)
         self._outcomes = Outcomes()
-        self._turns = Turns({})
+        self._turns = CopyTurns({})
         self._one_at_a_time, self._one_copy, self._one_look = (threading.Lock() for _ in range(3))
 
     def copy_to(self, also: dict[Path, int]) -> None:
         """Every so many-th durable checkpoint goes there too."""
         if also != self._turns.also:
-            self._turns = Turns(also)
+            self._turns = CopyTurns(also)
 
     def writes_to(self, directory: Path) -> bool:
         return directory == Path(self._shelf.directory) or directory in self._turns.also
@@ -55,7 +55,7 @@ class Persisting:
     def distrust(self) -> None:
         """Another launch is here: what was known of the checkpoints on disk may have changed."""
         self._writing.distrust()
-        self._turns = Turns(self._turns.also)
+        self._turns = CopyTurns(self._turns.also)
 
     def begin(self, order: Order) -> None:
         """Returns at once. Asked for a step that is under way or done, it does nothing more."""
@@ -159,7 +159,7 @@ class Persisting:
         try:
             return self._writing.checkpoint(order, directory)
         except Exception as error:  # whoever waits must hear of it
-            return words(error)
+            return one_line(error)
 
     def _tell(self, step: int, state: str, trouble: str = "") -> None:
         """This node's ranks, and all others'."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import xxhash
 
-from transom_cli.ckpt.save.publishing import words
+from transom_cli.ckpt.failures import one_line
 from transom_cli.ckpt.snapshot.asking import LineFailed
 from transom_cli.ckpt.snapshot.coder import coefficient, fold
 from transom_cli.ckpt.snapshot.inventory import shares
@@ -74,7 +74,7 @@ class Protecting:
             try:
                 self._protect(step)
             except Exception as error:  # the training goes on, protected as it was
-                self._say(f"step {step} is not protected: {words(error)}")
+                self._say(f"step {step} is not protected: {one_line(error)}")
             self._release(step)
 
     def _release(self, step: int) -> None:

@@ -14,7 +14,7 @@ from transom_cli.ckpt.snapshot.account import Account
 from transom_cli.ckpt.snapshot.checking import CHECK, Checked
 from transom_cli.ckpt.snapshot.client import Client, agents_path, connect, living_path
 from transom_cli.core.codec import build
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.layout import AttemptDir
 
 
@@ -64,7 +64,7 @@ def visit(directory: Path, attempt: AttemptDir | None) -> Visit | None:
 
 def _sockets(directory: Path, attempt: AttemptDir | None) -> Iterator[str]:
     if attempt is not None:
-        yield from map(agents_path, places.beats_dirs(str(attempt.path)))
+        yield from map(agents_path, paths.beats_dirs(str(attempt.path)))
     elif (path := living_path(directory)) is not None:
         yield path
 

@@ -19,18 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli.ckpt import files
+from transom_cli.ckpt.failures import one_line
 from transom_cli.ckpt.inventory import check_shape
 from transom_cli.ckpt.manifest import FileEntry, Manifest
 from transom_cli.ckpt.names import DCP_METADATA, age, local_attempt, tmp_name
-from transom_cli.ckpt.retention import Keep, Retention
-from transom_cli.ckpt.save import direct
-from transom_cli.ckpt.save.publishing import publish, tidy, words
+from transom_cli.ckpt.progress import WRITING, Part, PartCounter
+from transom_cli.ckpt.publish import Keep, Retention, publish, tidy
 from transom_cli.ckpt.snapshot.finding import Finder, NotHad
 from transom_cli.ckpt.snapshot.inventory import shares
 from transom_cli.ckpt.snapshot.neighbours import AT_ONCE, Neighbours
 from transom_cli.ckpt.snapshot.record import Record
 from transom_cli.ckpt.snapshot.shelf import Shelf
-from transom_cli.ckpt.underway import WRITING, Counting, Part
 from transom_cli.errors import TransomError
 
 WRITE = 7200.0  # seconds for a node to write its shares
@@ -49,7 +48,7 @@ class Writing:
     def __init__(self, shelf: Shelf, neighbours: Callable[[], Neighbours], finder: Finder, say: Callable[[str], None]):
         self._shelf, self._neighbours, self._finder, self._say = shelf, neighbours, finder, say
         self._retentions: dict[Path, Retention] = {}
-        self._counts: dict[int, Counting] = {}  # of what this node writes, or has written, by step
+        self._counts: dict[int, PartCounter] = {}  # of what this node writes, or has written, by step
 
     def trust(self, directory: Path, attempt: str, keep: Keep, manifest: Manifest) -> None:
         """A rank has read that checkpoint in full."""
@@ -82,7 +81,7 @@ class Writing:
                 retention = self._keeping(directory, order.attempt, order.keep)
                 publish(directory, work, record.read, order.attempt, retention)
         except (OSError, TransomError) as error:
-            trouble = words(error)
+            trouble = one_line(error)
         if trouble:
             files.delete_tree(work)
         return trouble
@@ -102,15 +101,15 @@ class Writing:
         total = sum(held[name].size for name in names if name in held)
         record = self._shelf.records.get(step)
         whole = sum(entry.size for entry in shares(record.read)) if record is not None else 0
-        counting = self._counts[step] = Counting(WRITING, step, str(work.parent), total, time.time(), whole)
+        counting = self._counts[step] = PartCounter(WRITING, step, str(work.parent), total, time.time(), whole)
         for name in names:
             try:
                 with self._shelf.reading(step, name) as (share, slot):
-                    entry = direct.write(work / name, slot.memory, share.segments, counting.add)
+                    entry = files.write_segments(work / name, slot.memory, share.segments, counting.add)
             except KeyError:
                 lost[name] = "it is not held any more"
             except OSError as error:
-                return words(error), lost
+                return one_line(error), lost
             else:
                 if entry != FileEntry(name, share.size, share.sum):
                     lost[name] = "it was damaged in memory"
@@ -161,7 +160,7 @@ class Writing:
         except NotHad as error:
             return str(error)
         except OSError as error:
-            return words(error)
+            return one_line(error)
         try:
             return self._write_memory(found.fd, found.size, found.segments, entry, work)
         finally:
@@ -172,9 +171,9 @@ class Writing:
     ) -> str:
         with mmap.mmap(fd, size, prot=mmap.PROT_READ) as memory, memoryview(memory) as view:
             try:
-                written = direct.write(work / entry.name, view, segments)
+                written = files.write_segments(work / entry.name, view, segments)
             except OSError as error:
-                return words(error)
+                return one_line(error)
         return "" if written == entry else f"{entry.name} was damaged in memory"
 
     def _keeping(self, directory: Path, attempt: str, keep: Keep) -> Retention:

@@ -19,7 +19,7 @@ from typing import Any
 
 from transom_cli.core import stacks
 from transom_cli.files import publish_text
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.supervise.agent import flight, procread, pyspy
 from transom_cli.supervise.agent.belonging import RANK, Member, find
 
@@ -134,7 +134,7 @@ def _note(entry: Entry, what: str) -> None:
 
 def _beats_dir(attempt_dir: Path, node: str) -> str:
     try:
-        return places.beats_dir(str(attempt_dir), node)
+        return paths.beats_dir(str(attempt_dir), node)
     except OSError:
         return ""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from transom_cli.files import replace_text
 from transom_cli.heartbeat import account
-from transom_cli.heartbeat.spent import NodeSpent, RankSpent, encode
+from transom_cli.heartbeat.step_breakdown import NodeSteps, RankSteps, encode
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir
 
@@ -19,7 +19,7 @@ class Spending:
         self._attempt, self._node, self._folder = attempt, node, beats_dir
         self._path = attempt.spent(node)
         self._due = 0.0
-        self._told: tuple[RankSpent, ...] = ()
+        self._told: tuple[RankSteps, ...] = ()
 
     def look(self, now: float, rows: Sequence[RankBeat]) -> None:
         """`rows`: the ranks of the present launch. What has not changed is not written again."""
@@ -30,12 +30,12 @@ class Spending:
             return
         self._due = now + EVERY
         try:
-            replace_text(self._path, encode(NodeSpent(self._node, self._attempt.name, ranks)))
+            replace_text(self._path, encode(NodeSteps(self._node, self._attempt.name, ranks)))
             self._told = ranks
         except OSError:
             return  # a full or absent file system: the next look tries again
 
-    def _read(self, row: RankBeat) -> RankSpent | None:
+    def _read(self, row: RankBeat) -> RankSteps | None:
         try:
             fd = os.open(f"{self._folder}/rank-{row.rank}", os.O_RDONLY | os.O_NOFOLLOW)
         except OSError:
@@ -48,7 +48,7 @@ class Spending:
             os.close(fd)
         if found is None:
             return None
-        return RankSpent(
+        return RankSteps(
             rank=row.rank,
             launch=row.launch,
             step=found.step,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import transom_cli
 from transom_cli.ckpt import fence
-from transom_cli.ckpt.restore.setback import Setback, set_back
+from transom_cli.ckpt.restore.rollback import Rollback, roll_back
 from transom_cli.core.launcher import (
     THIS_LAUNCHER,
     End,
@@ -124,7 +124,7 @@ class LaunchHands:
         name = f"{self._attempt.name}.{order.launch}"
         try:
             self._fence(order.launch)
-            moved = set_back(self._options.checkpoints, Setback(name, order.to, order.skip, order.why, time.time()))
+            moved = roll_back(self._options.checkpoints, Rollback(name, order.to, order.skip, order.why, time.time()))
         except (OSError, TransomError) as error:
             self._cannot_go_back = f"the training cannot be set back to step {order.to}: {error}"
             say(f"transom: {self._cannot_go_back}")

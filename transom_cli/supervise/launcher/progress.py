@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 
-from transom_cli.heartbeat.spent import BadSpent, RankSpent, decode
+from transom_cli.heartbeat.step_breakdown import BadStepBreakdown, RankSteps, decode
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.launcher.log import say
 
@@ -72,15 +72,15 @@ class Progress:
                 say(f"transom: cannot write {self._attempt.progress}: {error}")
             self._refused = True
 
-    def _ranks(self) -> list[RankSpent]:
+    def _ranks(self) -> list[RankSteps]:
         for node in self._node():
-            with contextlib.suppress(OSError, BadSpent, UnicodeDecodeError):
+            with contextlib.suppress(OSError, BadStepBreakdown, UnicodeDecodeError):
                 told = decode(self._attempt.spent(node).read_text(encoding="utf-8"))
                 return [rank for rank in told.ranks if rank.launch == self._launch]
         return []
 
 
-def most(ranks: Sequence[RankSpent]) -> dict[str, float]:
+def most(ranks: Sequence[RankSteps]) -> dict[str, float]:
     """By phase, what the rank spent that spent most on it."""
     found: dict[str, float] = {}
     for rank in ranks:

@@ -25,7 +25,7 @@ from transom_cli.diagnose.slowness import causes, watch
 from transom_cli.diagnose.slowness import heatmap as words
 from transom_cli.errors import printable
 from transom_cli.files import replace_text
-from transom_cli.heartbeat.spent import BadSpent, NodeSpent, decode
+from transom_cli.heartbeat.step_breakdown import BadStepBreakdown, NodeSteps, decode
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.follow import newest_checkpoint
 from transom_cli.supervise.launcher.log import say
@@ -68,7 +68,7 @@ class Reporter:
             if readings:
                 self.look(readings)
 
-    def look(self, readings: Mapping[str, NodeSpent]) -> None:
+    def look(self, readings: Mapping[str, NodeSteps]) -> None:
         self._slow, slow = watch.watch(self._slow, readings)
         launch = self._slow.launch[1]
         for edge in slow:
@@ -92,7 +92,7 @@ class Reporter:
         back_to = newest_checkpoint(self._checkpoints, up_to=before) if before >= 0 else -1
         return Reported(0.0, self._sampled[0], kind, kind, "", found.step, (), before, back_to)
 
-    def _losses(self, readings: Mapping[str, NodeSpent]) -> tuple[numerics.Found | numerics.Over, ...]:
+    def _losses(self, readings: Mapping[str, NodeSteps]) -> tuple[numerics.Found | numerics.Over, ...]:
         """Of the rank with the lowest number that tells one: the gradients carry what is wrong to all."""
         told = [rank for node in readings.values() for rank in node.ranks if rank.loss is not None]
         launch = max((rank.launch for rank in told), default=-1)
@@ -139,14 +139,14 @@ class Reporter:
             replace_text(self._attempt.reports, json.dumps(data) + "\n")
             self._shown = told
 
-    def _read(self) -> dict[str, NodeSpent]:
+    def _read(self) -> dict[str, NodeSteps]:
         found = {}
         try:
             paths = [p for p in self._attempt.nodes.iterdir() if p.suffix == ".spent"]
         except OSError:
             return {}
         for path in sorted(paths):
-            with contextlib.suppress(OSError, BadSpent, UnicodeDecodeError):
+            with contextlib.suppress(OSError, BadStepBreakdown, UnicodeDecodeError):
                 node = decode(path.read_text(encoding="utf-8"))
                 if node.attempt == self._attempt.name:
                     found[node.node] = node
