@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import io
 import os
 from pathlib import Path
@@ -57,6 +58,7 @@ def test_allocation_stops_if_others_take_the_memory(monkeypatch: pytest.MonkeyPa
         return 512 * MIB if len(looks) < 4 else buffer.SPARE - 1
 
     monkeypatch.setattr(buffer, "free_memory", shrinking)
+    gc.collect()  # descriptors of earlier tests
     open_before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(MemoryError, match="others have taken them meanwhile"):
         Buffer(256 * MIB)
