@@ -22,5 +22,5 @@ def _slowly(fd, data, told):
 
 
 if __name__ == "__main__":
-    files._PIECE, files._write = PIECE, _slowly
+    files._WRITE_PIECE, files._write = PIECE, _slowly
     sys.exit(holder.main(sys.argv[1:]))

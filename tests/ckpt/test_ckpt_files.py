@@ -16,7 +16,7 @@ import pytest
 
 from transom_cli.ckpt import files
 
-SIZE = 3 * files._PIECE
+SIZE = 3 * files._WRITE_PIECE
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
 SEGMENTS = [
     [(0, SIZE)],
     [(0, 8 * 4096 + 64)],
-    [(4096, 2 * files._PIECE + 640)],
+    [(4096, 2 * files._WRITE_PIECE + 640)],
     [(64, 640)],
     [(0, 64), (640, 9984)],
     [],
@@ -93,6 +93,6 @@ def files_of_at_most(size: int) -> Iterator[None]:
 def test_a_file_that_cannot_be_finished_is_an_error_with_its_name(
     tmp_path: Path, memory: memoryview, segments: list[tuple[int, int]]
 ) -> None:
-    with files_of_at_most(files._PIECE + 4096), pytest.raises(OSError, match="File too large") as error:
+    with files_of_at_most(files._WRITE_PIECE + 4096), pytest.raises(OSError, match="File too large") as error:
         files.write_segments(tmp_path / "part", memory, segments)
     assert error.value.filename == str(tmp_path / "part")

@@ -99,7 +99,7 @@ def delete_tree(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-_BLOCKS = 8 << 20  # bytes written by one call
+_WRITE_PIECE = 8 << 20  # bytes written by one call
 _BLOCK = mmap.PAGESIZE  # O_DIRECT needs addresses, offsets and lengths that are multiples of this, at most
 
 
@@ -159,7 +159,7 @@ def _write_cached(path: Path, memory: memoryview, segments: Sequence[tuple[int, 
 def _write(fd: int, data: memoryview, on_bytes: OnBytes) -> None:
     done = 0
     while done < len(data):
-        count = os.write(fd, data[done : done + _BLOCKS])
+        count = os.write(fd, data[done : done + _WRITE_PIECE])
         done += count
         on_bytes(count)
 
@@ -168,6 +168,6 @@ def digest_segments(memory: memoryview, segments: Sequence[tuple[int, int]]) -> 
     """The xxh3_128 of segments of `memory`, (start, bytes), one after the other."""
     hasher = xxhash.xxh3_128()
     for start, length in segments:
-        for at in range(start, start + length, _BLOCKS):
-            hasher.update(memory[at : min(at + _BLOCKS, start + length)])
+        for at in range(start, start + length, _WRITE_PIECE):
+            hasher.update(memory[at : min(at + _WRITE_PIECE, start + length)])
     return hasher.hexdigest()
