@@ -126,12 +126,12 @@ def _side_by_side(act: Callable[..., object], parts: Sequence[object]) -> None:
 def _streaming(tensors: list[Row], threads: int) -> Callable[[], object] | str:
     """transom's own streaming copy of the tensors, or why there is none."""
     try:
-        from transom_cli.ckpt.save import streaming
+        from transom_cli.ckpt.save import fast_copy
     except ImportError:
         return "this transom has no streaming copy"
-    if streaming.streaming() is None:
+    if fast_copy.compiled_copy() is None:
         return "the streaming copy does not run here"
-    copier = streaming.Copier(threads)
+    copier = fast_copy.Copier(threads)
     return lambda: copier.copy(tensors)
 
 

@@ -21,7 +21,7 @@ from ckpt_state import State
 from harness import BenchError
 
 from transom_cli.ckpt.names import parse_step
-from transom_cli.ckpt.save.streaming import Copier, streaming
+from transom_cli.ckpt.save.fast_copy import Copier, compiled_copy
 
 _PIECE = 8 << 20
 _ALIGNED = 64
@@ -48,7 +48,7 @@ class Machine(Method):
     def __init__(self, state: State, place: Place) -> None:
         super().__init__(state, place)
         self._copier, self._writing = Copier(), False
-        streaming()
+        compiled_copy()
         self._places: list[tuple[int, int, int]] = []  # where a tensor is, where it goes, bytes
         end = 0
         for tensor in state.local.values():

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from status import JOB, make
 
-from transom_cli.heartbeat import spent
-from transom_cli.heartbeat.spent import NodeSpent, RankSpent
+from transom_cli.heartbeat import step_breakdown
+from transom_cli.heartbeat.step_breakdown import NodeSteps, RankSteps
 from transom_cli.heartbeat.table import NodeTable, RankBeat, encode
 
 STEP = 26 * 360  # the first one: `make` has told of those before
@@ -82,10 +82,10 @@ class Cluster:
         done = self._step - STEP
         seconds = {"data": 0.02 * done, "forward": 0.3 * done, "backward": 0.6 * done, "optimizer": 0.05 * done}
         ranks = tuple(
-            RankSpent(n * self._ranks + r, 0, self._step, now, 1.0, seconds, self._step, 1.83, 0.7)
+            RankSteps(n * self._ranks + r, 0, self._step, now, 1.0, seconds, self._step, 1.83, 0.7)
             for r in range(self._ranks)
         )
-        _replace(self.attempt.spent(node), spent.encode(NodeSpent(node, self.attempt.name, ranks)).encode())
+        _replace(self.attempt.spent(node), step_breakdown.encode(NodeSteps(node, self.attempt.name, ranks)).encode())
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from transom_cli.diagnose.clue import Slow
-from transom_cli.heartbeat.spent import NodeSpent, RankSpent
+from transom_cli.heartbeat.step_breakdown import NodeSteps, RankSteps
 
 PHASES = {"data": 0.02, "forward": 0.3, "backward": 0.55, "optimizer": 0.05}  # seconds, of a step of about a second
 NETWORK = 0.08
@@ -41,7 +41,7 @@ class Training:
     save_every: int = 25
     _sums: list[dict[str, float]] = field(default_factory=list)
 
-    def readings(self, steps: int) -> Iterator[tuple[int, dict[str, NodeSpent]]]:
+    def readings(self, steps: int) -> Iterator[tuple[int, dict[str, NodeSteps]]]:
         """(step, readings by node), as often as agents write."""
         random = Random(self.seed)
         world = self.nodes * self.per_node
@@ -81,7 +81,7 @@ class Training:
         wanted = fault is not None and fault.kind is kind and step >= fault.begins
         return fault.by / NETWORK if wanted and fault is not None else 0.0
 
-    def _node(self, node: int, step: int, at: float) -> NodeSpent:
+    def _node(self, node: int, step: int, at: float) -> NodeSteps:
         ranks = range(node * self.per_node, (node + 1) * self.per_node)
-        told = tuple(RankSpent(rank, 0, step, at, seconds=dict(self._sums[rank])) for rank in ranks)
-        return NodeSpent(f"n{node}", "1.0", told)
+        told = tuple(RankSteps(rank, 0, step, at, seconds=dict(self._sums[rank])) for rank in ranks)
+        return NodeSteps(f"n{node}", "1.0", told)

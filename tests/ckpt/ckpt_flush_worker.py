@@ -16,13 +16,13 @@ import torch.distributed as dist
 from ckpt_made import Training
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.save import keeper
+from transom_cli.ckpt.save import final_checkpoint
 
 EVERY = 100
 
 
 def main() -> None:
-    keeper.ORDER_WAIT, keeper.KEEP = 600.0, 600.0
+    final_checkpoint.REQUEST_WAIT, final_checkpoint.LONGEST = 600.0, 600.0
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")

@@ -24,7 +24,7 @@ class Listener:
         words = [sys.executable, __file__]
         self.process = subprocess.Popen(words, env=env, stdin=pipe, stdout=pipe, text=True, preexec_fn=_defaults)
         self.pid = self.process.pid
-        self.do(f"keeper.ORDER_WAIT, keeper.KEEP = {wait}, {keep}")
+        self.do(f"final_checkpoint.REQUEST_WAIT, final_checkpoint.LONGEST = {wait}, {keep}")
 
     def start(self, line: str) -> None:
         assert self.process.stdin is not None
@@ -38,7 +38,7 @@ class Listener:
         return self.process.stdout.readline().rstrip("\n")
 
     def attend(self) -> Listener:
-        assert self.do("ear = orders.attend()") == "ok"
+        assert self.do("ear = final_checkpoint.listen()") == "ok"
         return self
 
     def term(self) -> None:
@@ -58,9 +58,9 @@ def _defaults() -> None:
 
 
 def main() -> None:
-    from transom_cli.ckpt.save import keeper, orders
+    from transom_cli.ckpt.save import final_checkpoint
 
-    names: dict[str, object] = {"keeper": keeper, "orders": orders}
+    names: dict[str, object] = {"final_checkpoint": final_checkpoint}
     exec("import asyncio, ctypes, os, signal, subprocess, sys, threading, time", names)
     for line in sys.stdin:
         names["_"] = "ok"

@@ -11,7 +11,7 @@ from ckpt_memory_nodes import Nodes
 
 from transom_cli.ckpt.snapshot.client import agents_path, reach, start
 from transom_cli.config.load import load
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.rpc.local import Client
 from transom_cli.submit.rundir import new_run
@@ -54,7 +54,7 @@ class AttemptNodes(Nodes):
             shutil.rmtree(self.beats(name))
 
     def beats(self, name: str) -> str:
-        path = places.beats_dir(str(self.attempt.path), name)
+        path = paths.beats_dir(str(self.attempt.path), name)
         Path(path).mkdir(mode=0o700, exist_ok=True)
         return path
 

@@ -26,8 +26,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from transom_cli.ckpt import files
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.restore import progress
-from transom_cli.ckpt.save import arena
+from transom_cli.ckpt.restore import reader
+from transom_cli.ckpt.save import buffer
 from transom_cli.ckpt.snapshot.client import agents_path
 
 WIDTH = 3 << 16
@@ -35,13 +35,13 @@ WIDTH = 3 << 16
 
 def read_slowly(pause: float) -> None:
     """With so many seconds after each piece of a restore."""
-    add = progress.Progress.add
+    add = reader.RestoreProgress.add
 
     def slowly(self, count):
         add(self, count)
         time.sleep(pause)
 
-    files._PIECE, progress.Progress.add = 64 << 10, slowly
+    files._PIECE, reader.RestoreProgress.add = 64 << 10, slowly
 
 
 def limit_memory(most: int) -> None:
@@ -59,7 +59,7 @@ def limit_memory(most: int) -> None:
                     found[link.stat().st_ino] = link.stat().st_size
         return sum(found.values())
 
-    arena.room = lambda: most - taken() + arena.SPARE
+    buffer.free_memory = lambda: most - taken() + buffer.SPARE
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from transom_cli.ckpt import NoCheckpointRestores
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.save.engine import Writer
+from transom_cli.ckpt.save.commit import Committer
 
 
 def sharded(model):
@@ -68,13 +68,13 @@ def main() -> None:
     found["fell back to"] = checkpointer.restore()
 
     # One rank cannot write its part: all learn of it, and the next save works.
-    commit = Writer._commit
+    hold = Committer._hold
     if rank == 1:
-        Writer._commit = lambda self, step, snapshot, *more: commit(self, step, _Unreadable(snapshot), *more)
+        Committer._hold = lambda self, step, snapshot, share: hold(self, step, _Unreadable(snapshot), share)
     checkpointer.save(4)
     checkpointer.wait()
     found["failed"] = checkpointer.last_error.why
-    Writer._commit = commit
+    Committer._hold = hold
     training.state["bad"] = (lambda: 0) if rank == 1 else 0
     checkpointer.save(5)
     checkpointer.wait()
@@ -105,7 +105,7 @@ class _Unreadable:
         self.layout, self.objects, self.copying = snapshot.layout, snapshot.objects, snapshot.copying
 
     @property
-    def arena(self):
+    def buffer(self):
         raise OSError(5, "Input/output error")
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.save import arena, staging
+from transom_cli.ckpt.save import buffer, staging
 
 WIDE = 1 << 19  # numbers in each of eight tensors: 16 MiB
 
@@ -67,11 +67,11 @@ def main() -> None:
     save(5)
     save(6)
     if rank == 1:  # no memory for a state that has grown
-        arena.room, room = (lambda: 0), arena.room
+        buffer.free_memory, free = (lambda: 0), buffer.free_memory
     state["more2"] = torch.full((16 * WIDE,), 7.0)
     save(7)
     if rank == 1:
-        arena.room = room
+        buffer.free_memory = free
     fill(state, loader, 8)
     save(8)
     for step, loser in ((9, 1), (11, 0)):  # a state that the ranks do not hold alike: one of them was to write this

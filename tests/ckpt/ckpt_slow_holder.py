@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import time
 
-from transom_cli.ckpt.save import direct
-from transom_cli.ckpt.snapshot import daemon
+from transom_cli.ckpt import files
+from transom_cli.ckpt.snapshot import holder
 
 PIECE, PAUSE = 64 << 10, 0.4  # bytes, and seconds for so many
 
-_write = direct._write
+_write = files._write
 
 
 def _slowly(fd, data, told):
@@ -22,5 +22,5 @@ def _slowly(fd, data, told):
 
 
 if __name__ == "__main__":
-    direct._PIECE, direct._write = PIECE, _slowly
-    sys.exit(daemon.main(sys.argv[1:]))
+    files._WRITE_PIECE, files._write = PIECE, _slowly
+    sys.exit(holder.main(sys.argv[1:]))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from ckpt_memory_holders import end_holder
 
-from transom_cli.ckpt.save import snapshots
+from transom_cli.ckpt.save import daemon
 from transom_cli.ckpt.snapshot.client import LINGER
 from transom_cli.ckpt.snapshot.rendezvous import DaemonAddress
 
@@ -36,4 +36,4 @@ def holder_within(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             line.close()
 
-    monkeypatch.setattr(snapshots, "find_daemon", find_daemon)
+    monkeypatch.setattr(daemon, "meet", meet)

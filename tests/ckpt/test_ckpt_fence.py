@@ -97,13 +97,13 @@ def unreadable(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [no_fence, fence_of_an_older, fence_of_its_own, nonsense, unreadable])
-def test_what_is_no_reason_to_refuse(tmp_path: Path, make: Make, left: Callable[[Path], None]) -> None:
+def test_harmless_differences_are_accepted(tmp_path: Path, make: Make, left: Callable[[Path], None]) -> None:
     left(tmp_path)
     assert saved(make("12.1", "0"), 1) == ""
     assert steps(tmp_path) == [1]
 
 
-def test_a_trainer_started_by_hand_is_nobodys_older_launch(tmp_path: Path, make: Make) -> None:
+def test_trainer_started_by_hand_is_not_fenced(tmp_path: Path, make: Make) -> None:
     fence.take(tmp_path, "12.0.0")
     assert saved(make("", ""), 1) == ""
     assert (tmp_path / ".fence").read_text() == "12.0.0\n", "and takes over from nobody"
@@ -112,7 +112,7 @@ def test_a_trainer_started_by_hand_is_nobodys_older_launch(tmp_path: Path, make:
 @pytest.mark.parametrize(
     ("older", "newer"), [("12.0.0", "12.0.1"), ("12.0.9", "12.1.0"), ("12.9.9", "13.0.0"), ("9.0.0", "10.0.0")]
 )
-def test_the_newer_launch_has_it_whoever_comes_last(tmp_path: Path, older: str, newer: str) -> None:
+def test_newer_launch_keeps_the_fence(tmp_path: Path, older: str, newer: str) -> None:
     for launch in (older, newer, newer):
         fence.take(tmp_path / "made", launch)
     with pytest.raises(TakenOver, match=f"launch {newer} has taken over the checkpoints; .*remove .*/made/.fence"):
@@ -121,7 +121,7 @@ def test_the_newer_launch_has_it_whoever_comes_last(tmp_path: Path, older: str, 
     assert names_in(tmp_path / "made") == [".fence"]
 
 
-def test_a_directory_that_no_launcher_knows_of_is_fenced_by_its_first_rank(tmp_path: Path, make: Make) -> None:
+def test_directory_unknown_to_the_launcher_is_fenced_by_the_first_rank(tmp_path: Path, make: Make) -> None:
     stale = make("12.0", "0")
     assert saved(stale, 1) == ""
     newer = make("12.0", "1")
@@ -130,7 +130,7 @@ def test_a_directory_that_no_launcher_knows_of_is_fenced_by_its_first_rank(tmp_p
     assert steps(tmp_path) == [1, 2]
 
 
-def test_a_stale_rank_that_comes_late_is_told_at_once(tmp_path: Path, make: Make) -> None:
+def test_late_stale_rank_is_refused_at_once(tmp_path: Path, make: Make) -> None:
     make("12.1", "0")
     left = tmp_path / ".tmp-step-3-12.0.2-0badcafe"
     left.mkdir()
@@ -140,7 +140,7 @@ def test_a_stale_rank_that_comes_late_is_told_at_once(tmp_path: Path, make: Make
     assert (tmp_path / ".fence").read_text() == "12.1.0\n"
 
 
-def test_a_launchers_word_is_not_written_again_by_its_ranks(tmp_path: Path, make: Make) -> None:
+def test_ranks_do_not_rewrite_the_launchers_fence(tmp_path: Path, make: Make) -> None:
     fence.take(tmp_path, "12.0.1")
     before = (tmp_path / ".fence").stat()
     make("12.0", "1")

@@ -9,7 +9,7 @@ from pathlib import Path
 from ckpt_made import names_in
 
 
-def test_kill_9_never_yields_a_wrong_restore(tmp_path: Path):
+def test_kill_9_never_leads_to_a_wrong_restore(tmp_path: Path):
     driver = Path(__file__).with_name("ckpt_kill_driver.py")
     done = subprocess.run(
         [sys.executable, str(driver), str(tmp_path / "c"), "1"],

@@ -42,7 +42,7 @@ class Node:
         self.attempt.path.mkdir(parents=True)
         self.checkpoints = root / "checkpoints"
         self.beats = f"/dev/shm/transom-test-{os.getpid()}-{abs(hash(root)):x}"
-        self.held = places.enter(self.beats)
+        self.held = paths.enter(self.beats)
         self.said: list[str] = []
         self.agents: list[SnapshotDaemon] = []
 
@@ -215,7 +215,7 @@ def test_a_holder_alone_keeps_the_beats_folder_until_it_ends(node: Node) -> None
     node.lose(node.agent())
     os.close(node.held)
     try:
-        assert not places.discard(node.beats)
+        assert not paths.discard(node.beats)
         node.attempt.outcome.write_text("{}")
         wait_for(lambda: not Path(node.beats).exists(), "the folder stays behind")
     finally:

@@ -1,4 +1,4 @@
-"""Copies over two nodes: each writes what it holds, a restore finds them. One that is not shared: test_ckpt_also."""
+"""Copies over two nodes: each writes what it holds, a restore finds them. One that is not shared: test_ckpt_copies."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.restore.placing import plan
-from transom_cli.ckpt.restore.reading import MappedReader, OnDisk
+from transom_cli.ckpt.restore.read_plan import plan
+from transom_cli.ckpt.restore.reader import MappedReader, OnDisk
 
 
 def trained(directory: Path, steps: int) -> tuple[Checkpointer, dict[str, Any]]:
@@ -27,12 +27,12 @@ def trained(directory: Path, steps: int) -> tuple[Checkpointer, dict[str, Any]]:
 
 def newest(ck: Checkpointer, step: int) -> Any:
     index = next(n for n, share in ck._snapshots._shares.items() if share.step == step)
-    return ck._snapshots._arenas[index], ck._snapshots._shares[index]
+    return ck._snapshots._buffers[index], ck._snapshots._shares[index]
 
 
 def test_a_snapshot_comes_back_without_a_plan_of_dcps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ck, state = trained(tmp_path / "c", 2)
-    monkeypatch.setattr("transom_cli.ckpt.restore.restore.dcp_load", lambda *_, **__: pytest.fail("DCP was asked"))
+    monkeypatch.setattr("transom_cli.ckpt.restore.load.dcp_load", lambda *_, **__: pytest.fail("DCP was asked"))
     state["weights"].fill_(-1)
     state["note"] = ""
     assert ck.restore() == 2

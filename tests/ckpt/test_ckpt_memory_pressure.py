@@ -9,7 +9,7 @@ import torch
 from ckpt_memory_holders import abandon, holder_pid, memory_of
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.save import arena
+from transom_cli.ckpt.save import buffer
 from transom_cli.ckpt.save.staging import Stager
 
 SAID = "snapshot(s) in memory at a time"
@@ -19,14 +19,14 @@ SAID = "snapshot(s) in memory at a time"
 def buffers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """As many snapshots' memory as its one number says can still be had."""
     left = [3]
-    real = arena.Arena.__init__
+    real = buffer.Buffer.__init__
 
-    def make(self: arena.Arena, size: int, *, hurry: bool) -> None:
-        monkeypatch.setattr(arena, "room", lambda: (1 << 40) if left[0] > 0 else arena.SPARE)
+    def make(self: buffer.Buffer, size: int, *, hurry: bool) -> None:
+        monkeypatch.setattr(buffer, "free_memory", lambda: (1 << 40) if left[0] > 0 else buffer.SPARE)
         real(self, size, hurry=hurry)
         left[0] -= 1
 
-    monkeypatch.setattr(arena.Arena, "__init__", make)
+    monkeypatch.setattr(buffer.Buffer, "__init__", make)
     return left
 
 
@@ -69,7 +69,7 @@ def test_a_copy_cut_short(
     trainer = Checkpointer(held, directory, every=1, persist=4)
     train(trainer, held, *range(1, 8))
 
-    def cut(self: Stager, into: arena.Arena, sources: list[object]) -> None:
+    def cut(self: Stager, into: buffer.Buffer, sources: list[object]) -> None:
         into.write(0, b"half of step 8")
         raise RuntimeError("as if killed here")
 

@@ -12,13 +12,11 @@ from ckpt_made import names_in
 
 from transom_cli.ckpt import checkpointer
 from transom_cli.ckpt.checkpointer import Checkpointer
+from transom_cli.ckpt.options import PersistRule
 from transom_cli.ckpt.ranks import Ranks
-from transom_cli.ckpt.schedule.cadence import START, Cadence, Measured
-from transom_cli.ckpt.schedule.failrate import Failures
-from transom_cli.ckpt.schedule.lasting import Rule
-from transom_cli.ckpt.schedule.meeting import LOOK, Meeting, Note
-from transom_cli.ckpt.schedule.schedule import Auto, Every
-from transom_cli.ckpt.schedule.stopwatch import Stopwatch
+from transom_cli.ckpt.schedule.cadence import START, Cadence, Measured, StepTimer
+from transom_cli.ckpt.schedule.failure_rate import Failures
+from transom_cli.ckpt.schedule.schedule import LOOK, Agreement, Auto, Every, RankReport
 from transom_cli.errors import UsageError
 
 
@@ -46,14 +44,14 @@ class Trainer:
             if due or self.step == force:
                 self.now += stall or 0.0
                 meeting = self.auto.copied(self.step, stall, False)
-                assert self.auto.carry(meeting, lambda: self._write()) == ""
+                with self.auto.agreeing(meeting):
+                    self._write()
             self.auto.resume(False)
         return self.saves[before:]
 
-    def _write(self) -> str:
+    def _write(self) -> None:
         self.auto.writers(Ranks()).gather("anything")
         self.auto.writers(Ranks()).gather("once more")
-        return ""
 
 
 def test_it_saves_early_measures_and_then_keeps_its_distance():
@@ -65,13 +63,13 @@ def test_it_saves_early_measures_and_then_keeps_its_distance():
     ]
 
 
-def test_a_first_save_that_stalls_for_long_puts_the_second_off_and_not_the_third():
+def test_slow_first_save_delays_only_the_second():
     trainer = Trainer()
     trainer.train(START, stall=2.0)
     assert trainer.train(400) == [210, 237, 264, 291, 318, 345, 372, 399], "2 s / 1 %, then Young's 27"
 
 
-def test_a_save_out_of_turn_and_one_that_fails_leave_the_distance():
+def test_forced_and_failed_saves_do_not_change_the_interval():
     trainer = Trainer()
     trainer.train(60)
     assert trainer.train(40, force=70) == [74]
@@ -79,7 +77,7 @@ def test_a_save_out_of_turn_and_one_that_fails_leave_the_distance():
     assert trainer.auto.every == 27
 
 
-def test_after_a_restore_and_when_a_trainer_goes_back_it_counts_from_there():
+def test_interval_restarts_after_a_restore_or_a_step_back():
     trainer = Trainer()
     trainer.auto.at(1000)
     trainer.step = 1000
@@ -97,27 +95,27 @@ def test_it_counts_calls_that_come_every_fifth_step_only():
     assert saved[:5] == [15, 25, 55, 85, 115], "each the first call beyond"
 
 
-def test_what_ranks_settle_takes_all_of_them_at_one_step():
-    def note(step: int, stall: float, cadence: Cadence | None = None) -> Note:
-        return Note(step, Measured(stall, 1.0), cadence)
+def test_agreement_needs_all_ranks_at_one_step():
+    def note(step: int, stall: float, cadence: Cadence | None = None) -> RankReport:
+        return RankReport(step, Measured(stall, 1.0), cadence)
 
     ours = Cadence(0.01, 3600.0)
     for told in ([note(8, 0.1, ours), note(9, 0.1)], [note(9, 0.1, ours), None], [None, note(9, 0.1)]):
-        meeting = Meeting(note(9, 0.1))
+        meeting = Agreement(note(9, 0.1))
         meeting.hear(told)
         assert meeting.note is not None, "still to be settled"
         meeting.end()
         assert meeting.outcome() is None
-    meeting = Meeting(note(9, 0.1))
+    meeting = Agreement(note(9, 0.1))
     meeting.hear([note(9, 0.1, ours), note(9, 0.7)])
     meeting.hear([note(9, 5.0, ours), note(9, 5.0)])
     settled = meeting.outcome()
     assert settled is not None and settled.steps == 70, "the slowest rank's; heard once"
     assert meeting.note is None
-    assert Meeting(None).outcome() is None, "nothing to wait for"
+    assert Agreement(None).outcome() is None, "nothing to wait for"
 
 
-def test_ten_steps_on_a_rank_waits_for_what_is_still_to_be_settled():
+def test_rank_waits_for_the_agreement_after_ten_steps():
     trainer, due = Trainer(), []
     for step in range(1, START + 1):
         trainer.now += 1.0
@@ -130,22 +128,24 @@ def test_ten_steps_on_a_rank_waits_for_what_is_still_to_be_settled():
     waiting.start()
     waiting.join(0.2)
     assert waiting.is_alive()
-    trainer.auto.carry(meeting, trainer._write)
+    with trainer.auto.agreeing(meeting):
+        trainer._write()
     waiting.join(30.0)
     assert due == [False] and trainer.auto.every == 30, "0.3 s / 1 %: the save that was due is put off"
 
 
-def test_a_write_that_fails_before_the_ranks_meet_changes_nothing_and_keeps_nobody_waiting():
+def test_failed_save_settles_nothing_and_blocks_no_rank():
     trainer = Trainer()
     trainer.train(START - 1)
     trainer.step += 1
     assert trainer.auto.due(START)
-    assert trainer.auto.carry(trainer.auto.copied(START, 0.1, False), lambda: "a peer is gone") == "a peer is gone"
+    with trainer.auto.agreeing(trainer.auto.copied(START, 0.1, False)):
+        pass  # a peer is gone
     assert trainer.train(30)[0] == 2 * START
 
 
-def test_steps_beside_a_write_count_apart():
-    watch, now = Stopwatch(), 0.0
+def test_steps_during_a_write_are_measured_separately():
+    watch, now = StepTimer(), 0.0
     assert watch.step is None and watch.slowed is None
 
     def step(number: int, seconds: float, beside: bool) -> None:
@@ -167,7 +167,7 @@ def test_steps_beside_a_write_count_apart():
     assert watch.step == pytest.approx(1.0)
 
 
-def test_a_trainer_that_leaves_it_to_the_checkpointer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_trainer_with_automatic_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     beats = []
     monkeypatch.setattr(checkpointer, "beat", lambda step, loss=None: beats.append((step, loss)))
     state = {"w": torch.zeros(3)}
@@ -222,34 +222,35 @@ def test_multiples_stay_multiples(tmp_path: Path):
 @pytest.mark.parametrize(
     ("every", "overhead"), [("often", 0.01), (1.5, 0.01), ("auto", 0.0), ("auto", float("nan")), (3, 1)]
 )
-def test_what_cannot_be_asked_for(every, overhead, tmp_path: Path):
+def test_invalid_arguments_are_refused(every, overhead, tmp_path: Path):
     with pytest.raises(UsageError, match="must be"):
         Checkpointer({"n": 1}, tmp_path, every=every, overhead=overhead)
 
 
-def test_the_next_save_that_it_tells_is_the_one_that_it_makes():
+def test_announced_next_save_is_the_one_that_is_made():
     trainer = Trainer()
     changes: list[tuple[int, int]] = []
-    trainer.auto.changed = lambda: changes.append((trainer.step, trainer.auto.next(trainer.step)))
     assert trainer.auto.next(0) == START
     told = []
     for _ in range(200):
         ahead = trainer.auto.next(trainer.step)
         if trainer.train(1):
             told.append((trainer.step, ahead))
+        if trainer.auto.take_change():
+            changes.append((trainer.step, trainer.auto.next(trainer.step)))
     assert [made for made, _ in told] == [START, START + LOOK, 47, 74, 101, 128, 155, 182]
     assert all(made == ahead for made, ahead in told)
     assert changes == [(START + 2 * LOOK, 47)], "told anew when it is found"
 
 
-def test_a_given_distance_tells_its_multiples():
+def test_fixed_interval_saves_at_multiples():
     every = Every(40)
     assert [every.next(done) for done in (-1, 0, 39, 40, 41)] == [0, 40, 40, 80, 80]
 
 
-def test_how_many_saves_there_are_until_one_is_durable():
+def test_number_of_saves_until_one_is_durable():
     now = [0.0]
-    tenth, minutes, best = Rule(10), Rule("10m", lambda: now[0]), Rule("auto")
+    tenth, minutes, best = PersistRule(10), PersistRule("10m", lambda: now[0]), PersistRule("auto")
     assert (tenth.left(1), minutes.left(1), best.left(4)) == ((10, 0.0), (None, 600.0), (4, 0.0))
     for rule in (tenth, minutes, best):
         assert rule.due(False, 4) is False

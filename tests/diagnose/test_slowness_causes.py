@@ -10,7 +10,7 @@ from transom_cli.diagnose.clue import Category, Slow
 from transom_cli.diagnose.slowness import causes, heatmap
 from transom_cli.diagnose.slowness.causes import Slowness
 from transom_cli.diagnose.slowness.heatmap import HeatMap, Row, between, fold
-from transom_cli.heartbeat.spent import RankSpent
+from transom_cli.heartbeat.step_breakdown import RankSteps
 
 USUAL = {"data": 0.02, "forward": 0.3, "backward": 0.5, "optimizer": 0.05}
 Extra = dict[int, dict[str, float]]
@@ -125,14 +125,14 @@ def test_any_single_slow_rank_is_found(world: int, seed: object, share: float, p
 
 
 def test_between_two_readings_of_an_account() -> None:
-    before = RankSpent(0, 1, 10, 100.0, 5.0, {"data": 1.0})
-    after = RankSpent(0, 1, 20, 105.0, 5.0, {"data": 2.0, "wait": 1.0})
+    before = RankSteps(0, 1, 10, 100.0, 5.0, {"data": 1.0})
+    after = RankSteps(0, 1, 20, 105.0, 5.0, {"data": 2.0, "wait": 1.0})
     row = between("n1", before, after)
     assert row == Row(0, "n1", 0.5, {"data": 0.1, "wait": 0.1})
     for other in (
-        RankSpent(0, 1, 10, 105.0, 5.0),  # no step
-        RankSpent(0, 1, 20, 105.0, 6.0),  # another process
-        RankSpent(0, 2, 20, 105.0, 5.0),  # another launch
+        RankSteps(0, 1, 10, 105.0, 5.0),  # no step
+        RankSteps(0, 1, 20, 105.0, 6.0),  # another process
+        RankSteps(0, 2, 20, 105.0, 5.0),  # another launch
     ):
         assert between("n1", before, other) is None
 

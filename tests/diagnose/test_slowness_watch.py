@@ -15,7 +15,7 @@ from slow_training import Fault, Training
 from transom_cli.diagnose.clue import Slow
 from transom_cli.diagnose.slowness import watch
 from transom_cli.diagnose.slowness.watch import Began, Over, SlowState
-from transom_cli.heartbeat.spent import NodeSpent
+from transom_cli.heartbeat.step_breakdown import NodeSteps
 
 News = list[tuple[int, Began | Over]]
 
@@ -76,7 +76,7 @@ def test_a_restart_ends_what_stands_and_compares_no_accounts() -> None:
     assert state.launch == ("1.0", 1) and state.standing == ()
 
 
-def _launched(spent: NodeSpent) -> NodeSpent:
+def _launched(spent: NodeSteps) -> NodeSteps:
     return replace(spent, ranks=tuple(replace(r, launch=1, began=7.0) for r in spent.ranks))
 
 

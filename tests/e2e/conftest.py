@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from e2e.support import Person, remembering
 
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.layout import RunDir
 from transom_cli.sandbox.cluster import Sandbox
 from transom_cli.supervise.lease import read_holder
@@ -43,7 +43,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("undisturbed")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    env = {**os.environ, places.CHECKPOINT_DIR: str(folder), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    env = {**os.environ, paths.CHECKPOINT_DIR: str(folder), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     command = remembering(folder / "final", "--delay", "0")
     ranks = [subprocess.Popen(command, env={**env, "MASTER_PORT": str(port), "RANK": str(n)}) for n in range(2)]
     assert [rank.wait(120) for rank in ranks] == [0, 0]

@@ -16,7 +16,7 @@ from e2e.support import STEPS, Person, at_step, over, remembering
 from e2e.test_agents import agent_pid, wait_for
 
 from transom_cli.ckpt.snapshot.client import agents_path
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.sandbox
 
 
 def holder_pid(attempt: AttemptDir, node: str) -> int:
-    path = agents_path(places.beats_dir(str(attempt.path), node))
+    path = agents_path(paths.beats_dir(str(attempt.path), node))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         try:
             line.connect(path)

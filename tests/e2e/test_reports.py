@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from e2e.support import Person, over
 
-from transom_cli.ckpt.restore.setback import read as setbacks
+from transom_cli.ckpt.restore.rollback import read as setbacks
 from transom_cli.layout import RunDir
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.long]

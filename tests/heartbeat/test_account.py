@@ -1,4 +1,4 @@
-"""What a rank spends its steps on: the sums, their bytes, and the trainer's calls that make them."""
+"""How a rank's step time splits into phases: the sums, their bytes, and the calls that make them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transom_cli.heartbeat import STEP_PHASES
 from transom_cli.heartbeat import account as ac
-from transom_cli.heartbeat import phases
 from transom_cli.heartbeat import record as rec
-from transom_cli.heartbeat.spent import BadSpent, NodeSpent, RankSpent, decode, encode
+from transom_cli.heartbeat.step_breakdown import BadStepBreakdown, NodeSteps, RankSteps, decode, encode
 
 ROOT = Path(__file__).parents[2]
 MS = 1_000_000
@@ -114,7 +114,7 @@ def test_a_limit_of_names(clock: Clock) -> None:
     clock.pass_(300)
     account.beat(1, clock.now)
     told = spent(buffer)
-    named = ac.MOST - len(phases.KNOWN)
+    named = ac.MOST - len(STEP_PHASES)
     assert told == {"other": 50 - named + 300, **{f"p{i}": 1 for i in range(named)}}
 
 
@@ -186,7 +186,7 @@ def test_a_devices_time_counts_once_it_is_known(clock: Clock) -> None:
     assert spent(buffer) == {"other": 60, "forward": 30}
 
 
-def test_a_device_that_is_lost_ends_no_training(clock: Clock) -> None:
+def test_lost_device_does_not_end_training(clock: Clock) -> None:
     class Lost(Device):
         def done(self) -> list[tuple[int, int]]:
             raise RuntimeError("CUDA error: unspecified launch failure")
@@ -236,7 +236,7 @@ def test_a_trainers_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", ["float('nan')", "-float('nan')", "Tensor(float('nan'))"])
-def test_a_loss_that_is_not_a_number_is_told(tmp_path: Path, loss: str) -> None:
+def test_nan_loss_is_reported(tmp_path: Path, loss: str) -> None:
     tensor = "class Tensor:\n  def __init__(self, x): self.x = x\n  def item(self): return self.x\n"
     trainer(f"{tensor}from transom_cli import beat; beat(1, loss={loss})", tmp_path)
     data = (tmp_path / "rank-0").read_bytes()
@@ -256,26 +256,26 @@ def test_what_is_no_loss_is_none(tmp_path: Path) -> None:
 numbers = st.floats() | st.none()
 seconds = st.dictionaries(st.text(max_size=16), st.integers(0, 10**9).map(float), max_size=16)
 spents = st.builds(
-    RankSpent,
+    RankSteps,
     rank=st.integers(0, 2**20), launch=st.integers(0, 99), step=st.integers(-1, 2**40), at=st.floats(0, 1e9),
     began=st.floats(0, 1e9), seconds=seconds,
     loss_step=st.integers(-1, 2**40), loss=numbers, grad_norm=numbers, loss_scale=numbers, device=st.booleans(),
 )  # fmt: skip
 
 
-@given(st.builds(NodeSpent, node=st.text(max_size=20), attempt=st.text(max_size=20), ranks=st.lists(spents).map(tuple)))
-def test_a_nodes_account_comes_back_as_it_went(told: NodeSpent) -> None:
+@given(st.builds(NodeSteps, node=st.text(max_size=20), attempt=st.text(max_size=20), ranks=st.lists(spents).map(tuple)))
+def test_step_breakdown_round_trip(told: NodeSteps) -> None:
     assert repr(decode(encode(told))) == repr(told)  # repr, since NaN is no equal of itself
 
 
 @given(st.text(max_size=80) | st.sampled_from(["[]", "1", "null", '{"schema": 1}', '{"schema": 2, "ranks": []}']))
 def test_foreign_text_is_a_bad_account_and_nothing_else(text: str) -> None:
-    with pytest.raises(BadSpent):
+    with pytest.raises(BadStepBreakdown):
         decode(text)
 
 
 def test_nonsense_within_an_account_is_refused() -> None:
-    good = encode(NodeSpent("n", "1.0", (RankSpent(0, 0, 1, 2.0, seconds={"data": 1.0}, loss=0.5),)))
+    good = encode(NodeSteps("n", "1.0", (RankSteps(0, 0, 1, 2.0, seconds={"data": 1.0}, loss=0.5),)))
     assert decode(good).ranks[0].loss == 0.5
     for old, new in (
         ('"step": 1', '"step": "x"'),
@@ -286,5 +286,5 @@ def test_nonsense_within_an_account_is_refused() -> None:
         ('"loss": 0.5', '"loss": "low"'),
     ):
         assert old in good
-        with pytest.raises(BadSpent):
+        with pytest.raises(BadStepBreakdown):
             decode(good.replace(old, new))

@@ -15,9 +15,9 @@ import pytest
 from processes import wait_for
 
 from transom_cli.files import replace_text
-from transom_cli.heartbeat import places, spent
+from transom_cli.heartbeat import paths, step_breakdown
 from transom_cli.heartbeat import record as rec
-from transom_cli.heartbeat.reading import process
+from transom_cli.heartbeat.local_table import process
 from transom_cli.heartbeat.table import NodeTable, RankBeat, decode
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.agent.agent import Ranks
@@ -86,8 +86,8 @@ def test_what_a_rank_spends_its_steps_on(node: Node) -> None:
     node.rank(3, PHASES)
     node.agent()
     path = node.attempt.spent("nodeX")
-    wait_for(lambda: path.exists() and spent.decode(path.read_text()).ranks[0].step > 0)
-    told = spent.decode(path.read_text())
+    wait_for(lambda: path.exists() and step_breakdown.decode(path.read_text()).ranks[0].step > 0)
+    told = step_breakdown.decode(path.read_text())
     (rank,) = told.ranks
     assert (told.node, told.attempt, rank.rank) == ("nodeX", "12.1", 3)
     assert 0.02 * rank.step <= rank.seconds["data"] <= rank.at - rank.began
@@ -126,7 +126,7 @@ def test_the_table_of_two_ranks_through_stop_continue_and_end(node: Node) -> Non
     assert node.beats.is_dir(), "a rank still holds it"
 
 
-def test_told_to_end_it_removes_its_folder_when_no_rank_is_left(node: Node) -> None:
+def test_agent_told_to_end_removes_its_directory_after_the_last_rank(node: Node) -> None:
     node.rank(0, "from transom_cli import beat; beat(3)").wait()
     agent = node.agent()
     wait_for(lambda: node.path.exists() and node.table().ranks)
@@ -140,7 +140,7 @@ def test_told_to_end_it_removes_its_folder_when_no_rank_is_left(node: Node) -> N
     assert not node.beats.exists()
 
 
-def test_told_to_end_it_stays_for_a_launcher_that_lives(node: Node) -> None:
+def test_agent_told_to_end_waits_for_a_living_launcher(node: Node) -> None:
     attempt = node.attempt
     attempt.launcher_alive.write_text("0\n")
     agent = node.agent()
@@ -154,7 +154,7 @@ def test_told_to_end_it_stays_for_a_launcher_that_lives(node: Node) -> None:
     assert agent.wait() == 0
 
 
-def test_told_to_end_it_does_not_stay_for_a_launcher_that_is_silent(node: Node) -> None:
+def test_agent_told_to_end_does_not_wait_for_a_silent_launcher(node: Node) -> None:
     node.attempt.launcher_alive.write_text("7\n")
     agent = node.agent()
     wait_for(lambda: node.path.exists())
@@ -176,7 +176,7 @@ def test_an_agent_that_was_stopped_and_continued_stays(node: Node) -> None:
     wait_for(lambda: node.table().seq > before)
 
 
-def test_a_second_agent_goes_on_counting(node: Node) -> None:
+def test_second_agent_continues_the_sequence(node: Node) -> None:
     first = node.agent()
     wait_for(lambda: node.path.exists() and node.table().seq >= 2)
     first.kill()
@@ -212,7 +212,7 @@ def test_an_attempt_directory_that_the_node_cannot_see(node: Node, capfd: pytest
     assert capfd.readouterr().err == message
 
 
-def test_a_beats_folder_that_is_not_ours_alone(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
+def test_shared_heartbeat_directory_is_refused(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
     node.beats.mkdir(mode=0o755)
     assert node.agent().wait() == 1
     message = f"transom: no beats from node nodeX: {node.beats} is not a private folder of this user\n"
@@ -234,7 +234,7 @@ def test_ranks_of_an_older_launch_are_left_out(tmp_path: Path) -> None:
     assert [(r.rank, r.launch, r.proc) for r in Ranks(str(tmp_path)).look()] == [(0, 1, "?")]
 
 
-def test_a_pid_that_another_process_has_by_now_is_gone(tmp_path: Path) -> None:
+def test_reused_pid_counts_as_gone(tmp_path: Path) -> None:
     record = rec.Record(0, 0, time.monotonic_ns(), child=os.getpid())
     os.close(rec.create(str(tmp_path / "rank-0"), record))
     ranks = Ranks(str(tmp_path))
@@ -247,24 +247,24 @@ def test_a_pid_that_another_process_has_by_now_is_gone(tmp_path: Path) -> None:
 
 
 def test_sweep_removes_the_dead_and_keeps_the_living(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "_bases", lambda: [str(tmp_path)])
+    monkeypatch.setattr(paths, "_bases", lambda: [str(tmp_path)])
     dead, living, ours, other = (
-        places.beats_dir(a, n) for a, n in (("/r/1.0", "x"), ("/q/1.0", "x"), ("/r/3.0", "x"), ("/r/1.0", "y"))
+        paths.beats_dir(a, n) for a, n in (("/r/1.0", "x"), ("/q/1.0", "x"), ("/r/3.0", "x"), ("/r/1.0", "y"))
     )
-    held = [places.enter(path) for path in (dead, living, ours, other)]
+    held = [paths.enter(path) for path in (dead, living, ours, other)]
     Path(dead, "rank-0").write_text("")
     for fd in (held[0], held[2], held[3]):
         os.close(fd)
-    assert places.sweep("x", keep=ours) == [dead]
+    assert paths.sweep("x", keep=ours) == [dead]
     assert sorted(str(p) for p in tmp_path.iterdir()) == sorted([living, ours, other])
 
 
-def test_a_name_taken_by_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_taken_by_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir(), second.mkdir()
-    monkeypatch.setattr(places, "_bases", lambda: [str(first), str(second)])
-    name = Path(places.beats_dir("/run/1.0", "x")).name
+    monkeypatch.setattr(paths, "_bases", lambda: [str(first), str(second)])
+    name = Path(paths.beats_dir("/run/1.0", "x")).name
     (first / name).symlink_to(second)
-    assert places.beats_dir("/run/1.0", "x") == str(second / name)
+    assert paths.beats_dir("/run/1.0", "x") == str(second / name)
     with pytest.raises(PermissionError):
-        places.enter(str(first / name))
+        paths.enter(str(first / name))

@@ -1,4 +1,4 @@
-"""An attempt is over by its outcome, or when its folder is gone for good; and it is not looked at all the time."""
+"""An attempt ends with its outcome, or when its directory is gone for good; it is not checked all the time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def attempt(tmp_path: Path) -> AttemptDir:
     return made
 
 
-def test_it_is_over_with_its_outcome_which_is_looked_for_once_a_second(attempt: AttemptDir) -> None:
+def test_attempt_ends_with_its_outcome_checked_once_per_second(attempt: AttemptDir) -> None:
     end = AttemptEnd(attempt, 100.0)
     assert end.look(100.0) is End.NOT_YET
     attempt.outcome.write_text("{}")
@@ -29,9 +29,7 @@ def test_it_is_over_with_its_outcome_which_is_looked_for_once_a_second(attempt: 
     assert end.look(200.0) is End.OUTCOME
 
 
-def test_a_folder_that_a_file_system_loses_for_a_moment_is_not_gone(
-    attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_missing_for_a_moment_is_not_gone(attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch) -> None:
     end = AttemptEnd(attempt, 0.0)
     attempt.path.rmdir()
     assert end.look(2.0) is End.NOT_YET

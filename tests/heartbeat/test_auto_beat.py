@@ -1,4 +1,4 @@
-"""Beats of a trainer that knows nothing of transom."""
+"""Heartbeats of a trainer that does not call transom."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.heartbeat import record as rec
 
 TRAIN = """
@@ -24,9 +24,9 @@ def train(optimizer, net, steps):
 """
 
 
-def trainer(code: str, tmp_path: Path, *paths: Path, **env: str) -> str:
+def trainer(code: str, tmp_path: Path, *folders: Path, **env: str) -> str:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("TRANSOM_", "SLURM_"))}
-    clean["PYTHONPATH"] = ":".join([places.AUTO_BEAT_PATH, *map(str, paths)])
+    clean["PYTHONPATH"] = ":".join([paths.AUTO_BEAT_PATH, *map(str, folders)])
     env = {"TRANSOM_BEAT_DIR": str(tmp_path / "beats"), "RANK": "0"} | env
     (tmp_path / "beats").mkdir(exist_ok=True)
     done = subprocess.run([sys.executable, "-c", code], env=clean | env, capture_output=True, text=True)
@@ -50,7 +50,7 @@ train(first, model, 4); train(second, other, 3); train(first, model, 1)
     assert last(tmp_path).since_start, "they are no steps of the training"
 
 
-def test_a_compiled_step_beats_too_and_nothing_is_said_of_it(tmp_path: Path) -> None:
+def test_compiled_step_sends_heartbeats_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     code = """
 import logging, warnings
@@ -64,7 +64,7 @@ print([str(w.message) for w in seen if "transom" in str(w.message) or "monotonic
     assert (last(tmp_path).step, last(tmp_path).count) == (5, 4)
 
 
-def test_a_call_of_beat_ends_automatic_ones(tmp_path: Path) -> None:
+def test_call_of_beat_ends_automatic_heartbeats(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     code = "train(first, model, 3)\nfrom transom_cli import beat\nbeat(100)\ntrain(first, model, 5)"
     trainer(TRAIN + code, tmp_path)
@@ -90,7 +90,7 @@ def test_a_hidden_sitecustomize_is_run(tmp_path: Path) -> None:
     assert trainer(code, tmp_path, tmp_path) == f"sitecustomize {tmp_path}/sitecustomize.py\n"
 
 
-def test_a_torch_without_the_hook_is_left_as_it_is(tmp_path: Path) -> None:
+def test_torch_without_the_hook_is_unchanged(tmp_path: Path) -> None:
     old = tmp_path / "torch" / "optim"
     old.mkdir(parents=True)
     (tmp_path / "torch" / "__init__.py").write_text("")

@@ -1,4 +1,4 @@
-"""The trainer's side in real processes: each test runs a little trainer with its own environment."""
+"""The trainer's side in real processes: each test runs a small trainer with its own environment."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ with phase("restore"): beat(1)
 @pytest.mark.parametrize(
     "bad", ["/nonexistent", "{tmp}/file", "{tmp}/\n odd 'name\""], ids=["missing", "a file", "missing and odd"]
 )
-def test_a_folder_that_cannot_be_used_never_reaches_the_trainer(tmp_path: Path, bad: str) -> None:
+def test_unusable_directory_never_raises_into_the_trainer(tmp_path: Path, bad: str) -> None:
     (tmp_path / "file").write_text("")
     out = trainer(
         "from transom_cli import beat; beat(1, 2.0); print('trained')", TRANSOM_BEAT_DIR=bad.format(tmp=tmp_path)
@@ -164,7 +164,7 @@ beat(3, loss=(torch.ones(1) * 4).half())
     assert (last(tmp_path).step, last(tmp_path).loss) == (3, 4.0)
 
 
-def test_a_loss_on_a_device_is_fetched_seldom(tmp_path: Path) -> None:
+def test_loss_on_a_device_is_fetched_rarely(tmp_path: Path) -> None:
     code = """
 from transom_cli import beat
 class Device: type = "cuda"
@@ -251,7 +251,7 @@ def test_a_rank_of_an_older_launch_leaves_the_newer_ones_record_alone(tmp_path: 
     assert (last(tmp_path).launch, last(tmp_path).step, last(tmp_path).count) == (1, 50, 1)
 
 
-def test_what_an_older_launch_goes_on_writing_does_not_reach_the_newer_ones_record(tmp_path: Path) -> None:
+def test_writes_of_an_older_launch_do_not_reach_the_newer_record(tmp_path: Path) -> None:
     """Under torchrun, where no wrapper makes a record anew. The fourth beat is in the slot of the newer one's last."""
     code = """
 import os, subprocess, sys
@@ -266,7 +266,7 @@ os._exit(0)
     assert (last(tmp_path).launch, last(tmp_path).step, last(tmp_path).count) == (1, 50, 1)
 
 
-def test_a_spoilt_record_is_made_anew(tmp_path: Path) -> None:
+def test_spoilt_record_is_recreated(tmp_path: Path) -> None:
     (tmp_path / "rank-0").write_bytes(b"x" * rec.SIZE)
     held = (tmp_path / "rank-0").open("rb")
     trainer("from transom_cli import beat; beat(4); import os; os._exit(0)", TRANSOM_BEAT_DIR=str(tmp_path))

@@ -1,4 +1,4 @@
-"""Two ranks of a real gloo group: who waits in collectives is told from who is waited for."""
+"""Two ranks of a real gloo group: which rank waits in collectives, and for which."""
 
 from __future__ import annotations
 

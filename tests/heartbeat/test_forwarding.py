@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rank_place import Place, wait_for
 
-from transom_cli.heartbeat.reading import process
+from transom_cli.heartbeat.local_table import process
 from transom_cli.supervise.agent.forwarding import only_tasks_are_signalled
 
 V2 = "0::/system.slice/slurmstepd.scope/job_1392969/step_0/user/task_0\n"
@@ -84,7 +84,7 @@ def test_what_the_wrapper_alone_gets_reaches_the_rank_once(place: Place, groups:
     assert (place.exit()["code"], place.exit()["signal"]) == (7, None)
 
 
-def test_a_rank_that_dies_of_it_is_recorded(place: Place) -> None:
+def test_rank_killed_by_a_signal_is_recorded(place: Place) -> None:
     rank = place.python_in(V2, "import time; print('ready', flush=True); time.sleep(600)")
     assert line(rank) == "ready\n"
     os.kill(rank.pid, signal.SIGTERM)
@@ -93,7 +93,7 @@ def test_a_rank_that_dies_of_it_is_recorded(place: Place) -> None:
     assert (place.exit()["code"], place.exit()["signal"]) == (None, signal.SIGTERM)
 
 
-def test_a_rank_that_knows_nothing_of_the_warning_outlives_it(place: Place) -> None:
+def test_rank_without_a_handler_survives_the_warning(place: Place) -> None:
     rank = place.python_in(V2, "print('ready', flush=True); input(); print('went on')")
     assert line(rank) == "ready\n"
     os.kill(rank.pid, signal.SIGUSR2)
@@ -115,7 +115,7 @@ def test_a_storm_of_signals_while_the_rank_ends(place: Place) -> None:
         (place.attempt.exits(2) / "rank-3.json").unlink()
 
 
-def test_a_rank_that_stops_and_goes_on_has_not_ended(place: Place) -> None:
+def test_rank_that_stops_and_continues_has_not_ended(place: Place) -> None:
     rank = place.python_in(V2, COUNTS)
     assert line(rank) == "ready\n"
     child = place.record().child
@@ -130,7 +130,7 @@ def test_a_rank_that_stops_and_goes_on_has_not_ended(place: Place) -> None:
 
 
 @pytest.mark.parametrize("groups", [LINUXPROC, V1_TASKS_ALONE, LOGIN, None])
-def test_elsewhere_the_wrappers_copy_goes_nowhere(place: Place, groups: str | None) -> None:
+def test_wrapper_outside_a_job_writes_nothing(place: Place, groups: str | None) -> None:
     rank = place.python_in(groups, COUNTS)
     assert line(rank) == "ready\n"
     os.kill(rank.pid, signal.SIGTERM)

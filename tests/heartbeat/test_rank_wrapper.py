@@ -12,22 +12,22 @@ from pathlib import Path
 import pytest
 from rank_place import WRAPPER, Place, wait_for
 
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.heartbeat import record as rec
-from transom_cli.heartbeat.reading import process
-from transom_cli.supervise.agent.rank_wrapper import tasks_on_node
+from transom_cli.heartbeat.local_table import process
+from transom_cli.supervise.agent.rank import tasks_on_node
 
 
 def test_the_environment_of_a_rank(place: Place) -> None:
     out, _ = place.python("import json, os; print(json.dumps(dict(os.environ)))").communicate()
     env = json.loads(out)
     assert [env[k] for k in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")] == ["3", "5", "1", "2"]
-    assert env[places.RUN_DIR] == str(place.run.path)
-    assert env[places.ATTEMPT] == place.attempt.name == "12.0"
-    assert env[places.ATTEMPT_DIR] == str(place.attempt.path)
-    assert env[places.CHECKPOINT_DIR] == str(place.run.checkpoints)
-    assert (env[places.LAUNCH], env[places.ROLE], env[places.BEAT_DIR]) == ("2", "rank", str(place.beats))
-    assert env[places.MEMORY] == places.AGENTS
+    assert env[paths.RUN_DIR] == str(place.run.path)
+    assert env[paths.ATTEMPT] == place.attempt.name == "12.0"
+    assert env[paths.ATTEMPT_DIR] == str(place.attempt.path)
+    assert env[paths.CHECKPOINT_DIR] == str(place.run.checkpoints)
+    assert (env[paths.LAUNCH], env[paths.ROLE], env[paths.BEAT_DIR]) == ("2", "rank", str(place.beats))
+    assert env[paths.MEMORY] == paths.AGENTS
 
 
 def test_inherited_rank_variables_never_reach_a_trainer(place: Place) -> None:
@@ -99,7 +99,7 @@ signal.pause()
     assert (rank.returncode, out, err) == (0, "saved\n", "")
 
 
-def test_a_rank_that_knows_nothing_of_slurms_warning_outlives_it(place: Place) -> None:
+def test_rank_without_a_handler_survives_slurms_warning(place: Place) -> None:
     rank = place.python("import time; print('ready', flush=True); time.sleep(0.5); print('went on')")
     assert rank.stdout is not None and rank.stdout.readline() == "ready\n"
     os.kill(place.record().child, signal.SIGUSR2)
@@ -132,7 +132,7 @@ def test_an_attempt_directory_that_the_node_cannot_see(place: Place) -> None:
     assert err == f"transom: run directory {place.attempt.path} is not visible on node nodeX\n"
 
 
-def test_a_beats_folder_that_is_not_ours_alone_costs_only_the_beats(place: Place) -> None:
+def test_rank_runs_without_heartbeats_if_the_directory_is_not_private(place: Place) -> None:
     place.beats.mkdir(mode=0o755)
     rank = place.python("import os; print('TRANSOM_BEAT_DIR' in os.environ, 'TRANSOM_MEMORY' in os.environ)")
     out, err = rank.communicate()
@@ -170,7 +170,7 @@ def test_a_new_launch_starts_a_new_record(place: Place) -> None:
 
 
 @pytest.mark.parametrize("newer", ["exits", "record"])
-def test_a_rank_of_a_launch_that_has_been_replaced_is_not_started(place: Place, newer: str) -> None:
+def test_rank_of_a_replaced_launch_is_not_started(place: Place, newer: str) -> None:
     place.beats.mkdir(mode=0o700)
     made = rec.Record(3, 3, 1)
     if newer == "exits":
@@ -186,9 +186,9 @@ def test_a_rank_of_a_launch_that_has_been_replaced_is_not_started(place: Place, 
     assert not place.attempt.exits(2).exists()
 
 
-def test_nor_is_its_torchrun(place: Place) -> None:
+def test_torchrun_of_a_replaced_launch_is_not_started(place: Place) -> None:
     place.beats.mkdir(mode=0o700)
-    places.mark_torchrun(str(place.beats), 3, "1")
+    paths.mark_torchrun(str(place.beats), 3, "1")
     rank = place.python("print('trained')", flags=("--torchrun",))
     out, err = rank.communicate()
     assert (rank.returncode, out) == (16, "") and err.startswith(
@@ -196,9 +196,9 @@ def test_nor_is_its_torchrun(place: Place) -> None:
     )
 
 
-def test_what_an_older_launch_has_left_keeps_no_rank_from_starting(place: Place) -> None:
+def test_leftovers_of_an_older_launch_do_not_block_a_rank(place: Place) -> None:
     place.beats.mkdir(mode=0o700)
-    places.mark_torchrun(str(place.beats), 1, "1")
+    paths.mark_torchrun(str(place.beats), 1, "1")
     place.attempt.exits(1).mkdir(parents=True)
     os.close(rec.create(str(place.beats / "rank-3"), rec.Record(3, 1, 1)))
     out, err = place.python("print('trained')").communicate()

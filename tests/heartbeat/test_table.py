@@ -38,7 +38,7 @@ ONE = NodeTable("gpu001", "12.0", 7, (RankBeat(3, 0, 41, 42, 0.5, 2.25, "step", 
 
 
 @given(tables)
-def test_a_table_comes_back_as_it_went(table: NodeTable) -> None:
+def test_table_round_trip(table: NodeTable) -> None:
     assert decode(encode(table)) == table
 
 
@@ -66,7 +66,7 @@ def test_foreign_bytes_are_a_bad_table_and_nothing_else(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("nan", [math.nan, -math.nan, rec.NO_LOSS, rec.NAN_LOSS])
-def test_a_loss_that_is_no_number_is_told_from_no_loss(nan: float) -> None:
+def test_nan_loss_differs_from_no_loss(nan: float) -> None:
     table = NodeTable("n", "1.0", 1, (RankBeat(0, 0, 1, 1, 0.0, nan, "step", 1, "R"),))
     loss = decode(encode(table)).ranks[0].loss
     assert loss is not None and math.isnan(loss)
@@ -78,7 +78,7 @@ def test_an_older_reader_takes_every_nan_for_no_loss() -> None:
         assert math.isnan(struct.unpack("<d", struct.pack("<d", bits))[0])
 
 
-def test_what_a_table_cannot_hold_is_refused() -> None:
+def test_values_that_do_not_fit_a_table_are_refused() -> None:
     for bad in (RankBeat(0, 0, 1, 1, 0.0, None, "lunch", 1, "R"), RankBeat(0, 0, 1, 1, 0.0, None, "step", 1, "Q")):
         with pytest.raises(ValueError):
             encode(NodeTable("n", "1.0", 1, (bad,)))
@@ -102,7 +102,7 @@ def test_the_newest_slot_is_read() -> None:
     assert rec.newest(bytes(rec.SIZE)) is None
 
 
-def test_a_write_broken_off_anywhere_leaves_the_beat_before() -> None:
+def test_interrupted_write_leaves_the_previous_beat() -> None:
     before, after = image(7, 8), image(7, 8, 9)  # step 9 goes where step 7 was
     for done in range(rec.BODY + rec.CHECK.size):
         found = rec.newest(bytes(after[:done] + before[done:]))

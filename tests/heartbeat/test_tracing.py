@@ -1,4 +1,4 @@
-"""Who may look at a rank's stack, where Yama lets only ancestors do it."""
+"""Which processes may read a rank's stack, where Yama permits only ancestors."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def said(code: str, scope: str, **env: str) -> str:
 
 @pytest.mark.parametrize("code", [CLIENT, START], ids=["first beat", "start of Python"])
 @pytest.mark.parametrize(("scope", "asked"), [("none", ""), ("0", ""), ("1", ASKED), ("2", "")])
-def test_leave_is_given_once_where_it_is_needed(tmp_path: Path, code: str, scope: str, asked: str) -> None:
+def test_tracing_is_permitted_only_where_needed(tmp_path: Path, code: str, scope: str, asked: str) -> None:
     assert said(code, scope, TRANSOM_BEAT_DIR=str(tmp_path)) == asked
 
 
 @pytest.mark.parametrize("code", [CLIENT, START], ids=["first beat", "start of Python"])
-def test_outside_transom_nobody_is_let_in(code: str) -> None:
+def test_tracing_stays_forbidden_outside_transom(code: str) -> None:
     assert said(code, "1") == ""
 
 
 @pytest.mark.parametrize("code", [CLIENT, START], ids=["first beat", "start of Python"])
-def test_what_goes_wrong_never_reaches_the_trainer(tmp_path: Path, code: str) -> None:
+def test_failures_never_raise_into_the_trainer(tmp_path: Path, code: str) -> None:
     assert said(code + "\nprint('trained')", "1", TRANSOM_BEAT_DIR=str(tmp_path), REFUSED="1") == ASKED + "trained\n"

@@ -18,7 +18,7 @@ from transom_cli.core.launcher import AnomalyReported
 from transom_cli.diagnose.clue import Slow
 from transom_cli.heartbeat import account
 from transom_cli.heartbeat import record as rec
-from transom_cli.heartbeat.spent import NodeSpent, RankSpent, decode
+from transom_cli.heartbeat.step_breakdown import NodeSteps, RankSteps, decode
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.agent.spending import Spending
@@ -42,8 +42,8 @@ class Told:
 
     def losses(self, losses: list[float], launch: int = 0) -> None:
         for step, loss in enumerate(losses):
-            rank = RankSpent(3, launch, step, float(step), loss_step=step, loss=loss)
-            self.reporter.look({"n1": NodeSpent("n1", "1.0", (rank,))})
+            rank = RankSteps(3, launch, step, float(step), loss_step=step, loss=loss)
+            self.reporter.look({"n1": NodeSteps("n1", "1.0", (rank,))})
 
     @property
     def edges(self) -> list[tuple[str, bool]]:
@@ -85,9 +85,9 @@ def test_the_core_hears_of_a_loss_with_the_checkpoint_to_go_back_to(told: Told) 
 
 def test_a_loss_that_was_not_fetched_anew_is_one_sample(told: Told) -> None:
     told.losses([2.0] * 20)
-    bad = RankSpent(3, 0, 20, 20.0, loss_step=20, loss=math.nan)
+    bad = RankSteps(3, 0, 20, 20.0, loss_step=20, loss=math.nan)
     for _ in range(10):
-        told.reporter.look({"n1": NodeSpent("n1", "1.0", (bad,))})
+        told.reporter.look({"n1": NodeSteps("n1", "1.0", (bad,))})
     assert told.edges == []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from transom_cli.bootstrap import slurm as bootstrap
-from transom_cli.ckpt.restore.setback import read as setbacks
+from transom_cli.ckpt.restore.rollback import read as setbacks
 from transom_cli.core.events import RankExit
 from transom_cli.core.launcher import THIS_LAUNCHER, EndLaunch, Event, LaunchEnded, RollBack, StartFailed, StartLaunch
 from transom_cli.layout import RunDir

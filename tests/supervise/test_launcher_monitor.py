@@ -14,7 +14,7 @@ from transom_cli.core import launcher
 from transom_cli.core.events import RankExit
 from transom_cli.core.launcher import Launch, Nodes, Phase, RanksExited, State
 from transom_cli.core.stall_state import StallLimits
-from transom_cli.heartbeat.spent import NodeSpent, RankSpent, encode
+from transom_cli.heartbeat.step_breakdown import NodeSteps, RankSteps, encode
 from transom_cli.heartbeat.table import NodeTable, RankBeat
 from transom_cli.heartbeat.table import encode as encode_table
 from transom_cli.layout import AttemptDir
@@ -70,9 +70,9 @@ def test_a_relaunch_begins_with_a_line_of_its_own_at_whatever_step(attempt: Atte
 
 def test_phases_of_the_rank_that_spent_most_on_each(attempt: AttemptDir) -> None:
     ranks = (
-        RankSpent(0, 1, 9, 1.0, seconds={"checkpoint": 2.0, "forward": 5.0}),
-        RankSpent(1, 1, 9, 1.0, seconds={"checkpoint": 3.0}),
-        RankSpent(2, 0, 9, 1.0, seconds={"checkpoint": 9.0}),  # of the launch before
+        RankSteps(0, 1, 9, 1.0, seconds={"checkpoint": 2.0, "forward": 5.0}),
+        RankSteps(1, 1, 9, 1.0, seconds={"checkpoint": 3.0}),
+        RankSteps(2, 0, 9, 1.0, seconds={"checkpoint": 9.0}),  # of the launch before
     )
     attempt.spent("n1").write_text(encode(NodeSpent("n1", "7.0", ranks)))
     progress = ProgressLog(attempt, lambda: ("n1",))
@@ -84,8 +84,8 @@ def test_phases_of_the_rank_that_spent_most_on_each(attempt: AttemptDir) -> None
 
 def test_the_loss_that_is_told_beside_it_if_it_is_a_number(attempt: AttemptDir) -> None:
     def told(loss: float | None) -> None:
-        quiet, teller = RankSpent(0, 1, 9, 1.0), RankSpent(3, 1, 9, 1.0, loss_step=8, loss=loss)
-        attempt.spent("n1").write_text(encode(NodeSpent("n1", "7.0", (teller, quiet))))
+        quiet, teller = RankSteps(0, 1, 9, 1.0), RankSteps(3, 1, 9, 1.0, loss_step=8, loss=loss)
+        attempt.spent("n1").write_text(encode(NodeSteps("n1", "7.0", (teller, quiet))))
 
     progress = ProgressLog(attempt, lambda: ("n1",))
     for minute, loss in enumerate((2.5, float("nan"), None, 2.25)):

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from view_scenes import restoring, saving
 
-from transom_cli.ckpt.schedule.coming import Coming
-from transom_cli.ckpt.underway import CHECKING, LOADING, WRITING, Counting, Part, joined
+from transom_cli.ckpt.progress import CHECKING, LOADING, WRITING, Part, PartCounter, combined
+from transom_cli.ckpt.schedule.plan import NextSaves
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.view.document import Changes
 from transom_cli.view.model import Operation
 from transom_cli.view.outlook import operations, planned_saves, planned_saves_line, rank_operation
 
 NOW = 10_000.0
-PLAN = Coming(1000, every=40, persist=10, durable=1120)
+PLAN = NextSaves(1000, every=40, persist=10, durable=1120)
 
 
-def words(plan: Coming, step: int, step_time: float | None, stepped: float | None) -> str:
+def words(plan: NextSaves, step: int, step_time: float | None, stepped: float | None) -> str:
     return planned_saves_line(*planned_saves(plan, step, step_time, stepped, NOW), NOW)
 
 
@@ -35,20 +35,20 @@ def words(plan: Coming, step: int, step_time: float | None, stepped: float | Non
         (PLAN, 1000, 2.0, 0.0, "next save in 1m 20s, to disk in 4m 00s"),  # nothing new was heard since
         (PLAN, 1090, 2.0, 0.0, "next save in 1m 00s, also to disk"),
         (replace(PLAN, every=1, step=981, persist=50, durable=1000), 980, 2.0, 0.0, "next save to disk in 40 s"),
-        (Coming(1000, 40, durable_from=NOW + 100), 980, 2.0, 0.0, "next save in 40 s, to disk in 2m 00s"),
-        (Coming(1000, 40, durable_from=NOW - 100), 980, 2.0, 0.0, "next save in 40 s, also to disk"),
-        (Coming(1000, 40, durable_from=NOW + 100), 980, None, 0.0, "next save at step 1,000"),
-        (Coming(1000, 1, durable_from=None), 999, 1.0, 0.0, ""),
-        (Coming(1000, 4, persist=2, durable=1004), 999, 1.0, 0.0, ""),  # nobody waits for what comes every 8 s
+        (NextSaves(1000, 40, durable_from=NOW + 100), 980, 2.0, 0.0, "next save in 40 s, to disk in 2m 00s"),
+        (NextSaves(1000, 40, durable_from=NOW - 100), 980, 2.0, 0.0, "next save in 40 s, also to disk"),
+        (NextSaves(1000, 40, durable_from=NOW + 100), 980, None, 0.0, "next save at step 1,000"),
+        (NextSaves(1000, 1, durable_from=None), 999, 1.0, 0.0, ""),
+        (NextSaves(1000, 4, persist=2, durable=1004), 999, 1.0, 0.0, ""),  # nobody waits for what comes every 8 s
     ],
 )
-def test_when_it_saves_next(plan: Coming, step: int, step_time: float | None, ago: float | None, told: str) -> None:
+def test_when_it_saves_next(plan: NextSaves, step: int, step_time: float | None, ago: float | None, told: str) -> None:
     assert words(plan, step, step_time, None if ago is None else NOW - ago) == told
 
 
 @given(st.integers(0, 10**9), st.integers(1, 10**6), st.integers(1, 1000), st.integers(0, 999), st.integers(0, 10**10))
 def test_the_next_saves_are_ahead_and_on_the_plan(first: int, every: int, persist: int, left: int, done: int) -> None:
-    plan = Coming(first, every, persist, first + left % persist * every)
+    plan = NextSaves(first, every, persist, first + left % persist * every)
     step, durable = plan.after(done), plan.durable_after(done)
     assert durable is not None and done < step <= durable
     assert (step - first) % every == 0 and (durable - first) % every == 0
@@ -61,27 +61,27 @@ def part(what: str = WRITING, step: int = 3, done: int = 0, total: int = 10, **m
 
 
 def test_parts_make_one_thing_and_what_is_not_heard_of_counts_as_not_done() -> None:
-    assert joined([part(done=4, whole=30), part(done=10, whole=30)]) == (part(done=14, total=20, whole=30),)
-    assert joined([part(done=4)])[0].of == 10 and joined([part(done=4, whole=30)])[0].of == 30
-    assert joined([part(CHECKING, done=10), part(LOADING, done=2)]) == (part(LOADING, done=2),)
-    two = joined([part(place="/b"), part(step=2), part(CHECKING)])
+    assert combined([part(done=4, whole=30), part(done=10, whole=30)]) == (part(done=14, total=20, whole=30),)
+    assert combined([part(done=4)])[0].of == 10 and combined([part(done=4, whole=30)])[0].of == 30
+    assert combined([part(CHECKING, done=10), part(LOADING, done=2)]) == (part(LOADING, done=2),)
+    two = combined([part(place="/b"), part(step=2), part(CHECKING)])
     assert [(one.what, one.step, one.place) for one in two] == [
         (CHECKING, 3, "/ckpt"), (WRITING, 2, "/ckpt"), (WRITING, 3, "/b"),
     ]  # fmt: skip
-    assert joined([part("melting")]) == () == joined([])
+    assert combined([part("melting")]) == () == combined([])
 
 
 @given(st.lists(st.builds(part, st.sampled_from((WRITING, CHECKING, LOADING)), st.integers(0, 2), st.integers(0, 10))))
 def test_no_byte_is_done_twice_however_parts_are_put_together(parts: list[Part]) -> None:
-    whole = joined(parts)
-    assert joined([*joined(parts[:3]), *joined(parts[3:])]) == whole
+    whole = combined(parts)
+    assert combined([*combined(parts[:3]), *combined(parts[3:])]) == whole
     assert all(one.done <= one.total for one in whole)
     writing = [one for one in parts if one.what == WRITING]
     assert sum(one.done for one in whole if one.what == WRITING) == sum(one.done for one in writing)
 
 
 def test_a_share_that_is_read_twice_is_not_more_than_all_of_it() -> None:
-    counting = Counting(LOADING, 3, "", 10, NOW, whole=0)
+    counting = PartCounter(LOADING, 3, "", 10, NOW, whole=0)
     counting.add(8)
     counting.add(8)
     assert counting.part == Part(LOADING, 3, "", 10, 10, NOW)

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from transom_cli.ckpt.schedule.coming import Coming
+from transom_cli.ckpt.progress import Part
+from transom_cli.ckpt.schedule.plan import NextSaves
 from transom_cli.ckpt.snapshot.account import Account, Held, Step
-from transom_cli.ckpt.underway import Part
 from transom_cli.core import events as ev
 from transom_cli.core.codec import plain
 from transom_cli.core.operator.state import Policy
@@ -147,7 +147,7 @@ class Made:
         step: int = 18420,
         ago: float = 23.0,
         rhythm: str = "",
-        coming: Coming | None = None,
+        coming: NextSaves | None = None,
         parts: tuple[Part, ...] = (),
         restarts: int = 0,
     ) -> Made:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from view_made import JOB, NOW, Made
 
-from transom_cli.ckpt.schedule.coming import Coming
-from transom_cli.ckpt.underway import CHECKING, WRITING, Part
+from transom_cli.ckpt.progress import CHECKING, WRITING, Part
+from transom_cli.ckpt.schedule.plan import NextSaves
 from transom_cli.core import events as ev
 from transom_cli.health.gpu.reading import Ecc, Heat, Rows
 from transom_cli.health.gpu.xid import GpuEvent
@@ -25,7 +25,7 @@ LOSS_LINE = "ValueError: loss is not finite at step 18431"
 
 def healthy(folder: Path) -> RunView:
     made = Made(folder, nodes=4).began().stepped().saved()
-    coming = Coming(18431, every=1, persist=50, durable=18450)
+    coming = NextSaves(18431, every=1, persist=50, durable=18450)
     made.memory(rhythm="every step; one of 50 is made durable", coming=coming)
     return made.beats(loss=1.8312).operator().view()
 
@@ -33,7 +33,7 @@ def healthy(folder: Path) -> RunView:
 def saving(folder: Path) -> RunView:
     """A checkpoint is being written, and one before it is still being copied."""
     made = Made(folder, nodes=4).began().stepped().saved()
-    coming = Coming(18440, every=40, persist=10, durable=18800)
+    coming = NextSaves(18440, every=40, persist=10, durable=18800)
     writing = Part(WRITING, 18400, "/ckpt", 1 << 30, 3 << 30, NOW - 14)
     copying = Part(WRITING, 18000, "/archive/llama", 2 << 30, 3 << 30, NOW - 95)
     made.memory(18400, 15.0, "every 40 steps; one of 10 is made durable", coming, (writing, copying))

@@ -1,7 +1,7 @@
-"""Checkpoints worth resuming from. `from transom_cli.ckpt import Checkpointer` is all that a trainer needs.
+"""Checkpoints. A trainer needs only `from transom_cli.ckpt import Checkpointer`.
 
-Torch is imported when `Checkpointer` is first asked for, and not before: listing and verifying checkpoints
-(`ckpt.inventory`, `ckpt.manifest`) must work, and start fast, where there is no torch at all.
+Torch is imported when `Checkpointer` is first used, and not before: listing and verifying checkpoints
+(`ckpt.inventory`, `ckpt.manifest`) must work, and start fast, without torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can go wrong with a checkpoint, as errors with words and an exit code."""
+"""The errors of checkpoints, with exit codes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class SaveFailed(TransomError):
 
 
 class TakenOver(TransomError):
-    """A newer launch was started over the same checkpoints: an older one publishes and deletes nothing more."""
+    """A newer launch owns the checkpoints directory: this one publishes and deletes nothing more."""
 
     kind = "taken_over"
 
 
 class StateMismatch(TransomError):
-    """The checkpoint's bytes are good, but they are not the state that this trainer holds."""
+    """The checkpoint is intact, but does not match the state of this trainer."""
 
     kind = "state_mismatch"
 
 
 class NeedsCode(StateMismatch):
-    """Part of a checkpoint names a function or class outside the known data types. Loading it could run any program."""
+    """Part of a checkpoint names a function or class outside the known data types. Loading it could run any code."""
 
     exit_code = 13
     kind = "needs_code"
@@ -63,8 +63,8 @@ class RanksDiffer(UsageError, SystemExit):
 class NoCheckpointRestores(NoCheckpoint, SystemExit):
     """There are checkpoints, and none of them restores.
 
-    It is a SystemExit too, so that a trainer that does not catch it ends with exit code 15 and not with a
-    traceback and 1: the supervisor must see that restarting will not help. `except Exception` catches it.
+    It is also a SystemExit: a trainer that does not catch it ends with exit code 15, not with a traceback and 1. So the
+    supervisor sees that restarting does not help. `except Exception` catches it.
     """
 
     def __init__(self, what: str, why: str = "", hint: str = "") -> None:
@@ -73,12 +73,32 @@ class NoCheckpointRestores(NoCheckpoint, SystemExit):
 
 
 class BadFile(TransomError):
-    """A file that was to be imported is damaged, or holds what is not taken; or an export came out wrong."""
+    """A file to import is damaged or holds something that is not supported; or an export failed its check."""
 
     kind = "bad_file"
 
 
-class BadSetbacks(TransomError):
-    """The record of how often the training was set back is damaged, or of another version."""
+class BadRollbacks(TransomError):
+    """The record of rollbacks is damaged, or of another version."""
 
     kind = "bad_setbacks"
+
+
+def one_line(error: BaseException) -> str:
+    """Describe an exception in one line."""
+    if isinstance(error, TransomError):
+        return error.what
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def describe(error: BaseException) -> str:
+    """Describe an exception in one line. DCP's collective exceptions name the rank that failed."""
+    if type(error).__name__ == "CheckpointException" and (failures := getattr(error, "failures", None)):
+        rank, failure = min(failures.items())
+        return f"rank {rank}: {describe(failure[0])}"
+    if isinstance(error.__context__, OSError) and not isinstance(error, OSError):
+        return describe(error.__context__)  # the error of the system, which torch's serializer hides
+    return one_line(error)

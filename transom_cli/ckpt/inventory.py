@@ -1,24 +1,24 @@
-"""Which checkpoints are there, and whether their bytes are good. Standard library and xxhash only; no torch."""
+"""Which checkpoints exist, and whether their bytes are good. No torch."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from transom_cli.ckpt import files
-from transom_cli.ckpt.convert.imported import Origin
-from transom_cli.ckpt.failures import BadManifest
-from transom_cli.ckpt.manifest import FileEntry, Manifest, decode
-from transom_cli.ckpt.names import MANIFEST, parse_step
-from transom_cli.ckpt.underway import Told, nobody
+from transom_cli.ckpt.failures import BadManifest, StateMismatch
+from transom_cli.ckpt.manifest import ORIGIN_SCHEMA, FileEntry, Manifest, Origin, decode
+from transom_cli.ckpt.names import IMPORTED, MANIFEST, parse_step
+from transom_cli.ckpt.progress import OnBytes, ignore_bytes
 
 _MANIFEST_LIMIT = 256 << 20  # bytes: a million files; more is damage, and is not read into memory
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A directory with a published checkpoint's name. Whether it is one, the manifest tells."""
+    """A directory with the name of a published checkpoint. Its manifest decides whether it is one."""
 
     step: int
     path: Path
@@ -32,8 +32,8 @@ class Candidate:
 class Verdict:
     candidate: Candidate
     manifest: Manifest | None  # None when there is no good one
-    reasons: tuple[str, ...] = ()  # what is wrong, one clause each; empty: good
-    origin: Origin | None = None  # of an imported one, when a restore has verified it
+    reasons: tuple[str, ...] = ()  # what is wrong, one clause each; empty if good
+    origin: Origin | None = None  # set if it was imported and a restore has verified it
 
     @property
     def good(self) -> bool:
@@ -46,7 +46,7 @@ class Verdict:
 
 
 def candidates(directory: Path) -> list[Candidate]:
-    """Newest first; empty when the directory does not exist."""
+    """Return the candidates, newest first; none if the directory does not exist."""
     try:
         children = list(directory.iterdir())
     except FileNotFoundError:
@@ -57,7 +57,7 @@ def candidates(directory: Path) -> list[Candidate]:
 
 
 def read_manifest(candidate: Candidate) -> Manifest:
-    """The candidate's manifest. Raises BadManifest when it is missing, damaged, or of another step."""
+    """Read the candidate's manifest. Raises BadManifest if it is missing, damaged, or of another step."""
     path = candidate.path / MANIFEST
     try:
         if path.stat().st_size > _MANIFEST_LIMIT:
@@ -74,18 +74,18 @@ def read_manifest(candidate: Candidate) -> Manifest:
 
 
 def check_shape(path: Path, entries: Iterable[FileEntry]) -> list[str]:
-    """What `stat` alone tells: files that are missing or of another size. Cheap."""
+    """Return files that are missing or of another size. Cheap: uses `stat` only."""
     return [reason for entry in entries if (reason := _shape(path, entry))]
 
 
-def check_bytes(path: Path, entries: Iterable[FileEntry], told: Told = nobody) -> list[str]:
-    """Read every byte and say what is wrong. The cost is that of reading (and about 17 GB/s for the checksum)."""
+def check_bytes(path: Path, entries: Iterable[FileEntry], on_bytes: OnBytes = ignore_bytes) -> list[str]:
+    """Read every byte and return what is wrong. Costs the reading (the checksum runs at about 17 GB/s)."""
     reasons = []
     for entry in entries:
         reason = _shape(path, entry)
         if not reason:
             try:
-                if files.measure(path / entry.name, told) != entry:
+                if files.measure(path / entry.name, on_bytes) != entry:
                     reason = f"{entry.name} is damaged (its checksum differs)"
             except OSError as error:
                 reason = f"{entry.name} cannot be read ({error.strerror or error})"
@@ -95,13 +95,13 @@ def check_bytes(path: Path, entries: Iterable[FileEntry], told: Told = nobody) -
 
 
 def survey(candidate: Candidate) -> Verdict:
-    """Look at the manifest and the files' sizes only; no data is read."""
+    """Check the manifest and the files' sizes only; no data is read."""
     return _judge(candidate, check_shape)
 
 
-def verify(candidate: Candidate, told: Told = nobody) -> Verdict:
+def verify(candidate: Candidate, on_bytes: OnBytes = ignore_bytes) -> Verdict:
     """Verify a candidate in full, in this process."""
-    return _judge(candidate, lambda path, entries: check_bytes(path, entries, told))
+    return _judge(candidate, lambda path, entries: check_bytes(path, entries, on_bytes))
 
 
 def _judge(candidate: Candidate, check: Callable[[Path, Iterable[FileEntry]], list[str]]) -> Verdict:
@@ -124,3 +124,18 @@ def _shape(path: Path, entry: FileEntry) -> str:
     except OSError as error:
         return f"{entry.name} cannot be read ({error.strerror or error})"
     return "" if size == entry.size else f"{entry.name} has {size} bytes, not {entry.size}"
+
+
+def read_origin(checkpoint: Path, manifest: Manifest) -> Origin | None:
+    """Read where an imported checkpoint is from; None if a training wrote it. Raises StateMismatch if unreadable."""
+    if all(entry.name != IMPORTED for entry in manifest.files):
+        return None
+    try:
+        data = json.loads((checkpoint / IMPORTED).read_text("ascii"))
+        if data["schema"] != ORIGIN_SCHEMA:
+            raise StateMismatch(f"{IMPORTED} has schema {data['schema']}, and this transom knows {ORIGIN_SCHEMA}")
+        return Origin(str(data["source"]), data["per_rank"] is True, tuple(map(str, data["afresh"])))
+    except OSError as error:
+        raise StateMismatch(f"{IMPORTED} cannot be read ({error.strerror or error})") from None
+    except (ValueError, KeyError, TypeError):
+        raise StateMismatch(f"{IMPORTED} does not say what it should") from None

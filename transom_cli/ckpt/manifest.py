@@ -1,9 +1,11 @@
-"""The manifest: what a checkpoint consists of, byte for byte. Pure.
+"""The manifest: the exact content of a checkpoint. And the origin of an imported one. Pure.
 
-Written last, so a directory without a good one is not a checkpoint. Readers believe the manifest alone: a file that
-it does not name does not exist, and a file that differs from it makes the checkpoint bad. The manifest carries a
-seal over itself, and its encoding is unique (`decode` accepts only the very bytes that `encode` makes), so every
-flipped bit in it shows.
+The manifest is written last, so a directory without a good manifest is not a checkpoint. Readers trust only the
+manifest: a file that it does not name does not exist, and a file that differs from it makes the checkpoint bad. It
+carries a checksum of itself, and its encoding is unique (`decode` accepts only the bytes that `encode` makes), so every
+flipped bit is found.
+
+An imported checkpoint, which no training wrote, has `imported.json`. The manifest names that file too.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from transom_cli.ckpt.failures import BadManifest
 from transom_cli.ckpt.names import DCP_METADATA, MANIFEST
 
 SCHEMA = 1
+ORIGIN_SCHEMA = 1
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _KEYS = ("attempt", "created", "files", "schema", "seal", "step", "torch", "world_size")
 
@@ -117,3 +120,20 @@ def _files(value: object) -> tuple[FileEntry, ...]:
     if len(set(names)) != len(names) or DCP_METADATA not in names:
         raise BadManifest(f"{MANIFEST} is damaged", "`files` repeats a name or lacks torch's own metadata")
     return tuple(entries)
+
+
+@dataclass(frozen=True)
+class Origin:
+    source: str  # the imported file's name, for people
+    per_rank: bool  # whether it has per-rank entries (random numbers, data positions); otherwise they start afresh
+    afresh: tuple[str, ...]  # entries of the trainer that it omits on purpose; they keep their initial state
+
+    @property
+    def text(self) -> str:
+        """Where it is from, and which entries of the trainer's state start afresh."""
+        rest = [*self.afresh, *([] if self.per_rank else ["random numbers and per-rank objects"])]
+        return f"imported from {self.source}" + (f"; afresh start: {', '.join(rest)}" if rest else "")
+
+
+def encode_origin(origin: Origin) -> bytes:
+    return (json.dumps({"schema": ORIGIN_SCHEMA, **asdict(origin)}, indent=1, sort_keys=True) + "\n").encode("ascii")

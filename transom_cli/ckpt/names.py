@@ -2,14 +2,14 @@
 
     step-<n>                                a published checkpoint
     step-<n>.bad-<k>                        set aside: step-<n> was published again, and this one did not verify
-    step-<n>.undone-<k>                     set aside: the training was set back to before it (ckpt.restoring.setback)
+    step-<n>.undone-<k>                     set aside: the training was rolled back to before it (restore.rollback)
     .tmp-step-<n>-<attempt>-<nonce>         being written by that attempt
     .trash-step-<n>-<attempt>-<nonce>       being deleted by that attempt
-    .fence                                  the newest launch that was started over the directory (ckpt.fence)
-    .setbacks                               how often the training was set back, and to where (ckpt.restoring.setback)
-    .copies-of                              whose copies it gets: the directory of that training (ckpt.also)
-    .saved                                  that something was saved, and where (ckpt.recorded)
-    .memory                                 what tells this directory from an earlier one of its name (ckpt.memory)
+    .fence                                  the newest launch that was started over the directory (fence)
+    .setbacks                               all rollbacks of the training (restore.rollback)
+    .copies-of                              the main directory whose copies it has (directory)
+    .saved                                  that something was saved, and where (saved_marker)
+    .memory                                 tells this directory from an earlier one of the same name (snapshot)
 
 `<attempt>` is `<job id>.<restart>.<launch>` under transom, and `local-<host>-<pid>` for a trainer started by hand.
 """
@@ -26,7 +26,7 @@ IMPORTED = "imported.json"
 FENCE = ".fence"
 MEMORY = ".memory"
 SAVED = ".saved"
-SETBACKS = ".setbacks"
+ROLLBACKS = ".setbacks"
 COPIES_OF = ".copies-of"
 
 _DATA = re.compile(r"__(0|[1-9][0-9]*)_0\.distcp")
@@ -42,12 +42,12 @@ def step_name(step: int) -> str:
 
 
 def data_name(rank: int) -> str:
-    """Of a rank's data file, as DCP calls it."""
+    """The name of a rank's data file, as DCP calls it."""
     return f"__{rank}_0.distcp"
 
 
 def rank_of_data(name: str) -> int | None:
-    """Whose data file it is; None for another's."""
+    """The rank whose data file this is; None if it is no data file."""
     found = _DATA.fullmatch(name)
     return int(found.group(1)) if found else None
 
@@ -76,7 +76,7 @@ def local_attempt(host: str, pid: int) -> str:
 
 
 def age(attempt: str) -> tuple[int, int, int] | None:
-    """Newer attempts and launches are larger: a successor has a higher job id. None for a trainer started by hand."""
+    """A key that grows with attempts and launches: a successor has a higher job id. None outside transom."""
     found = _SLURM_ATTEMPT.fullmatch(attempt)
     if found is None:
         return None
@@ -86,7 +86,7 @@ def age(attempt: str) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True)
 class Here:
-    """Who is asking: the attempt, and what it can tell about processes of this host."""
+    """The writer that asks: its attempt, and what it knows about processes of this host."""
 
     attempt: str
     host: str
@@ -94,11 +94,11 @@ class Here:
 
 
 def abandoned(name: str, here: Here) -> bool:
-    """Whether `name` is a working directory whose writer can no longer be at work.
+    """Whether `name` is a working directory whose writer is gone.
 
-    True for an older attempt of this run (Slurm has ended it before ours started; a successor has a higher job
-    id), for an older launch of ours (its launcher has), and for a process of this host that is gone. Everything else,
-    our own launch too, is left alone.
+    True for an older attempt of this run (Slurm ended it before ours started; a successor has a higher job ID), for an
+    older launch of ours (its launcher ended it), and for a process of this host that is gone. Everything else is left
+    alone, including our own launch.
     """
     work = _WORK.fullmatch(name)
     if work is None:

@@ -1,7 +1,7 @@
-"""The ranks that checkpoint together, and a process group of their own.
+"""The ranks that checkpoint together, and their own process group.
 
 Its collectives run in the background thread of a save while training uses the default group from the main thread: one
-group used by two threads would pair the wrong messages. Everything is exchanged over gloo, on the CPU.
+group used by two threads would mix up messages. Everything is exchanged over gloo, on the CPU.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import weakref
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from transom_cli.errors import UsageError
+
+FAILURES = (Exception, CheckpointException)  # DCP raises CheckpointException, a bare BaseException
 
 
 def _close(held: list[Any]) -> None:
@@ -86,7 +89,7 @@ class Ranks:
         return values
 
     def each_from_first(self, values: list[Any] | None) -> Any:
-        """On every rank the value that rank 0 has for it. `values` is None elsewhere."""
+        """Scatter: each rank gets its value from rank 0. `values` is None on the others."""
         if self.group is None:
             return values[0] if values else None
         box: list[Any] = [None]

@@ -1,26 +1,28 @@
-"""What the trainer gave us to keep, as one tree of tensors and plain values, and back.
+"""The trainer's state as one tree of tensors and plain values, and back.
 
-An entry is judged by what it holds:
+How an entry is stored depends on what it holds:
 
-- modules: parameters and buffers, the same on every rank or sharded (DTensor, FSDP2); stored once;
-- optimizers: state under parameter names; stored once. An optimizer whose `state_dict` has another layout (a container
-  of several, flattened) is stored once as it is;
+- modules: parameters and buffers, the same on every rank or sharded (DTensor, FSDP2). Stored once;
+- optimizers: state under parameter names. Stored once. An optimizer whose `state_dict` has another layout (a container
+  of several, flattened) is stored as it is;
 - other objects with `state_dict` and `load_state_dict`: stored once if they hold sharded tensors (DTensor), which say
-  themselves what each rank has; else **per rank** (a data loader's position differs by rank), except learning-rate
-  schedulers and gradient scalers, which are the same everywhere;
-- tensors and plain values: must be the same on every rank; stored once. Plain values are read from the dict at each
-  save, and put back into the dict by a restore.
+  what each rank has; otherwise **per rank** (a data loader's position differs by rank), except learning-rate schedulers
+  and gradient scalers, which are the same everywhere;
+- tensors and plain values: must be the same on every rank. Stored once. Plain values are read from the dict at each
+  save, and written back into the dict by a restore.
 
-What is stored once is compared between the ranks (`saving.alike`). Values that are declared `per_rank`, by patterns of
+What is stored once is compared between ranks (`save.replicas`). Values that are declared `per_rank`, by patterns of
 their names, are kept per rank. Buffers that DDP broadcasts before each forward are rank 0's.
 
-Random number generators are added by us, per rank. Per-rank values are stored under `ranks.<rank>.<name>`.
+The states of random number generators are added per rank. Per-rank values are stored under `ranks.<rank>.<name>`.
 """
 
 from __future__ import annotations
 
 import gc
+import random
 import re
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -31,8 +33,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from transom_cli.ckpt import rng
-from transom_cli.ckpt.convert import optimizers
+from transom_cli.ckpt import optimizers
 from transom_cli.ckpt.tree import Flat, Path, Paths, flatten, local_part, unflatten
 from transom_cli.errors import UsageError
 
@@ -51,10 +52,10 @@ class State:
                 f"per_rank={per_rank!r} must be a list of names or patterns", "", 'per_rank=["model.experts.*"]'
             )
         self._per_rank = [re.compile(translate(one) + "|" + translate(f"{one}.*")) for one in per_rank]
-        self._declared: dict[str, bool] = {}  # by name, whether a pattern fits it
+        self._declared: dict[str, bool] = {}  # by name: whether a pattern matches
         self._alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         self._wrappers: list[weakref.ref[torch.nn.parallel.DistributedDataParallel]] = []
-        self._looked = False  # for them
+        self._looked = False
         self._as_it_is: set[str] = set()  # optimizers whose state has a layout of its own
         for name, value in entries.items():
             if not isinstance(name, str) or not name or name in (RANKS, RNG):
@@ -69,9 +70,13 @@ class State:
                 )
 
     def check(self, storable: Callable[[Flat, Paths], None]) -> None:
-        """Raise UsageError, with its name, for what cannot be read or is not `storable` (which raises).
+        """Check that every entry can be read and stored. Training is not changed.
 
-        The training is not changed by it: an optimizer that has not stepped yet stays so.
+        Args:
+            storable: raises for values that cannot be stored.
+
+        Raises:
+            UsageError: names the entry.
         """
         names = self._parameter_names()
         for name, value in self._entries.items():
@@ -94,7 +99,7 @@ class State:
     def read(self) -> tuple[Flat, Paths]:
         """Call every `state_dict` now. The tensors returned are the live ones, detached."""
         tree: dict[str, Any] = {}
-        mine: dict[str, Any] = {RNG: rng.read()}
+        mine: dict[str, Any] = {RNG: read_rng()}
         names = self._parameter_names()
         for name, value in self._entries.items():
             held = self._held(name, value, names)
@@ -104,7 +109,7 @@ class State:
         return (flat, paths) if not self._per_rank else self._with_declared(flat, paths)
 
     def to_save(self) -> tuple[Flat, Paths]:
-        """As `read`, but for what another rank saves for all: buffers that DDP broadcasts are rank 0's."""
+        """Like `read`, without what another rank saves for all: buffers that DDP broadcasts are rank 0's."""
         if not self._looked:
             self._looked = True
             self._look_for_wrappers()
@@ -116,10 +121,10 @@ class State:
         return flat, paths
 
     def shapes(self) -> tuple[Flat, Paths]:
-        """As `to_save`, for who looks at shapes only: an optimizer that has not stepped yet stays so."""
+        """Like `to_save`, for callers that need only shapes. An optimizer that has not stepped yet stays so."""
         with undisturbed():
             shapes = self.to_save()
-        self._looked = False  # a module may be wrapped after this
+        self._looked = False  # a module may be wrapped later
         return shapes
 
     def broadcast(self) -> Flat:
@@ -144,11 +149,16 @@ class State:
         self._wrappers = [weakref.ref(one) for one in gc.get_objects() if issubclass(type(one), ddp)]
 
     def write(self, flat: Flat, paths: Paths, afresh: Collection[str] = (), *, per_rank: bool) -> None:
-        """Put loaded values in place. Module and tensor entries were loaded in place already, by `targets`.
+        """Write loaded values into the live state. Modules and tensors were loaded in place already.
 
-        Entries in `afresh` are left as they are.
+        Random number generators come last: nothing draws after them.
 
-        Raises StateMismatch, or what the objects' own `load_state_dict` raises. RNG comes last: nothing draws after it.
+        Args:
+            afresh: entries that are left as they are.
+            per_rank: also write per-rank values.
+
+        Raises:
+            StateMismatch: an optimizer has other parameters. Also raises what `load_state_dict` of an object raises.
         """
         tree = unflatten(flat, {key: within(path) for key, path in paths.items()})
         names = self._parameter_names()
@@ -165,7 +175,7 @@ class State:
             elif not isinstance(value, torch.Tensor):
                 self._entries[name] = tree[name]
         if per_rank:
-            rng.write(tree[RNG])
+            write_rng(tree[RNG])
 
     def _held(self, name: str, value: Any, names: dict[torch.Tensor, str]) -> Any:
         if isinstance(value, torch.nn.Module):
@@ -180,7 +190,7 @@ class State:
         return value.state_dict() if _is_stateful(value) else value
 
     def _with_declared(self, flat: Flat, paths: Paths) -> tuple[Flat, Paths]:
-        """With what is declared per rank where it belongs."""
+        """Move values that are declared per rank."""
         found: Flat = {}
         where: Paths = {}
         for key, value in flat.items():
@@ -204,7 +214,7 @@ class State:
 
     @property
     def to_come(self) -> int:
-        """Bytes of this rank's part that the optimizers will make with their first step, roughly."""
+        """Roughly the bytes that the optimizers of this rank will allocate in their first step."""
         return sum(
             optimizers.to_come(value)
             for name, value in self._entries.items()
@@ -212,7 +222,7 @@ class State:
         )
 
     def stepped(self) -> frozenset[int]:
-        """The storages, by address, that only an optimizer's step changes: parameters, and what it keeps for them."""
+        """The storages, by address, that only an optimizer step changes: parameters and their optimizer state."""
         found: set[int] = set()
         for value in self._entries.values():
             if isinstance(value, torch.optim.Optimizer):
@@ -225,11 +235,11 @@ class State:
         return name != RNG and isinstance(self._entries[name], (torch.nn.Module, torch.Tensor))
 
     def names(self) -> list[str]:
-        """Of all entries, and the random numbers' own."""
+        """The names of all entries, including the random number generators."""
         return [RNG, *self._entries]
 
     def is_object(self, name: str) -> bool:
-        """Whether it may start afresh where per-rank values cannot be carried over: random numbers, a data loader."""
+        """Whether it may start afresh if per-rank values cannot be carried over: random numbers, a data loader."""
         return name == RNG or _is_object(self._entries[name])
 
     def sharded_like(self, name: str, parameter: str) -> DTensor | None:
@@ -241,7 +251,7 @@ class State:
         return found if isinstance(found, DTensor) else None
 
     def _parameter_names(self) -> dict[torch.Tensor, str]:
-        """Parameter -> its name, with the module's own name in front when there are several modules."""
+        """Map parameters to names, prefixed with the module's name if there are several modules."""
         modules = {name: unwrap(v) for name, v in self._entries.items() if isinstance(v, torch.nn.Module)}
         names: dict[torch.Tensor, str] = {}
         for name, module in modules.items():
@@ -275,9 +285,9 @@ def _sent_by(wrapper: torch.nn.parallel.DistributedDataParallel) -> Iterator[tor
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Take back the step that torch's `get_optimizer_state_dict` makes with an optimizer that has not stepped yet.
+    """Undo the step that torch's `get_optimizer_state_dict` makes with an optimizer that has not stepped yet.
 
-    It makes one, with zero gradients and rates, to have a state to hand out. Its step counters would stay at 1.
+    torch makes it, with zero gradients and rates, to have a state to return. Step counters would stay at 1.
     """
     stepped: list[torch.optim.Optimizer] = []
 
@@ -303,7 +313,7 @@ def _refused(name: str, why: str, error: Exception) -> UsageError:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether it has a state of its own that may be this rank's alone."""
+    """Whether it has a `state_dict` that may differ between ranks."""
     return _is_stateful(value) and not _is_shared(value)
 
 
@@ -329,3 +339,28 @@ def _is_fsdp1(module: torch.nn.Module) -> bool:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     return isinstance(module, FullyShardedDataParallel)
+
+
+def read_rng() -> dict[str, Any]:
+    """Read the state of all generators. numpy's only if it is imported, CUDA's only if this process uses it."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        import numpy as np
+
+        state["numpy"] = np.random.get_state()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = {str(i): torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())}
+    return state
+
+
+def write_rng(state: dict[str, Any]) -> None:
+    """Set the generators to what `read_rng` returned. A generator that was not saved is left as it is."""
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        import numpy as np
+
+        np.random.set_state(state["numpy"])
+    for index, cuda_state in state.get("cuda", {}).items():
+        if torch.cuda.is_available() and int(index) < torch.cuda.device_count():
+            torch.cuda.set_rng_state(cuda_state, int(index))

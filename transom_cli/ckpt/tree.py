@@ -1,8 +1,8 @@
-"""Nested state as flat keys, as torch.distributed.checkpoint (DCP) flattens it, but without loss.
+"""Nested state as flat keys, as torch.distributed.checkpoint (DCP) flattens it, but lossless.
 
-DCP joins the path of a value with dots: `{"model": {"a.weight": t}}` is stored under `model.a.weight`. We keep to that,
-so that stock DCP reads what we write. Where DCP's own flattening forgets something (an empty dict, keys that are not
-texts), the container itself becomes the stored value.
+DCP joins the path of a value with dots: `{"model": {"a.weight": t}}` is stored under `model.a.weight`. We do the same,
+so that stock DCP reads our checkpoints. Where DCP's flattening would lose something (an empty dict, keys that are not
+strings), the container itself becomes the stored value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transom_cli.errors import UsageError
 
 Path = tuple[str | int, ...]
 Flat = dict[str, Any]  # flat key -> tensor or plain value
-Paths = dict[str, Path]  # flat key -> where it stood
+Paths = dict[str, Path]  # flat key -> path in the tree
 
 
 PLAIN = (
@@ -28,12 +28,12 @@ PLAIN = (
 
 
 def local_part(value: torch.Tensor) -> torch.Tensor:
-    """This rank's part of it, the live one."""
+    """This rank's part of a tensor; not a copy."""
     return value.to_local() if type(value) not in PLAIN and isinstance(value, DTensor) else value
 
 
 def flatten(tree: dict[str, Any]) -> tuple[Flat, Paths]:
-    """Raises UsageError when two values would be stored under one key."""
+    """Flatten nested state. Raises UsageError if two values would have the same key."""
     flat: Flat = {}
     paths: Paths = {}
 
@@ -56,7 +56,7 @@ def flatten(tree: dict[str, Any]) -> tuple[Flat, Paths]:
 
 
 def unflatten(flat: Flat, paths: Paths) -> dict[str, Any]:
-    """The tree again: dicts for text steps of a path, lists for numbers."""
+    """Rebuild the tree: dicts for strings in a path, lists for numbers."""
     root: dict[str, Any] = {}
     for key, value in flat.items():
         path = paths[key]

@@ -167,7 +167,7 @@ def _request(options: Options) -> HealthRequest:
 def _checked(options: Options, request: HealthRequest) -> Report:
     from transom_cli.health.run import check_job, check_nodes
     from transom_cli.health.transport import LocalTransport, by_ssh
-    from transom_cli.heartbeat.places import node_name
+    from transom_cli.heartbeat.paths import node_name
 
     allocated = [] if options.here else _nodes(os.environ.get("SLURM_JOB_NODELIST", ""))
     named = _nodes(options.nodes)

@@ -18,7 +18,7 @@ from transom_cli.plural import several
 from transom_cli.view.text import size
 
 if TYPE_CHECKING:
-    from transom_cli.ckpt.convert.exporting import Exported
+    from transom_cli.ckpt.convert.exporter import Exported
     from transom_cli.ckpt.inventory import Candidate
 
 _NAMES = 5  # keys that are named on a terminal before "and n more"
@@ -71,12 +71,12 @@ def export(
     if candidate.path.resolve() in out.resolve().parents:
         raise UsageError(f"{out} is inside the checkpoint", hint="give another file")
     with _needs(form):
-        from transom_cli.ckpt.convert.exporting import export as write
+        from transom_cli.ckpt.convert.exporter import export as write
     _verified(directory, candidate)
     with _told(out), waiting(f"writing {out.name}", of_bytes=True) as shown:
         done = write(
             candidate, out, form.value, only=only or (), everything=everything, force=force, allow_code=allow_code,
-            expect=shown.expect, told=shown.add,
+            expect=shown.expect, on_bytes=shown.add,
         )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(_exported(candidate, out, form, done), indent=1))
@@ -121,11 +121,11 @@ def import_(
         raise UsageError(f"{folder} is not a directory", hint=f"to import into a new one: mkdir -p {folder}")
     directory = checkpoints_of_words(run, root, make=True)
     with _needs(form):
-        from transom_cli.ckpt.convert.importing import import_file
+        from transom_cli.ckpt.convert.importer import import_file
     with _told(directory), waiting(f"importing {file.name}", of_bytes=True) as shown:
         done = import_file(
             file, form.value, directory, step, under=under, only=only or (), afresh=tuple(afresh or ()),
-            expect=shown.expect, told=shown.add,
+            expect=shown.expect, on_bytes=shown.add,
         )  # fmt: skip
     newer = [candidate.step for candidate in candidates_in(directory) if candidate.step > step]
     if as_json:

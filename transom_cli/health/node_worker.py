@@ -27,7 +27,7 @@ from transom_cli.core.codec import BadRecord, build, plain
 from transom_cli.health.check import About
 from transom_cli.health.probe.messages import Gone, answer_to_json
 from transom_cli.health.protocol import Message, frames
-from transom_cli.heartbeat.places import node_name
+from transom_cli.heartbeat.paths import node_name
 from transom_cli.start import own
 
 END = 0.3  # seconds for the reader process to end by itself

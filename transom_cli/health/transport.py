@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from transom_cli.health.protocol import Assembler, Message
-from transom_cli.heartbeat.places import ROLE
+from transom_cli.heartbeat.paths import ROLE
 from transom_cli.start import own
 
 WORKER = "transom_cli.health.node_worker"

@@ -1,10 +1,10 @@
-"""What a rank spends its steps on, as bytes behind its record in the same file: sums for each phase, and the last loss.
+"""How a rank's step time splits into phases, as bytes behind its record in the same file; and the last loss.
 
-The trainer adds up; whoever wants to know what the last minute was spent on takes the difference of two readings. So
-nothing is lost where nobody reads, and nothing is ever reset. The account is behind the record (`record.SIZE`), in two
-slots of its own, written in turn as the record's are: a reader of before there were accounts reads the record alone.
+The trainer only adds up: a reader takes the difference of two readings. So nothing is lost if nobody reads, and nothing
+is ever reset. The account follows the record (`record.SIZE`), in two slots of its own that are written in turn, as the
+record's are: a reader of an older version reads the record alone.
 
-It is written at a beat, and at most four times a second, as often as the node's agent looks: short steps share the
+It is written at a heartbeat, at most four times a second, as often as the node's agent reads: short steps share the
 cost of a write. A phase costs two readings of the clock.
 """
 
@@ -15,7 +15,9 @@ from _thread import get_ident  # not threading, which takes longer than all of t
 from time import monotonic_ns
 from zlib import crc32
 
-from transom_cli.heartbeat import phases
+from transom_cli.heartbeat import OTHER as OTHER_PHASE
+from transom_cli.heartbeat import STEP_PHASES
+from transom_cli.heartbeat import WAIT as WAIT_PHASE
 from transom_cli.heartbeat import record as rec
 
 TYPE_CHECKING = False  # as typing has it, without its import
@@ -24,17 +26,17 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class Device(Protocol):
-        """A clock that runs behind: it is told of a change at once, and tells later how long was spent before it."""
+        """A clock that runs behind: it records phase changes at once, and returns their durations later."""
 
         def change(self, phase: int) -> None:
             """The phase that ends now."""
 
         def done(self) -> list[tuple[int, int]]:
-            """(phase, ns) of what is known by now; never waits."""
+            """(phase, ns) of the durations known by now; never waits."""
 
 
-OTHER, WAIT = phases.KNOWN.index(phases.OTHER), phases.KNOWN.index(phases.WAIT)
-MOST = 16  # phases with names of their own included
+OTHER, WAIT = STEP_PHASES.index(OTHER_PHASE), STEP_PHASES.index(WAIT_PHASE)
+MOST = 16  # phases, including custom names
 NAME = 16  # bytes of a name
 EVERY_NS = 250_000_000
 HOST, DEVICE = 0, 1
@@ -50,10 +52,10 @@ SIZE = AT + 2 * SLOT
 
 
 class Reading:
-    """`ns`: sums by name. `at`: when the account was written; `began`: another value is another account, from zero.
+    """ns: sums by phase name. at: when the account was written. began: another value is another account, from zero.
 
-    `loss`: of step `loss_step`; `grad_norm`, `scale`: of that or an earlier one. None where none was told.
-    `device`: the sums are of an accelerator's time; then they may be a few steps behind `step`.
+    loss: of step `loss_step`; grad_norm, scale: of that or an earlier step. None if none was reported. device: the sums
+    are an accelerator's time; they may be a few steps behind `step`.
     """
 
     __slots__ = ("at", "began", "device", "grad_norm", "loss", "loss_step", "ns", "scale", "seq", "step")
@@ -68,7 +70,7 @@ class Reading:
 
 
 class _Lost:
-    """A device that answers no more."""
+    """A device that no longer answers."""
 
     def change(self, phase: int) -> None:
         pass
@@ -78,16 +80,16 @@ class _Lost:
 
 
 class Account:
-    """The writer. Only the thread that made it is timed: what another one does costs the step nothing by itself."""
+    """The writer. Times only the thread that made it: other threads do not lengthen a step by themselves."""
 
     def __init__(self, buffer: Any, began: int) -> None:
         self._buffer = buffer
         self._thread = get_ident()
-        self._names = list(phases.KNOWN)
-        self._index = {name: i for i, name in enumerate(phases.KNOWN)}
-        self._ns = [0] * len(phases.KNOWN)
+        self._names = list(STEP_PHASES)
+        self._index = {name: i for i, name in enumerate(STEP_PHASES)}
+        self._ns = [0] * len(STEP_PHASES)
         self._now = OTHER
-        self._open: list[int] = []  # the phases around the present one
+        self._open: list[int] = []  # the phases around the current one
         self._began = self._mark = began
         self._due = 0
         self._seq = 0
@@ -96,7 +98,7 @@ class Account:
         self._lay_out()
 
     def enter(self, name: str) -> None:
-        """What is spent from now on belongs to this phase, and no more to the one around it."""
+        """From now on time counts for this phase, not for the one around it."""
         if get_ident() != self._thread:
             return
         index = self._index.get(name)
@@ -108,7 +110,7 @@ class Account:
             self.change(self._open.pop())
 
     def change(self, phase: int) -> int:
-        """From any thread while the account's own is known to wait for it. Returns the phase that has ended."""
+        """Switch to `phase`. From any thread while the account's own waits for it. Returns the phase that ended."""
         former = self._now
         if self._device is None:
             now = monotonic_ns()
@@ -120,10 +122,7 @@ class Account:
         return former
 
     def lost(self, step: int, loss: float, grad_norm: float | None, scale: float | None) -> None:
-        """What was told at this step of how the training goes, as a record keeps a loss.
-
-        None: not told, or not fetched from the device this time; the one before stands.
-        """
+        """Record the loss of this step. None: not reported or not fetched from the device; the old value stays."""
         _, norm, before = self._losses
         norm = norm if grad_norm is None else grad_norm
         self._loss_step, self._losses = step, (loss, norm, before if scale is None else scale)
@@ -143,7 +142,7 @@ class Account:
         self._buffer[at : at + len(body) + _CHECK.size] = body + _CHECK.pack(crc32(body))
 
     def use(self, device: Device) -> None:
-        """From now on the time is an accelerator's; the sums begin anew."""
+        """Count an accelerator's time from now on; the sums restart at zero."""
         self._device = device
         self._ns = [0] * len(self._ns)
         self._began = monotonic_ns()
@@ -154,14 +153,14 @@ class Account:
         self._buffer, self._device = bytearray(SIZE), None
 
     def _on_device(self, ask: Callable[..., Any], *arguments: int) -> Any:
-        """A device that is lost ends no training: from then on the sums stand still."""
+        """Call the device. If it is lost, training goes on and the sums stop."""
         try:
             return ask(*arguments)
         except Exception:
             self._device = _Lost()
 
     def _add(self, name: str) -> int:
-        """Names beyond the limit are one with what is in no phase; names that begin alike are one."""
+        """Add a phase. Names beyond the limit count as "other"; long names that begin alike count as one."""
         short = name.encode()[:NAME].decode(errors="ignore")
         index = self._index.get(short)
         if index is None:
@@ -183,7 +182,7 @@ class Account:
 
 
 def newest(data: bytes) -> Reading | None:
-    """The newest whole account in a beat file's bytes; None when there is none, as in a file of an older trainer."""
+    """The newest whole account in a beat file's bytes; None if there is none, as in a file of an older version."""
     found = [reading for at in (AT, AT + SLOT) if (reading := _read(data[at : at + SLOT])) is not None]
     return max(found, key=lambda reading: reading.seq, default=None)
 
@@ -192,7 +191,7 @@ def _read(slot: bytes) -> Reading | None:
     if len(slot) < SLOT:
         return None
     magic, count, device = _HEAD.unpack_from(slot)
-    if magic != _MAGIC or not len(phases.KNOWN) <= count <= MOST:
+    if magic != _MAGIC or not len(STEP_PHASES) <= count <= MOST:
         return None
     sums = struct.Struct(f"<{count}Q")
     end = _HEAD.size + count * NAME + _MOVING.size + sums.size
@@ -203,6 +202,6 @@ def _read(slot: bytes) -> Reading | None:
     reading.loss_step, reading.device = loss_step, device == DEVICE
     reading.loss, reading.grad_norm, reading.scale = map(rec.loss_told, (loss, grad_norm, scale))
     names = (slot[_HEAD.size + i * NAME : _HEAD.size + (i + 1) * NAME] for i in range(count))
-    told = [name.rstrip(b"\0").decode(errors="replace") for name in names]
-    reading.ns = dict(zip(told, sums.unpack_from(slot, end - sums.size), strict=True))
+    labels = [name.rstrip(b"\0").decode(errors="replace") for name in names]
+    reading.ns = dict(zip(labels, sums.unpack_from(slot, end - sums.size), strict=True))
     return reading

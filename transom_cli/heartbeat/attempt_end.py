@@ -1,4 +1,4 @@
-"""Whether an attempt is over, for what runs beside it on its nodes: looked at seldom, as thousands of nodes do so."""
+"""Whether an attempt is over. Checked rarely, since the daemons of thousands of nodes do so."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 from transom_cli.layout import AttemptDir
 
-EVERY = 1.0  # seconds between two looks
-VANISHED = 3.0  # seconds that its folder must be missing: a network file system may lose it for a moment
+EVERY = 1.0  # seconds between two checks
+VANISHED = 3.0  # seconds that its directory must be missing: a network file system may lose it for a moment
 
 
 class End(enum.Enum):
     NOT_YET = "not yet"
-    OUTCOME = "outcome"  # its outcome stands
-    VANISHED = "vanished"  # its folder is gone
+    OUTCOME = "outcome"  # its outcome is written
+    VANISHED = "vanished"  # its directory is gone
 
 
 class AttemptEnd:
     def __init__(self, attempt: AttemptDir, now: float) -> None:
-        """now: of the caller's clock, seconds."""
+        """now: seconds of the caller's clock."""
         self._attempt = attempt
         self._seen, self._looked, self._end = now, float("-inf"), End.NOT_YET
 
@@ -38,7 +38,7 @@ class AttemptEnd:
 
 
 def _removed(path: Path) -> bool:
-    """Known not to be there: an EIO or ESTALE of a network file system does not say that."""
+    """Whether the path is known not to exist: an EIO or ESTALE of a network file system is not enough."""
     try:
         path.stat()
     except FileNotFoundError:

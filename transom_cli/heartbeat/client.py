@@ -1,172 +1,48 @@
-"""The trainer's side of beats: `beat()` and `beat.phase()`. Standard library only; nothing here raises into a trainer.
+"""The trainer's side of heartbeats: `beat()` and `beat.phase()`. Standard library only; never raises into a trainer.
 
-Where the record goes is found at the first beat:
+The first call finds where the record goes:
 
-- `TRANSOM_BEAT_DIR` is set (by the rank's wrapper): into the mapped file `rank-<RANK>` there, for the node's agent;
-- only `TRANSOM_RUN_DIR` is set (an unmodified sbatch script: no wrapper and no agent): a daemon thread writes
-  the rank's own table into the run directory, at most once a second;
-- neither: nowhere, and a call costs what an empty function costs.
+- TRANSOM_BEAT_DIR is set (by the rank's wrapper): into the mapped file `rank-<RANK>` there, for the node's agent;
+- only TRANSOM_RUN_DIR is set (an unmodified sbatch script, without wrapper and agent): a daemon thread writes the
+  rank's own table to the run directory, at most once a second;
+- neither: nowhere, and a call costs no more than an empty function.
 
-One process beats for a rank. A forked child (a DataLoader worker) never beats for its parent, and a process that finds
-the record in the hands of another living process leaves it alone.
+One process reports for a rank. A forked child (a DataLoader worker) never reports for its parent, and a process that
+finds the record in use by another living process leaves it alone.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-import sys
 from collections.abc import Callable
 from time import monotonic_ns
-from zlib import crc32
 
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.heartbeat import record as rec
 from transom_cli.heartbeat.account import Account
+from transom_cli.heartbeat.writer import Sink, Writer, open_record
 
 TYPE_CHECKING = False  # as typing has it, without 7 ms for its import in every rank's wrapper
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Any
 
-LOSS_EVERY_NS = 10_000_000_000
-"""A loss that lives on an accelerator is fetched at most this often: fetching waits for the device."""
-
-
-Opened = tuple["Writer", Callable[[], None]]
-"""A writer, and what is to be called when the interpreter exits."""
-
-
-class Sink:
-    """Where beats go; as it stands, nowhere: outside transom, in a forked child, or without a record."""
-
-    account: Account | None = None
-
-    def beat(
-        self, step: int, loss: Any, grad_norm: Any = None, loss_scale: Any = None, since_start: bool = False
-    ) -> None:
-        pass
-
-    def enter(self, name: str) -> None:
-        pass
-
-    def leave(self, name: str) -> None:
-        pass
-
-
-class Writer(Sink):
-    """Writes one rank's record into a buffer (a mapping of the beat file, or plain memory), and its account if any."""
-
-    def __init__(self, buffer: Any, record: rec.Record, account: Account | None = None) -> None:
-        self._buffer = buffer
-        self._r = record
-        self.account = account
-        self._phases: list[int] = []  # open phase() blocks, of any thread, oldest first
-        self._fetched, self._fetch_due = -1, 0
-        self._fixed_crc = crc32(rec.fixed(record))
-        for _ in range(2):  # both slots in full, one after the other: from now on only their moving part is written
-            record.seq += 1
-            at, data = rec.slot(record)
-            buffer[at : at + len(data)] = data
-
-    def beat(
-        self, step: int, loss: Any, grad_norm: Any = None, loss_scale: Any = None, since_start: bool = False
-    ) -> None:
-        r = self._r
-        now = monotonic_ns()
-        r.since_start = since_start
-        if step != r.step:
-            r.step, r.changed = int(step), now
-        if loss is not None:
-            told = self._number(loss, now) if type(loss) is not float or loss != loss else loss
-            if told is not None:  # else it was not fetched this time
-                r.loss = told
-                if self.account is not None:
-                    norm = None if grad_norm is None else self._number(grad_norm, now)
-                    scale = None if loss_scale is None else self._number(loss_scale, now)
-                    self.account.lost(r.step, told, norm, scale)
-        r.count += 1
-        if r.count == 1 and places.WORLD_SIZE in os.environ:
-            from transom_cli.heartbeat import world
-
-            world.require_launched()
-        if r.phase == rec.START and not self._phases:
-            r.phase = rec.STEP
-        self._write()
-        if self.account is not None:
-            self.account.beat(r.step, now)
-
-    def enter(self, name: str) -> None:
-        phase = _CODES.get(name)
-        if phase is not None:
-            self._phases.append(phase)
-            self._r.phase = phase
-            self._write()
-        if self.account is not None:
-            self.account.enter(name)
-
-    def leave(self, name: str) -> None:
-        if self.account is not None:
-            self.account.leave()
-        phase = _CODES.get(name)
-        if phase is not None:
-            self._phases.remove(phase)
-            base = rec.STEP if self._r.count else rec.START
-            self._r.phase = self._phases[-1] if self._phases else base
-            self._write()
-
-    def finish(self) -> None:
-        """At interpreter exit. After an uncaught exception the phase stays what it was: that rank is not done."""
-        if not hasattr(sys, "last_type"):
-            self._r.phase = rec.DONE
-            self._write()
-
-    def disconnect(self) -> None:
-        """In a forked child: what is still open here (an atexit call, a phase() block) must not reach the record."""
-        self._buffer = bytearray(rec.SIZE)
-        if self.account is not None:
-            self.account.disconnect()
-
-    def _number(self, value: Any, now: int) -> float | None:
-        """A number or a one-element tensor, as `record` keeps a loss; None when it is none, or not fetched this time.
-
-        What is told at one beat (the same `now`) is fetched together or not at all.
-        """
-        here = getattr(value, "is_cpu", None)  # torch; other libraries have a device that is called "cpu" or none
-        if not (getattr(value, "device", "cpu") == "cpu" if here is None else here):
-            if now < self._fetch_due and now != self._fetched:
-                return None
-            self._fetched, self._fetch_due = now, now + LOSS_EVERY_NS
-        try:
-            return rec.loss_kept(float(value.item() if hasattr(value, "item") else value))
-        except Exception:
-            return rec.NO_LOSS
-
-    def _write(self) -> None:
-        r = self._r
-        r.seq = seq = r.seq + 1
-        moving = _pack(seq, r.step, rec.counted(r), r.changed, r.loss, r.phase)
-        at = _ODD if seq & 1 else _EVEN
-        self._buffer[at : at + _LENGTH] = moving + _pack_check(crc32(moving, self._fixed_crc))
-
-
-_CODES = {"checkpoint": rec.CHECKPOINT, "restore": rec.RESTORE}
-"""Phases that the record tells of at once: they have longer limits of silence."""
-_pack, _pack_check = rec.MOVING.pack, rec.CHECK.pack
-_EVEN, _ODD, _LENGTH = rec.FIXED.size, rec.SLOT + rec.FIXED.size, rec.MOVING.size + rec.CHECK.size
 _NOWHERE = Sink()
-_sink: Sink | None = None  # None: not looked for yet
+_sink: Sink | None = None  # None: not opened yet
 _explicit = False
 _resumed_from = 0
-_step_known = False  # a Checkpointer has told at which step the training began here
+_step_known = False  # a Checkpointer has set the step at which training began here
 
 
 class phase:
-    """Tell that this rank is busy with something while the block runs; may be nested; never raises.
+    """Report what this rank is busy with while the block runs. May be nested; never raises.
 
-    "checkpoint" and "restore" have a longer limit of silence. What a step is spent on is added up by name: "data",
-    "forward", "backward", "optimizer", "wait" (for other ranks), these two, and eight names of your own; the time
-    inside a nested phase is the inner one's alone. Only the thread of the first beat or phase is timed.
+    The time of each step is added up by phase. Time inside a nested phase counts for the inner one only. Only the
+    thread of the first beat or phase is timed.
+
+    Args:
+        name: "data", "forward", "backward", "optimizer", "wait" (for other ranks), "checkpoint", "restore", or one of
+            up to eight names of your own. In "checkpoint" and "restore" a rank may be silent for longer.
     """
 
     __slots__ = ("_entered", "_name")
@@ -192,7 +68,7 @@ class phase:
 
 
 class Beat:
-    """`beat(step, ...)`, and `beat.phase(name)`."""
+    """The type of `beat`: call `beat(step, ...)`, or use `with beat.phase(name)`."""
 
     phase = phase
 
@@ -203,12 +79,17 @@ class Beat:
         grad_norm: float | None = None,
         loss_scale: float | None = None,
     ) -> None:
-        """Tell that training step `step` is done. About a microsecond; does nothing outside transom; never raises.
+        """Report that a training step is done. Takes about a microsecond; does nothing outside transom; never raises.
 
-        `loss`, and with it the norm of the gradients and the scale of the loss, may be floats or one-element tensors.
-        A tensor on the CPU is read at once. Reading one on an accelerator waits until the device has computed it, so
-        this is done at most once in 10 s; the steps between show the last value read. Pass nothing to never wait. The
-        first call ends automatic beats in this process.
+        The first call ends automatic heartbeats in this process.
+
+        Args:
+            step: the number of the finished step.
+            loss: a float or a one-element tensor. A CPU tensor is read at once. Reading a tensor on an accelerator
+                waits for the device, so this happens at most once in 10 s; steps in between show the last value. Omit
+                it to never wait.
+            grad_norm: the norm of the gradients; read together with the loss.
+            loss_scale: the scale of the loss in mixed precision; read together with the loss.
         """
         global _explicit
         _explicit = True
@@ -222,14 +103,14 @@ beat = Beat()
 
 
 def account() -> Account | None:
-    """Of this rank, for the hooks that time it (beats.collectives); None where nobody reads one."""
+    """This rank's account, for hooks that time it (heartbeat.collectives); None if nobody reads one."""
     return (_sink or _open()).account
 
 
 def automatic_beat(steps: int) -> None:
-    """A beat on the trainer's behalf (heartbeat/auto), after so many optimizer steps of this process.
+    """Report on the trainer's behalf (heartbeat/auto), after `steps` optimizer steps of this process.
 
-    Unless a Checkpointer has told the step (`resumed`), the beat is marked as counted since the start of the process.
+    Unless a Checkpointer has set the step (`resumed`), the record says that steps count from the start of the process.
     Ignored once the trainer has called `beat` itself.
     """
     if _explicit:
@@ -241,26 +122,26 @@ def automatic_beat(steps: int) -> None:
 
 
 def resumed(step: int) -> None:
-    """Let automatic beats count from `step`, from which the training resumes: a Checkpointer knows it. 0: it begins."""
+    """Let automatic heartbeats count from `step`, where training resumes; 0: it begins. Called by a Checkpointer."""
     global _resumed_from, _step_known
     _resumed_from, _step_known = step, True
 
 
 def _open() -> Sink:
-    """Find where beats go, once in the life of this process."""
+    """Find where the record goes, once per process."""
     global _sink
     _sink = _NOWHERE
     try:
         found: tuple[Writer, Callable[[], None]] | None = None
-        if os.environ.get(places.BEAT_DIR):
-            from transom_cli.heartbeat import own_file, tracing
+        if os.environ.get(paths.BEAT_DIR):
+            from transom_cli.heartbeat import tracing
 
             tracing.allow()
-            found = own_file.start(os.environ[places.BEAT_DIR], _fresh(places.own_launch()))
-        elif os.environ.get(places.RUN_DIR) or os.environ.get(places.ATTEMPT_DIR):
-            from transom_cli.heartbeat import own_table  # a thread and pathlib: only for those who need them
+            found = open_record(os.environ[paths.BEAT_DIR], _fresh(paths.own_launch()))
+        elif os.environ.get(paths.RUN_DIR) or os.environ.get(paths.ATTEMPT_DIR):
+            from transom_cli.heartbeat import local_table  # imports threading and pathlib, which few ranks need
 
-            found = own_table.start(_fresh(0))
+            found = local_table.start(_fresh(0))
         if found is not None:
             writer, at_exit = found
             atexit.register(at_exit)
@@ -272,7 +153,7 @@ def _open() -> Sink:
 
 
 def _forget(writer: Writer, at_exit: Callable[[], None]) -> Callable[[], None]:
-    """What a forked child does first: the record belongs to its parent."""
+    """Return what a forked child does first: the record belongs to its parent."""
 
     def forget() -> None:
         global _sink
@@ -284,6 +165,6 @@ def _forget(writer: Writer, at_exit: Callable[[], None]) -> Callable[[], None]:
 
 
 def _fresh(launch: int) -> rec.Record:
-    record = rec.Record(places.own_rank(), launch, monotonic_ns())
+    record = rec.Record(paths.own_rank(), launch, monotonic_ns())
     record.pid, record.pidns = os.getpid(), rec.pid_namespace()
     return record

@@ -6,15 +6,15 @@
     model = DistributedDataParallel(...)
     collectives.watch_ddp(model)          # its reducer waits in C++, at the end of backward
 
-The time goes into the phase "wait" of the rank's account (beats.account), and out of the phase around it. On the CPU
-(gloo) it is the calling thread's. With CUDA it is the device's: nothing waits there on the host, so an event is put on
-the current stream wherever the phase changes, and the time between two of them is taken once both have passed, a few
-steps later; nothing is ever synchronised for it. Then all phases are in the device's time, and "data" is what the
-device had to wait for the loader.
+The time counts for the phase "wait" of the rank's account (`heartbeat.account`), not for the phase around it. On the
+CPU (gloo) it is the calling thread's time. With CUDA it is the device's, since the host does not wait: an event is put
+on the current stream whenever the phase changes, and the time between two events is read once both have passed, a few
+steps later. Nothing is ever synchronised for it. Then all phases are device time, and "data" is how long the device
+waited for the loader.
 
-Not seen: collectives inside `torch.compile`d regions (these functions end a compiled graph), inside a CUDA graph, and
-FSDP2's, which waits for its streams by events of its own: there the wait stays in "forward" and "backward".
-torch is imported where the trainer calls one of these, and nowhere else.
+Not seen: collectives in `torch.compile`d regions (these functions end a compiled graph) and in CUDA graphs, and those
+of FSDP2, which waits for its streams with events of its own: there the wait stays in "forward" and "backward". torch is
+imported only where the trainer calls one of these functions.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ FUNCTIONS = (
     "all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all", "all_to_all_single", "barrier", "broadcast",
     "gather", "monitored_barrier", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send",
 )  # fmt: skip
-MOST = 4096  # events that wait to pass; beyond that phases run together
+MOST = 4096  # pending events; beyond that, phases are merged
 _installed = False
 
 
 def install() -> bool:
-    """Time collectives from now on. False where nobody reads that: outside transom, or in a forked child.
+    """Time collectives from now on. Returns False if nobody reads the times: outside transom, or in a forked child.
 
-    Call it after the choice of the device (`torch.cuda.set_device`). Twice is as once.
+    Call it after the device is chosen (`torch.cuda.set_device`). Idempotent.
     """
     global _installed
     account = client.account()
@@ -57,7 +57,7 @@ def install() -> bool:
         if hasattr(dist, name):
             timed = _timed(getattr(dist, name))
             setattr(dist, name, timed)
-            setattr(dist.distributed_c10d, name, timed)  # where the others of its functions look for it
+            setattr(dist.distributed_c10d, name, timed)  # where torch's other functions look it up
     work: Any = dist.Work
     work.wait = _timed(work.wait)
     _installed = True
@@ -65,12 +65,12 @@ def install() -> bool:
 
 
 def watch_ddp(model: Any) -> bool:
-    """Time what a DistributedDataParallel waits for at the end of backward. False where nobody reads that.
+    """Time how long a DistributedDataParallel waits at the end of backward. Returns False if nobody reads the times.
 
-    DDP hands its gradients over while backward goes on, and waits for what is left when it is done. A hook on the
-    parameter that is ready first marks that moment by callbacks before and after DDP's own; gradients stay untouched.
-    The engine runs callbacks in the order in which they were queued, those that are queued meanwhile included, on the
-    streams of the caller (torch/csrc/autograd/engine.cpp, exec_post_processing).
+    DDP reduces gradients during backward, and waits for the rest at its end. A hook on the parameter that is ready
+    first queues callbacks before and after DDP's own; gradients stay untouched. The engine runs callbacks in the order
+    in which they were queued, including those queued meanwhile, on the streams of the caller
+    (torch/csrc/autograd/engine.cpp, exec_post_processing).
     """
     account = client.account()
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -103,7 +103,7 @@ def _timed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class DeviceClock:
-    """Ends of phases as events on the current stream (`account.Device`). cuda: torch.cuda."""
+    """Records ends of phases as events on the current stream (`account.Device`). cuda: torch.cuda."""
 
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda

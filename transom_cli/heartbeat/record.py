@@ -1,9 +1,9 @@
 """One rank's progress as bytes in node memory: written by the trainer in about a microsecond, read by the agent.
 
-The file holds two slots of one record, written in turn, each with its checksum. A reader takes the newer slot whose
-checksum holds. A writer that is stopped or killed in the middle of a write spoils only the slot that it was writing,
-and the beat before stays readable: a plain sequence lock would be left locked, at the very moment that matters. It
-also asks nothing of the machine's memory order.
+The file holds one record in two slots, written in turn, each with its checksum. A reader takes the newer slot whose
+checksum matches. A writer that is stopped or killed during a write spoils only the slot that it was writing, and the
+previous record stays readable; a plain sequence lock would stay locked at the very moment that matters. The format also
+needs no guarantees about memory order.
 """
 # pathlib and contextlib would double the start-up time of every rank's wrapper
 # ruff: noqa: PTH104, PTH108, PTH116
@@ -26,18 +26,17 @@ MAGIC = b"TBR1"
 SLOT = 96
 SIZE = 2 * SLOT
 SINCE_START = 1 << 63
-"""The top bit of a beat count, here and in a table: the steps are counted since this process started. They are not the
-training's own step numbers. Writers without this bit tell the training's step; readers without it see a large count."""
+"""The top bit of a beat count, here and in a table: steps are counted since this process started. They are not the
+training's step numbers. Writers without this bit report the training's step."""
 _LOSS, _BITS = struct.Struct("<d"), struct.Struct("<Q")
 _NONE, _NAN = 0x7FF8_0000_0000_0000, 0x7FF8_0000_0000_0001
 NO_LOSS: float = _LOSS.unpack(_BITS.pack(_NONE))[0]
 NAN_LOSS: float = _LOSS.unpack(_BITS.pack(_NAN))[0]
-"""Two of the many bit patterns that are "not a number": nobody has told a loss; the loss that was told is NaN. For a
-reader of before there was the second, both are no loss."""
+"""Two of the many NaN bit patterns: no loss was reported; the reported loss is NaN."""
 
 
 def loss_told(loss: float) -> float | None:
-    """The loss of a record or a table; None where nobody has told one. NaN: it is not a number any more."""
+    """The loss of a record or a table; None if none was reported, NaN if the reported loss is NaN."""
     return None if loss != loss and _BITS.unpack(_LOSS.pack(loss))[0] != _NAN else loss
 
 
@@ -47,12 +46,11 @@ def loss_kept(loss: float | None) -> float:
 
 
 class Record:
-    """What a rank has said of itself. Its only writers are the wrapper before exec and after exit, and the trainer.
+    """A rank's progress. Written by the wrapper before exec and after exit, and by the trainer.
 
-    `changed` is CLOCK_MONOTONIC in ns at the last change of `step` (or the start), the same clock for the whole node.
-    `pid` is the process that beats, as its own pid namespace (`pidns`, an inode) numbers it, 0: none yet;
-    `child` is the process that the wrapper started, as the node numbers it, 0: there is no wrapper.
-    `since_start`: `step` counts the steps since this process started.
+    changed: CLOCK_MONOTONIC (ns, the same for the whole node) at the last change of `step`, or at the start. pid: the
+    process that reports, in its own PID namespace (`pidns`, an inode); 0: none yet. child: the process that the wrapper
+    started, as the node numbers it; 0: no wrapper. since_start: `step` counts steps since this process started.
     """
 
     __slots__ = (
@@ -67,14 +65,14 @@ class Record:
 
 
 def slot(record: Record) -> tuple[int, bytes]:
-    """Where the record belongs in the file, and its bytes."""
+    """The offset of the slot in the file, and its bytes."""
     r = record
     body = fixed(r) + MOVING.pack(r.seq, r.step, counted(r), r.changed, r.loss, r.phase)
     return (r.seq & 1) * SLOT, body + CHECK.pack(crc32(body))
 
 
 def counted(record: Record) -> int:
-    """The number of beats with the mark of what the steps count."""
+    """The number of beats, with the bit that says what steps count."""
     return record.count | SINCE_START if record.since_start else record.count
 
 
@@ -85,7 +83,7 @@ def fixed(record: Record) -> bytes:
 
 
 def newest(data: bytes) -> Record | None:
-    """The newest whole record in the file's bytes; None when there is none (not a beat file, or both slots spoilt)."""
+    """The newest whole record in the file's bytes; None if there is none (no beat file, or both slots spoilt)."""
     best: Record | None = None
     for at in (0, SLOT):
         body = data[at : at + BODY]
@@ -108,7 +106,7 @@ def read(fd: int) -> Record | None:
 
 
 def look(path: str) -> Record | None:
-    """The record in a beat file; None also when there is no such file, or it cannot be read."""
+    """The record in a beat file; None also if the file is missing or cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -122,16 +120,16 @@ def look(path: str) -> Record | None:
 
 
 def write(fd: int, record: Record) -> None:
-    """Write with a system call: for those who write once. The trainer writes through its mapping instead."""
+    """Write with a system call, for rare writers. The trainer writes through its mapping instead."""
     at, data = slot(record)
     os.pwrite(fd, data, at)
 
 
 def create(path: str, record: Record) -> int:
-    """A new beat file (0600) that replaces an earlier launch's, returned open for reading and writing.
+    """Create a beat file (0600) in place of an earlier launch's. Returns it open for reading and writing.
 
-    A rank of that launch which lives on goes on writing into its own mapping, where nobody looks any more.
-    All its bytes are written, never left as a hole: a hole in a full memory file system is a SIGBUS for who maps it.
+    A living rank of that launch keeps writing to its own mapping, which nobody reads any more. All bytes are written: a
+    hole in a full memory file system is a SIGBUS for a process that maps it.
     """
     temporary = f"{path}.{os.getpid()}.tmp"
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -150,7 +148,7 @@ def create(path: str, record: Record) -> int:
 
 
 def pid_namespace() -> int:
-    """Inode of the caller's pid namespace (0: unknown): where it differs, the same pid means two processes."""
+    """Inode of the caller's PID namespace (0: unknown): in different ones the same PID means different processes."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:

@@ -1,7 +1,7 @@
-"""The node's beat table as bytes: what the agent writes into the run directory, and everybody else reads. Pure.
+"""The node's heartbeat table as bytes: the agent writes it to the run directory, and everything else reads it. Pure.
 
-Fixed records and a CRC-32 over everything before it, little-endian. The table is replaced by rename, so a reader sees
-a whole one; the checksum is for file systems that do not keep that promise.
+Fixed-size records and a CRC-32 over everything before it, little-endian. The table is replaced by rename, so a reader
+sees a whole one; the checksum is for file systems that break that promise.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ _LETTERS = {letter.encode(): letter for letter in PROCS}
 
 
 class BadTable(ValueError):
-    """These bytes are not a whole beat table: damaged, cut short, or something else altogether."""
+    """The bytes are not a whole heartbeat table: damaged, truncated, or something else."""
 
 
-class RankBeat(NamedTuple):  # and no dataclass: an operator makes thousands of them a second
+class RankBeat(NamedTuple):  # not a dataclass: an operator makes thousands per second
     rank: int
     launch: int  # launch number within the attempt (0, 1, ...)
     step: int  # last step reported; -1: none yet
     count: int  # type: ignore[assignment]  # number of beats so far; hides the method of tuples
     age: float  # seconds since the last step change (or the rank's start), node's monotonic clock, as of the table
-    loss: float | None  # the last one told, None: none; it may be of an earlier step, see beats.client
+    loss: float | None  # the last one reported; may be of an earlier step, see heartbeat.client
     phase: str  # "start" | "step" | "checkpoint" | "restore" | "done"
     pid: int
     proc: str  # /proc state letter of the trainer: R S D T Z; "X" gone; "?" unknown
-    since_start: bool = False  # `step` counts the steps since the process started, not those of the training
+    since_start: bool = False  # `step` counts steps since the process started, not those of the training
 
 
 @dataclass(frozen=True)
 class NodeTable:
-    """`seq` grows with every rewrite: the agent's own sign of life. `closed`: its last table, it ended as told.
+    """seq: grows with every rewrite; the agent's own sign of life. closed: its last table; the agent ended normally.
 
-    alarms: how often the agent has found something that speaks against its node; it is asked for what (modulo 65536).
+    alarms: number of findings against the node (modulo 65536); the launcher asks the agent for them.
     """
 
     node: str
@@ -58,7 +58,7 @@ class NodeTable:
 
 
 def encode(table: NodeTable) -> bytes:
-    """Raises ValueError for what a table cannot hold (an unknown phase or letter, a name too long)."""
+    """Raises ValueError for values that do not fit (an unknown phase or letter, a name that is too long)."""
     node, attempt = table.node.encode(), table.attempt.encode()
     try:
         alarms = table.alarms % _ALARMS
@@ -76,7 +76,7 @@ def encode(table: NodeTable) -> bytes:
 
 
 def decode(data: bytes) -> NodeTable:
-    """Raises BadTable for anything that `encode` has not made."""
+    """Raises BadTable for anything that `encode` does not make."""
     if len(data) < _HEAD.size + _CRC.size:
         raise BadTable(f"{len(data)} bytes: shorter than an empty beat table")
     body, check = data[: -_CRC.size], data[-_CRC.size :]
@@ -91,12 +91,12 @@ def decode(data: bytes) -> NodeTable:
         attempt = body[_HEAD.size + node_len : names].decode()
         ranks = tuple(map(_rank, _RANK.iter_unpack(body[names:])))
     except (UnicodeDecodeError, IndexError) as error:
-        raise BadTable(f"nonsense in a beat table: {error}") from None
+        raise BadTable(f"invalid text in a beat table: {error}") from None
     return NodeTable(node, attempt, seq, ranks, bool(closed), alarms)
 
 
-def _rank(told: tuple[int, int, int, int, float, float, int, int, bytes]) -> RankBeat:
-    rank, launch, step, count, age, loss, phase, pid, proc = told
+def _rank(row: tuple[int, int, int, int, float, float, int, int, bytes]) -> RankBeat:
+    rank, launch, step, count, age, loss, phase, pid, proc = row
     letter = _LETTERS.get(proc)
     if letter is None:
         raise BadTable(f"unknown process state {proc!r}")
@@ -107,11 +107,11 @@ def _rank(told: tuple[int, int, int, int, float, float, int, int, bytes]) -> Ran
 def reached(beats: Iterable[RankBeat]) -> tuple[int, bool]:
     """The step that every rank has reached (-1: none), and whether it counts from the start of the processes.
 
-    Ranks that tell the training's own step are believed before those that count.
+    Ranks that report the training's own step take precedence over ranks that count.
     """
-    told = list(beats)
-    own = [r.step for r in told if r.step >= 0 and not r.since_start]
-    counted = any(r.step >= 0 and r.since_start for r in told)
+    rows = list(beats)
+    own = [r.step for r in rows if r.step >= 0 and not r.since_start]
+    counted = any(r.step >= 0 and r.since_start for r in rows)
     if own and counted:
         return min(own), False
-    return min((r.step for r in told), default=-1), counted
+    return min((r.step for r in rows), default=-1), counted

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from transom_cli.ckpt.schedule.coming import Coming
-from transom_cli.ckpt.underway import CHECKING, WRITING, Part
+from transom_cli.ckpt.progress import CHECKING, WRITING, Part
+from transom_cli.ckpt.schedule.plan import NextSaves
 from transom_cli.core import events as ev
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.operator.actions import Examine, Isolate, Probe
@@ -130,7 +130,7 @@ def _part_title(part: Part, directory: str) -> tuple[str, str]:
 
 
 def planned_saves(
-    coming: Coming, step: int, step_time: float | None, stepped: float | None, now: float
+    coming: NextSaves, step: int, step_time: float | None, stepped: float | None, now: float
 ) -> tuple[PlannedSave | None, PlannedSave | None]:
     """Return the next save and the next save to disk; None if unknown or too frequent to announce.
 

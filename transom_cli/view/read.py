@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transom_cli.ckpt.schedule.coming import Coming
+from transom_cli.ckpt.progress import Part, combined
+from transom_cli.ckpt.schedule.plan import NextSaves
 from transom_cli.ckpt.snapshot.account import newest_whole
 from transom_cli.ckpt.snapshot.status import newest_attempt, read_all
 from transom_cli.ckpt.underway import Part, joined
@@ -142,7 +143,7 @@ class Memory:
     committed: float | None = None
     protection: str = ""
     schedule: str = ""
-    coming: Coming | None = None
+    coming: NextSaves | None = None
     parts: tuple[Part, ...] = ()
     directory: str = ""
 
@@ -176,7 +177,7 @@ def read_memory(run: RunDir, state: State, now: float) -> Memory:
         protection="" if one is None else one.protection,
         schedule="" if first is None else first.rhythm,
         coming=None if first is None else first.coming,
-        parts=joined(part for account in accounts for part in account.under_way),
+        parts=combined(part for account in accounts for part in account.under_way),
         directory=accounts[0].directory if accounts else "",
     )
 

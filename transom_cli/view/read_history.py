@@ -12,7 +12,7 @@ from typing import Any
 from transom_cli import __version__
 from transom_cli.core.goodput.account import Loss, Point, goodput_series, step_times
 from transom_cli.files import json_lines
-from transom_cli.heartbeat.spent import BadSpent, NodeSpent, decode
+from transom_cli.heartbeat.step_breakdown import BadStepBreakdown, NodeSteps, decode
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.attempt_files import read_losses
 from transom_cli.supervise.handoff_record import attempt_numbers
@@ -148,12 +148,12 @@ def _last_loss(attempt: AttemptDir) -> Iterator[Loss]:
         yield Loss(attempt.name, rank.launch, 0.0, rank.loss_step, rank.loss if rank.loss is not None else 0.0)
 
 
-def _step_breakdowns(attempt: AttemptDir) -> Iterator[NodeSpent]:
+def _step_breakdowns(attempt: AttemptDir) -> Iterator[NodeSteps]:
     """Read a few nodes: the lowest ranks are on the first nodes of a launch, whose names usually sort first."""
     for path in sorted(attempt.nodes.glob("*.spent"))[:4]:
         try:
             yield decode(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, BadSpent):
+        except (OSError, UnicodeDecodeError, BadStepBreakdown):
             continue
 
 

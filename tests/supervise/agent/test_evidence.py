@@ -16,7 +16,7 @@ import pytest
 from agent_ranks import NODE, SLEEP, UP, Ranks, wait_for
 
 from transom_cli.core import stacks
-from transom_cli.heartbeat.places import flight_prefix
+from transom_cli.heartbeat.paths import flight_prefix
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.agent import evidence, flight_recorder, procfs, pyspy
 
@@ -230,11 +230,11 @@ def test_what_is_no_dump_is_not_copied(ranks: Ranks, folder: Path, monkeypatch: 
 
 
 def test_dumps_go_with_the_beats_folder(ranks: Ranks) -> None:
-    from transom_cli.heartbeat import places
+    from transom_cli.heartbeat import paths
 
-    os.close(places.enter(str(ranks.beats)))
+    os.close(paths.enter(str(ranks.beats)))
     Dumps(ranks).path("3").write_bytes(b"x")
-    assert places.discard(str(ranks.beats))
+    assert paths.discard(str(ranks.beats))
     assert not ranks.beats.exists()
 
 

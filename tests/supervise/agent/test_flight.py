@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from agent_ranks import NODE, SLEEP, Ranks
 
-from transom_cli.heartbeat.places import flight_prefix
+from transom_cli.heartbeat.paths import flight_prefix
 from transom_cli.layout import AttemptDir
 from transom_cli.rpc.verbs import Call
 from transom_cli.supervise.agent import evidence, flight_recorder

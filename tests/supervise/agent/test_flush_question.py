@@ -23,9 +23,9 @@ from transom_cli.supervise.agent.termination import Ended, end_launch
 from transom_cli.supervise.agent.verbs import Answers
 
 LISTENS = """
-from transom_cli.ckpt.save import keeper, orders
-keeper.ORDER_WAIT = 600.0
-ear = orders.attend()
+from transom_cli.ckpt.save import final_checkpoint
+final_checkpoint.REQUEST_WAIT = 600.0
+ear = final_checkpoint.listen()
 ear.at(%d)
 """
 TRAINS = LISTENS + "up()\ntime.sleep(600)\n"
@@ -139,6 +139,6 @@ def test_a_folder_that_has_gone_costs_the_grace_only(ranks: Ranks) -> None:
 
 def test_a_second_process_of_a_rank_does_not_take_its_place(line: Client, ranks: Ranks) -> None:
     asks = "import subprocess\nsubprocess.run([sys.executable, '-c', sys.argv[1]], check=True)\n"
-    other = "from transom_cli.ckpt.save import orders; assert orders.attend() is None"
+    other = "from transom_cli.ckpt.save import final_checkpoint; assert final_checkpoint.listen() is None"
     ranks.command([sys.executable, "-c", UP + LISTENS % 40 + asks + "up()\ntime.sleep(600)", other])
     assert ask(line) == told([3], 40, [3])

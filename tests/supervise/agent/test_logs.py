@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from transom_cli.diagnose.logs import matches
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.supervise.agent.logs import LOOK, Follower, names, read_cause, rulebook
 
@@ -70,8 +70,8 @@ def test_which_logs_are_this_nodes(tmp_path: Path) -> None:
     rows = (row(4), row(5), row(6, launch=1))
     assert names(str(tmp_path), 0, rows) == ["rank-4.log", "rank-5.log"]
     assert names(str(tmp_path / "none"), 1, rows) == ["rank-6.log"]
-    places.mark_torchrun(str(tmp_path), 0, "2")
-    places.mark_torchrun(str(tmp_path), 0, "2")
+    paths.mark_torchrun(str(tmp_path), 0, "2")
+    paths.mark_torchrun(str(tmp_path), 0, "2")
     assert names(str(tmp_path), 0, rows) == ["node-2.log"]
     assert names(str(tmp_path), 1, rows) == ["rank-6.log"], "of another launch"
 

@@ -10,7 +10,7 @@ import pytest
 from report_parsed import Page
 from view_made import JOB, NOW, Made
 
-from transom_cli.heartbeat.spent import NodeSpent, RankSpent, encode
+from transom_cli.heartbeat.step_breakdown import NodeSteps, RankSteps, encode
 from transom_cli.layout import RunDir
 from transom_cli.view import read_history as gathering
 from transom_cli.view.read_history import read_report
@@ -24,8 +24,8 @@ def test_the_newest_loss_of_the_lowest_rank_of_the_newest_launch(tmp_path: Path)
     one = made(tmp_path).found("gpu000", "k", "pass", "well")
     attempt = one.run.attempt(JOB, 0)
     for node, ranks in (("gpu000", [(0, 0, 9.0), (1, 1, 2.0)]), ("gpu001", [(2, 1, 3.0)])):
-        told = tuple(RankSpent(rank, launch, 7, 0.0, loss_step=7, loss=loss) for rank, launch, loss in ranks)
-        attempt.spent(node).write_text(encode(NodeSpent(node, attempt.name, told)))
+        told = tuple(RankSteps(rank, launch, 7, 0.0, loss_step=7, loss=loss) for rank, launch, loss in ranks)
+        attempt.spent(node).write_text(encode(NodeSteps(node, attempt.name, told)))
     attempt.spent("gpu002").write_text("{")
     last = read_report(one.run).last
     assert [(loss.launch, loss.step, loss.loss) for loss in last] == [(1, 7, 2.0)]

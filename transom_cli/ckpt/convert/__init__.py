@@ -1,1 +1,1 @@
-"""Checkpoints to and from single files of other formats."""
+"""Export checkpoints to files, and import files as checkpoints."""

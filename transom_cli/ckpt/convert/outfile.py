@@ -1,4 +1,4 @@
-"""One file that appears whole or not at all: written beside its place, fsynced, then given its name. No torch."""
+"""Write a file atomically: written beside its place, fsynced, then renamed. No torch."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from transom_cli.errors import UsageError
 from transom_cli.files import fsync_dir
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
-_PIECE = 16 << 20  # bytes written at a time: the checksum's pass over them stays in the cache's reach
+_PIECE = 16 << 20  # bytes written at a time: small enough that the checksum reads them from the cache
 
 
 def refuse_taken(out: Path, *, force: bool) -> None:
-    """Raises UsageError when `out` is there and may not be replaced: devices and folders never may. And OSError."""
+    """Raise UsageError if `out` exists and may not be replaced; devices and directories never may. Raises OSError."""
     try:
         out.lstat()
     except FileNotFoundError:
         return
     if not out.is_file():
-        raise UsageError(f"{out} is there, and is not a regular file", hint="give another file")
+        raise UsageError(f"{out} exists and is not a regular file", hint="give another file")
     if not force:
         raise UsageError(f"{out} exists already", hint="give another file, or --force to replace this one")
 
 
 @contextlib.contextmanager
 def appearing(out: Path, *, force: bool) -> Iterator[BinaryIO]:
-    """A new file, open for reading and writing, that becomes `out` when the block ends well.
+    """A new file, open for reading and writing, that becomes `out` when the block succeeds; otherwise it is removed.
 
-    Otherwise it is removed. Raises FileExistsError when something has come to be at `out` meanwhile and `force` is not
-    given, and other OSErrors as they come.
+    Raises FileExistsError if `out` was created meanwhile and `force` is not given, and other OSErrors.
     """
     partial = out.parent / f".transom-{os.getpid()}-{secrets.token_hex(4)}.partial"
     file = partial.open("xb+")
@@ -54,7 +53,7 @@ def appearing(out: Path, *, force: bool) -> Iterator[BinaryIO]:
 
 
 def _name(partial: Path, out: Path) -> None:
-    """A link never replaces anything, a rename would. Where there are no links, a moment's look must do."""
+    """Name the file without replacing another: by a hard link, or by a check and a rename if links are unsupported."""
     try:
         os.link(partial, out)
     except OSError as error:

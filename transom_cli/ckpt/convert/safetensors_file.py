@@ -1,8 +1,8 @@
 """safetensors files: written tensor by tensor, read by the safetensors library.
 
-The library writes only what is in memory as a whole, so the header is made here: eight bytes of length, then JSON with
-a type, a shape and a place for each tensor (https://huggingface.co/docs/safetensors). The library reads it back
-before the file gets its name. What import needs is told in the header's metadata, under `transom`.
+The library can only write what is in memory as a whole, so the header is made here: eight bytes of length, then JSON
+with a type, a shape and offsets for each tensor (https://huggingface.co/docs/safetensors). The library reads it back
+before the file gets its name. The header's metadata holds what an import needs, under `transom`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from transom_cli.ckpt.convert.outfile import write_at
+from transom_cli.ckpt.convert.torch_file import raw
 from transom_cli.ckpt.failures import BadFile
-from transom_cli.ckpt.restore.whole import raw
 from transom_cli.ckpt.tree import Path as TreePath
 from transom_cli.ckpt.tree import Paths
 from transom_cli.errors import UsageError
@@ -36,27 +36,32 @@ _TYPES = {
 
 
 @dataclass(frozen=True)
-class Told:
-    """What an export says in the file of the state that it is from."""
+class ExportRecord:
+    """What an export records in the file about its state."""
 
     step: int
-    paths: Paths  # where each tensor stood
-    partial: tuple[str, ...]  # entries of which other values were left out
+    paths: Paths  # path of each tensor
+    partial: tuple[str, ...]  # entries whose other values were left out
 
 
-def write(file: BinaryIO, tensors: dict[str, torch.Tensor], told: Told, read: Callable[[str], torch.Tensor]) -> None:
-    """`tensors`: placeholders, for their shapes and types. `read` gives a key's contiguous tensor; one is held at a
-    time. Raises UsageError for a type that safetensors does not know, BadFile and OSError.
+def write(
+    file: BinaryIO, tensors: dict[str, torch.Tensor], record: ExportRecord, read: Callable[[str], torch.Tensor]
+) -> None:
+    """Write tensors one at a time. Raises UsageError for a type that safetensors lacks, BadFile and OSError.
+
+    Args:
+        tensors: placeholders, for shapes and types.
+        read: returns the contiguous tensor of a key.
     """
     foreign = [f"{key} ({_short(t.dtype)})" for key, t in tensors.items() if t.dtype not in _TYPES]
     if foreign:
         raise UsageError(
             "safetensors has no such types", ", ".join(foreign), "export as a torch file, or choose parts with --only"
         )
-    about = {"schema": SCHEMA, "step": told.step, "paths": told.paths, "partial": told.partial}
+    about = {"schema": SCHEMA, "step": record.step, "paths": record.paths, "partial": record.partial}
     header: dict[str, Any] = {"__metadata__": {"format": "pt", "transom": json.dumps(about)}}
     end = 0
-    for key in sorted(tensors, key=lambda key: -tensors[key].itemsize):  # wide types first, so that each is aligned
+    for key in sorted(tensors, key=lambda key: -tensors[key].itemsize):  # wide types first keeps each aligned
         start, end = end, end + tensors[key].nbytes
         shape = list(tensors[key].shape)
         header[key] = {"dtype": _TYPES[tensors[key].dtype], "shape": shape, "data_offsets": [start, end]}
@@ -72,10 +77,10 @@ def write(file: BinaryIO, tensors: dict[str, torch.Tensor], told: Told, read: Ca
         raise BadFile("The safetensors library does not find in the file what was written to it")
 
 
-def read(path: Path) -> tuple[dict[str, torch.Tensor], Told | None]:
-    """The tensors, whose bytes are read when they are used, and what a file of ours tells. Raises BadFile, OSError."""
+def read(path: Path) -> tuple[dict[str, torch.Tensor], ExportRecord | None]:
+    """Read the tensors (lazily), and the record of an export of ours or None. Raises BadFile and OSError."""
     with path.open("rb"):
-        pass  # a file that cannot be opened is told by the system's own words
+        pass  # report the system's own error if it cannot be opened
     opened = _opened(path)
     try:
         tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
@@ -92,7 +97,7 @@ def _opened(path: Path) -> Any:
         raise BadFile(f"{path} is no safetensors file, or is damaged", str(error)) from None
 
 
-def _decoded(path: Path, about: str, keys: set[str]) -> Told:
+def _decoded(path: Path, about: str, keys: set[str]) -> ExportRecord:
     try:
         body = json.loads(about)
         if body["schema"] != SCHEMA:
@@ -104,13 +109,13 @@ def _decoded(path: Path, about: str, keys: set[str]) -> Told:
         paths: dict[str, TreePath] = {key: tuple(body["paths"][key]) for key in keys}
         if not all(map(_is_place, paths.values())):
             raise ValueError
-        return Told(int(body["step"]), paths, tuple(map(str, body["partial"])))
+        return ExportRecord(int(body["step"]), paths, tuple(map(str, body["partial"])))
     except (ValueError, KeyError, TypeError):
         raise BadFile(f"{path} does not say where its tensors belong", "its header's `transom` is damaged") from None
 
 
 def _is_place(path: TreePath) -> bool:
-    """An entry's name, then keys and places in lists; those are bounded, for a list is made as long as they say."""
+    """Whether it is an entry's name, then keys and list indices, which are bounded: lists are made that long."""
     steps = all(type(step) is str or (type(step) is int and 0 <= step < 1 << 20) for step in path)
     return steps and bool(path) and type(path[0]) is str
 

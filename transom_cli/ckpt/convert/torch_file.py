@@ -1,8 +1,8 @@
-"""Torch files: written without holding their tensors in memory, and read without running code.
+"""Torch files: written without holding all tensors in memory, and read without running code.
 
-torch.save lays the file out first, with holes where the tensors' bytes belong (`skip_data`); then one tensor after the
-other is written into its hole, with the checksum that a zip archive keeps of it. What comes out is what torch.save
-would have made of the whole state.
+torch.save lays out the file with holes for the tensors' bytes (`skip_data`). Then one tensor after the other is written
+into its hole, with the checksum that the zip archive keeps. The result is what torch.save would write for the whole
+state.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ import torch
 
 from transom_cli.ckpt.convert.outfile import write_at
 from transom_cli.ckpt.failures import BadFile
-from transom_cli.ckpt.restore.whole import raw
 from transom_cli.errors import TransomError
 
 _RECORD = re.compile(r".*/data/([0-9]+)")
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
-_LOCAL_HEADER, _CENTRAL_HEADER, _DESCRIPTOR = 30, 46, b"PK\x07\x08"  # sizes, and the mark of a checksum after data
+_LOCAL_HEADER, _CENTRAL_HEADER, _DESCRIPTOR = 30, 46, b"PK\x07\x08"  # sizes, and the marker of a checksum after data
 _PIECE = 4 << 20  # bytes
 
 
 def write(file: BinaryIO, tree: Any, lazy: dict[int, str], read: Callable[[str], torch.Tensor]) -> None:
-    """Write `tree` as torch.save does. `lazy`: id of each placeholder tensor in it -> the key that `read` takes.
+    """Write `tree` as torch.save does, one tensor at a time. Raises OSError.
 
-    `read` returns a contiguous CPU tensor of the placeholder's shape and type, which has its storage alone; one at a
-    time is held. Other tensors in `tree` are written as they are. Raises OSError.
+    Args:
+        lazy: maps the id of each placeholder tensor in `tree` to a key. Other tensors are written as they are.
+        read: returns the tensor of a key: contiguous, on the CPU, with the placeholder's shape and type, and alone in
+            its storage.
     """
     storages: dict[int, tuple[torch.UntypedStorage, str | None]] = {}
 
@@ -43,7 +44,7 @@ def write(file: BinaryIO, tree: Any, lazy: dict[int, str], read: Callable[[str],
         def reducer_override(self, value: object) -> Any:
             if isinstance(value, torch.Tensor):
                 storage = value.untyped_storage()
-                storages.setdefault(storage._cdata, (storage, lazy.get(id(value))))  # torch numbers them like this
+                storages.setdefault(storage._cdata, (storage, lazy.get(id(value))))  # torch numbers them in this order
             return NotImplemented
 
     with torch.serialization.skip_data():
@@ -59,12 +60,12 @@ def write(file: BinaryIO, tree: Any, lazy: dict[int, str], read: Callable[[str],
         record = records[number]
         checksums[record.filename] = _fill(
             file.fileno(), record, storage if key is None else read(key).untyped_storage()
-        )  # no name for it: it would live on while the next one is read
+        )  # without a variable: it would stay alive while the next one is read
     _set_checksums(file.fileno(), entries, directory, checksums)
 
 
 def _fill(descriptor: int, record: zipfile.ZipInfo, source: torch.UntypedStorage) -> int:
-    """Write a record's bytes, and their checksum behind them. Returns the checksum."""
+    """Write a record's bytes, followed by their checksum. Returns the checksum."""
     header = os.pread(descriptor, _LOCAL_HEADER, record.header_offset)
     start = record.header_offset + _LOCAL_HEADER + sum(struct.unpack_from("<HH", header, 26))
     if source.nbytes() != record.file_size:
@@ -77,7 +78,7 @@ def _fill(descriptor: int, record: zipfile.ZipInfo, source: torch.UntypedStorage
 
 
 def _set_checksums(descriptor: int, entries: list[zipfile.ZipInfo], at: int, checksums: dict[str, int]) -> None:
-    """The archive's directory, at its end, has them too."""
+    """Write the checksums into the archive's directory at its end."""
     for entry in entries:
         header = os.pread(descriptor, _CENTRAL_HEADER, at)
         if entry.filename in checksums:
@@ -96,11 +97,11 @@ def read(path: Path) -> Any:
         if zipped:
             _compare_checksums(path)
         with warnings.catch_warnings(), torch.serialization.safe_globals(_numpy_data()):
-            warnings.simplefilter("ignore")  # of torch, on how it reads old files
+            warnings.simplefilter("ignore")  # torch warns about how it reads old files
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except OSError:
         raise
-    except Exception as error:  # whatever its bytes make torch and zipfile raise
+    except Exception as error:  # whatever torch and zipfile raise for damaged bytes
         found = _GLOBAL.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if found:
             raise BadFile(
@@ -112,7 +113,7 @@ def read(path: Path) -> Any:
 
 
 def _numpy_data() -> list[Any]:
-    """What a numpy array of numbers is pickled with: numpy's random state is one. Without it, no numpy is needed."""
+    """The names that numpy pickles arrays of numbers with, such as its random state. Empty without numpy."""
     try:
         import numpy as np
     except ImportError:
@@ -135,3 +136,9 @@ def _unknown_layout() -> TransomError:
         f"torch {torch.__version__} lays out its files in a way that this transom does not know",
         hint="export as safetensors (--format safetensors), or with another version of torch",
     )
+
+
+def raw(storage: torch.UntypedStorage) -> memoryview:
+    """The bytes of a CPU storage, without a copy."""
+    data: Any = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return memoryview(data)

@@ -1,1 +1,1 @@
-"""From what is left after a fault to the trainer's tensors."""
+"""Restore: choose a checkpoint, verify it, and load it into the trainer's tensors."""

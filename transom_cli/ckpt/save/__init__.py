@@ -1,1 +1,1 @@
-"""From the trainer's tensors to a checkpoint that counts."""
+"""Save: copy the state into memory, commit it on all ranks, and make it durable."""

@@ -1,9 +1,10 @@
-"""A Checkpointer's saves: the copy that the trainer waits for, and in the background what makes it count and last."""
+"""The saves of a Checkpointer: the copy that the trainer waits for, then the commit and the write in the background."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -12,170 +13,208 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from transom_cli.ckpt.asked import Asked
-from transom_cli.ckpt.failures import RanksDiffer, SaveFailed
+from transom_cli.ckpt.failures import RanksDiffer, SaveFailed, describe
 from transom_cli.ckpt.names import step_name
-from transom_cli.ckpt.ranks import Ranks
-from transom_cli.ckpt.save.alike import Proof, prove, shared
-from transom_cli.ckpt.save.engine import FAILURES, Compared, Writer, Written, describe
-from transom_cli.ckpt.save.image import Layout, Signature, Snapshot, local_plan
-from transom_cli.ckpt.save.overlap import Later
-from transom_cli.ckpt.save.pickles import Pickles
+from transom_cli.ckpt.options import Options
+from transom_cli.ckpt.ranks import FAILURES, Ranks
+from transom_cli.ckpt.save.commit import DURABLE, PROTECTED, Committed, Committer, Comparison
+from transom_cli.ckpt.save.fast_copy import COMPILE_FROM
+from transom_cli.ckpt.save.layout import Layout, Signature, local_plan
+from transom_cli.ckpt.save.replicas import Proof, prove, shared
+from transom_cli.ckpt.save.serialize import Serializer
 from transom_cli.ckpt.save.snapshots import Snapshots
-from transom_cli.ckpt.save.staging import NOTHING, Stager
-from transom_cli.ckpt.save.streaming import WORTH
-from transom_cli.ckpt.save.telling import IN_MEMORY, ON_DISK, Telling
-from transom_cli.ckpt.schedule.coming import Coming
-from transom_cli.ckpt.schedule.lasting import Lasting, Saving
-from transom_cli.ckpt.schedule.meeting import Meeting
-from transom_cli.ckpt.schedule.schedule import Every
-from transom_cli.ckpt.snapshot.persist import RESERVED as DURABLE
-from transom_cli.ckpt.snapshot.protect import RESERVED as PROTECTED
-from transom_cli.ckpt.snapshot.protection import NONE
+from transom_cli.ckpt.save.staging import NOTHING, Later, Snapshot, Stager
+from transom_cli.ckpt.save.status import IN_MEMORY, ON_DISK, StatusReporter
+from transom_cli.ckpt.schedule.plan import NextSaves
+from transom_cli.ckpt.schedule.schedule import Agreement, Every
 from transom_cli.ckpt.state import State
 from transom_cli.ckpt.tree import Flat, Paths
 from transom_cli.heartbeat.client import phase
 
-_LONG = 0.5  # seconds of waiting that are worth a word
+_LONG = 0.5  # seconds: a longer wait for the previous save is reported
+
+
+class Save:
+    """One save.
+
+    over: set when nothing more happens to it: it is durable, need not be, or has failed. compared: set when the ranks
+    have compared their replicas, to the error if they differ.
+    """
+
+    def __init__(self, step: int, requested: bool) -> None:
+        self.step, self.requested = step, requested
+        self.began = time.monotonic()
+        self.over: Future[None] = Future()
+        self.compared: Future[RanksDiffer | None] = Future()
 
 
 class Saver:
-    """For the training's thread. All ranks make the same calls in the same order.
+    """Runs saves. Called from the training thread; all ranks make the same calls in the same order.
 
-    `saved`: the newest step that counts; `durable`: the newest that is durable. `last_error`: why the last save failed.
+    saved: step of the newest committed checkpoint. durable: of the newest durable one. last_error: why the last save
+    failed.
     """
 
     def __init__(
-        self, asked: Asked, ranks: Ranks, state: State, schedule: Every, snapshots: Snapshots,
-        say: Callable[[str], None], pickles: Pickles,
+        self, options: Options, ranks: Ranks, state: State, schedule: Every, snapshots: Snapshots,
+        say: Callable[[str], None], serializer: Serializer,
     ) -> None:  # fmt: skip
-        self._asked, self._ranks, self._state, self._schedule = asked, ranks, state, schedule
+        self._options, self._ranks, self._state, self._schedule = options, ranks, state, schedule
         self._snapshots, self._say = snapshots, say
         self.saved: int | None = None
         self.durable: int | None = None
         self.last_error: SaveFailed | None = None
-        self._telling = Telling(asked.directory, first=ranks.first)
-        self._stager = Stager(snapshots.arena, pickles, first=ranks.first)
-        if snapshots.lent_bytes >= WORTH:  # to be restored from, most likely
+        self._status = StatusReporter(options.directory, first=ranks.first)
+        self._stager = Stager(snapshots.buffer, serializer, first=ranks.first)
+        if snapshots.lent_bytes >= COMPILE_FROM:  # a restore from memory will most likely need the fast copy
             self._stager.warm()
-        self._writer = Writer(schedule.writers(ranks), asked.attempt, self._stager, snapshots)
-        self._lasting = Lasting(snapshots, self._ended)
+        self._committer = Committer(options, schedule.writers(ranks), schedule, self._stager, snapshots)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="transom-ckpt")
         self._running: Future[None] | None = None
         self._running_step = -1
-        self._done = 0  # steps behind, when it was last asked for anything
-        self._told_to_wait = False
-        self._proven: Signature | None = None  # of what the ranks were last found to hold the same
-        self._proven_as: Signature | None = None  # the whole signature that it is part of
+        self._done = 0  # the last finished step that the trainer reported
+        self._becoming_durable: list[Save] = []
+        self._reported_wait = False
+        self._proven: Signature | None = None  # replicas of this signature were found equal on all ranks
+        self._proven_as: Signature | None = None  # the whole signature that it belongs to
         self._refusal: RanksDiffer | None = None  # not raised yet
         self._noted: set[str] = set()
-        self._hook = register_optimizer_step_pre_hook(self._join) if asked.overlapped else None
-        schedule.changed = self._replan
+        self._hook = register_optimizer_step_pre_hook(self._join) if options.overlapped else None
+
+    # Called by the trainer
 
     def resumed(self, step: int, *, durable: bool) -> None:
-        """The training goes on from `step`, which was restored."""
+        """Training continues from the restored `step`."""
         self.saved, self.durable = step, step if durable else None
-        self._telling.began(step, durable=durable)
+        self._status.began(step, durable=durable)
         self._proven, self._proven_as = None, None
         if not durable:
-            self._asked.rule.hurry()
+            self._options.rule.hurry()
 
-    def wait(self) -> None:
-        """Until nothing is being written, and no old checkpoint removed."""
-        self.settle()
-        self._lasting.wait()
-        self._snapshots.tidied()
+    def prepare(self, done: int, *, begins: bool = False) -> None:
+        """Plan and allocate memory for the next save, after `done` steps: after restore(), and at the first save().
+
+        Args:
+            begins: training starts from the beginning. Then wait for the memory now, so that no save has to.
+        """
+        self.wait()
+        read, to_come = None, 0
+        with contextlib.suppress(Exception):  # the save will fail for the same reason, and report it
+            read, to_come = self._state.shapes(), self._state.to_come
+        self._snapshots.awaited = begins
+        self._done = done
+        self._running = self._thread.submit(self._prepare, read, to_come)
+        self._running_step = -1
+        if begins:
+            self._running.result()
+            self._snapshots.awaited = False
+
+    def start(self, step: int, requested: bool, together: bool = True) -> Save | None:
+        """Copy the state and start the commit of `step` in the background. None if `step` is saved already.
+
+        Args:
+            requested: make it durable in any case.
+            together: all ranks save this step, not only those that saw a request for a final checkpoint in time.
+
+        Raises:
+            RanksDiffer: on all ranks, in this save or the next one.
+        """
+        with phase("checkpoint"):
+            self._report_long_wait(step)
+            self.settle()
+            self._raise_refusal()
+            if step == self.saved:
+                self.wait_durable(step)
+            if step == self.saved and (step == self.durable or not requested):
+                return None
+            save = Save(step, requested)
+            if step == self.saved:
+                self._make_durable(save)
+                return save
+            snapshot, proof, trouble, proving = None, None, "", 0.0
+            try:
+                later = Later(self._state.stepped(), self._options.prove) if self._hook is not None else NOTHING
+                flat, paths = self._state.to_save()
+                snapshot = self._stager.take(flat, paths, later)
+                begun = time.monotonic()
+                proof = self._proof(flat, snapshot.layout)
+                proving = time.monotonic() - begun
+            except Exception as error:
+                trouble = f"the state could not be copied: {describe(error)}"
+            # checksums are made only for the first save, so they do not count as the cost of a save
+            stall = None if trouble else time.monotonic() - save.began - proving
+            agreement = self._schedule.copied(step, stall, self._durable_pending)
+            self._running_step = self._done = step
+            self._running = self._thread.submit(self._commit_and_persist, save, snapshot, trouble, agreement, proof)
+            if proof is not None and together:
+                save.compared.result()
+                self._raise_refusal()
+        return save
 
     def finish(self) -> None:
-        """Make the newest snapshot durable if it is not."""
+        """Make the newest committed checkpoint durable."""
         self.settle()
         if self.saved is not None and self.saved != self.durable:
-            self._lasting.wait()
+            self.wait_durable()
             if self.saved is not None and self.saved != self.durable:
-                self._make_durable(Saving(self.saved, asked=True))
+                self._make_durable(Save(self.saved, requested=True))
+
+    def wait(self) -> None:
+        """Wait until nothing is being written, and no old checkpoint is being deleted."""
+        self.settle()
+        self.wait_durable()
+        self._snapshots.tidied()
+
+    def settle(self) -> None:
+        """Wait until the last save is committed or has failed."""
+        self._stager.join()
+        if self._running is not None:
+            self._running.result()
+            self._running = None
+
+    def wait_durable(self, step: int | None = None) -> None:
+        """Wait until nothing, or not `step`, is being made durable."""
+        for save in list(self._becoming_durable):
+            if step in (None, save.step):
+                save.over.result()
+
+    def publish_plan(self) -> None:
+        """The schedule has changed: publish the new plan in the background."""
+        self._running = self._thread.submit(self._publish_plan)
+
+    @property
+    def writing(self) -> bool:
+        committing = self._running_step >= 0 and self._running is not None and not self._running.done()
+        return committing or self._durable_pending
 
     def close(self) -> None:
         if self._hook is not None:
             self._hook.remove()
         self._thread.shutdown()
         self._stager.close()
-        self._telling.close()
+        self._status.close()
 
     @property
-    def writing(self) -> bool:
-        committing = self._running_step >= 0 and self._running is not None and not self._running.done()
-        return committing or self._lasting.busy
-
-    def settle(self) -> None:
-        """Wait until the last save counts, or has failed to."""
-        self._stager.join()
-        if self._running is not None:
-            self._running.result()
-            self._running = None
+    def _durable_pending(self) -> bool:
+        return any(not save.over.done() for save in self._becoming_durable)
 
     def _join(self, *_: Any) -> None:
-        """Before a step of any optimizer."""
+        """Hook before each optimizer step: wait for the rest of an overlapped copy."""
         if self._stager.copying:
-            with phase("checkpoint"):  # a rank that waits here is not hanging in its own step
+            with phase("checkpoint"):  # a rank that waits here does not hang in its own step
                 self._stager.join()
 
-    def prepare(self, done: int, *, begins: bool = False) -> None:
-        """After restore(), and at the first call of save(), when the optimizers have their state: all ranks make these
-        calls alike, with `done` steps behind. The memory is made while training goes on, or first, of one that
-        `begins`."""
-        self.wait()
-        read, to_come = None, 0
-        with contextlib.suppress(Exception):  # the save will fail of it, and say so
-            read, to_come = self._state.shapes(), self._state.to_come
-        self._snapshots.awaited = begins
-        self._done = done
-        self._running = self._thread.submit(self._get_ready, read, to_come)
-        self._running_step = -1
-        if begins:
-            self._running.result()
-            self._snapshots.awaited = False
-
-    def start(self, step: int, asked: bool, together: bool = True) -> Saving | None:
-        """`asked`: it is to be durable in any case. `together`: all ranks save this step, and not those alone that have
-        heard of an order in time. Raises RanksDiffer, on all ranks alike, then or at the next save."""
-        with phase("checkpoint"):
-            if self._running is not None and not self._told_to_wait and not wait([self._running], _LONG).done:
-                self._told_to_wait = True
-                what = "its memory is being made"
-                if self._running_step >= 0:
-                    what = f"{step_name(self._running_step)} and those before it are being written"
-                self._say(f"save({step}) waits: {what}")
-            self.settle()
-            self._raise_refusal()
-            if step == self.saved:
-                self._lasting.wait(step)
-            if step == self.saved and (step == self.durable or not asked):
-                return None
-            saving = Saving(step, asked)
-            if step == self.saved:
-                self._make_durable(saving)
-                return saving
-            snapshot, proof, trouble, proving = None, None, "", 0.0
-            try:
-                later = Later(self._state.stepped(), self._asked.prove) if self._hook is not None else NOTHING
-                read = self._state.to_save()
-                snapshot = self._stager.take(*read, later)
-                begun = time.monotonic()
-                proof = self._proof(read[0], snapshot.layout)
-                proving = time.monotonic() - begun
-            except Exception as error:
-                trouble = f"the state could not be copied: {describe(error)}"
-            stall = None if trouble else time.monotonic() - saving.began - proving  # of each save, and not of the first
-            meeting = self._schedule.copied(step, stall, self._lasting.busy)
-            self._running_step = self._done = step
-            self._running = self._thread.submit(self._write, saving, snapshot, trouble, meeting, proof)
-            if proof is not None and together:
-                saving.compared.result()
-                self._raise_refusal()
-        return saving
+    def _report_long_wait(self, step: int) -> None:
+        if self._running is None or self._reported_wait or wait([self._running], _LONG).done:
+            return
+        self._reported_wait = True
+        what = "its memory is being allocated"
+        if self._running_step >= 0:
+            what = f"{step_name(self._running_step)} and those before it are being written"
+        self._say(f"save({step}) waits: {what}")
 
     def _proof(self, flat: Flat, layout: Layout) -> Proof | None:
-        """Checksums for the other ranks, where they have not been compared since the state changed its shape."""
+        """Checksums of the replicas, unless they were compared since the state last changed shape."""
         if self._ranks.size == 1 or layout.signature is self._proven_as:
             return None
         about = shared(layout.signature)
@@ -183,17 +222,6 @@ class Saver:
             self._proven_as = layout.signature
             return None
         return prove(flat, layout, about, self._state.broadcast(), self._ranks.size)
-
-    def _compared(self, saving: Saving, proof: Proof | None, found: Compared) -> None:
-        """In the background thread."""
-        self._refusal = found.refused
-        self._proven, self._proven_as = None, None
-        if proof is not None and found.whole and found.refused is None:
-            self._proven = proof.about
-        if found.noted and found.noted not in self._noted:
-            self._noted.add(found.noted)
-            self._say(found.noted)
-        saving.compared.set_result(found.refused)
 
     def _raise_refusal(self) -> None:
         refused, self._refusal = self._refusal, None
@@ -204,110 +232,131 @@ class Saver:
                 sys.stderr.flush()
             raise refused
 
-    def _get_ready(self, read: tuple[Flat, Paths] | None, to_come: int) -> None:
-        """In the background thread: until it is done no other uses the stager. `read`: the state; only its shapes are
-        looked at."""
+    # In the background thread: the result is read at the next save only, so failures are reported here
+
+    def _prepare(self, read: tuple[Flat, Paths] | None, to_come: int) -> None:
+        """Nothing else uses the stager meanwhile. Only the shapes in `read` are used."""
         layout, growth = None, 1.0
         with contextlib.suppress(Exception):
             if read is not None:
                 layout = self._stager.look(*read)
                 growth = 1.0 + to_come / max(1, layout.size)
-        self._tell_plan()
-        self._writer.prepare(layout, growth)
+        self._publish_plan()
+        self._committer.prepare(layout, growth)
 
-    def _replan(self) -> None:
-        """In the training's thread: the schedule has changed."""
-        self._running = self._thread.submit(self._tell_plan)
-
-    def _tell_plan(self) -> None:
-        """In the background thread: when the next saves come, for whoever looks. Rank 0's word goes for all."""
-        if not self._ranks.first:
-            return
-        schedule, rule = self._schedule, self._asked.rule
-        step, every = schedule.next(self._done), schedule.every
-        left, seconds = rule.left(schedule.persist)
-        durable = None if left is None else step + (left - 1) * every
-        since = time.time() + seconds if left is None else None
-        coming = Coming(step, every, rule.every(schedule.persist), durable, since)
-        with contextlib.suppress(*FAILURES):  # nothing but a screen waits for it
-            self._snapshots.plan("; ".join(filter(None, (schedule.words, rule.words))), coming)
-
-    def _write(
-        self, saving: Saving, snapshot: Snapshot | None, trouble: str, meeting: Meeting | None, proof: Proof | None
+    def _commit_and_persist(
+        self, save: Save, snapshot: Snapshot | None, trouble: str, agreement: Agreement | None, proof: Proof | None
     ) -> None:
-        """In the background thread: nobody asks for its result before the next save, so it tells failures itself."""
-        step = saving.step
-        uses = lambda: self._uses(saving)  # noqa: E731
-        compared = lambda found: self._compared(saving, proof, found)  # noqa: E731
-        write = lambda: self._writer.write(step, snapshot, trouble, uses=uses, proof=proof, compared=compared)  # noqa: E731
-        try:
-            written = self._schedule.carry(meeting, write)
-        except Exception as error:  # whoever waits for this save must hear of it
-            written = Written(describe(error))
-        if not saving.compared.done():
-            saving.compared.set_result(None)
-        if written.trouble:
-            self._failed(step, written.trouble, IN_MEMORY, said=self._refusal is not None)
+        with self._schedule.agreeing(agreement):
+            committed = self._commit(save, snapshot, trouble, proof)
+        if not save.compared.done():
+            save.compared.set_result(None)
+        if committed.trouble:
+            self._failed(save.step, committed.trouble, IN_MEMORY, reported=self._refusal is not None)
         else:
-            self.saved = step
-            self._telling.good(IN_MEMORY, step)
-        self._tell_plan()
-        if PROTECTED in written.uses and self._ranks.first:
+            self.saved = save.step
+            self._status.good(IN_MEMORY, save.step)
+        self._publish_plan()
+        if PROTECTED in committed.uses and self._ranks.first:
             with contextlib.suppress(*FAILURES):  # the next one will be
-                self._snapshots.protect(step)
-        if DURABLE in written.uses:
-            self._make_durable(saving)
+                self._snapshots.protect(save.step)
+        if DURABLE in committed.uses:
+            self._make_durable(save)
         else:
-            self.last_error = self.last_error if written.trouble else None
-            saving.over.set_result(None)
-        written.then()
+            self.last_error = self.last_error if committed.trouble else None
+            save.over.set_result(None)
+        if committed.prepare and snapshot is not None:
+            self._committer.prepare_next(snapshot, committed.share)
 
-    def _uses(self, saving: Saving) -> frozenset[str]:
-        """On rank 0: what is to be done with a snapshot that counts."""
-        protect, durable = self._asked.protection != NONE, self._asked.rule.due(saving.asked, self._schedule.persist)
-        return frozenset([*[PROTECTED] * protect, *[DURABLE] * durable])
+    def _commit(self, save: Save, snapshot: Snapshot | None, trouble: str, proof: Proof | None) -> Committed:
+        """Commit `snapshot`, with the same result on all ranks."""
+        try:
+            roll = self._committer.call_roll(save.step, snapshot, trouble, proof)
+            if roll.trouble or snapshot is None:
+                return Committed(roll.trouble)
+            if any(short is not None for short in roll.checksums):
+                comparison = self._committer.compare(proof, roll.checksums)
+                self._compared(save, proof, comparison)
+                if comparison.trouble:
+                    return Committed(comparison.trouble)
+            return self._committer.commit(save.step, snapshot, agreed=roll.agreed, requested=save.requested)
+        except FAILURES as error:  # a collective failed: a peer is gone, and training will notice by itself
+            return Committed(describe(error))
 
-    def _make_durable(self, saving: Saving) -> None:
-        trouble = ""
+    def _compared(self, save: Save, proof: Proof | None, found: Comparison) -> None:
+        self._refusal = found.refused
+        self._proven, self._proven_as = None, None
+        if proof is not None and found.complete and found.refused is None:
+            self._proven = proof.about
+        if found.note and found.note not in self._noted:
+            self._noted.add(found.note)
+            self._say(found.note)
+        save.compared.set_result(found.refused)
+
+    def _make_durable(self, save: Save) -> None:
+        """Let the daemon of rank 0 write `save`, and watch for the outcome in a thread of its own."""
         if self._ranks.first:
             try:
-                self._snapshots.persist(saving.step, self._asked.keep)
+                self._snapshots.persist(save.step, self._options.keep)
             except FAILURES as error:
-                trouble = describe(error)
-        if trouble:
-            self._ended(saving, trouble)
-            saving.over.set_result(None)
-        else:
-            self._lasting.follow(saving)
+                self._ended(save, describe(error))
+                save.over.set_result(None)
+                return
+        self._becoming_durable = [former for former in self._becoming_durable if not former.over.done()]
+        self._becoming_durable.append(save)
+        threading.Thread(target=self._watch, args=(save,), name="transom-durable", daemon=True).start()
 
-    def _ended(self, saving: Saving, trouble: str) -> None:
-        """In a thread of its own: `saving` is durable, or why it is not."""
+    def _watch(self, save: Save) -> None:
+        try:
+            trouble = self._snapshots.outcome(save.step)
+        except Exception as error:  # callers that wait for `over` must hear of it
+            trouble = f"{type(error).__name__}: {error}"
+        try:
+            self._ended(save, trouble)
+        finally:
+            save.over.set_result(None)
+
+    def _ended(self, save: Save, trouble: str) -> None:
+        """`save` is durable, or `trouble` says why not."""
         if trouble:
-            if self.saved == saving.step:
+            if self.saved == save.step:
                 self.saved = None  # the same step may be saved again
-            self._failed(saving.step, trouble, ON_DISK)
+            self._failed(save.step, trouble, ON_DISK)
             return
-        self._telling.good(ON_DISK, saving.step)
-        self._schedule.wrote(time.monotonic() - saving.began)
-        self.durable = max(saving.step, self.durable or 0)
+        self._status.good(ON_DISK, save.step)
+        self._schedule.wrote(time.monotonic() - save.began)
+        self.durable = max(save.step, self.durable or 0)
         self.last_error = None
 
-    def _failed(self, step: int, trouble: str, what: str, *, said: bool = False) -> None:
-        """said: the trainer gets an error for it."""
+    def _failed(self, step: int, trouble: str, what: str, *, reported: bool = False) -> None:
+        """reported: the trainer gets an error for it anyway."""
         self.last_error = SaveFailed(
             f"{step_name(step)} was not saved",
             trouble,
-            f"df -h {self._asked.directory}" if "space" in trouble else f"ls -la {self._asked.directory}",
+            f"df -h {self._options.directory}" if "space" in trouble else f"ls -la {self._options.directory}",
         )
-        self._telling.failed(what, step, trouble)
-        if not said:
+        self._status.failed(what, step, trouble)
+        if not reported:
             self._say(f"{step_name(step)} was not saved: {trouble}; training goes on, and the next save tries again")
 
+    def _publish_plan(self) -> None:
+        """Tell the daemon when the next saves come, for status displays. Rank 0's plan holds for all ranks."""
+        if not self._ranks.first:
+            return
+        schedule, rule = self._schedule, self._options.rule
+        step, every = schedule.next(self._done), schedule.every
+        left, seconds = rule.left(schedule.persist)
+        durable = None if left is None else step + (left - 1) * every
+        durable_from = time.time() + seconds if left is None else None
+        saves = NextSaves(step, every, rule.every(schedule.persist), durable, durable_from)
+        with contextlib.suppress(*FAILURES):  # only displays wait for it
+            self._snapshots.plan("; ".join(filter(None, (schedule.words, rule.words))), saves)
 
-def storable(flat: Flat, paths: Paths) -> None:
-    """Raise whatever a save of these values would: nothing is copied."""
+
+def check_storable(flat: Flat, paths: Paths) -> None:
+    """Raise whatever a save of these values would raise. Nothing is copied."""
     local_plan(flat, paths, first=True)
-    pickles = Pickles()
+    serializer = Serializer()
     for key, value in flat.items():
         if not isinstance(value, torch.Tensor):
-            pickles.of(key, value)
+            serializer.serialize(key, value)

@@ -1,45 +1,189 @@
-"""The copy that save() waits for: every tensor's bytes to their place in an arena, all at once."""
+"""Copy the state into a snapshot's memory: all at once, or partly while training continues.
+
+With an overlapped copy, parameters and optimizer state are copied during the next forward and backward pass. They do
+not change between two optimizer steps (the lazy window of DataStates-LLM, HPDC 2024), and a hook makes the next step of
+every optimizer wait for the rest. Everything else in the state (buffers, random numbers, a scheduler's tensors) is
+copied before save() returns.
+
+A program may break that rule: it clips weights, or swaps in averaged ones to evaluate. torch counts the writes to each
+tensor, so the copy fails and names a tensor that was written to before it ended. Writes through `.data` and by kernels
+of other libraries are not counted. `prove` finds these too, by checksums before and after, which takes longer than a
+blocking save.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+import xxhash
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from transom_cli.ckpt.save.arena import Arena
-from transom_cli.ckpt.save.image import Layout, Place, Snapshot, aligned, lay_out, local_plan, signature
-from transom_cli.ckpt.save.overlap import Copying, Later, Source, pieces
-from transom_cli.ckpt.save.pickles import Pickles
-from transom_cli.ckpt.save.streaming import WORTH, Copier, streaming
+from transom_cli.ckpt.save.buffer import Buffer
+from transom_cli.ckpt.save.fast_copy import COMPILE_FROM, Copier, Piece, compiled_copy
+from transom_cli.ckpt.save.layout import Layout, Place, aligned, lay_out, local_plan, signature
+from transom_cli.ckpt.save.serialize import Serializer
 from transom_cli.ckpt.tree import PLAIN, Flat, Paths, local_part
 
-_SLACK = 1.25  # objects may grow by a quarter, and tensors by a 32nd, before the arena must
+_SLACK = 1.25  # objects may grow by a quarter, and tensors by 1/32, before a larger buffer is needed
 _LEAST = 1 << 20  # bytes kept for objects
+_AFTER = 5.0  # seconds to wait for an optimizer step after a copy: torch counts a write when it ends
+
+
+class Torn(RuntimeError):
+    """The state changed while it was copied."""
+
+
+class Source(NamedTuple):
+    """A tensor to copy, and its `local` part: `size` bytes that go to address `to`, at offset `at` of the buffer."""
+
+    name: str
+    tensor: torch.Tensor
+    local: torch.Tensor
+    at: int
+    to: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Later:
+    """What may be copied later: tensors in these storages, by address. prove: verify that with checksums."""
+
+    storages: frozenset[int] = frozenset()
+    prove: bool = False
+
+    def allows(self, local: torch.Tensor) -> bool:
+        return bool(self.storages) and local.untyped_storage().data_ptr() in self.storages
+
+
+class Copying:
+    """An overlapped copy. `run` copies from CPU memory; `event` (CUDA) marks the end of the GPU's own copies.
+
+    Made before the copy begins. Whether the copy is consistent is decided once: by `join`, otherwise by `settle`.
+    """
+
+    def __init__(self, sources: Sequence[Source], *, prove: bool) -> None:
+        self._sources = list(sources)
+        self._versions = [source.tensor._version for source in sources]
+        self._before = [_digest_of(source.tensor) for source in sources] if prove else []
+        self._run: Future[None] | None = None
+        self._event: torch.cuda.Event | None = None
+        self._decision = threading.Lock()
+        self._decided = threading.Event()
+        self._changed: list[str] = []
+
+    def begin(self, run: Future[None], event: torch.cuda.Event | None = None) -> None:
+        self._run, self._event = run, event
+
+    @property
+    def over(self) -> bool:
+        return self._decided.is_set()
+
+    def join(self) -> None:
+        """Wait in the training thread, where nothing writes meanwhile. Afterwards everything may change."""
+        if self._run is not None:
+            self._run.exception()
+        if self._event is not None:
+            torch.cuda.current_stream().wait_event(self._event)  # the GPU waits, this thread need not
+        self._decide()
+
+    def settle(self) -> None:
+        """Wait until the copy is known to be consistent. Raises Torn, or the error of the copy."""
+        if self._run is not None:
+            self._run.result()
+        if self._event is not None:
+            self._event.synchronize()
+        if not self._decided.wait(_AFTER):
+            self._decide()
+        for source, before in zip(self._sources, self._before, strict=False):
+            if source.name not in self._changed and _digest(source.to, source.size) != before:
+                self._changed.append(source.name)
+        self._sources = []
+        if self._changed:
+            more = f" and {len(self._changed) - 1} more" if len(self._changed) > 1 else ""
+            raise Torn(f'{self._changed[0]}{more} changed outside an optimizer\'s step; use copy="blocking"')
+
+    def _decide(self) -> None:
+        with self._decision:
+            if not self._decided.is_set():
+                seen = zip(self._sources, self._versions, strict=True)
+                self._changed = [source.name for source, version in seen if source.tensor._version != version]
+                self._decided.set()
+
+
+def pieces(sources: Sequence[Source]) -> list[Piece]:
+    """The pieces to copy, for contiguous tensors in this process's memory."""
+    return [(source.to, source.local.data_ptr(), source.size) for source in sources]
+
+
+def _digest_of(tensor: torch.Tensor) -> int:
+    local = local_part(tensor).detach().cpu().contiguous()
+    return _digest(local.data_ptr(), local.numel() * local.element_size())
+
+
+def _digest(address: int, size: int) -> int:
+    return xxhash.xxh3_64_intdigest((ctypes.c_char * size).from_address(address)) if size else 0
+
+
 NOTHING = Later()
 
 
-Provide = Callable[[int, int], Arena]
+Provide = Callable[[int, int], Buffer]
+"""Returns memory of at least the first number of bytes, allocated with the second if it is new."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One rank's part of the state at one step: `size` bytes of `buffer`."""
+
+    layout: Layout
+    buffer: Buffer
+    objects: tuple[Place, ...]
+    size: int
+    agreed: bool  # all ranks have agreed who writes what since the state last changed shape
+    copying: Copying | None = None  # the snapshot is incomplete until it is settled
+
+
+def pack(snapshot: Snapshot, wanted: Iterable[MetadataIndex] | None) -> tuple[list[tuple[int, int]], list[Place]]:
+    """Return the segments of the buffer that go into the file, as (start, bytes), and each part's place in the file."""
+    chosen = None if wanted is None else frozenset(wanted)
+    found = [(block.index, block.start, block.envelope.length) for block in snapshot.layout.blocks]
+    segments: list[tuple[int, int]] = []
+    places: list[Place] = []
+    end = 0
+    for index, start, length in (*found, *snapshot.objects):
+        if chosen is not None and index not in chosen:
+            continue
+        places.append((index, end, length))
+        if segments and sum(segments[-1]) == start:
+            segments[-1] = (segments[-1][0], segments[-1][1] + aligned(length))
+        else:
+            segments.append((start, aligned(length)))
+        end += aligned(length)
+    return segments, places
 
 
 class Stager:
-    """Knows the layout. For one thread at a time. `provide`: memory of so many bytes at least, made with so many."""
+    """Makes snapshots, and keeps their layout. For one thread at a time."""
 
-    def __init__(self, provide: Provide, pickles: Pickles | None = None, *, first: bool) -> None:
+    def __init__(self, provide: Provide, serializer: Serializer | None = None, *, first: bool) -> None:
         self._provide = provide
         self._first = first
         self._layout: Layout | None = None
         self._agreed = False
         self._copier = Copier()
-        self._pickles = pickles or Pickles()
+        self._serializer = serializer or Serializer()
         self._copying: Copying | None = None
-        self._beside = ThreadPoolExecutor(1, thread_name_prefix="transom-later")  # its thread comes with the first use
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="transom-later")
         self._side: torch.cuda.Stream | None = None
 
     def look(self, flat: Flat, paths: Paths) -> Layout:
-        """The layout for this state: the one there is, or one with all that is new in it besides this rank's share."""
+        """The layout for this state: the current one, or a new one with this rank's share and all new values."""
         about = signature(flat, paths)
         if self._layout is None or self._layout.signature != about:
             plan = local_plan(flat, paths, first=self._first)
@@ -53,40 +197,45 @@ class Stager:
         return self._layout
 
     def forget(self) -> None:
-        """The ranks' shares did not add up: the next snapshot is of all that this rank has."""
+        """The ranks' shares did not add up: let the next snapshot hold everything that this rank has."""
         self._layout = None
 
     def agreed_on(self, layout: Layout) -> bool:
         return self._agreed and layout is self._layout
 
     def settle(self, layout: Layout, wanted: frozenset[MetadataIndex], growth: float = 1.0) -> None:
-        """All ranks have agreed that of this layout's plan this one writes `wanted`: make the memory for that, and for
-        the `growth` that is soon to come."""
+        """All ranks have agreed that this rank writes `wanted` of the layout's plan: allocate memory for that.
+
+        Args:
+            growth: factor by which the state will soon grow.
+        """
         if layout.indices != wanted:
             layout = lay_out(layout.signature, layout.plan, wanted)
         self._take_up(layout, agreed=True)
-        compiling = self.warm() if layout.size >= WORTH else None  # beside the touching of memory, which takes longer
+        compiling = (
+            self.warm() if layout.size >= COMPILE_FROM else None
+        )  # beside the touching of memory, which takes longer
         self._make_room(layout, 0, growth)
         if compiling is not None:
             compiling.join()
 
     def warm(self) -> threading.Thread:
-        """Make the copy of large pieces ready, in the background."""
-        compiling = threading.Thread(target=streaming, name="transom-compile", daemon=True)
+        """Compile the fast copy in the background."""
+        compiling = threading.Thread(target=compiled_copy, name="transom-compile", daemon=True)
         compiling.start()
         return compiling
 
     @torch.no_grad()
     def take(self, flat: Flat, paths: Paths, later: Later = NOTHING) -> Snapshot:
-        """Copy everything, but start only to copy what may be copied `later`: what is left of that, `join` waits for.
+        """Copy everything, except what may be copied `later`: that copy is started, and `join` waits for it.
 
-        After it returns, training may change every other tensor and object in `flat`.
+        Training may then change every other tensor and object in `flat`.
         """
         self.join()
         layout = self.look(flat, paths)
-        objects = [(index, self._pickles.of(index.fqn, flat[index.fqn])) for index in layout.objects]
-        arena = self._make_room(layout, sum(aligned(len(data)) for _, data in objects))
-        arena.pin()  # here and not when it is made: another thread would open a context on the first GPU for it
+        objects = [(index, self._serializer.serialize(index.fqn, flat[index.fqn])) for index in layout.objects]
+        buffer = self._make_room(layout, sum(aligned(len(data)) for _, data in objects))
+        buffer.pin()  # not when it is allocated: another thread would open a context on the first GPU
         now: list[Source] = []
         waits: list[Source] = []
         for block in layout.blocks:
@@ -94,44 +243,44 @@ class Stager:
             value = flat[name]
             local = local_part(value)
             if local.nbytes != size:
-                raise ValueError(f"{name}: its part on this rank has not the size that was planned")
+                raise ValueError(f"{name}: its part on this rank does not have the planned size")
             if size:
                 allowed = later.allows(local) and (local.is_cuda or _plain(local))
-                source = Source(name, value, local, at, arena.address + at, size)
+                source = Source(name, value, local, at, buffer.address + at, size)
                 (waits if allowed else now).append(source)
         copying = Copying(waits, prove=later.prove) if waits else None
-        self._copy(arena, now)
+        self._copy(buffer, now)
         places: list[Place] = []
         end = layout.size
         for index, data in objects:
-            arena.write(end, data)
+            buffer.write(end, data)
             places.append((index, end, len(data)))
             end = aligned(end + len(data))
         if copying is not None:
-            self._begin(arena, waits, copying)
+            self._begin(buffer, waits, copying)
         self._copying = copying
-        return Snapshot(layout, arena, tuple(places), end, self._agreed, copying)
+        return Snapshot(layout, buffer, tuple(places), end, self._agreed, copying)
 
     @property
     def copying(self) -> bool:
-        """Whether a copy may still be under way."""
+        """Whether an overlapped copy may still be running."""
         return self._copying is not None and not self._copying.over
 
     def join(self) -> None:
-        """Wait for what is left of the last copy."""
+        """Wait for the rest of the last copy."""
         if self._copying is not None:
             self._copying.join()
             self._copying = None
 
-    def _copy(self, arena: Arena, sources: list[Source]) -> None:
+    def _copy(self, buffer: Buffer, sources: list[Source]) -> None:
         mine = [source for source in sources if _plain(source.local)]
         others = [source for source in sources if not _plain(source.local)]
-        on_gpu = _copy_by_torch(arena, others)
+        on_gpu = _copy_by_torch(buffer, others)
         self._copier.copy(pieces(mine))
         if on_gpu:
             torch.cuda.current_stream().synchronize()
 
-    def _begin(self, arena: Arena, sources: list[Source], copying: Copying) -> None:
+    def _begin(self, buffer: Buffer, sources: list[Source], copying: Copying) -> None:
         mine = [source for source in sources if not source.local.is_cuda]
         others = [source for source in sources if source.local.is_cuda]
         event = None
@@ -139,7 +288,7 @@ class Stager:
             self._side = self._side or torch.cuda.Stream()
             self._side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._side):
-                _copy_by_torch(arena, others)
+                _copy_by_torch(buffer, others)
                 event = self._side.record_event()
         copying.begin(self._beside.submit(self._copier.copy, pieces(mine)), event)
 
@@ -151,39 +300,39 @@ class Stager:
     def _take_up(self, layout: Layout, *, agreed: bool) -> None:
         self._layout, self._agreed = layout, agreed
 
-    def _make_room(self, layout: Layout, objects: int, growth: float = 1.0) -> Arena:
-        """An arena that is large enough, and has what stands around each tensor in its place."""
-        arena = self._provide(layout.size + objects, int(growth * size_for(layout, objects)))
-        if arena.about is not layout:
+    def _make_room(self, layout: Layout, objects: int, growth: float = 1.0) -> Buffer:
+        """A buffer that is large enough, with the bytes around each tensor written."""
+        buffer = self._provide(layout.size + objects, int(growth * size_for(layout, objects)))
+        if buffer.about is not layout:
             for block in layout.blocks:
                 around = block.envelope
-                arena.write(block.start, around.head)
-                arena.write(block.payload + around.nbytes, around.tail)
-            arena.about = layout
-        return arena
+                buffer.write(block.start, around.head)
+                buffer.write(block.payload + around.nbytes, around.tail)
+            buffer.about = layout
+        return buffer
 
 
 def size_for(layout: Layout, objects: int = 0) -> int:
-    """Bytes to be made for a snapshot: with room to grow."""
+    """Bytes to allocate for a snapshot, with room to grow."""
     return layout.size + max(_LEAST, layout.size // 32, int(_SLACK * objects))
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    """Whether its values are in this process's memory one after the other, as they are."""
+    """Whether its values lie contiguously in this process's memory, as they are."""
     return (
-        type(tensor) in PLAIN  # others may not have their values where data_ptr() says
+        type(tensor) in PLAIN  # a subclass may keep its values elsewhere than data_ptr() says
         and tensor.is_cpu
         and tensor.is_contiguous()
         and not (tensor.is_conj() or tensor.is_neg())
     )
 
 
-def _copy_by_torch(arena: Arena, sources: list[Source]) -> bool:
-    """Returns whether some of it may still be under way on the present stream."""
+def _copy_by_torch(buffer: Buffer, sources: list[Source]) -> bool:
+    """Returns whether a copy may still be running on the current stream."""
     on_gpu = False
     for source in sources:
         local = source.local
-        view = arena.bytes[source.at : source.at + source.size].view(local.dtype).view(local.shape)
+        view = buffer.bytes[source.at : source.at + source.size].view(local.dtype).view(local.shape)
         view.copy_(local, non_blocking=local.is_cuda)
         on_gpu |= local.is_cuda
     return on_gpu

@@ -1,1 +1,1 @@
-"""When to save, and which saves are to last."""
+"""When to save, and which saves become durable."""

@@ -1,12 +1,13 @@
-"""How many steps from one save to the next, and how many saves from one durable one to the next. Pure.
+"""How many steps between saves, and how many saves between durable ones. Pure; reads no clock.
 
-The seconds and the reasons come from `ckpt.pace.intervals`. Here they become numbers of steps and saves, from medians
-of the last saves, with a band within which nothing changes: one slow save or a busy neighbour moves nothing. All ranks
-come to the same result from the same numbers.
+The seconds and the reasons come from `schedule.intervals`. Here they become numbers of steps and saves, from medians of
+the last saves, with a band in which nothing changes: one slow save or a busy neighbour has no effect. All ranks get the
+same result from the same numbers.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -15,18 +16,18 @@ from statistics import median
 from transom_cli.ckpt.schedule import intervals
 from transom_cli.ckpt.schedule.intervals import Costs
 
-START = 10  # steps before anything is measured: enough for a median of step times, and little to lose
+START = 10  # steps before the first save: enough for a median of step times, with little to lose
 WINDOW = 5  # saves that medians are taken over
-NEARLY, FAR = 1.1, 1.5  # how much too short, or too long, an interval may be before it is changed
+NEARLY, FAR = 1.1, 1.5  # factors by which an interval may be too short, or too long, before it changes
 _SHORTEST_STEP = 1e-6  # seconds
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a rank measured up to one save, in seconds. None: not known.
+    """What a rank measured up to one save, in seconds. None: unknown.
 
-    stall: the loop was blocked to copy the state. step: a usual step. slowed: what all steps beside the last write took
-    beyond usual ones (below zero: noise alone). write: from the copy to the published checkpoint.
+    stall: training was blocked to copy the state. step: a usual step. slowed: extra time of all steps during the last
+    write (below zero: noise). write: from the copy to the published checkpoint.
     """
 
     stall: float | None = None
@@ -37,11 +38,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Cadence:
-    """The intervals that hold, why, and what was measured so far.
+    """The current intervals, the reasons, and the measurements so far.
 
-    overhead: the part of the time that saves may cost. mtbf: mean time between failures, s. lost: between those that
-    memory does not survive, s; None: `persist` stays. persist: of so many saves one becomes durable; None: that goes by
-    the clock. fixed: `steps` stays. saves: how many stalls were measured. stalls, slowed, writes: of the last saves,
+    overhead: the part of the time that saves may cost. mtbf: mean time between failures, s. lost: the same for failures
+    that memory does not survive, s; None: `persist` is fixed. persist: one of how many saves becomes durable; None: the
+    clock decides. fixed: `steps` is fixed. saves: number of measured stalls. stalls, slowed, writes: of the last saves,
     newest last, s.
     """
 
@@ -69,7 +70,7 @@ class Cadence:
 
 
 def slowest(ranks: Sequence[Measured]) -> Measured:
-    """What the training as a whole saw: it waits for its slowest rank. Their steps are the same."""
+    """Combine the ranks' measurements: training waits for its slowest rank. Steps take equally long on all ranks."""
     steps = [r.step for r in ranks if r.step is not None]
     return Measured(
         _most([r.stall for r in ranks]),
@@ -80,7 +81,7 @@ def slowest(ranks: Sequence[Measured]) -> Measured:
 
 
 def retune(cadence: Cadence, seen: Measured) -> Cadence:
-    """The cadence after one more save. Before a stall and a step were measured the intervals stay what they are."""
+    """The cadence after one more save. Until a stall and a step were measured, the intervals stay."""
     first = cadence.saves < 2  # the second save's stall replaces the first one's
     grown = replace(
         cadence,
@@ -123,12 +124,12 @@ def _costs(cadence: Cadence) -> Costs:
 
 
 def _mtbf(cadence: Cadence) -> float:
-    """0 while the only stall is the first one's, on which Young's interval must not rest."""
+    """0 while only the first stall is known, which Young's interval must not be based on."""
     return cadence.mtbf if cadence.saves > 1 else 0.0
 
 
 def _fitted(held: int, wanted: float, *, freely: bool) -> int:
-    """The number that is to hold: the one that does, unless it is too far from what is wanted."""
+    """Keep the current number, unless it is too far from the wanted one."""
     if not freely and held / FAR <= wanted <= held * NEARLY:
         return held
     return _round_up(max(1, ceil(wanted)))
@@ -143,11 +144,62 @@ def _most(values: list[float | None]) -> float | None:
 
 
 def _round_up(steps: int) -> int:
-    """To two digits: 1,234 says no more than 1,300."""
+    """Round up to two digits: 1,234 is no more precise than 1,300."""
     unit: int = 10 ** max(0, len(str(steps)) - 2)
     return -(-steps // unit) * unit
 
 
 def every(steps: int) -> str:
-    """In words."""
+    """The interval in words."""
     return "every step" if steps == 1 else f"every {steps} steps"
+
+
+STEPS = 64  # steps for the median
+LONGEST_STEP = 4.0  # usual steps that one step during a write counts for at most: it may contain an evaluation
+
+
+class StepTimer:
+    """Seconds per step, from the moments at which a trainer calls; steps during a write are kept apart.
+
+    `stop` when the trainer calls, `go` when it continues, `saved` when a copy was made that will be written.
+    """
+
+    def __init__(self) -> None:
+        self._all: deque[float] = deque(maxlen=STEPS)
+        self._clear: deque[float] = deque(maxlen=STEPS)  # during no write; empty if every step is saved
+        self._step = 0
+        self._from: float | None = None
+        self._beside = False
+        self._usual: float | None = None  # when the write began
+        self._slowed = 0.0
+
+    def stop(self, step: int, at: float) -> None:
+        """Steps up to `step` are done. A call without a new step measures nothing."""
+        count = step - self._step
+        if self._from is not None and count > 0:
+            seconds = max(0.0, at - self._from)
+            self._all.append(seconds / count)
+            if not self._beside:
+                self._clear.append(seconds / count)
+            elif self._usual is not None:
+                usual = self._usual * count
+                self._slowed += min(seconds, LONGEST_STEP * usual) - usual
+        self._step, self._from = step, None
+
+    def go(self, at: float, beside: bool) -> None:
+        """Training continues. beside: something is being written."""
+        self._from, self._beside = at, beside
+
+    def saved(self) -> None:
+        self._usual = median(self._clear) if self._clear else None
+        self._slowed = 0.0
+
+    @property
+    def step(self) -> float | None:
+        """Median seconds of a step; None if there was none yet."""
+        return median(self._all) if self._all else None
+
+    @property
+    def slowed(self) -> float | None:
+        """Extra seconds of the steps during the last write; None if the usual step was unknown."""
+        return None if self._usual is None else self._slowed

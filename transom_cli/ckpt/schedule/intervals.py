@@ -1,20 +1,20 @@
-"""How long from one save to the next, and from one durable checkpoint to the next, in seconds, and why. Pure.
+"""How many seconds between saves, and between durable checkpoints, and why. Pure.
 
-A save costs the time for which it blocks the loop, and one that becomes durable also what the steps beside its writing
-lose. A failure costs, on average, half of the time between two saves; one that the nodes' memory does not survive, half
-of that between two durable checkpoints. Young's interval, sqrt(2 x cost x mean time between failures), makes the
-sum least (J. W. Young, CACM 1974; the further terms of Daly, FGCS 2006, matter only where a save costs nearly as much
-as failures lie apart, and there the bound below is far longer). The longest of these holds:
+A save costs the time for which it blocks training; one that becomes durable also slows the steps during its write. A
+failure costs, on average, half the time between two saves. If the nodes' memory does not survive it, it costs half the
+time between two durable checkpoints. Young's interval, sqrt(2 x cost x mean time between failures), minimises the sum
+(J. W. Young, CACM 1974; the further terms of Daly, FGCS 2006, matter only if a save costs nearly as much as the time
+between failures, where the bound below is far longer). The longest of these holds:
 
-- Young's interval, `LONGEST` at most: the time between failures is an estimate. It waits for the second save, since a
-  first one pays for fresh memory and may cost ten times as much as those that follow;
-- what keeps the cost within `overhead` of the time (the bound of CheckFreq, FAST 2021), `LONGEST` at most;
-- for durable ones `ROOM` times the time that one takes to be written: none waits for the one before it, the file system
-  is also others', and there are steps left beside no write, to compare with.
+- Young's interval, at most `LONGEST`: the time between failures is an estimate. It is used from the second save on,
+  since the first pays for fresh memory and may cost ten times as much as later ones;
+- the interval that keeps the cost within `overhead` of the time (the bound of CheckFreq, FAST 2021), at most `LONGEST`;
+- for durable ones, `ROOM` times the time of a write: no write waits for the one before it, the file system also serves
+  others, and some steps run during no write, for comparison.
 
-Where both are chosen the two intervals share `overhead`, each as Young's intervals would: both are stretched by one
-factor, which is the least time lost under that bound. For the saves every failure counts, since nobody knows which
-kind comes next. Only operations that IEEE 754 rounds correctly, so that all ranks come to the same result.
+If both are chosen, the two intervals share `overhead` as Young's intervals would: both are stretched by one factor,
+which minimises the time lost under that bound. For saves every failure counts, since the next failure's kind is
+unknown. Only operations that IEEE 754 rounds correctly are used, so that all ranks get the same result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOM = 2.0
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one save, in seconds: of the loop, of steps beside the write (None: not known), and until it is durable."""
+    """Seconds of one save: training blocked, steps slowed during the write (None: unknown), until it is durable."""
 
     stall: float
     slowed: float | None = None
@@ -36,7 +36,7 @@ class Costs:
 
 
 def one(costs: Costs, overhead: float, mtbf: float, nth: int = 1) -> tuple[float, str]:
-    """Seconds between two saves of which every `nth` becomes durable, and why. `mtbf` 0: Young's does not count yet."""
+    """Seconds between saves, if every `nth` becomes durable, and why. mtbf: 0 ignores Young's interval."""
     slowed, write = (costs.slowed or 0.0) / nth, (costs.write or 0.0) / nth
     cost = costs.stall + slowed
     words = f"a save costs {span(cost)} (stalls {span(costs.stall)}, slows steps by {span(slowed)} in all)"
@@ -48,7 +48,7 @@ def one(costs: Costs, overhead: float, mtbf: float, nth: int = 1) -> tuple[float
 
 
 def snapshots(costs: Costs, overhead: float, mtbf: float, lost: float) -> tuple[float, str]:
-    """Seconds between two saves where `durable` says which become durable. `mtbf` and `lost` as there."""
+    """Seconds between saves, if `durable` decides which become durable, and why. mtbf and lost: as there."""
     share = overhead * _share(costs, mtbf or lost, lost)
     words = f"a save stalls {span(costs.stall)}"
     bound = costs.stall / share if share else 0.0
@@ -56,8 +56,12 @@ def snapshots(costs: Costs, overhead: float, mtbf: float, lost: float) -> tuple[
 
 
 def durable(costs: Costs, overhead: float, mtbf: float, lost: float) -> tuple[float, str]:
-    """Seconds between two durable checkpoints, and why. `mtbf`: seconds between failures (0: see `one`), `lost`:
-    between those that memory does not survive."""
+    """Seconds between durable checkpoints, and why.
+
+    Args:
+        mtbf: seconds between failures (0: see `one`).
+        lost: seconds between failures that memory does not survive.
+    """
     slowed, room = costs.slowed or 0.0, ROOM * (costs.write or 0.0)
     share = overhead * (1.0 - _share(costs, mtbf or lost, lost))
     bound, young = slowed / share if share else 0.0, sqrt(2 * slowed * lost)
@@ -68,7 +72,7 @@ def durable(costs: Costs, overhead: float, mtbf: float, lost: float) -> tuple[fl
 
 
 def _share(costs: Costs, mtbf: float, lost: float) -> float:
-    """The part of the overhead that stalls have where the time lost is least: as Young's intervals divide it."""
+    """The part of the overhead for stalls that minimises the time lost, as Young's intervals divide it."""
     stall, slowed = sqrt(costs.stall / mtbf), sqrt((costs.slowed or 0.0) / lost)
     return stall / (stall + slowed) if stall + slowed else 1.0
 
@@ -85,7 +89,7 @@ def _chosen(costs: str, bound: float, young: float, overhead: float, failures: s
 
 
 def span(seconds: float) -> str:
-    """In words."""
+    """A duration in words."""
     for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:
             return f"{seconds / length:.3g} {unit}"

@@ -1,96 +1,171 @@
-"""At which steps a Checkpointer saves: at every n-th (`Every`), or as it finds best (`Auto`); and of how many saves
-one becomes durable, where that is to be found too.
+"""When a Checkpointer saves: every n-th step (`Every`), or as often as it finds best (`Auto`).
 
-Called from the training's thread, but for `carry`. All ranks get the same answers for the same calls.
+Called from the training thread, except `agreeing`. All ranks get the same answers to the same calls.
+
+How the ranks agree on a cadence: every rank sends what it measured along with the collectives of a commit, and rank 0
+also sends the current cadence. The first collective that all ranks make for the same scheduled save settles the next
+cadence. Each rank computes it from the same numbers and from rank 0's cadence, so ranks that diverged converge again.
+
+The exchange runs in the background, so training may be further by then. The cadence that is settled at save n counts
+from `LOOK` steps after n, or from the next save if that is sooner; each rank waits for it there. Ranks that train
+together have all reached save n long before, so nothing has to wait in practice.
+
+Saves that are not scheduled (a final checkpoint, `force`) settle nothing: not all ranks need make them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import TypeVar
+from typing import Any
 
 from transom_cli.ckpt.ranks import Ranks
-from transom_cli.ckpt.schedule.cadence import START, Cadence, Measured
+from transom_cli.ckpt.schedule.cadence import START, Cadence, Measured, StepTimer, retune, slowest
 from transom_cli.ckpt.schedule.cadence import every as every_words
-from transom_cli.ckpt.schedule.failrate import Failures, known_failures
-from transom_cli.ckpt.schedule.meeting import LOOK, Carrier, Meeting, Note
-from transom_cli.ckpt.schedule.stopwatch import Stopwatch
+from transom_cli.ckpt.schedule.failure_rate import Failures, known_failures
+from transom_cli.ckpt.schedule.plan import AUTO
 from transom_cli.errors import UsageError
 from transom_cli.heartbeat.client import phase
 
-AUTO = "auto"
+LOOK = 10  # steps
 
-T = TypeVar("T")
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank measured, sent along with a scheduled save."""
+
+    step: int
+    measured: Measured
+    cadence: Cadence | None  # rank 0's, when this save was made
+
+
+class Agreement:
+    """The agreement of all ranks over one save. Made in the training thread, settled in the background thread."""
+
+    def __init__(self, note: RankReport | None) -> None:
+        self._note = note
+        self._settled: Cadence | None = None
+        self._over = threading.Event()
+        if note is None:  # not a scheduled save
+            self._over.set()
+
+    @property
+    def note(self) -> RankReport | None:
+        """What this rank still has to send; None once the ranks agree."""
+        return None if self._over.is_set() else self._note
+
+    def hear(self, notes: list[RankReport | None]) -> None:
+        """Take the reports of all ranks, by rank, from one collective."""
+        mine = self.note
+        reports = [note for note in notes if note is not None and mine is not None and note.step == mine.step]
+        if not reports or len(reports) < len(notes) or reports[0].cadence is None:
+            return
+        self._settled = retune(reports[0].cadence, slowest([note.measured for note in reports]))
+        self._over.set()
+
+    def end(self) -> None:
+        """No more reports will come."""
+        self._over.set()
+
+    def outcome(self) -> Cadence | None:
+        """Wait for the agreed cadence. None if the save failed before the ranks agreed."""
+        self._over.wait()
+        return self._settled
+
+
+class AgreeingRanks(Ranks):
+    """The same ranks, whose `gather` also carries reports. Used in the background thread only."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.size, self.rank, self._own = ranks.size, ranks.rank, ranks._own  # no process group of its own
+        self.agreement: Agreement | None = None
+
+    def gather(self, value: Any) -> list[Any]:
+        reports = super().gather((value, self.agreement.note if self.agreement is not None else None))
+        if self.agreement is not None:
+            self.agreement.hear([note for _, note in reports])
+        return [value for value, _ in reports]
 
 
 class Every:
-    """At the multiples of `every`."""
+    """Saves at the multiples of `every`."""
 
     def __init__(self, every: int) -> None:
         self._every = every
-        self.changed: Callable[[], None] = lambda: None  # called when what holds now is not what held before
+        self._changed = False
 
     @property
     def every(self) -> int:
-        """Steps between saves, as it holds now."""
+        """Steps between saves now."""
         return self._every
 
     @property
     def persist(self) -> int:
-        """Of so many saves one becomes durable, as it holds now, where this is asked."""
+        """One of how many saves becomes durable now."""
         return 1
 
     @property
     def words(self) -> str:
-        """When it saves, as it holds now, and where that was found, why."""
+        """When it saves, in words, with the reason if it was measured."""
         return every_words(self.every)
 
+    def take_change(self) -> bool:
+        """Whether the plan has changed since the last call."""
+        changed, self._changed = self._changed, False
+        return changed
+
     def next(self, done: int) -> int:
-        """The step of the next save, as it holds now, with `done` steps behind."""
+        """The step of the next save, after `done` finished steps."""
         return (done // self.every + 1) * self.every
 
     def writers(self, ranks: Ranks) -> Ranks:
-        """The ranks as the writer is to see them."""
+        """The ranks that the committer uses."""
         return ranks
 
     def due(self, step: int) -> bool:
-        """save(step) is being called: is it one to make?"""
+        """Whether save(step), which is being called, is due."""
         return step % self.every == 0
 
-    def copied(self, step: int, stall: float | None, writing: bool) -> Meeting | None:
-        """A copy was made that is about to be written. `stall`: what that took, s; None: it failed. `writing`: one
-        before it is not durable yet."""
+    def copied(self, step: int, stall: float | None, writing: bool) -> Agreement | None:
+        """A copy was made and will be committed.
+
+        Args:
+            stall: seconds that the copy blocked training; None if it failed.
+            writing: an earlier save is not durable yet.
+        """
         return None
 
-    def carry(self, meeting: Meeting | None, write: Callable[[], T]) -> T:
-        """In the background: all ranks meet over what was copied. Returns what `write` does."""
-        return write()
+    @contextlib.contextmanager
+    def agreeing(self, agreement: Agreement | None) -> Iterator[None]:
+        """Around a commit, in the background thread: the ranks agree on the next cadence with its collectives."""
+        yield
 
     def wrote(self, seconds: float) -> None:
-        """A checkpoint became durable, so long after the copy."""
+        """A checkpoint became durable, `seconds` after its copy."""
 
     def resume(self, writing: bool) -> None:
-        """The call of save() is over. `writing`: something is being written."""
+        """The call of save() returns. `writing`: something is being written."""
 
     def at(self, step: int) -> None:
-        """The training goes on from `step`."""
+        """Training continues from `step`."""
 
 
 class Auto(Every):
-    """As far apart as `ckpt.pace.cadence` finds best; how all ranks come to the same is told in `ckpt.pace.meeting`.
+    """Saves as far apart as `schedule.cadence` finds best. All ranks agree on the interval (`Agreement`).
 
-    The first save is made START steps after the first call, or after what was restored. What was learned is not kept
-    over a restart: another launch may run on other nodes, beside other neighbours.
+    The first save comes START steps after the first call, or after the restored step. Measurements are not kept over a
+    restart: another launch may run on other nodes, beside other jobs.
     """
 
     def __init__(
         self, overhead: float, failures: Failures, ranks: Ranks, say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic, *, every: int | None = None, persist: int | str = 1,
     ) -> None:  # fmt: skip
-        """`every`: steps between saves, where these are given and `persist` is to be found."""
+        """`every`: steps between saves, if they are given and only `persist` is to be found."""
         super().__init__(every or START)
         self._failures = failures
         self._cadence = Cadence(
@@ -98,14 +173,14 @@ class Auto(Every):
             lost=failures.mean_lost(0.0) if persist == AUTO else None,
             persist=persist if isinstance(persist, int) else 1 if persist == AUTO else None,
         )  # fmt: skip
-        self._carrier = Carrier(ranks)
+        self._carrier = AgreeingRanks(ranks)
         self._say = say
         self._clock = clock
         self._began = clock()
-        self._watch = Stopwatch()
+        self._watch = StepTimer()
         self._wrote: float | None = None  # seconds that the last write took, if it made a checkpoint
         self._last = self._next = -1  # the last scheduled save, and the next; -1: no step is known yet
-        self._meeting: Meeting | None = None  # of the last scheduled save, until `_look`
+        self._agreement: Agreement | None = None  # of the last scheduled save, until `_look`
         self._look = 0
         self._due = False
 
@@ -133,32 +208,33 @@ class Auto(Every):
         if self._next < 0 or step < self._last:  # the first call, or a trainer that went back by itself
             self.at(step - 1)
         self._watch.stop(step, self._clock())
-        if self._meeting is not None and step >= self._look:
-            self._settle(self._meeting)
+        if self._agreement is not None and step >= self._look:
+            self._settle(self._agreement)
         self._due = step % self.every == 0 if self._cadence.fixed else step >= self._next
         if self._due:
             self._from(step)
         return self._due
 
-    def copied(self, step: int, stall: float | None, writing: bool) -> Meeting:
+    def copied(self, step: int, stall: float | None, writing: bool) -> Agreement:
         seen = Measured(stall, self._watch.step, None if self._wrote is None else self._watch.slowed, self._wrote)
-        if self._wrote is not None or not writing:  # else the steps beside a write that goes on are still added up
+        if self._wrote is not None or not writing:  # otherwise the steps during that write are still being added up
             self._watch.saved()
         self._wrote = None
         if not self._due:
-            return Meeting(None)
+            return Agreement(None)
         cadence = self._as_of_now() if self._carrier.first else None
-        self._meeting = Meeting(Note(step, seen, cadence))
+        self._agreement = Agreement(RankReport(step, seen, cadence))
         self._look = step + min(self._cadence.steps, LOOK)
-        return self._meeting
+        return self._agreement
 
-    def carry(self, meeting: Meeting | None, write: Callable[[], T]) -> T:
-        self._carrier.meeting = meeting
+    @contextlib.contextmanager
+    def agreeing(self, agreement: Agreement | None) -> Iterator[None]:
+        self._carrier.agreement = agreement
         try:
-            return write()
+            yield
         finally:
-            if meeting is not None:
-                meeting.end()
+            if agreement is not None:
+                agreement.end()
 
     def wrote(self, seconds: float) -> None:
         self._wrote = seconds
@@ -167,10 +243,10 @@ class Auto(Every):
         self._watch.go(self._clock(), writing)
 
     def at(self, step: int) -> None:
-        if self._meeting is not None:
-            self._settle(self._meeting)
+        if self._agreement is not None:
+            self._settle(self._agreement)
         self._from(step)
-        self._watch = Stopwatch()
+        self._watch = StepTimer()
 
     def _as_of_now(self) -> Cadence:
         since = self._clock() - self._began
@@ -180,21 +256,21 @@ class Auto(Every):
     def _from(self, step: int) -> None:
         self._last, self._next = step, step + self._cadence.steps
 
-    def _settle(self, meeting: Meeting) -> None:
-        self._meeting, before = None, self._cadence
+    def _settle(self, agreement: Agreement) -> None:
+        self._agreement, before = None, self._cadence
         with phase("checkpoint"):  # a rank that waits here is not hanging in its own step
-            settled = meeting.outcome()
+            settled = agreement.outcome()
         if settled is None:
             return
         self._cadence = settled
         self._next = self._last + settled.steps
         if (settled.steps, settled.persist) != (before.steps, before.persist):
             self._say(f"saves {settled.words}")
-            self.changed()
+            self._changed = True
 
 
 def check(every: int | str, overhead: float) -> None:
-    """Raises UsageError for what cannot be asked for."""
+    """Raise UsageError for values out of range."""
     if every != AUTO and (not isinstance(every, Integral) or every < 1):
         raise UsageError(f"every={every!r} must be a number of steps, at least 1, or {AUTO!r}")
     if not 0 < overhead <= 0.5:
@@ -203,7 +279,7 @@ def check(every: int | str, overhead: float) -> None:
 
 
 def make(every: int | str, overhead: float, persist: int | str, ranks: Ranks, say: Callable[[str], None]) -> Every:
-    """The schedule that was asked for. A collective. Raises UsageError, on all ranks alike, where they differ."""
+    """Make the schedule. A collective. Raises UsageError on all ranks if their arguments differ."""
     measured = AUTO in (every, persist)
     asked = ranks.gather((every, overhead, persist) if measured else (every, None, None))
     if any(other != asked[0] for other in asked):

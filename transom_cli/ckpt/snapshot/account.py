@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from transom_cli.ckpt.schedule.coming import Coming
+from transom_cli.ckpt.progress import Part
+from transom_cli.ckpt.schedule.plan import NextSaves
 from transom_cli.ckpt.snapshot.protection import NONE
-from transom_cli.ckpt.underway import Part
 from transom_cli.plural import several
 
 BEING_PROTECTED = "being protected"
@@ -51,7 +51,7 @@ class Account:
     slots: int  # bytes
     nodes: int  # that take part in the training
     rhythm: str = ""  # when it saves and why, in words; of rank 0's node
-    coming: Coming | None = None  # and as planned
+    coming: NextSaves | None = None  # and as planned
     under_way: tuple[Part, ...] = ()  # what is written and restored, as far as it is on this node
 
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from transom_cli.ckpt.files import digest_segments
 from transom_cli.ckpt.manifest import FileEntry
 from transom_cli.ckpt.save.direct import digest
 from transom_cli.ckpt.snapshot.buffer import Segments
@@ -61,12 +62,12 @@ class Finder:
                 except RpcError as error:
                     tried.append(f"{node}: {error.what}")
                     continue
-                if digest(fresh.memory, ((0, entry.size),)) == entry.xxh3_128:
+                if digest_segments(fresh.memory, ((0, entry.size),)) == entry.xxh3_128:
                     return fresh.found(f"the memory of {node}")
                 tried.append(f"{node}: its bytes are damaged")
             if self._rebuild is not None:
                 trouble = self._rebuild(step, entry, fresh.memory)
-                if not trouble and digest(fresh.memory, ((0, entry.size),)) == entry.xxh3_128:
+                if not trouble and digest_segments(fresh.memory, ((0, entry.size),)) == entry.xxh3_128:
                     return fresh.found("parity in memory")
                 tried.append(trouble or "what was made from parity is damaged")
         except BaseException:

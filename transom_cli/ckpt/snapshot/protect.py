@@ -72,7 +72,7 @@ class Protector:
             try:
                 self._protect(step)
             except Exception as error:  # the training goes on, protected as it was
-                self._say(f"step {step} is not protected: {words(error)}")
+                self._say(f"step {step} is not protected: {one_line(error)}")
             self._release(step)
 
     def _release(self, step: int) -> None:

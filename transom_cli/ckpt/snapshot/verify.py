@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import xxhash
 
 from transom_cli.ckpt.failures import BadManifest
+from transom_cli.ckpt.files import digest_segments
+from transom_cli.ckpt.free_memory import free_memory
 from transom_cli.ckpt.manifest import FileEntry, Manifest, decode
 from transom_cli.ckpt.names import DCP_METADATA, MANIFEST
-from transom_cli.ckpt.room import room
-from transom_cli.ckpt.save.direct import digest
 from transom_cli.ckpt.snapshot.coder import NoCoder
 from transom_cli.ckpt.snapshot.parity import Parity
 from transom_cli.ckpt.snapshot.peers import Answer, Membership
@@ -163,7 +163,7 @@ class Verifier:
         """From parity, into memory that is given back at once. `nodes`: who has to do with it, all where None."""
         what = f"{entry.name} made from parity"
         try:
-            if 4 * entry.size > room():  # itself, and a chunk of a stripe, which may be as large
+            if 4 * entry.size > free_memory():  # itself, and a chunk of a stripe, which may be as large
                 raise MemoryError
             made = bytearray(entry.size)
         except MemoryError:

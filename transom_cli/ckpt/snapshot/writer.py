@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli.ckpt import files
+from transom_cli.ckpt.failures import one_line
 from transom_cli.ckpt.inventory import check_shape
 from transom_cli.ckpt.manifest import FileEntry, Manifest
 from transom_cli.ckpt.names import DCP_METADATA, age, local_attempt, tmp_name
@@ -49,7 +50,7 @@ class CheckpointWriter:
     def __init__(self, store: Store, members: Membership, finder: Finder, say: Callable[[str], None]):
         self._store, self._members, self._finder, self._say = store, members, finder, say
         self._retentions: dict[Path, Retention] = {}
-        self._counts: dict[int, Counting] = {}  # of what this node writes, or has written, by step
+        self._counts: dict[int, PartCounter] = {}  # of what this node writes, or has written, by step
 
     def trust(self, directory: Path, attempt: str, keep: Keep, manifest: Manifest) -> None:
         """A rank has read that checkpoint in full."""
@@ -82,7 +83,7 @@ class CheckpointWriter:
                 retention = self._keeping(directory, order.attempt, order.keep)
                 publish(directory, work, record.read, order.attempt, retention)
         except (OSError, TransomError) as error:
-            trouble = words(error)
+            trouble = one_line(error)
         if trouble:
             files.delete_tree(work)
         return trouble
@@ -102,7 +103,7 @@ class CheckpointWriter:
         total = sum(held[name].size for name in names if name in held)
         record = self._store.records.get(step)
         whole = sum(entry.size for entry in shares(record.read)) if record is not None else 0
-        counting = self._counts[step] = Counting(WRITING, step, str(work.parent), total, time.time(), whole)
+        counting = self._counts[step] = PartCounter(WRITING, step, str(work.parent), total, time.time(), whole)
         for name in names:
             try:
                 with self._store.reading(step, name) as (share, buffer):
@@ -110,7 +111,7 @@ class CheckpointWriter:
             except KeyError:
                 lost[name] = "it is not held any more"
             except OSError as error:
-                return words(error), lost
+                return one_line(error), lost
             else:
                 if entry != FileEntry(name, share.size, share.sum):
                     lost[name] = "it was damaged in memory"
@@ -161,7 +162,7 @@ class CheckpointWriter:
         except ShareNotFound as error:
             return str(error)
         except OSError as error:
-            return words(error)
+            return one_line(error)
         try:
             return self._write_memory(found.fd, found.size, found.segments, entry, work)
         finally:
@@ -172,9 +173,9 @@ class CheckpointWriter:
     ) -> str:
         with mmap.mmap(fd, size, prot=mmap.PROT_READ) as memory, memoryview(memory) as view:
             try:
-                written = direct.write(work / entry.name, view, segments)
+                written = files.write_segments(work / entry.name, view, segments)
             except OSError as error:
-                return words(error)
+                return one_line(error)
         return "" if written == entry else f"{entry.name} was damaged in memory"
 
     def _keeping(self, directory: Path, attempt: str, keep: Keep) -> Retention:

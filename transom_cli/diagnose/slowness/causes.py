@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from transom_cli.diagnose.clue import Category, Clue, Culprit, Slow
 from transom_cli.diagnose.slowness.changepoint import Slower
 from transom_cli.diagnose.slowness.heatmap import HeatMap, Row
-from transom_cli.heartbeat.phases import OTHER, WAIT
+from transom_cli.heartbeat import OTHER, WAIT
 
 GROWN, UNEVEN = 0.03, 0.1  # least share of a step that is lost to a change, and to a difference between ranks
 WITH = 0.5  # share of the largest excess from which a rank counts as slow too

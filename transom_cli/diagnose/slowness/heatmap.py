@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from transom_cli.errors import printable
-from transom_cli.heartbeat.phases import KNOWN, OTHER, WAIT
-from transom_cli.heartbeat.spent import RankSpent
+from transom_cli.heartbeat import OTHER, STEP_PHASES, WAIT
+from transom_cli.heartbeat.step_breakdown import RankSteps
 from transom_cli.plural import several
 
 DEVIATIONS = 5.0
@@ -57,7 +57,7 @@ class HeatMap:
         return any(phase != OTHER for phase in self.phases)
 
 
-def between(node: str, before: RankSpent, after: RankSpent) -> Row | None:
+def between(node: str, before: RankSteps, after: RankSteps) -> Row | None:
     """Return what the rank spent its steps on between two readings; None without a step, or for another account."""
     steps = after.step - before.step
     if steps <= 0 or after.began != before.began or after.launch != before.launch or after.at <= before.at:
@@ -72,8 +72,8 @@ def fold(first: int, last: int, rows: Iterable[Row]) -> HeatMap | None:
     if not ordered:
         return None
     names = {name for row in ordered for name, seconds in row.seconds.items() if seconds > 0}
-    own = sorted(names - set(KNOWN))
-    phases = tuple(p for p in (*KNOWN[1:-1], *own, WAIT, OTHER) if p in names)
+    own = sorted(names - set(STEP_PHASES))
+    phases = tuple(p for p in (*STEP_PHASES[1:-1], *own, WAIT, OTHER) if p in names)
     step = median_low(row.step for row in ordered)
     usual, marks = {}, set()
     for phase in phases:
@@ -154,7 +154,7 @@ def _ms(seconds: float) -> str:
 
 KEPT = 24  # readings
 CLOSE = 8  # newest readings, which are never thinned out
-Ranks = Mapping[int, tuple[str, RankSpent]]
+Ranks = Mapping[int, tuple[str, RankSteps]]
 """By rank: its node and its account."""
 
 

@@ -17,8 +17,8 @@ from transom_cli.diagnose.slowness import causes, changepoint
 from transom_cli.diagnose.slowness.causes import Slowness
 from transom_cli.diagnose.slowness.changepoint import AsBefore, Limits, Series, Slower
 from transom_cli.diagnose.slowness.heatmap import HeatMap, Row, Snapshot, around, between, map_between, remember
-from transom_cli.heartbeat.phases import WAIT
-from transom_cli.heartbeat.spent import NodeSpent, RankSpent
+from transom_cli.heartbeat import WAIT
+from transom_cli.heartbeat.step_breakdown import NodeSteps, RankSteps
 
 APART = 30.0  # seconds between two readings
 BACK = 3  # readings covered by the current map
@@ -54,7 +54,7 @@ class SlowState:
     launch: tuple[str, int] = ("", -1)
     run: Series = field(default_factory=Series)
     ranks: Mapping[int, Series] = field(default_factory=dict)
-    latest: Mapping[int, tuple[str, RankSpent]] = field(default_factory=dict)
+    latest: Mapping[int, tuple[str, RankSteps]] = field(default_factory=dict)
     history: tuple[Snapshot, ...] = ()
     kept_at: float = float("-inf")
     standing: tuple[Began, ...] = ()
@@ -62,7 +62,7 @@ class SlowState:
     differing: tuple[str, int] = ("", 0)
 
 
-def watch(state: SlowState, readings: Mapping[str, NodeSpent]) -> tuple[SlowState, tuple[Began | Over, ...]]:
+def watch(state: SlowState, readings: Mapping[str, NodeSteps]) -> tuple[SlowState, tuple[Began | Over, ...]]:
     """Add the accounts of one attempt's nodes, by node."""
     state, over = _newest_launch(state, readings)
     ranks = {
@@ -90,7 +90,7 @@ def watch(state: SlowState, readings: Mapping[str, NodeSpent]) -> tuple[SlowStat
     return state, tuple(news)
 
 
-def _newest_launch(state: SlowState, readings: Mapping[str, NodeSpent]) -> tuple[SlowState, tuple[Over, ...]]:
+def _newest_launch(state: SlowState, readings: Mapping[str, NodeSteps]) -> tuple[SlowState, tuple[Over, ...]]:
     """Forget the ranks' times of a former launch. The run's step time is compared across launches."""
     told = [(node.attempt, rank.launch) for node in readings.values() for rank in node.ranks]
     launch = max(told, key=lambda one: one[1], default=state.launch)

@@ -20,7 +20,7 @@ from transom_cli.files import replace_text
 from transom_cli.health.check import About, Check, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict, not_applicable
 from transom_cli.health.system import BackgroundCall
-from transom_cli.heartbeat.places import node_name
+from transom_cli.heartbeat.paths import node_name
 
 RUN_DIR = "run_dir"
 FINDINGS = (RUN_DIR,)

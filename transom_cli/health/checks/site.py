@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from transom_cli.health.check import About, Check, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict, not_applicable
 from transom_cli.health.system import BackgroundCall, Ran, environment, names, run, wait_for_all
-from transom_cli.heartbeat.places import node_name
+from transom_cli.heartbeat.paths import node_name
 
 FINDINGS = ("site",)
 """Followed by the file's name: "site:10-scratch.sh"."""

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transom_cli.errors import BadNodes, NotPermitted, TransomError
-from transom_cli.heartbeat import places, record
+from transom_cli.heartbeat import paths, record
 from transom_cli.heartbeat.attempt_end import AttemptEnd, End
-from transom_cli.heartbeat.reading import GONE, process, publish, row
+from transom_cli.heartbeat.local_table import GONE, process, publish, row
 from transom_cli.heartbeat.table import BadTable, NodeTable, RankBeat, decode
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.ownership import require_own
@@ -175,7 +175,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="transom agent", description="Write the node's beat table.")
     parser.add_argument("--attempt-dir", required=True, type=Path)
     parser.add_argument("--beats-dir", default="", help="default: where the ranks' wrappers put their records")
-    parser.add_argument("--node", default=places.node_name())
+    parser.add_argument("--node", default=paths.node_name())
     parser.add_argument("--watch", default="", help="what to look at while ranks train, as JSON; default: the host")
     options = parser.parse_args(argv)
     signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)
@@ -194,12 +194,12 @@ def main(argv: list[str]) -> int:
         print(message, file=sys.stderr)
         return BadNodes.exit_code
     try:
-        beats_dir = options.beats_dir or places.beats_dir(str(attempt.path), options.node)
-        held = places.enter(beats_dir)
+        beats_dir = options.beats_dir or paths.beats_dir(str(attempt.path), options.node)
+        held = paths.enter(beats_dir)
     except OSError as error:
         print(f"transom: no beats from node {options.node}: {error}", file=sys.stderr)
         return TransomError.exit_code
-    places.sweep(options.node, keep=beats_dir)
+    paths.sweep(options.node, keep=beats_dir)
     end_former(attempt, options.node)
     alarms = Alarms()
     agent = Agent(attempt, beats_dir, options.node, lambda: alarms.count)
@@ -226,7 +226,7 @@ def main(argv: list[str]) -> int:
         server.stop()
         print(f"transom: the agent of {options.node} answered: {summary(server.counts)}")
     os.close(held)
-    places.discard(beats_dir)  # stays while a rank's wrapper holds it; then the next agent on this node sweeps it
+    paths.discard(beats_dir)  # stays while a rank's wrapper holds it; then the next agent on this node sweeps it
     return 0
 
 

@@ -134,7 +134,7 @@ def _note(entry: Entry, what: str) -> None:
 
 def _beats_dir(attempt_dir: Path, node: str) -> str:
     try:
-        return places.beats_dir(str(attempt_dir), node)
+        return paths.beats_dir(str(attempt_dir), node)
     except OSError:
         return ""
 

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 
-from transom_cli.heartbeat import flush
+from transom_cli.heartbeat import final_checkpoint
 
 SETTLE = 0.002  # seconds for a store of another core to be seen here; it takes far less
 LARGEST = 1 << 53  # a step that JSON carries exactly
@@ -27,14 +27,14 @@ def ask(beats_dir: str, launch: int, step: int) -> dict[str, object]:
     an order only ever grows. Raises OSError, and ValueError when the launch is being ended.
     """
     ordered = _order(beats_dir, launch, step)
-    if ordered == flush.END:
+    if ordered == final_checkpoint.END:
         raise ValueError(f"launch {launch} is being ended: it makes no more checkpoints")
     if step >= 0:
         time.sleep(SETTLE)
-    ranks = flush.listeners(beats_dir, launch)
+    ranks = final_checkpoint.listeners(beats_dir, launch)
     return {
         "listening": [x.rank for x in ranks],
-        "reached": max((x.step for x in ranks), default=flush.NONE),
+        "reached": max((x.step for x in ranks), default=final_checkpoint.NONE),
         "keeps": [x.rank for x in ranks if x.keeps],
         "ordered": ordered,
     }
@@ -42,18 +42,18 @@ def ask(beats_dir: str, launch: int, step: int) -> dict[str, object]:
 
 def end_now(beats_dir: str, launch: int) -> None:
     """No order will come: ranks that keep through TERM need not wait for one. Raises OSError and ValueError."""
-    _order(beats_dir, launch, flush.END)
+    _order(beats_dir, launch, final_checkpoint.END)
 
 
 def _order(beats_dir: str, launch: int, step: int) -> int:
     """Make `step` the order unless a larger one stands; the one that stands then."""
     with _one_at_a_time:
-        fd = flush.open_order(beats_dir, launch, os.O_RDWR)
+        fd = final_checkpoint.open_order(beats_dir, launch, os.O_RDWR)
         try:
-            seq, ordered = flush.read(fd)
+            seq, ordered = final_checkpoint.read(fd)
             if step <= ordered:
                 return ordered
-            flush.write(fd, seq + 1, step)
+            final_checkpoint.write(fd, seq + 1, step)
             return step
         finally:
             os.close(fd)

@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from transom_cli.heartbeat.places import flight_prefix
+from transom_cli.heartbeat.paths import flight_prefix
 
 LIMIT = 64 << 20  # bytes of one dump
 LATE = "timed out"

@@ -17,7 +17,7 @@ from transom_cli.diagnose.logs import matches
 from transom_cli.diagnose.logs.matches import Collector, Hit, collect
 from transom_cli.diagnose.logs.reader import hits_in, training_continued
 from transom_cli.diagnose.logs.rulebook import Rulebook
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir
 
@@ -64,7 +64,7 @@ def hits_of_tail(path: Path, data: bytes, start: int) -> list[Hit]:
 
 def names(beats_dir: str, launch: int, rows: Sequence[RankBeat]) -> list[str]:
     """Of the logs that are written on this node: its ranks' (by their beats), or under torchrun its own."""
-    nodes = places.torchrun_nodes(beats_dir, launch)
+    nodes = paths.torchrun_nodes(beats_dir, launch)
     if nodes:
         return [f"node-{n}.log" for n in nodes]
     return [f"rank-{row.rank}.log" for row in rows if row.launch == launch]

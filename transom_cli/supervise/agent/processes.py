@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from transom_cli.heartbeat import places, record
+from transom_cli.heartbeat import paths, record
 from transom_cli.supervise.agent.procfs import Process, command_line, environ, is_python, living
 
 WRAPPER, RANK, CHILD = "wrapper", "rank", "child"
@@ -113,7 +113,7 @@ def _members(
     environs: Mapping[int, Mapping[str, str]],
     launch: int,
 ) -> list[Member]:
-    beating = _beating({env.get(places.BEAT_DIR, "") for env in environs.values()}, launch)
+    beating = _beating({env.get(paths.BEAT_DIR, "") for env in environs.values()}, launch)
     made: dict[int, Member] = {}
     for process in family:
         pid = process.pid

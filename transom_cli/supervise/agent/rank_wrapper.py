@@ -28,7 +28,7 @@ import time
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 
-from transom_cli.heartbeat import places, record
+from transom_cli.heartbeat import paths, record
 from transom_cli.inherited import rank_variables
 
 NOT_VISIBLE = 14  # errors.BadNodes.exit_code
@@ -71,7 +71,7 @@ class Options:
         self.command = list(words)
         if not self.attempt_dir or not self.command:
             raise ValueError("--attempt-dir and a command after -- are needed")
-        self.node = places.node_name()
+        self.node = paths.node_name()
         self.attempt = os.path.basename(self.attempt_dir)
 
 
@@ -124,26 +124,26 @@ def rank_environment(env: dict[str, str], options: Options) -> dict[str, str]:
     """The trainer's environment. RANK and its kind are this launch's, whatever a shell or a script has set."""
     for name in rank_variables(env):
         del env[name]
-    env.pop(places.WORLD_SIZE, None)
+    env.pop(paths.WORLD_SIZE, None)
     run = os.path.dirname(os.path.dirname(options.attempt_dir))  # as in layout.RunDir
     if not options.torchrun:
         tasks = env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS") or "1"
         env["RANK"] = env.get("SLURM_PROCID", "0")
-        env["WORLD_SIZE"] = env[places.WORLD_SIZE] = tasks
+        env["WORLD_SIZE"] = env[paths.WORLD_SIZE] = tasks
         env["LOCAL_RANK"] = env.get("SLURM_LOCALID", "0")
         layout = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or tasks
         env["LOCAL_WORLD_SIZE"] = str(tasks_on_node(layout, int(env.get("SLURM_NODEID", "0"))))
     else:
         env["PET_NODE_RANK"] = _node_rank(env)  # torchrun's own variable for --node-rank
-    env[places.RUN_DIR] = run
-    env[places.ATTEMPT] = options.attempt
-    env[places.ATTEMPT_DIR] = options.attempt_dir
-    env[places.LAUNCH] = str(options.launch)
-    env.setdefault(places.CHECKPOINT_DIR, os.path.join(run, "checkpoints"))  # a setting may name another folder
-    env[places.ROLE] = "rank"
+    env[paths.RUN_DIR] = run
+    env[paths.ATTEMPT] = options.attempt
+    env[paths.ATTEMPT_DIR] = options.attempt_dir
+    env[paths.LAUNCH] = str(options.launch)
+    env.setdefault(paths.CHECKPOINT_DIR, os.path.join(run, "checkpoints"))  # a setting may name another folder
+    env[paths.ROLE] = "rank"
     if options.auto_beat:
         rest = env.get("PYTHONPATH")
-        env["PYTHONPATH"] = f"{places.AUTO_BEAT_PATH}:{rest}" if rest else places.AUTO_BEAT_PATH
+        env["PYTHONPATH"] = f"{paths.AUTO_BEAT_PATH}:{rest}" if rest else paths.AUTO_BEAT_PATH
     return env
 
 
@@ -168,20 +168,20 @@ def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | Non
 
     Raises Replaced where a newer launch's exits or records are.
     """
-    env.pop(places.BEAT_DIR, None)
+    env.pop(paths.BEAT_DIR, None)
     if os.path.exists(os.path.join(options.attempt_dir, "exits", str(options.launch + 1))):  # its launcher's first act
         raise Replaced
     try:
-        path = options.beats_dir or places.beats_dir(options.attempt_dir, options.node)
-        held = places.enter(path)
-        env[places.BEAT_DIR] = path
-        env.setdefault(places.MEMORY, places.AGENTS)  # Slurm ends what ranks start with their step
-        if not any(env.get(name) for name in places.FLIGHT):  # its default is one place for all jobs of a user
-            env[places.FLIGHT[0]] = places.flight_prefix(path, options.launch)
+        path = options.beats_dir or paths.beats_dir(options.attempt_dir, options.node)
+        held = paths.enter(path)
+        env[paths.BEAT_DIR] = path
+        env.setdefault(paths.MEMORY, paths.AGENTS)  # Slurm ends what ranks start with their step
+        if not any(env.get(name) for name in paths.FLIGHT):  # its default is one place for all jobs of a user
+            env[paths.FLIGHT[0]] = paths.flight_prefix(path, options.launch)
         if options.torchrun:
-            if places.torchrun_nodes(path, options.launch + 1):
+            if paths.torchrun_nodes(path, options.launch + 1):
                 raise Replaced
-            places.mark_torchrun(path, options.launch, _node_rank(env))
+            paths.mark_torchrun(path, options.launch, _node_rank(env))
             return None, held
         fresh = record.Record(int(env["RANK"]), options.launch, time.monotonic_ns())
         before = record.look(f"{path}/rank-{fresh.rank}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from transom_cli.files import replace_text
 from transom_cli.heartbeat import account
-from transom_cli.heartbeat.spent import NodeSpent, RankSpent, encode
+from transom_cli.heartbeat.step_breakdown import NodeSteps, RankSteps, encode
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir
 
@@ -35,7 +35,7 @@ class StepBreakdown:
         except OSError:
             return  # a full or absent file system: the next call retries
 
-    def _read(self, row: RankBeat) -> RankSpent | None:
+    def _read(self, row: RankBeat) -> RankSteps | None:
         try:
             fd = os.open(f"{self._folder}/rank-{row.rank}", os.O_RDONLY | os.O_NOFOLLOW)
         except OSError:
@@ -48,7 +48,7 @@ class StepBreakdown:
             os.close(fd)
         if found is None:
             return None
-        return RankSpent(
+        return RankSteps(
             rank=row.rank,
             launch=row.launch,
             step=found.step,

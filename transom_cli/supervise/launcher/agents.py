@@ -17,7 +17,7 @@ import psutil
 from transom_cli.core.launcher import LaunchEnded
 from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
-from transom_cli.heartbeat.places import ROLE
+from transom_cli.heartbeat.paths import ROLE
 from transom_cli.layout import AttemptDir
 from transom_cli.rpc import secret
 from transom_cli.rpc.client import Client, Unreachable

@@ -25,7 +25,7 @@ from transom_cli.diagnose.slowness import causes, watch
 from transom_cli.diagnose.slowness import heatmap as words
 from transom_cli.errors import printable
 from transom_cli.files import replace_text
-from transom_cli.heartbeat.spent import BadSpent, NodeSpent, decode
+from transom_cli.heartbeat.step_breakdown import BadStepBreakdown, NodeSteps, decode
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.attempt_files import SCHEMA, newest_checkpoint
 from transom_cli.supervise.launcher.journal import JournalWriter, say
@@ -65,7 +65,7 @@ class AnomalyReporter:
             if readings:
                 self.look(readings)
 
-    def look(self, readings: Mapping[str, NodeSpent]) -> None:
+    def look(self, readings: Mapping[str, NodeSteps]) -> None:
         self._slow, slow = watch.watch(self._slow, readings)
         launch = self._slow.launch[1]
         for edge in slow:
@@ -136,14 +136,14 @@ class AnomalyReporter:
             replace_text(self._attempt.reports, json.dumps(data) + "\n")
             self._shown = told
 
-    def _read(self) -> dict[str, NodeSpent]:
+    def _read(self) -> dict[str, NodeSteps]:
         found = {}
         try:
             paths = [p for p in self._attempt.nodes.iterdir() if p.suffix == ".spent"]
         except OSError:
             return {}
         for path in sorted(paths):
-            with contextlib.suppress(OSError, BadSpent, UnicodeDecodeError):
+            with contextlib.suppress(OSError, BadStepBreakdown, UnicodeDecodeError):
                 node = decode(path.read_text(encoding="utf-8"))
                 if node.attempt == self._attempt.name:
                     found[node.node] = node

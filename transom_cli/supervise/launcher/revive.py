@@ -17,7 +17,7 @@ from collections.abc import Callable
 from transom_cli.errors import TransomError
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.health.reach import Peer, StepTimes, judge_reach, read_reach
-from transom_cli.heartbeat.places import ROLE
+from transom_cli.heartbeat.paths import ROLE
 from transom_cli.layout import AttemptDir
 from transom_cli.slurm.port import SlurmDenied, SlurmRefused, SlurmUnknown
 from transom_cli.supervise.launcher import plan as launchplan

@@ -1,0 +1,216 @@
+"""Export a checkpoint to one file: which parts, and in which format.
+
+`Whole` reads a checkpoint value by value, and assembles each tensor from its shards: any number of ranks may have
+written it. It verifies nothing; the caller has. Torch's metadata and values that are not tensors are read without
+running code (`restore.safe_unpickle`), unless the caller allows it.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+
+from transom_cli.ckpt.convert import torch_file
+from transom_cli.ckpt.convert.outfile import appearing
+from transom_cli.ckpt.failures import BadFile, StateMismatch, describe
+from transom_cli.ckpt.inventory import Candidate
+from transom_cli.ckpt.progress import OnBytes, ignore_bytes
+from transom_cli.ckpt.restore import safe_unpickle
+from transom_cli.ckpt.restore.load import paths_of
+from transom_cli.ckpt.restore.reader import OnDisk
+from transom_cli.ckpt.state import RANKS
+from transom_cli.ckpt.tree import Paths, flatten, unflatten
+from transom_cli.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Exported:
+    size: int  # bytes of the file
+    tensors: tuple[str, ...]  # flat keys
+    values: tuple[str, ...]  # flat keys of other values in it
+    code: tuple[str, ...] = ()  # those of `values` that torch loads with weights_only=False alone
+    not_tensors: tuple[str, ...] = ()  # flat keys of what safetensors cannot hold
+    left_out_ranks: bool = False  # whether there is per-rank state that was not asked for
+
+
+def export(
+    candidate: Candidate, out: Path, form: str, *, only: Sequence[str] = (), everything: bool = False, force: bool,
+    allow_code: bool = False,
+    expect: OnBytes = ignore_bytes, on_bytes: OnBytes = ignore_bytes,
+) -> Exported:  # fmt: skip
+    """Write a verified checkpoint to `out`. At a time, one tensor with one of its shards is in memory.
+
+    Args:
+        form: "torch" or "safetensors".
+        only: names of top-level entries. Default: all except the per-rank ones; with `everything` those too.
+        force: replace an existing file.
+        expect: called with the bytes of all tensors, before they are read.
+        on_bytes: called with the bytes that were just read.
+
+    Raises:
+        UsageError: an entry does not exist, or nothing is left to export.
+        StateMismatch: torch cannot read the checkpoint.
+        NeedsCode: a value needs code to be loaded, and `allow_code` is not given.
+        BadFile: the written file could not be read back.
+        OSError: the file could not be written. After any error there is no new file.
+    """
+    whole = Whole(candidate.path, allow_code=allow_code)
+    keys = _chosen(whole.paths, only, everything)
+    left_out = not only and not everything and any(path[0] == RANKS for path in whole.paths.values())
+    tensors = {key: whole.placeholder(key) for key in keys if whole.is_tensor(key)}
+    others = [key for key in keys if key not in tensors]
+    with appearing(out, force=force) as file:
+        code: tuple[str, ...] = ()
+        expect(sum(tensor.nbytes for tensor in tensors.values()))
+        if form == "torch":
+            code = _as_torch(file, whole, keys, tensors, on_bytes)
+        else:
+            _as_safetensors(file, whole, tensors, others, candidate.step, on_bytes)
+        size = file.seek(0, 2)
+    kept, dropped = (others, []) if form == "torch" else ([], others)
+    return Exported(size, tuple(tensors), tuple(kept), code, tuple(dropped), left_out)
+
+
+def _chosen(paths: Paths, only: Sequence[str], everything: bool) -> list[str]:
+    names = dict.fromkeys(str(path[0]) for path in paths.values())
+    odd = [name for name in only if name not in names]
+    if odd:
+        raise UsageError(
+            f"The checkpoint has no {', '.join(f'`{name}`' for name in odd)}",
+            f"it has {', '.join(names)}",
+            f"per-rank state is in `{RANKS}`" if RANKS in names else "",
+        )
+    wanted = set(only) or {name for name in names if everything or name != RANKS}
+    keys = [key for key, path in paths.items() if path[0] in wanted]
+    if not keys:
+        raise UsageError("There is nothing to export", f"the checkpoint has only per-rank state (`{RANKS}`)", "--all")
+    return keys
+
+
+def _counted(whole: Whole, on_bytes: OnBytes) -> Callable[[str], torch.Tensor]:
+    """Return a function that reads a tensor and counts its bytes."""
+
+    def read(key: str) -> torch.Tensor:
+        tensor = whole.tensor(key)
+        on_bytes(tensor.nbytes)
+        return tensor
+
+    return read
+
+
+def _as_torch(
+    file: BinaryIO, whole: Whole, keys: list[str], tensors: dict[str, torch.Tensor], on_bytes: OnBytes
+) -> tuple[str, ...]:
+    flat, code = {}, []
+    for key in keys:
+        if key in tensors:
+            flat[key] = tensors[key]
+            continue
+        flat[key], plain = whole.value(key)
+        if not plain:
+            code.append(key)
+    lazy = {id(tensor): key for key, tensor in tensors.items()}
+    torch_file.write(file, unflatten(flat, whole.paths), lazy, _counted(whole, on_bytes))
+    read_back, _ = flatten(torch.load(file.name, mmap=True, map_location="cpu", weights_only=not code))
+    for key, tensor in tensors.items():
+        found = read_back.get(key)
+        if not isinstance(found, torch.Tensor) or (found.dtype, found.shape) != (tensor.dtype, tensor.shape):
+            raise BadFile(f"torch does not read `{key}` from the file as it was written", f"torch {torch.__version__}")
+    return tuple(code)
+
+
+def _as_safetensors(
+    file: BinaryIO, whole: Whole, tensors: dict[str, torch.Tensor], others: list[str], step: int, on_bytes: OnBytes
+) -> None:
+    from transom_cli.ckpt.convert import safetensors_file  # an optional dependency
+
+    if not tensors:
+        raise UsageError("There is no tensor in what is to be exported", hint="--format torch keeps other values too")
+    partial = {str(whole.paths[key][0]) for key in tensors} & {str(whole.paths[key][0]) for key in others}
+    record = safetensors_file.ExportRecord(step, {key: whole.paths[key] for key in tensors}, tuple(sorted(partial)))
+    safetensors_file.write(file, tensors, record, _counted(whole, on_bytes))
+
+
+class Whole:
+    """paths: flat key to path, of all values. Raises StateMismatch if it is no checkpoint of ours."""
+
+    def __init__(self, checkpoint: Path, *, allow_code: bool = False) -> None:
+        self._checkpoint, self._allow_code = checkpoint, allow_code
+        try:
+            self._metadata = OnDisk(checkpoint).metadata(allow_code=allow_code)
+        except StateMismatch:
+            raise
+        except Exception as error:  # intact bytes that are not torch metadata
+            raise StateMismatch(f"torch's own metadata of {checkpoint.name} cannot be read", str(error)) from None
+        self.paths: Paths = paths_of(self._metadata)
+        self._stored: dict[str, Any] = dict(self._metadata.state_dict_metadata)
+        self._reader = FileSystemReader(checkpoint)
+        self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+
+    def is_tensor(self, key: str) -> bool:
+        return isinstance(self._stored[key], TensorStorageMetadata)
+
+    def placeholder(self, key: str) -> torch.Tensor:
+        """A CPU tensor with the shape and type of `key`. Its memory is not touched, so it costs address space only."""
+        stored = self._stored[key]
+        return torch.empty(stored.size, dtype=stored.properties.dtype)
+
+    def tensor(self, key: str) -> torch.Tensor:
+        """The whole tensor, contiguous. Needs memory for one shard more while it is read."""
+        stored = self._stored[key]
+        held = sum(math.prod(chunk.sizes) for chunk in stored.chunks)
+        if held != math.prod(stored.size):
+            raise StateMismatch(f"The shards of `{key}` have {held} elements, and it has {math.prod(stored.size)}")
+        target = self.placeholder(key)
+        self._read({key: target})
+        return target
+
+    def value(self, key: str) -> tuple[Any, bool]:
+        """A value that is not a tensor, and whether torch's `weights_only` loads it. Raises NeedsCode."""
+        try:
+            data = self._read({key: None})[key]
+            try:
+                return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), True
+            except pickle.UnpicklingError:
+                return safe_unpickle.value(data, key, map_location="cpu", allow_code=self._allow_code), False
+        except (ImportError, AttributeError) as error:
+            raise StateMismatch(
+                f"`{key}` cannot be loaded here",
+                str(error),
+                "run this where the training's own code can be imported, or choose other parts with --only",
+            ) from None
+
+    def _read(self, targets: dict[str, Any]) -> dict[str, bytes]:
+        planner = _Planner()
+        planner.set_up_planner(targets, self._metadata, is_coordinator=True)
+        try:
+            self._reader.read_data(planner.create_local_plan(), planner).wait()
+        except OSError as error:
+            raise StateMismatch(
+                f"{self._checkpoint} cannot be read any more",
+                describe(error),
+                "a training that is running deletes old checkpoints: export again",
+            ) from None
+        return planner.data
+
+
+class _Planner(DefaultLoadPlanner):
+    """Fills tensors in place, and keeps the stored bytes of other values."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.data: dict[str, bytes] = {}
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        self.data[read_item.dest_index.fqn] = value.getvalue()

@@ -1,0 +1,98 @@
+"""An optimizer's state under the names of its parameters, and back.
+
+torch's `get_optimizer_state_dict` is not used: it makes a step with zero gradients if the optimizer has not stepped
+yet, which leaves step counters at 1 and so changes the training. And `Optimizer.load_state_dict` casts state to the
+parameter's dtype, which is undone here: a restored state is the saved one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from transom_cli.ckpt.failures import StateMismatch
+from transom_cli.ckpt.tree import local_part
+
+
+def usual(packed: Mapping[str, Any]) -> bool:
+    """Whether an optimizer's `state_dict` has torch's own layout, with parameters by number."""
+    groups, state = packed.get("param_groups"), packed.get("state")
+    numbered = isinstance(groups, list) and all(
+        isinstance(group, dict) and all(type(index) is int for index in group.get("params", ("",))) for group in groups
+    )
+    return numbered and isinstance(state, dict) and all(type(index) is int for index in state)
+
+
+def named(
+    optimizer: torch.optim.Optimizer, packed: Mapping[str, Any], names: Mapping[torch.Tensor, str]
+) -> dict[str, Any]:
+    """`{"state": {name: {...}}, "param_groups": [{..., "params": [name, ...]}]}`: the layout of DCP's own helpers.
+
+    packed: its `state_dict`, of torch's own layout.
+    """
+    order = parameter_names(optimizer, names)
+    return {
+        "state": {order[index]: dict(value) for index, value in packed["state"].items()},
+        "param_groups": [
+            {**group, "params": [order[index] for index in group["params"]]} for group in packed["param_groups"]
+        ],
+    }
+
+
+def write(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], tree: dict[str, Any]) -> None:
+    """Load `tree` into the optimizer. Raises StateMismatch if parameters or groups differ from the checkpoint."""
+    order = parameter_names(optimizer, names)
+    index = {name: i for i, name in enumerate(order)}
+    groups: list[dict[str, Any]] = []
+    saved_groups = tree["param_groups"]
+    if len(saved_groups) != len(optimizer.param_groups):
+        raise StateMismatch(
+            f"The optimizer has {len(optimizer.param_groups)} parameter groups, and the checkpoint {len(saved_groups)}"
+        )
+    start = 0
+    for saved, live in zip(saved_groups, optimizer.param_groups, strict=True):
+        mine = order[start : start + len(live["params"])]
+        if sorted(mine) != sorted(saved["params"]):
+            odd = sorted(set(mine) ^ set(saved["params"]))
+            raise StateMismatch("A parameter group is not that of the checkpoint", f"they differ in {', '.join(odd)}")
+        groups.append({**saved, "params": list(range(start, start + len(mine)))})
+        start += len(mine)
+    state = {index[name]: value for name, value in tree["state"].items()}
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    _undo_casts(optimizer, state)
+
+
+def parameter_names(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> list[str]:
+    """One name per parameter, in the optimizer's order. A parameter of no known module is named by its index."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [names.get(p, f"param-{i}") for i, p in enumerate(parameters)]
+
+
+def parameters(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> dict[str, torch.Tensor]:
+    live = [p for group in optimizer.param_groups for p in group["params"]]
+    return dict(zip(parameter_names(optimizer, names), live, strict=True))
+
+
+def to_come(optimizer: torch.optim.Optimizer) -> int:
+    """Estimate the bytes of state that the first step will allocate: the parameters' bytes for each moment."""
+    if optimizer.state:
+        return 0
+    moments = 2
+    if isinstance(optimizer, torch.optim.SGD):
+        moments = int(any(group.get("momentum") for group in optimizer.param_groups))
+    elif isinstance(optimizer, (torch.optim.Adagrad, torch.optim.RMSprop)):
+        moments = 1
+    held = [local_part(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    return moments * sum(p.numel() * p.element_size() for p in held)
+
+
+def _undo_casts(optimizer: torch.optim.Optimizer, saved: dict[int, Any]) -> None:
+    live = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, values in saved.items():
+        held = optimizer.state[live[index]]
+        for key, value in values.items():
+            now = held.get(key)
+            if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
+                held[key] = value.to(device=now.device)

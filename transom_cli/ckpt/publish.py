@@ -1,0 +1,137 @@
+"""Publish a written checkpoint, and delete old ones. No torch.
+
+Order on disk: data files, fsync, manifest, fsync, rename, fsync of the parent. A crash at any point leaves the earlier
+checkpoints untouched, and a working directory that no reader looks at. A writer whose attempt was replaced cannot harm
+its successor: it writes under its own name, a good published step is never replaced, and once a newer launch has
+started, the old one publishes nothing more (`ckpt.fence`).
+
+Retention keeps the newest good checkpoints, and optionally every so many steps one forever. A checkpoint that does not
+verify is neither counted nor deleted: it may be the only one of its step, and a person may want to look at it. A
+`Retention` reads each checkpoint in full at most once; later calls only `stat` its files. Those that stay forever are
+not read at all, except the newest: there may be a thousand of them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from transom_cli.ckpt import fence, files
+from transom_cli.ckpt.failures import BadManifest, TakenOver, one_line
+from transom_cli.ckpt.inventory import Candidate, candidates, check_shape, read_manifest, verify
+from transom_cli.ckpt.manifest import Manifest, encode
+from transom_cli.ckpt.names import MANIFEST, step_name, trash_name
+from transom_cli.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Keep the newest `newest` good checkpoints (at least 1), and those at multiples of `every` steps."""
+
+    newest: int = 2
+    every: int | None = None
+
+    def doomed(self, steps: Iterable[int], good: Callable[[int], bool]) -> list[int]:
+        """The steps to delete, newest first. `good` is called only where it decides."""
+        found, gone = 0, []
+        for step in sorted(steps, reverse=True):
+            stays = self.every is not None and step % self.every == 0
+            if found < self.newest:
+                found += good(step)
+            elif not stays and good(step):
+                gone.append(step)
+        return gone
+
+
+def check_keep(keep: object, keep_every: object) -> Keep:
+    """Raise UsageError for values out of range."""
+    if not _count(keep):
+        raise UsageError(
+            f"keep={keep!r} must be at least 1",
+            "it is how many of the newest good checkpoints stay: without one there would be nothing to resume from",
+            "keep=2, the default, leaves one to fall back on",
+        )
+    if keep_every is not None and not _count(keep_every):
+        raise UsageError(
+            f"keep_every={keep_every!r} must be a number of steps, at least 1, or None",
+            "every good checkpoint at a multiple of it is kept forever",
+            "keep_every=10000 keeps those of steps 10000, 20000, ...; those steps must be saved",
+        )
+    assert isinstance(keep, int)
+    return Keep(keep, keep_every if isinstance(keep_every, int) else None)
+
+
+class Retention:
+    def __init__(self, directory: Path, keep: Keep, attempt: str) -> None:
+        self._directory = directory
+        self._keep = keep
+        self._attempt = attempt
+        self._known: dict[int, Manifest] = {}  # read in full and found good
+
+    def work_for(self, attempt: str, keep: Keep) -> None:
+        """Delete under the name of that attempt from now on."""
+        self._attempt, self._keep = attempt, keep
+
+    def trust(self, manifest: Manifest) -> None:
+        """The manifest's checkpoint was just read in full, or written, and is good."""
+        self._known[manifest.step] = manifest
+
+    def apply(self, published: int, nonce: str) -> list[int]:
+        """Delete checkpoints that need not be kept, never `published` itself. Returns their steps. Raises OSError.
+
+        A crash at any moment leaves the kept ones intact: a deleted one first loses its name.
+        """
+        there = {candidate.step: candidate for candidate in candidates(self._directory)}
+        if len(there) <= self._keep.newest:
+            return []  # and none of them has to be read
+        doomed = self._keep.doomed(there, lambda step: self._is_good(there[step]))
+        doomed = [step for step in doomed if step != published]
+        for step in doomed:
+            trash = self._directory / trash_name(step, self._attempt, nonce)
+            there[step].path.rename(trash)
+            files.sync_directory(self._directory)
+            files.delete_tree(trash)
+            self._known.pop(step, None)
+        return doomed
+
+    def _is_good(self, candidate: Candidate) -> bool:
+        try:
+            manifest = read_manifest(candidate)
+        except BadManifest:
+            return False
+        if self._known.get(candidate.step) == manifest:
+            return not check_shape(candidate.path, manifest.files)
+        good = verify(candidate).good
+        if good:
+            self.trust(manifest)
+        return good
+
+
+def _count(value: object) -> bool:
+    return type(value) is int and value >= 1
+
+
+def publish(directory: Path, work: Path, manifest: Manifest, attempt: str, retention: Retention) -> None:
+    """Publish `work`, which holds the manifest's files, all durable. Raises OSError and TakenOver."""
+    files.write_new(work / MANIFEST, encode(manifest))
+    final = directory / step_name(manifest.step)
+    taken = final.exists()
+    if taken and verify(Candidate(manifest.step, final)).good:
+        files.delete_tree(work)  # an earlier attempt published this very step
+        return
+    fence.check(directory, attempt)
+    if taken:
+        files.set_aside(final)
+    files.publish(work, final)
+    retention.trust(manifest)
+
+
+def tidy(directory: Path, published: int, attempt: str, retention: Retention, say: Callable[[str], None]) -> None:
+    """Delete old checkpoints. The file system takes tenths of a second for a GiB."""
+    try:
+        fence.check(directory, attempt)
+        retention.apply(published, secrets.token_hex(4))
+    except (OSError, TakenOver) as error:  # the new checkpoint is published all the same
+        say(f"old checkpoints could not be removed: {one_line(error)}")

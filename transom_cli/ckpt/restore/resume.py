@@ -1,0 +1,286 @@
+"""Choose the checkpoint that training resumes from: the newest that restores, from memory, disk or a copy."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from transom_cli.ckpt import saved_marker
+from transom_cli.ckpt.failures import BadManifest, BadRollbacks, NoCheckpointRestores, WorldSizeChanged, describe
+from transom_cli.ckpt.inventory import Candidate, candidates, read_manifest
+from transom_cli.ckpt.manifest import Origin, encode
+from transom_cli.ckpt.names import step_name
+from transom_cli.ckpt.publish import Keep
+from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.restore import rollback
+from transom_cli.ckpt.restore.load import kept_per_rank, load, verify_together
+from transom_cli.ckpt.restore.memory import InMemory, MemoryCandidate, memory_candidates, sources
+from transom_cli.ckpt.restore.reader import OnDisk, RestoreProgress, Source
+from transom_cli.ckpt.restore.rollback import Batches, Rollback
+from transom_cli.ckpt.save.snapshots import Snapshots
+from transom_cli.ckpt.saved_marker import SavedMarker
+from transom_cli.ckpt.state import State
+from transom_cli.errors import UsageError
+from transom_cli.plural import several
+
+NAMED = 10  # values in an error
+
+LOOKS = 3  # reads of the directory while it changes
+
+
+@dataclass(frozen=True)
+class Restored:
+    step: int
+    durable: bool  # not in memory alone
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """The candidates of a restore, newest first. unknown: what could not be read, and why."""
+
+    found: list[MemoryCandidate | Candidate]
+    rollbacks: tuple[Rollback, ...]
+    marker: SavedMarker | None
+    unknown: list[str]
+
+
+class Restorer:
+    """Restores the newest candidate, on all ranks together. places: the main directory, then those of copies."""
+
+    def __init__(
+        self, places: tuple[Path, ...], state: State, ranks: Ranks, snapshots: Snapshots, keep: Keep, reshard: bool,
+        say: Callable[[str], None], *, allow_code: bool = False,
+    ) -> None:  # fmt: skip
+        self._places, self._state, self._ranks, self._snapshots = places, state, ranks, snapshots
+        self._keep, self._reshard, self._say = keep, reshard, say
+        self._allow_code = allow_code
+        self._progress = RestoreProgress(snapshots.daemon.report_restore)
+        self.batches = Batches()  # as of the last restore()
+
+    def restore(self, allow_lost: bool = False) -> Restored | None:
+        """Restore the newest candidate that is good. None if nothing was ever saved.
+
+        If a snapshot that is only in memory does not restore, an older checkpoint on disk is used.
+
+        Args:
+            allow_lost: return None if nothing remains of what was saved.
+
+        Raises:
+            NoCheckpointRestores: there are checkpoints and none restores, or all are lost.
+            WorldSizeChanged: the checkpoint has per-rank state for another number of ranks.
+        """
+        listed = self._list_candidates()
+        for _ in range(LOOKS):
+            restored, lost, passed_over = self._newest_that_loads(listed)
+            if restored is not None:
+                return restored
+            again = self._list_candidates() if passed_over else listed
+            if [self._name(one) for one in again.found] == [self._name(one) for one in listed.found]:
+                break
+            listed = again  # the snapshot daemon of the last launch published or removed checkpoints meanwhile
+        rollbacks = listed.rollbacks
+        if not passed_over and any(one.to > 0 for one in rollbacks):
+            passed_over = [f"the training was rolled back to step {rollbacks[-1].to}, and no checkpoint of it remains"]
+        if passed_over:
+            raise self._nothing_restores(passed_over)
+        if lost or (listed.marker is not None and not allow_lost):
+            raise self._all_lost(listed, lost)  # also if something was loaded in part: that is no state to start from
+        if listed.marker is not None:
+            self._start_over()
+        self._snapshots.rewind(None)
+        return None
+
+    def _newest_that_loads(self, listed: _Candidates) -> tuple[Restored | None, list[str], list[str]]:
+        """Load the newest good candidate. Also return those that failed, with reasons: in memory, on disk."""
+        self.batches = Batches(listed.rollbacks)
+        passed_over: list[str] = []
+        lost: list[str] = []
+        for candidate in listed.found:
+            in_memory = isinstance(candidate, MemoryCandidate)
+            if isinstance(candidate, MemoryCandidate):
+                reason = self._load_from_memory(candidate)
+            else:
+                reason = self._load_from_disk(candidate)
+            if not reason:
+                if listed.marker is not None and listed.marker.step > candidate.step:
+                    self._say(f"{_saved(listed.marker)}, and is lost: training continues from step {candidate.step}")
+                return Restored(candidate.step, durable=not in_memory), lost, passed_over
+            self._say(f"passed over {self._name(candidate)}: {reason}")
+            (lost if in_memory else passed_over).append(f"{self._name(candidate)}: {reason}")
+        return None, lost, passed_over
+
+    def _start_over(self) -> None:
+        """Start over though what was saved is lost: remove its marker. Raises UsageError on all ranks."""
+        trouble = ""
+        if self._ranks.first:
+            try:
+                saved_marker.forget(self._places[0])
+            except OSError as error:
+                trouble = describe(error)
+        trouble = self._ranks.from_first(trouble)
+        if trouble:
+            raise UsageError("The record of the lost snapshot cannot be removed", trouble, "remove it yourself")
+        self._say("what was saved is lost, and the training starts from the beginning, as allowed")
+
+    def _list_candidates(self) -> _Candidates:
+        """List the candidates, the same on all ranks. Raises BadRollbacks on all of them."""
+        trouble: tuple[str, str, str] | None = None
+        listed = _Candidates([], (), None, [])
+        try:
+            listed = self._read_candidates() if self._ranks.first else listed
+        except BadRollbacks as error:
+            trouble = error.what, error.why, error.hint
+        trouble, listed = self._ranks.from_first((trouble, listed))
+        if trouble is not None:
+            raise BadRollbacks(*trouble)
+        return listed
+
+    def _read_candidates(self) -> _Candidates:
+        """List the candidates, without those that a rollback has undone. Called by rank 0.
+
+        Raises BadRollbacks: without that record, training would resume from a bad state in memory, or with the wrong
+        batches, and nobody would notice.
+        """
+        rollbacks = rollback.read(self._places[0])
+        for copy in self._places[1:]:
+            with contextlib.suppress(OSError):  # reported when its candidates are listed
+                rollback.set_aside(copy, rollbacks)
+        directory, *copies = self._places
+        in_memory, unknown = memory_candidates(self._snapshots)
+        found: list[MemoryCandidate | Candidate] = [*in_memory, *candidates(directory)]
+        for copy in copies:
+            try:
+                found += candidates(copy)
+            except OSError as error:
+                unknown.append(f"the copies in {copy} are not known: {describe(error)}")
+        for line in unknown:
+            self._say(line)
+        # of one step, memory comes before disk, and disk before its copies: the sort is stable
+        found.sort(key=lambda candidate: candidate.step, reverse=True)
+        marker = saved_marker.read(directory)
+        if marker is not None and rollback.undone(rollbacks, marker.step, marker.attempt):
+            marker = None
+        return _Candidates([one for one in found if not _is_undone(one, rollbacks)], rollbacks, marker, unknown)
+
+    def _load_from_memory(self, found: MemoryCandidate) -> str:
+        """Restore from memory. Returns "", or why that failed."""
+        source = InMemory(self._snapshots, found, self._places[0])
+        per_rank = self._per_rank_fits(found.step, found.manifest.world_size, None, source)
+        self._progress.of(found.step, "")
+        code = self._allow_code
+        reason = load(source, self._state, self._ranks, self._progress, per_rank=per_rank, allow_code=code)
+        if not reason:
+            self._snapshots.rewind(found.step, found.record)
+            where = sources(self._ranks.gather(source.where))
+            self._say(f"restored {found.name} ({where}; written by attempt {found.manifest.attempt})")
+        return reason
+
+    def _load_from_disk(self, candidate: Candidate) -> str:
+        """Restore from disk. Returns "", or why that failed."""
+        self._progress.of(candidate.step, str(candidate.path.parent))
+        verdict = verify_together(candidate, self._ranks, self._progress)
+        if verdict.manifest is None or not verdict.good:
+            return verdict.reason
+        origin = verdict.origin
+        source = OnDisk(candidate.path)
+        per_rank = self._per_rank_fits(candidate.step, verdict.manifest.world_size, origin, source)
+        how, code = (source, self._state, self._ranks, self._progress), self._allow_code
+        reason = load(*how, per_rank=per_rank, origin=origin, allow_code=code)
+        if not reason:
+            self._snapshots.rewind(candidate.step)
+            if self._ranks.first:
+                self._snapshots.trust(candidate.path.parent, encode(verdict.manifest), self._keep)
+            by = origin.text if origin is not None else f"written by attempt {verdict.manifest.attempt}"
+            self._say(f"restored {self._name(candidate)} ({by})")
+        return reason
+
+    def _per_rank_fits(self, step: int, world_size: int, origin: Origin | None, source: Source) -> bool:
+        if origin is not None and not origin.per_rank:
+            return False
+        if world_size == self._ranks.size:
+            return True
+        ranks = several(world_size, "rank")
+        if not self._reshard:
+            raise WorldSizeChanged(
+                f"{step_name(step)} was written by {ranks}, and this training has {self._ranks.size}",
+                "random numbers and data positions are kept per rank, and cannot be carried over",
+                "start with as many ranks, or pass reshard=True to the Checkpointer to start those afresh",
+            )
+        if own := self._ranks.from_first(self._kept_per_rank(source) if self._ranks.first else None):
+            raise WorldSizeChanged(
+                f"{step_name(step)} was written by {ranks}, and this training has {self._ranks.size}",
+                f"each rank has its own of {several(len(own), 'value')}: {', '.join(own[:NAMED])}"
+                + (f" and {len(own) - NAMED} more" if len(own) > NAMED else ""),
+                f"start with {ranks}: values that are kept per rank cannot be carried over to another number of ranks",
+            )
+        self._say(f"{ranks} became {self._ranks.size}: random numbers and per-rank objects start afresh")
+        return False
+
+    def _kept_per_rank(self, source: Source) -> list[str]:
+        try:
+            return kept_per_rank(source.metadata(), self._state)
+        except Exception:  # the load will fail for the same reason, and report it
+            return []
+
+    def _name(self, candidate: MemoryCandidate | Candidate) -> str:
+        if isinstance(candidate, MemoryCandidate) or candidate.path.parent == self._places[0]:
+            return candidate.name
+        return f"{candidate.name} in {candidate.path.parent}"
+
+    def _nothing_restores(self, passed_over: list[str]) -> NoCheckpointRestores:
+        which = "The one checkpoint" if len(passed_over) == 1 else f"None of the {len(passed_over)} checkpoints"
+        does = "does not restore" if len(passed_over) == 1 else "restores"
+        error = NoCheckpointRestores(
+            f"{which} in {' and '.join(map(str, self._places))} {does}",
+            "\n".join(passed_over),
+            "\n".join(f"transom ckpt verify {place}" for place in self._places)
+            + "\nto start from the beginning, give another directory",
+        )
+        self._tell(error)
+        return error
+
+    def _all_lost(self, listed: _Candidates, lost: list[str]) -> NoCheckpointRestores:
+        known, here = listed.marker, self._snapshots.nodes
+        directories = " and ".join(map(str, self._places))
+        why = [*lost, *listed.unknown]
+        if known is not None:
+            why += [f"{node} takes no part in this launch" for node in known.nodes if node not in here]
+            if not lost:
+                why.append(f"nothing of it is in the memory of {', '.join(here)}")
+        why.append(f"no checkpoint is in {directories}")
+        what = _saved(known) if known is not None else "there are snapshots in memory"
+        records = " ".join(shlex.quote(str(path)) for path in saved_marker.marker_paths(self._places[0]))
+        how = f"end this job, whose memory has parts of it, and remove {records}"
+        if not lost:
+            how = f"remove {records}, or call restore(allow_lost=True)"
+        error = NoCheckpointRestores(
+            f"Nothing that was saved can be restored: {what}",
+            "\n".join(why),
+            f"to start from an older checkpoint, move it into {self._places[0]}\nto start from the beginning, {how}",
+        )
+        self._tell(error)
+        return error
+
+    def _tell(self, error: NoCheckpointRestores) -> None:
+        if self._ranks.first:
+            sys.stderr.write(f"error: {error}\n")
+            sys.stderr.flush()
+
+
+def _saved(known: SavedMarker) -> str:
+    where = f" in the memory of {', '.join(known.nodes)}" if known.nodes else ""
+    return f"step {known.step} or a later one was saved{where} by attempt {known.attempt}"
+
+
+def _is_undone(found: MemoryCandidate | Candidate, rollbacks: tuple[Rollback, ...]) -> bool:
+    if all(found.step <= one.to for one in rollbacks):
+        return False  # the manifest need not be read
+    try:
+        manifest = found.manifest if isinstance(found, MemoryCandidate) else read_manifest(found)
+    except BadManifest:
+        return False  # it will not restore, and that is reported
+    return rollback.undone(rollbacks, found.step, manifest.attempt)

@@ -1,0 +1,279 @@
+"""Turn the ranks' snapshots of one step into a checkpoint: every share is held by a daemon, and a record lists them.
+
+All ranks call the methods of `Committer` for the same step and get the same answers. The record is the checkpoint's
+manifest, with the checksum of every share. Rank 0 makes it once all shares are in the memory of their nodes, and every
+node's snapshot daemon keeps it. The daemons also make checkpoints durable, from that memory (`ckpt.snapshot`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import xxhash
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.storage import WriteResult
+
+from transom_cli.ckpt import files
+from transom_cli.ckpt.failures import RanksDiffer, describe
+from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
+from transom_cli.ckpt.names import DCP_METADATA, data_name, step_name
+from transom_cli.ckpt.options import Options
+from transom_cli.ckpt.ranks import FAILURES, Ranks
+from transom_cli.ckpt.save.layout import Layout, Place
+from transom_cli.ckpt.save.replicas import Proof, Short, buffers_note, differences, refusal
+from transom_cli.ckpt.save.snapshots import Snapshots
+from transom_cli.ckpt.save.staging import Snapshot, Stager, pack, size_for
+from transom_cli.ckpt.schedule.schedule import Every
+from transom_cli.ckpt.snapshot import messages
+from transom_cli.ckpt.snapshot.persisting import RESERVED as DURABLE
+from transom_cli.ckpt.snapshot.protecting import RESERVED as PROTECTED
+from transom_cli.ckpt.snapshot.protection import NONE
+from transom_cli.ckpt.snapshot.record import Record
+
+_LATER = (MemoryError, OSError, *messages.FAILURES)  # failures of preparation; the next save reports them
+Offer = tuple[SavePlan, frozenset[MetadataIndex]]  # everything a rank holds, and the part in its snapshot
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a rank writes of this snapshot (`now`) and of the next ones (`later`). trouble: why the plan failed."""
+
+    now: frozenset[MetadataIndex] = frozenset()
+    later: frozenset[MetadataIndex] = frozenset()
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class Roll:
+    """All ranks' answers for one step: whether their shares are agreed, the first trouble, the short checksums."""
+
+    agreed: bool
+    trouble: str
+    checksums: list[Short | None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Result of comparing replicas. complete: every rank sent checksums. note: a warning to print."""
+
+    refused: RanksDiffer | None = None
+    trouble: str = ""
+    note: str = ""
+    complete: bool = False
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Result of a save.
+
+    trouble: why it is no checkpoint, or "". uses: why its memory stays reserved. prepare: whether to prepare the next
+    save, with `share` if this save was planned again.
+    """
+
+    trouble: str
+    uses: frozenset[str] = frozenset()
+    prepare: bool = False
+    share: Share | None = None
+
+
+class Committer:
+    """Commits snapshots, in the background thread of a save."""
+
+    def __init__(self, options: Options, ranks: Ranks, schedule: Every, stager: Stager, snapshots: Snapshots) -> None:
+        self._options, self._ranks, self._schedule = options, ranks, schedule
+        self._stager, self._snapshots = stager, snapshots
+        self._metadata: Metadata | None = None  # DCP's metadata of all shares, on rank 0
+
+    def prepare(self, layout: Layout | None, growth: float) -> None:
+        """Before the first save: plan who writes what, and allocate memory for a state `growth` times as large.
+
+        A failure here is reported by the save.
+        """
+        try:
+            answers = self._ranks.gather((layout is not None, layout is not None and self._stager.agreed_on(layout)))
+            if layout is not None and all(there for there, _ in answers) and not all(agreed for _, agreed in answers):
+                self._settle(layout, self._plan(layout), growth)
+                if self._snapshots.awaited:
+                    self._snapshots.complete()
+        except FAILURES:
+            pass
+
+    def call_roll(self, step: int, snapshot: Snapshot | None, trouble: str, proof: Proof | None) -> Roll:
+        """Wait until all ranks commit `step`, and exchange their troubles and checksums. A collective.
+
+        `snapshot` is None, with the `trouble`, where a rank could not copy its state: the others must learn of it.
+
+        Ranks may come with different steps, if a request for a final checkpoint did not reach all of them in time.
+        Ranks that are behind give their step up, and ranks that are ahead ask again. So no checkpoint mixes two steps,
+        and the next step that all ranks save is saved. Until then this thread waits on the ranks that are ahead.
+        """
+        agreed = snapshot is not None and snapshot.agreed
+        short = proof.short if proof is not None else None
+        while True:
+            answers = self._ranks.gather((step, trouble, agreed, short))
+            ahead = max(answer[0] for answer in answers)
+            if step < ahead:
+                return Roll(agreed, f"not all ranks save this step: others are at {step_name(ahead)}", [])
+            if all(answer[0] == step for answer in answers):
+                first = _first([answer[1] for answer in answers])
+                return Roll(all(answer[2] for answer in answers), first, [answer[3] for answer in answers])
+
+    def compare(self, proof: Proof | None, checksums: list[Short | None]) -> Comparison:
+        """Compare what the checkpoint stores once for all ranks. A collective."""
+        found = differences(self._ranks, proof, checksums)
+        complete = all(short is not None for short in checksums)
+        if found:
+            refused = refusal(found)
+            return Comparison(refused, f"{refused.what}: {found[0].text}", complete=complete)
+        return Comparison(note=buffers_note(proof, checksums) if proof is not None else "", complete=complete)
+
+    def commit(self, step: int, snapshot: Snapshot, *, agreed: bool, requested: bool) -> Committed:
+        """Hand this rank's share to the daemon, make the record, and distribute it. A collective.
+
+        Args:
+            agreed: the snapshot holds just what this rank is to write; otherwise the shares are planned here.
+            requested: make the checkpoint durable in any case.
+        """
+        share = None if agreed else self._plan(snapshot.layout)
+        if share is not None and share.trouble:
+            return Committed(share.trouble, prepare=True, share=share)
+        trouble, entries, places = self._hold(step, snapshot, share)
+        answers = self._ranks.to_first((trouble, entries, places))
+        uses: frozenset[str] = frozenset()
+        record: Record | None = None
+        if answers is not None:
+            trouble = _first([answer[0] for answer in answers])
+            if not trouble:
+                try:
+                    uses = self._uses(requested)
+                    record = self._record(
+                        step, [one for answer in answers for one in answer[1]], [a[2] for a in answers]
+                    )
+                except FAILURES as error:
+                    trouble, uses = describe(error), frozenset()
+        trouble, uses, record = self._ranks.from_first((trouble, uses, record))
+        if record is not None:
+            self._distribute(step, record, uses)
+        return Committed(trouble, uses, prepare=True, share=share)
+
+    def prepare_next(self, snapshot: Snapshot, share: Share | None) -> None:
+        """Allocate memory for the next save. This may wait for memory, and failures are reported by that save."""
+        if share is not None:
+            self._settle(snapshot.layout, share)
+        else:
+            with contextlib.suppress(*_LATER):
+                self._snapshots.ready(size_for(snapshot.layout, snapshot.size - snapshot.layout.size))
+
+    def _settle(self, layout: Layout, share: Share, growth: float = 1.0) -> None:
+        if share.trouble:
+            self._stager.forget()
+            return
+        with contextlib.suppress(*_LATER):
+            self._stager.settle(layout, share.later, growth)
+
+    def _plan(self, layout: Layout) -> Share:
+        """Decide which rank writes what, so that replicas are stored once. A collective.
+
+        The plan is DCP's own. It is kept until a rank's state changes shape: an optimizer's state appears with its
+        first step.
+        """
+        offers: list[Offer] | None = self._ranks.to_first((layout.plan, layout.indices))
+        shares: list[Share] | None = None
+        if offers is not None:
+            try:
+                self._metadata, shares = _deduplicated(offers)
+            except Exception as error:
+                shares = [Share(trouble=f"{type(error).__name__}: {error}")] * self._ranks.size
+        mine: Share = self._ranks.each_from_first(shares)
+        return mine
+
+    def _hold(self, step: int, snapshot: Snapshot, share: Share | None) -> tuple[str, list[FileEntry], list[Place]]:
+        """Finish the copy, checksum this rank's share, and hand it to the daemon. Return the trouble or the share."""
+        try:
+            if snapshot.copying is not None:
+                snapshot.copying.settle()
+            segments, places = pack(snapshot, share.now if share else None)
+            size = sum(length for _, length in segments)
+            checksum = files.digest_segments(snapshot.buffer.view(0, snapshot.buffer.size), segments)
+            entry = FileEntry(data_name(self._ranks.rank), size, checksum)
+            self._snapshots.hold(step, entry, segments)
+        except FAILURES as error:
+            return describe(error), [], []
+        return "", [entry], places
+
+    def _uses(self, requested: bool) -> frozenset[str]:
+        """What the checkpoint's memory stays reserved for. Rank 0 decides."""
+        uses = [PROTECTED] if self._options.protection != NONE else []
+        if self._options.rule.due(requested, self._schedule.persist):
+            uses.append(DURABLE)
+        return frozenset(uses)
+
+    def _record(self, step: int, entries: list[FileEntry], places: list[list[Place]]) -> Record:
+        assert self._metadata is not None
+        metadata = _metadata(self._metadata, places)
+        own = FileEntry(DCP_METADATA, len(metadata), xxhash.xxh3_128_hexdigest(metadata))
+        manifest = Manifest(
+            step=step,
+            world_size=self._ranks.size,
+            attempt=self._options.attempt,
+            torch=str(torch.__version__),
+            created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            files=tuple(sorted([own, *entries], key=lambda entry: entry.name)),
+        )
+        return Record(encode(manifest), metadata)
+
+    def _distribute(self, step: int, record: Record, uses: frozenset[str]) -> None:
+        """Give the record to this node's daemon. After a restore from memory, release the restored step once every
+        rank has committed a newer one."""
+        failed: Exception | None = None
+        try:
+            self._snapshots.commit(step, record, uses)
+        except Exception as error:  # the other ranks wait in the collective below
+            failed = error
+        if self._snapshots.superseding and all(self._ranks.gather(failed is None)):
+            self._snapshots.supersede(step)
+        if failed is not None:
+            raise failed
+
+
+def _deduplicated(offers: list[Offer]) -> tuple[Metadata, list[Share]]:
+    plans, metadata = _planned([plan for plan, _ in offers])
+    held = [SavePlan([i for i in p.items if i.index in have], p.storage_data, p.planner_data) for p, have in offers]
+    whole = all(len(part.items) == len(plan.items) for part, (plan, _) in zip(held, offers, strict=True))
+    now = plans if whole else _planned(held)[0]
+    missing = _indices(plans) - _indices(now)
+    if missing:
+        some = min(missing, key=lambda index: index.fqn)
+        raise ValueError(f"{some.fqn} is in no rank's snapshot: the ranks' states differ in shape")
+    return metadata, [Share(_indices([n]), _indices([p])) for n, p in zip(now, plans, strict=True)]
+
+
+def _planned(plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+    return DefaultSavePlanner(flatten_state_dict=True, flatten_sharded_tensors=False).create_global_plan(plans)
+
+
+def _indices(plans: list[SavePlan]) -> frozenset[MetadataIndex]:
+    return frozenset(item.index for plan in plans for item in plan.items)
+
+
+def _metadata(metadata: Metadata, places: list[list[Place]]) -> bytes:
+    """Return the bytes of DCP's own metadata file, as DCP writes it. `places`: by rank."""
+    results = [
+        [WriteResult(index, size, _StorageInfo(data_name(rank), start, size)) for index, start, size in of_rank]
+        for rank, of_rank in enumerate(places)
+    ]
+    with tempfile.TemporaryDirectory(prefix="transom-") as folder:
+        FileSystemWriter(folder, sync_files=False).finish(metadata, results)
+        return (Path(folder) / DCP_METADATA).read_bytes()
+
+
+def _first(troubles: list[str]) -> str:
+    return next((trouble for trouble in troubles if trouble), "")

@@ -1,0 +1,286 @@
+"""This rank's session with the snapshot daemon of its node.
+
+All ranks of a launch find their daemons when the Checkpointer is made: each connects to its node's (the agent's, or
+one that it starts) and tells it where the others are. After that a rank talks to its own node's daemon only. A daemon
+that is gone is replaced, and the session is replayed to the new one: such a fault costs no snapshot and no step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from transom_cli.ckpt.manifest import FileEntry
+from transom_cli.ckpt.names import MANIFEST, step_name
+from transom_cli.ckpt.progress import Part
+from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.save.buffer import Buffer
+from transom_cli.ckpt.snapshot import messages
+from transom_cli.ckpt.snapshot.client import ANSWER, Client
+from transom_cli.ckpt.snapshot.launches import Launch
+from transom_cli.ckpt.snapshot.meeting_place import meet, names, own_address, token
+from transom_cli.ckpt.snapshot.messages import HolderGone
+from transom_cli.ckpt.snapshot.outcomes import ENDED, FAILED, RUNNING
+from transom_cli.ckpt.snapshot.protecting import domain
+from transom_cli.ckpt.snapshot.protection import NONE, Protection
+from transom_cli.ckpt.snapshot.record import Record
+from transom_cli.ckpt.snapshot.slot import Share
+from transom_cli.core.codec import plain
+
+_REPLACED = 20.0  # seconds within which a new daemon must have taken over the session
+_FETCH = 3600.0  # seconds for a share to arrive; a transfer that does not move is given up far sooner
+_UNHEARD = 10.0  # seconds without news of a write, after which it is looked for on disk
+
+
+class DaemonSession:
+    """What this rank has told its daemon, and the connection to it. For one thread at a time, except `outcome`.
+
+    buffers: this rank's memory, by slot. shares: what was last held in each. records: of committed steps. taken: the
+    slot of the snapshot that is being made. restored: the step that this launch resumed from, while its memory must be
+    kept. by: the node whose daemon makes checkpoints durable. Making a session is a collective.
+    """
+
+    def __init__(
+        self, directory: Path, ranks: Ranks, attempt: str, say: Callable[[str], None],
+        protection: Protection, rate: float | None, also: Mapping[Path, int],
+    ) -> None:  # fmt: skip
+        self._directory, self._ranks = directory, ranks
+        self._protection, self._rate, self._also = protection, rate, also
+        self.buffers: dict[int, Buffer] = {}
+        self.shares: dict[int, Share] = {}
+        self.records: dict[int, Record] = {}
+        self.taken: int | None = None
+        self.restored: int | None = None
+        self._plan: dict[str, Any] | None = None  # when the next saves come; rank 0's plan holds for all
+        made = None
+        if ranks.first:
+            made = (Launch(attempt, secrets.token_hex(8)), secrets.token_hex(32), token(directory))
+        self._launch, self._key, self._token = ranks.from_first(made)
+        self._at = meet(directory)
+        self._port = 0
+        self._client = self._at.connect()
+        answers = ranks.gather((self._at.node, self._at.holder, self._at.trouble))
+        by_rank = names([(node, holder) for node, holder, _ in answers])
+        for node, (_, _, trouble) in dict(zip(by_rank, answers, strict=True)).items():
+            if trouble:
+                say(f"the snapshots of {node} live only as long as its ranks: {trouble}")
+        self.node, self.by = by_rank[ranks.rank], by_rank[0]
+        self.nodes = tuple(sorted(set(by_rank)))
+        self._places: dict[str, tuple[str, int]] = {}
+        self._domains: dict[str, str | None] = {}
+        if len(self.nodes) > 1:
+            self._listening(self.send("listen", again=True, port=self._port, **self._training()))
+            self._places = dict(ranks.gather((self.node, (own_address(), self._port))))
+        elif protection != NONE:
+            say("snapshots are not protected by other nodes: there is one node")
+        self._domains = dict(ranks.gather((self.node, domain(os.environ))))
+        answer = self.send("join", again=True, **self._joining())
+        if answer is not None:  # memory that an earlier rank of this number has lent
+            for (n, size), fd in zip(answer[0]["slots"], answer[1], strict=True):
+                self.buffers[int(n)] = Buffer.lent(fd, int(size))
+
+    def ask(self, name: str, **fields: Any) -> messages.Body:
+        """Send one request. Raises HolderGone and Refused."""
+        return self._client.ask(name, **fields)[0]
+
+    def send(
+        self, name: str, *, again: bool = False, fds: list[int] | None = None, payload: bytes | None = None,
+        **fields: Any,
+    ) -> tuple[messages.Body, list[int]] | None:  # fmt: skip
+        """Send one request. If the daemon is gone, replay the session to a new one.
+
+        Args:
+            again: repeat the request to the new daemon. Without it the replay has told the daemon already, and the
+                answer is None.
+            payload: bytes that are passed as a descriptor.
+
+        Raises:
+            HolderGone: no daemon took over.
+            Refused: the daemon refuses the request.
+        """
+        try:
+            return self._send(name, fds, payload, **fields)
+        except HolderGone:
+            self._client.close()
+        deadline = time.monotonic() + _REPLACED
+        while True:
+            self._client = self._at.connect(afresh=True)
+            try:
+                self._replay()
+                return self._send(name, fds, payload, **fields) if again else None
+            except HolderGone:  # a daemon that is being killed still accepts connections for a moment
+                self._client.close()
+                if time.monotonic() >= deadline:
+                    raise
+
+    def lend(self, index: int, buffer: Buffer, *, write: bool) -> None:
+        self.send("lend", again=True, fds=[buffer.fd], index=index, size=buffer.size, write=write)
+
+    def hold(self, index: int, share: Share) -> None:
+        """The copy in slot `index` is complete."""
+        self.shares[index] = share
+        self.taken = None
+        self.send("hold", **_hold_fields(share, None))
+
+    def commit(self, step: int, record: Record, uses: list[str], *, restored: bool = False) -> None:
+        self.records[step] = record
+        self.send("commit", **_commit_fields(step, record, uses, restored=restored))
+
+    def plan(self, rhythm: str, saves: object) -> None:
+        """Tell when the next saves come, and why, unless the daemon knows."""
+        fields = {"rhythm": rhythm, "coming": plain(saves)}
+        if fields != self._plan:
+            self._plan = fields
+            with suppress(messages.Refused):  # a daemon of an older version
+                self.send("plan", **fields)
+
+    def close(self) -> None:
+        self._client.close()
+
+    # Requests of a restore. All raise HolderGone
+
+    def survey(self) -> dict[str, dict[str, object]]:
+        """What every node's daemon holds, or the error by which that is unknown."""
+        _, fds = self._client.ask("survey")
+        found: dict[str, dict[str, object]] = json.loads(_unpacked(fds))
+        return found
+
+    def record(self, node: str, step: int, manifest: int, metadata: int) -> Record:
+        """The record of a step that `survey` named, with these sizes in bytes. Raises Refused."""
+        _, fds = self._client.ask("record", node=node, step=step, manifest=manifest, metadata=metadata)
+        data = _unpacked(fds)
+        return Record(data[:manifest], data[manifest:])
+
+    def fetch(self, step: int, entry: FileEntry, *, check: bool) -> tuple[int, int, list[tuple[int, int]], str, bool]:
+        """Bring a share to this node. It stays valid until `rewind`. Raises Refused.
+
+        Returns:
+            A descriptor that the caller closes, the bytes of the memory, the share's segments in it, where it was, and
+            whether its checksum was verified, which `check` demands.
+        """
+        fields: dict[str, Any] = {"file": entry.name, "size": entry.size, "sum": entry.xxh3_128, "check": check}
+        answer, fds = self._client.ask("fetch", timeout=_FETCH, step=step, **fields)
+        segments = [(int(a), int(b)) for a, b in answer["segments"]]
+        return fds[0], int(answer["size"]), segments, str(answer["where"]), answer["checked"] is True
+
+    def report_restore(self, part: Part) -> None:
+        """Report how far this rank's restore is. Failures are ignored."""
+        with suppress(*messages.FAILURES):  # also of a daemon of an older version
+            self._client.ask("restoring", **plain(part))
+
+    # Durability, on a connection of its own: for any thread
+
+    def outcome(self, step: int) -> str:
+        """Wait until `step` is durable. Return "", or why it is not."""
+        silent: float | None = None
+        line: Client | None = None
+        try:
+            while True:
+                try:
+                    if line is None:
+                        line = self._at.connect()
+                        line.ask("look", directory=str(self._directory), token=self._token)
+                    answer = line.ask("outcome", step=step, by=self.by, patience=1.0)[0]
+                except messages.FAILURES as error:
+                    line, answer = None, {"trouble": error.what}
+                state, trouble = answer.get("state"), str(answer.get("trouble", ""))
+                if state in ENDED:
+                    return trouble if state == FAILED else ""
+                now = time.monotonic()
+                silent = None if state == RUNNING else silent or now
+                if silent is not None and now - silent >= _UNHEARD:
+                    with suppress(*messages.FAILURES):
+                        if line is not None:
+                            line.ask("unheard", step=step)
+                    unknown = trouble or f"the memory holder of {self.by} knows nothing of it any more"
+                    return "" if self.on_disk(step) else unknown
+                if line is None:
+                    time.sleep(0.5)
+        finally:
+            if line is not None:
+                line.close()
+
+    def on_disk(self, step: int) -> bool:
+        """Whether the checkpoint that was committed as `step` is published."""
+        record = self.records.get(step)
+        with suppress(OSError):
+            return record is not None and (self._directory / step_name(step) / MANIFEST).read_bytes() == record.manifest
+        return False
+
+    def _send(
+        self, name: str, fds: list[int] | None = None, payload: bytes | None = None, **fields: Any
+    ) -> tuple[messages.Body, list[int]]:
+        if payload is None:
+            return self._client.ask(name, fds, **fields)
+        fd = messages.parcel(payload)
+        try:
+            return self._client.ask(name, [fd], **fields)
+        finally:
+            os.close(fd)
+
+    def _replay(self) -> None:
+        """Tell a new daemon all that this rank has."""
+        if self._places:
+            self._listening(self._send("listen", port=self._port, **self._training()))
+        for fd in self._send("join", **self._joining())[1]:  # memory of another rank's session, which is none of ours
+            os.close(fd)
+        for index, buffer in self.buffers.items():
+            self._send("lend", [buffer.fd], index=index, size=buffer.size, write=False)
+            if index in self.shares:
+                self._send("hold", **_hold_fields(self.shares[index], index))
+        for step, record in self.records.items():
+            self._send("commit", **_commit_fields(step, record, [], restored=step == self.restored))
+        if self._plan is not None:
+            with suppress(messages.Refused):
+                self._send("plan", **self._plan)
+        if self.taken is not None:
+            self._send("take", patience=0.0, index=self.taken, words=False)
+
+    def _listening(self, answer: tuple[messages.Body, list[int]] | None) -> None:
+        if answer is not None:
+            self._port = int(answer[0]["port"])
+
+    def _training(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"directory": str(self._directory), "token": self._token, "node": self.node}
+        return {**fields, "launch": self._launch.as_json(), "key": self._key}
+
+    def _joining(self) -> dict[str, Any]:
+        return {
+            **self._training(),
+            "rank": self._ranks.rank,
+            "places": self._places,
+            "protect": str(self._protection),
+            "rate": self._rate,
+            "domains": {node: one for node, one in self._domains.items() if one},
+            "also": [[str(path), every] for path, every in self._also.items()],
+        }
+
+
+def _hold_fields(share: Share, index: int | None) -> dict[str, Any]:
+    return {
+        "payload": json.dumps(share.segments).encode("ascii"),
+        "timeout": ANSWER,
+        "index": index,
+        "step": share.step,
+        "file": share.file,
+        "size": share.size,
+        "sum": share.sum,
+    }
+
+
+def _commit_fields(step: int, record: Record, uses: list[str], *, restored: bool) -> dict[str, Any]:
+    fields = {"step": step, "manifest": len(record.manifest), "reserve": uses}
+    return {"payload": record.manifest + record.metadata, **fields, **({"restored": True} if restored else {})}
+
+
+def _unpacked(fds: list[int]) -> bytes:
+    try:
+        return messages.unpack(fds[0])
+    finally:
+        os.close(fds[0])

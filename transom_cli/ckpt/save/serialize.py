@@ -1,0 +1,106 @@
+"""Plain values as torch.save writes them. Most do not change between saves, and each archive takes a millisecond."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import marshal
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from transom_cli.ckpt.restore import safe_unpickle
+from transom_cli.ckpt.state import State, undisturbed
+from transom_cli.ckpt.tree import Flat
+from transom_cli.errors import UsageError
+
+_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
+
+
+class Serializer:
+    """Serializes values, and reuses the last archive of a value that marshal finds unchanged.
+
+    warn: called once per name with the class that keeps a restore from loading the value. None: do not check.
+    """
+
+    def __init__(self, warn: Callable[[str, str], None] | None = None) -> None:
+        self._last: dict[str, tuple[bytes, bytes]] = {}  # by name: marshalled, and in its archive
+        self._warn = warn
+        self._loadable: set[Any] = set()  # types, classes and functions seen in values that load
+        self._warned: set[str] = set()
+
+    def serialize(self, name: str, value: Any) -> bytes:
+        if not _told_apart(value):
+            return self._looked_at(name, value)
+        now = marshal.dumps(value)
+        last = self._last.get(name)
+        if last is None or last[0] != now:
+            last = self._last[name] = now, _pickled(value)
+        return last[1]
+
+    def _looked_at(self, name: str, value: Any) -> bytes:
+        if self._warn is None:
+            return _pickled(value)
+        kinds: set[Any] = set()
+        data = _pickled(value, kinds)
+        if not kinds <= self._loadable and name not in self._warned:
+            found = safe_unpickle.refused(data)
+            if found:
+                self._warned.add(name)
+                self._warn(name, found)
+            else:
+                self._loadable |= kinds
+        return data
+
+
+def refuse_code(state: State) -> None:
+    """Raise UsageError if the state holds a value, before training, that a restore refuses to load."""
+    flat: Flat = {}
+    with contextlib.suppress(Exception), undisturbed():  # a state that is not ready yet is checked at the first save
+        flat, _ = state.read()
+    for name, value in flat.items():
+        if isinstance(value, torch.Tensor) or _told_apart(value):
+            continue
+        found = ""
+        with contextlib.suppress(Exception):  # a value that cannot be pickled fails the save, with the reason
+            found = safe_unpickle.refused(_pickled(value))
+        if found:
+            raise UsageError(
+                f"`{name}` of the checkpointed state could not be restored: it holds {found}",
+                "A restore loads data only: tensors, and values of Python, numpy and torch",
+                "Save plain data (numbers, texts, lists, dicts), or declare the class with\n"
+                "torch.serialization.add_safe_globals([...]), or pass allow_code=True to the Checkpointer",
+            )
+
+
+def _told_apart(value: Any, deep: int = 8) -> bool:
+    """Whether marshal tells all changes of `value` apart: for a numpy array it sees the bytes only, so 0 equals 0.0.
+
+    deep: remaining depth, since a list may contain itself.
+    """
+    kind = type(value)
+    if kind in (list, tuple):
+        return deep > 0 and all(type(item) in _PLAIN or _told_apart(item, deep - 1) for item in value)
+    if kind is dict:
+        return deep > 0 and all(_told_apart(k, deep - 1) and _told_apart(v, deep - 1) for k, v in value.items())
+    return kind in _PLAIN
+
+
+def _pickled(value: Any, kinds: set[Any] | None = None) -> bytes:
+    """Pickle `value`. kinds: receives the types of all objects in it, and all classes and functions."""
+    stream = io.BytesIO()
+    if kinds is None:
+        torch.save(value, stream)
+        return stream.getvalue()
+
+    noted = kinds
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, one: Any) -> Any:
+            noted.add(one if isinstance(one, type) or hasattr(one, "__qualname__") else type(one))
+            return NotImplemented
+
+    torch.save(value, stream, pickle_module=type("noting", (), {"Pickler": Pickler}))
+    return stream.getvalue()

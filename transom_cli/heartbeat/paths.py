@@ -1,0 +1,216 @@
+"""Where heartbeats live on a node, and the environment variables by which a trainer finds them.
+
+Launcher, agent, wrapper and trainer must agree without communicating, so all of them use this module. The directory is
+in node memory (`/dev/shm`): a heartbeat costs no disk and no network, and is gone with the node.
+
+Every user of the directory holds a shared `flock` on it. If an exclusive lock can be had, nobody uses the directory. So
+leftovers of an earlier attempt are distinguished from a living one without a PID file or a guess.
+
+Imports stay few: the wrapper of every rank pays for them at its start.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from zlib import crc32
+
+# pathlib and contextlib would double the start-up time of every rank's wrapper
+# ruff: noqa: PTH100, PTH102, PTH106, PTH112, PTH116, PTH118, PTH119, PTH120, PTH208, SIM105
+
+
+RUN_DIR = "TRANSOM_RUN_DIR"
+ATTEMPT = "TRANSOM_ATTEMPT"
+ATTEMPT_DIR = "TRANSOM_ATTEMPT_DIR"
+LAUNCH = "TRANSOM_LAUNCH"
+BEAT_DIR = "TRANSOM_BEAT_DIR"
+WORLD_SIZE = "TRANSOM_WORLD_SIZE"
+"""How many ranks were launched, if each rank is a Slurm task; checked at the first heartbeat (world_size)."""
+CHECKPOINT_DIR = "TRANSOM_CHECKPOINT_DIR"
+MEMORY, AGENTS = "TRANSOM_MEMORY", "agent"
+"""With this value, the node's agent runs its snapshot daemon; otherwise the ranks start one themselves."""
+
+ROLE = "TRANSOM_ROLE"
+
+FLIGHT = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE")
+"""Where torch's flight recorder dumps to: the older name, which every version knows, and the newer one."""
+
+AUTO_BEAT_PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "auto")
+"""In front of PYTHONPATH, this directory makes an unchanged trainer send heartbeats."""
+
+
+def node_name() -> str:
+    """This node's Slurm name (SLURMD_NODENAME), or the short host name."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+
+
+def beats_dir(attempt_dir: str, node: str) -> str:
+    """Path of the node's heartbeat directory for the attempt in `attempt_dir`. Does not create it.
+
+    The name contains a checksum of the attempt's path: two clusters that share a machine both have a job 1. Uses the
+    first base directory that is writable and where the name is free or ours: in a world-writable directory another user
+    may have taken it. Raises OSError if there is none.
+    """
+    name = _beats_name(attempt_dir, node)
+    for base in _bases():
+        path = f"{base}/{name}"
+        if os.access(base, os.W_OK | os.X_OK) and (_is_private(path) or not os.path.lexists(path)):
+            return path
+    raise OSError(f"no folder for beats: tried {name} in {', '.join(_bases())}")
+
+
+def beats_dirs(attempt_dir: str) -> list[str]:
+    """The attempt's heartbeat directories on this machine; several if it simulates several nodes."""
+    start, found = _beats_name(attempt_dir, ""), []
+    for base in _bases():
+        try:
+            names = os.listdir(base)
+        except OSError:
+            continue
+        found += [f"{base}/{name}" for name in sorted(names) if name.startswith(start)]
+    return [path for path in found if _is_private(path)]
+
+
+def _beats_name(attempt_dir: str, node: str) -> str:
+    attempt_dir = os.path.abspath(attempt_dir)
+    place = crc32(os.fsencode(attempt_dir))
+    return f"transom-{os.getuid()}-{os.path.basename(attempt_dir)}-{place:08x}-{node}"
+
+
+def private_folder(name: str) -> str:
+    """A private directory of this user in node memory, created if missing. Raises OSError if the name is taken."""
+    for base in _bases():
+        path = f"{base}/{name}"
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            pass
+        except OSError:
+            continue
+        if _is_private(path):
+            return path
+    raise OSError(f"no private folder {name} in {', '.join(_bases())}")
+
+
+def private_folder_there(name: str) -> str | None:
+    """The directory that `private_folder` has created in any process, or None."""
+    return next((path for base in _bases() if _is_private(path := f"{base}/{name}")), None)
+
+
+def flight_prefix(beats_dir: str, launch: int) -> str:
+    """Prefix of the flight recorder's files of a launch; torch adds the rank. Removed with the heartbeat directory.
+
+    Readers of heartbeats ignore files whose names do not begin with `rank-`.
+    """
+    return f"{beats_dir}/flight-{launch}-"
+
+
+def mark_torchrun(beats_dir: str, launch: int, node_id: str) -> None:
+    """Note which log belongs to this node: torchrun writes one per node, named by the node's number in the step."""
+    os.close(os.open(f"{beats_dir}/torchrun-{launch}-{node_id}", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+
+
+def torchrun_nodes(beats_dir: str, launch: int) -> list[int]:
+    """The node's number in the step of a launch under torchrun; empty without torchrun."""
+    start = f"torchrun-{launch}-"
+    try:
+        names = os.listdir(beats_dir)
+    except OSError:
+        return []
+    return sorted(int(n[len(start) :]) for n in names if n.startswith(start) and n[len(start) :].isdecimal())
+
+
+def request_file(beats_dir: str, launch: int) -> str:
+    """Where the node's agent requests a final checkpoint of a launch's ranks (heartbeat.final_checkpoint)."""
+    return f"{beats_dir}/flush-{launch}"
+
+
+def listen_prefix(beats_dir: str, launch: int) -> str:
+    """Prefix of the files by which the ranks of a launch listen for requests; the rank follows."""
+    return f"{beats_dir}/listen-{launch}-"
+
+
+def own_launch() -> int:
+    """This process's launch, from its environment. Raises ValueError if it is no number."""
+    return int(os.environ.get(LAUNCH) or 0)
+
+
+def own_rank() -> int:
+    """This process's rank, from its environment. Raises ValueError if it is no number."""
+    return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
+
+
+def enter(path: str) -> int:
+    """Create the heartbeat directory if missing (0700), and lock it. Returns a descriptor to keep open.
+
+    Raises OSError if the directory is not private to this user.
+    """
+    while True:
+        if not os.path.isdir(path):
+            try:
+                os.mkdir(path, 0o700)
+            except FileExistsError:
+                pass
+        if not _is_private(path):
+            raise PermissionError(f"{path} is not a private folder of this user")
+        try:
+            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(held, fcntl.LOCK_SH)
+        try:
+            if os.path.samestat(os.stat(path), os.fstat(held)):
+                return held
+        except FileNotFoundError:
+            pass
+        os.close(held)  # removed between mkdir and lock
+
+
+def sweep(node: str, keep: str) -> list[str]:
+    """Remove what this user's dead attempts left on this node, except `keep` and locked directories. Returns paths."""
+    prefix, suffix = f"transom-{os.getuid()}-", f"-{node}"
+    removed = []
+    for base in _bases():
+        try:
+            names = os.listdir(base)
+        except OSError:
+            continue
+        for name in names:
+            path = f"{base}/{name}"
+            if name.startswith(prefix) and name.endswith(suffix) and path != keep and discard(path):
+                removed.append(path)
+    return removed
+
+
+def discard(path: str) -> bool:
+    """Remove a heartbeat directory that nobody uses. False if it is in use, not ours, or gone."""
+    if not _is_private(path):
+        return False
+    try:
+        held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for name in os.listdir(held):
+            os.unlink(name, dir_fd=held)
+        os.rmdir(path)
+    except OSError:
+        return False
+    finally:
+        os.close(held)
+    return True
+
+
+def _bases() -> list[str]:
+    bases = ["/dev/shm", os.environ.get("TMPDIR") or "/tmp", "/tmp"]
+    return list(dict.fromkeys(base.rstrip("/") or "/" for base in bases))
+
+
+def _is_private(path: str) -> bool:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
