@@ -6,7 +6,7 @@ import sys
 import time
 
 from transom_cli.ckpt import files
-from transom_cli.ckpt.snapshot import holder
+from transom_cli.ckpt.snapshot import daemon
 
 PIECE, PAUSE = 64 << 10, 0.4  # bytes, and seconds for so many
 
@@ -23,4 +23,4 @@ def _slowly(fd, data, told):
 
 if __name__ == "__main__":
     files._WRITE_PIECE, files._write = PIECE, _slowly
-    sys.exit(holder.main(sys.argv[1:]))
+    sys.exit(daemon.main(sys.argv[1:]))

@@ -16,7 +16,7 @@ from transom_cli.ckpt.failures import NoCheckpointRestores, TakenOver
 from transom_cli.ckpt.inventory import candidates, verify
 from transom_cli.ckpt.names import COPIES_OF
 from transom_cli.ckpt.schedule.plan import CopyTurns
-from transom_cli.ckpt.snapshot import writing
+from transom_cli.ckpt.snapshot import writer
 from transom_cli.errors import UsageError
 
 

@@ -18,7 +18,7 @@ from ckpt_memory_rank import METADATA, Rank
 from transom_cli.ckpt import fence
 from transom_cli.ckpt.inventory import candidates, verify
 from transom_cli.ckpt.snapshot.client import LINGER, agents_path, reach
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.layout import AttemptDir
 from transom_cli.rpc.errors import Failed, Unreachable
 from transom_cli.rpc.local import connect

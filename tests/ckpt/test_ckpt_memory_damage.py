@@ -13,7 +13,7 @@ from ckpt_memory_holders import abandon, holder_pid, memory_of
 
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.names import MEMORY
-from transom_cli.ckpt.restore.recall import remembered
+from transom_cli.ckpt.restore.memory import memory_candidates
 from transom_cli.ckpt.snapshot import daemon
 from transom_cli.ckpt.snapshot.record import Record
 
@@ -126,12 +126,12 @@ def test_a_flipped_byte_of_a_record_shows(directory: Path) -> None:
         data[at] ^= 0x01
         size = len(good.manifest)
         store.records[3] = Record(bytes(data[:size]), bytes(data[size:]))
-        assert remembered(trainer._snapshots, said.append)[0].step == 2, at
+        assert memory_candidates(trainer._snapshots, said.append)[0].step == 2, at
         assert said.pop().startswith("the record of step 3 on here is damaged"), at
     store.records[3] = Record(good.manifest[:-1], good.metadata)
-    assert remembered(trainer._snapshots, said.append)[0].step == 2
+    assert memory_candidates(trainer._snapshots, said.append)[0].step == 2
     store.records[3] = good
-    assert remembered(trainer._snapshots, said.append)[0].step == 3
+    assert memory_candidates(trainer._snapshots, said.append)[0].step == 3
     abandon(trainer)
 
 

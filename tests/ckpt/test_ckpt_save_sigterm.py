@@ -12,7 +12,7 @@ import pytest
 from ckpt_listener import Listener
 
 from transom_cli.heartbeat import final_checkpoint
-from transom_cli.supervise.agent import flush as agent
+from transom_cli.supervise.agent import final_checkpoint as agent
 
 TERM = -signal.SIGTERM
 SOON = 0.3  # seconds that are to pass

@@ -15,7 +15,7 @@ from rank_place import WRAPPER, Place, wait_for
 from transom_cli.heartbeat import paths
 from transom_cli.heartbeat import record as rec
 from transom_cli.heartbeat.local_table import process
-from transom_cli.supervise.agent.rank import tasks_on_node
+from transom_cli.supervise.agent.rank_wrapper import tasks_on_node
 
 
 def test_the_environment_of_a_rank(place: Place) -> None:

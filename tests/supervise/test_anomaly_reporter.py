@@ -21,7 +21,7 @@ from transom_cli.heartbeat import record as rec
 from transom_cli.heartbeat.step_breakdown import NodeSteps, RankSteps, decode
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir, RunDir
-from transom_cli.supervise.agent.spending import Spending
+from transom_cli.supervise.agent.step_breakdown import StepBreakdown
 from transom_cli.supervise.attempt_files import read_reports
 from transom_cli.supervise.launcher.anomalies import AnomalyReporter, hottest
 

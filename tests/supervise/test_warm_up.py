@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from transom_cli.core.launcher import Launch, Nodes, Phase, State
-from transom_cli.supervise.agent.wire import LAUNCHER, LIMITS, Meeting, Party
+from transom_cli.rpc.wire import CLIENT, LIMITS, Endpoint
 from transom_cli.supervise.launcher.node_monitor import WarmUp, parts
 
 TRAINS = State(7, 0, Nodes(("n1", "n2", "n3"), 2, training=("n1", "n2"), spares=("n3",)), 1, launch=Launch(4, step=0))

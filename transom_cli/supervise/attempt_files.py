@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transom_cli.ckpt.failing import Saves, worst
+from transom_cli.ckpt.save.status import SaveStatus, worst
 from transom_cli.core import events as ev
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.events import RankExit
@@ -91,7 +91,7 @@ def read_outcome(attempt: AttemptDir, now: float) -> ev.OutcomeSeen | None:
         return None
 
 
-def read_saves(attempt: AttemptDir) -> Saves | None:
+def read_saves(attempt: AttemptDir) -> SaveStatus | None:
     """What the training reports about its saves; None if it has reported nothing."""
     try:
         return worst(attempt.saves.read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from transom_cli.ckpt.failing import Saves
+from transom_cli.ckpt.save.status import SaveStatus
 from transom_cli.core import events as ev
 from transom_cli.core import stall
 from transom_cli.core.codec import BadRecord, build
@@ -56,7 +56,7 @@ class AttemptFollower:
         self._held: ev.Stalled | None = None  # a silence that is left to the launcher as long as it lives
         self._taken: ev.HealSeen | None = None  # the launcher is at a fault of this launch
         self._saves_looked = float("-inf")
-        self._saves: tuple[Saves, float] | None = None  # what was last reported of the saves, and when
+        self._saves: tuple[SaveStatus, float] | None = None  # what was last reported of the saves, and when
         self._suspended = (False, "")  # whether Slurm has stopped the job, and when it last stopped or resumed it
 
     @property

@@ -13,7 +13,6 @@ from transom_cli.ckpt.progress import Part, combined
 from transom_cli.ckpt.schedule.plan import NextSaves
 from transom_cli.ckpt.snapshot.account import newest_whole
 from transom_cli.ckpt.snapshot.status import newest_attempt, read_all
-from transom_cli.ckpt.underway import Part, joined
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.heartbeat.table import RankBeat

@@ -38,7 +38,7 @@ def memory_candidates(snapshots: Snapshots) -> tuple[list[MemoryCandidate], list
     unknown: list[str] = []
     try:
         answers = snapshots.daemon.survey()
-    except FAILURES as error:
+    except RpcError as error:
         return [], [f"what is in memory is not known: {error.what}"]
     for node, answer in answers.items():
         if "error" in answer:
@@ -54,7 +54,7 @@ def memory_candidates(snapshots: Snapshots) -> tuple[list[MemoryCandidate], list
                 made = record.read
                 records[made] = record
                 places.append((node, made))
-            except FAILURES as error:
+            except RpcError as error:
                 unknown.append(f"the record of step {step} on {node} cannot be had: {error.what}")
             except BadManifest as error:
                 unknown.append(f"the record of step {step} on {node} is damaged: {error.what}")

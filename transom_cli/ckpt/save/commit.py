@@ -32,13 +32,13 @@ from transom_cli.ckpt.save.replicas import Proof, Short, buffers_note, differenc
 from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.save.staging import Snapshot, Stager, pack, size_for
 from transom_cli.ckpt.schedule.schedule import Every
-from transom_cli.ckpt.snapshot import messages
-from transom_cli.ckpt.snapshot.persisting import RESERVED as DURABLE
-from transom_cli.ckpt.snapshot.protecting import RESERVED as PROTECTED
+from transom_cli.ckpt.snapshot.persist import RESERVED as DURABLE
+from transom_cli.ckpt.snapshot.protect import RESERVED as PROTECTED
 from transom_cli.ckpt.snapshot.protection import NONE
 from transom_cli.ckpt.snapshot.record import Record
+from transom_cli.rpc.errors import RpcError
 
-_LATER = (MemoryError, OSError, *messages.FAILURES)  # failures of preparation; the next save reports them
+_LATER = (MemoryError, OSError, RpcError)  # failures of preparation; the next save reports them
 Offer = tuple[SavePlan, frozenset[MetadataIndex]]  # everything a rank holds, and the part in its snapshot
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,17 @@ from transom_cli.ckpt.names import MANIFEST, step_name
 from transom_cli.ckpt.progress import Part
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.save.buffer import Buffer
-from transom_cli.ckpt.snapshot import messages
-from transom_cli.ckpt.snapshot.client import ANSWER, Client
-from transom_cli.ckpt.snapshot.launches import Launch
-from transom_cli.ckpt.snapshot.meeting_place import meet, names, own_address, token
-from transom_cli.ckpt.snapshot.messages import HolderGone
-from transom_cli.ckpt.snapshot.outcomes import ENDED, FAILED, RUNNING
-from transom_cli.ckpt.snapshot.protecting import domain
+from transom_cli.ckpt.snapshot.buffer import Share
+from transom_cli.ckpt.snapshot.persist import ENDED, FAILED, RUNNING
+from transom_cli.ckpt.snapshot.protect import domain
 from transom_cli.ckpt.snapshot.protection import NONE, Protection
-from transom_cli.ckpt.snapshot.record import Record
-from transom_cli.ckpt.snapshot.slot import Share
+from transom_cli.ckpt.snapshot.record import Launch, Record
+from transom_cli.ckpt.snapshot.rendezvous import find_daemon, names, own_address, token
 from transom_cli.core.codec import plain
+from transom_cli.rpc import local
+from transom_cli.rpc.errors import Failed, RpcError, Unreachable
+from transom_cli.rpc.local import TIMEOUT, Client
+from transom_cli.rpc.verbs import Fields
 
 _REPLACED = 20.0  # seconds within which a new daemon must have taken over the session
 _FETCH = 3600.0  # seconds for a share to arrive; a transfer that does not move is given up far sooner
@@ -62,11 +62,11 @@ class DaemonSession:
         if ranks.first:
             made = (Launch(attempt, secrets.token_hex(8)), secrets.token_hex(32), token(directory))
         self._launch, self._key, self._token = ranks.from_first(made)
-        self._at = meet(directory)
+        self._at = find_daemon(directory)
         self._port = 0
         self._client = self._at.connect()
-        answers = ranks.gather((self._at.node, self._at.holder, self._at.trouble))
-        by_rank = names([(node, holder) for node, holder, _ in answers])
+        answers = ranks.gather((self._at.node, self._at.daemon, self._at.trouble))
+        by_rank = names([(node, daemon) for node, daemon, _ in answers])
         for node, (_, _, trouble) in dict(zip(by_rank, answers, strict=True)).items():
             if trouble:
                 say(f"the snapshots of {node} live only as long as its ranks: {trouble}")
@@ -82,17 +82,17 @@ class DaemonSession:
         self._domains = dict(ranks.gather((self.node, domain(os.environ))))
         answer = self.send("join", again=True, **self._joining())
         if answer is not None:  # memory that an earlier rank of this number has lent
-            for (n, size), fd in zip(answer[0]["slots"], answer[1], strict=True):
+            for (n, size), fd in zip(answer[0]["buffers"], answer[1], strict=True):
                 self.buffers[int(n)] = Buffer.lent(fd, int(size))
 
-    def ask(self, name: str, **fields: Any) -> messages.Body:
-        """Send one request. Raises HolderGone and Refused."""
-        return self._client.ask(name, **fields)[0]
+    def ask(self, name: str, **fields: Any) -> Fields:
+        """Send one request. Raises Unreachable and Failed."""
+        return self._client.call(name, **fields)[0]
 
     def send(
-        self, name: str, *, again: bool = False, fds: list[int] | None = None, payload: bytes | None = None,
+        self, name: str, *, again: bool = False, fds: Sequence[int] = (), payload: bytes | None = None,
         **fields: Any,
-    ) -> tuple[messages.Body, list[int]] | None:  # fmt: skip
+    ) -> tuple[Fields, list[int]] | None:  # fmt: skip
         """Send one request. If the daemon is gone, replay the session to a new one.
 
         Args:
@@ -101,12 +101,12 @@ class DaemonSession:
             payload: bytes that are passed as a descriptor.
 
         Raises:
-            HolderGone: no daemon took over.
-            Refused: the daemon refuses the request.
+            Unreachable: no daemon took over.
+            Failed: the daemon refuses the request.
         """
         try:
             return self._send(name, fds, payload, **fields)
-        except HolderGone:
+        except Unreachable:
             self._client.close()
         deadline = time.monotonic() + _REPLACED
         while True:
@@ -114,7 +114,7 @@ class DaemonSession:
             try:
                 self._replay()
                 return self._send(name, fds, payload, **fields) if again else None
-            except HolderGone:  # a daemon that is being killed still accepts connections for a moment
+            except Unreachable:  # a daemon that is being killed still accepts connections for a moment
                 self._client.close()
                 if time.monotonic() >= deadline:
                     raise
@@ -137,42 +137,42 @@ class DaemonSession:
         fields = {"rhythm": rhythm, "coming": plain(saves)}
         if fields != self._plan:
             self._plan = fields
-            with suppress(messages.Refused):  # a daemon of an older version
+            with suppress(Failed):  # a daemon of an older version
                 self.send("plan", **fields)
 
     def close(self) -> None:
         self._client.close()
 
-    # Requests of a restore. All raise HolderGone
+    # Requests of a restore. All raise Unreachable
 
     def survey(self) -> dict[str, dict[str, object]]:
         """What every node's daemon holds, or the error by which that is unknown."""
-        _, fds = self._client.ask("survey")
+        _, fds = self._client.call("survey")
         found: dict[str, dict[str, object]] = json.loads(_unpacked(fds))
         return found
 
     def record(self, node: str, step: int, manifest: int, metadata: int) -> Record:
-        """The record of a step that `survey` named, with these sizes in bytes. Raises Refused."""
-        _, fds = self._client.ask("record", node=node, step=step, manifest=manifest, metadata=metadata)
+        """The record of a step that `survey` named, with these sizes in bytes. Raises Failed."""
+        _, fds = self._client.call("record", node=node, step=step, manifest=manifest, metadata=metadata)
         data = _unpacked(fds)
         return Record(data[:manifest], data[manifest:])
 
     def fetch(self, step: int, entry: FileEntry, *, check: bool) -> tuple[int, int, list[tuple[int, int]], str, bool]:
-        """Bring a share to this node. It stays valid until `rewind`. Raises Refused.
+        """Bring a share to this node. It stays valid until `rewind`. Raises Failed.
 
         Returns:
             A descriptor that the caller closes, the bytes of the memory, the share's segments in it, where it was, and
             whether its checksum was verified, which `check` demands.
         """
         fields: dict[str, Any] = {"file": entry.name, "size": entry.size, "sum": entry.xxh3_128, "check": check}
-        answer, fds = self._client.ask("fetch", timeout=_FETCH, step=step, **fields)
+        answer, fds = self._client.call("fetch", timeout=_FETCH, step=step, **fields)
         segments = [(int(a), int(b)) for a, b in answer["segments"]]
         return fds[0], int(answer["size"]), segments, str(answer["where"]), answer["checked"] is True
 
     def report_restore(self, part: Part) -> None:
         """Report how far this rank's restore is. Failures are ignored."""
-        with suppress(*messages.FAILURES):  # also of a daemon of an older version
-            self._client.ask("restoring", **plain(part))
+        with suppress(RpcError):  # also of a daemon of an older version
+            self._client.call("restoring", **plain(part))
 
     # Durability, on a connection of its own: for any thread
 
@@ -185,9 +185,9 @@ class DaemonSession:
                 try:
                     if line is None:
                         line = self._at.connect()
-                        line.ask("look", directory=str(self._directory), token=self._token)
-                    answer = line.ask("outcome", step=step, by=self.by, patience=1.0)[0]
-                except messages.FAILURES as error:
+                        line.call("look", directory=str(self._directory), token=self._token)
+                    answer = line.call("outcome", step=step, by=self.by, patience=1.0)[0]
+                except RpcError as error:
                     line, answer = None, {"trouble": error.what}
                 state, trouble = answer.get("state"), str(answer.get("trouble", ""))
                 if state in ENDED:
@@ -195,10 +195,10 @@ class DaemonSession:
                 now = time.monotonic()
                 silent = None if state == RUNNING else silent or now
                 if silent is not None and now - silent >= _UNHEARD:
-                    with suppress(*messages.FAILURES):
+                    with suppress(RpcError):
                         if line is not None:
-                            line.ask("unheard", step=step)
-                    unknown = trouble or f"the memory holder of {self.by} knows nothing of it any more"
+                            line.call("unheard", step=step)
+                    unknown = trouble or f"the snapshot daemon of {self.by} knows nothing of it any more"
                     return "" if self.on_disk(step) else unknown
                 if line is None:
                     time.sleep(0.5)
@@ -214,13 +214,13 @@ class DaemonSession:
         return False
 
     def _send(
-        self, name: str, fds: list[int] | None = None, payload: bytes | None = None, **fields: Any
-    ) -> tuple[messages.Body, list[int]]:
+        self, name: str, fds: Sequence[int] = (), payload: bytes | None = None, **fields: Any
+    ) -> tuple[Fields, list[int]]:
         if payload is None:
-            return self._client.ask(name, fds, **fields)
-        fd = messages.parcel(payload)
+            return self._client.call(name, fds, **fields)
+        fd = local.parcel(payload)
         try:
-            return self._client.ask(name, [fd], **fields)
+            return self._client.call(name, [fd], **fields)
         finally:
             os.close(fd)
 
@@ -237,12 +237,12 @@ class DaemonSession:
         for step, record in self.records.items():
             self._send("commit", **_commit_fields(step, record, [], restored=step == self.restored))
         if self._plan is not None:
-            with suppress(messages.Refused):
+            with suppress(Failed):
                 self._send("plan", **self._plan)
         if self.taken is not None:
             self._send("take", patience=0.0, index=self.taken, words=False)
 
-    def _listening(self, answer: tuple[messages.Body, list[int]] | None) -> None:
+    def _listening(self, answer: tuple[Fields, list[int]] | None) -> None:
         if answer is not None:
             self._port = int(answer[0]["port"])
 
@@ -265,7 +265,7 @@ class DaemonSession:
 def _hold_fields(share: Share, index: int | None) -> dict[str, Any]:
     return {
         "payload": json.dumps(share.segments).encode("ascii"),
-        "timeout": ANSWER,
+        "timeout": TIMEOUT,
         "index": index,
         "step": share.step,
         "file": share.file,
@@ -281,6 +281,6 @@ def _commit_fields(step: int, record: Record, uses: list[str], *, restored: bool
 
 def _unpacked(fds: list[int]) -> bytes:
     try:
-        return messages.unpack(fds[0])
+        return local.unpack(fds[0])
     finally:
         os.close(fds[0])

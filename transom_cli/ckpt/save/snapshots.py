@@ -23,10 +23,11 @@ from transom_cli.ckpt.save.buffer import PAGE, SPARE, Buffer
 from transom_cli.ckpt.save.daemon import DaemonSession
 from transom_cli.ckpt.saved_marker import MarkerWriter
 from transom_cli.ckpt.schedule.plan import NextSaves
-from transom_cli.ckpt.snapshot import messages
+from transom_cli.ckpt.snapshot.buffer import Share
 from transom_cli.ckpt.snapshot.protection import NONE, Protection
 from transom_cli.ckpt.snapshot.record import Record
-from transom_cli.ckpt.snapshot.slot import Share
+from transom_cli.rpc import local
+from transom_cli.rpc.errors import Failed, RpcError
 
 SLOTS = 3  # buffers a rank: the newest committed snapshot, one being made durable or protected, and the next
 PATIENCE = 20.0  # seconds of one wait for a free buffer, before the daemon says what it waits for
@@ -150,7 +151,7 @@ class Snapshots:
     def copied(self, patience: float) -> bool:
         """Wait until no copy is being written into a further directory. False after `patience` seconds."""
         deadline = time.monotonic() + patience
-        with suppress(*messages.FAILURES):  # a daemon that is gone writes nothing
+        with suppress(RpcError):  # a daemon that is gone writes nothing
             while self._also and self.daemon.ask("copying", by=self.daemon.by)["busy"]:
                 if time.monotonic() >= deadline:
                     return False
@@ -159,7 +160,7 @@ class Snapshots:
 
     def tidied(self) -> None:
         """Wait until no old checkpoint is being deleted, if this node's daemon does that."""
-        with suppress(*messages.FAILURES):
+        with suppress(RpcError):
             while self.daemon.by == self.daemon.node and self.daemon.ask("tidying")["busy"]:
                 time.sleep(0.01)
 
@@ -180,14 +181,14 @@ class Snapshots:
 
     def trust(self, directory: Path, manifest: bytes, keep: Keep) -> None:
         """Tell the daemon that this checkpoint was just read in full and is good."""
-        fd = messages.parcel(manifest)
-        with suppress(*messages.FAILURES):
+        fd = local.parcel(manifest)
+        with suppress(RpcError):
             self.daemon.ask("trust", fds=[fd], directory=str(directory), **self._keeping(keep))
         os.close(fd)
 
     def close(self, *, durable: bool) -> None:
         """With everything `durable`, the memory need not outlive this process."""
-        with suppress(*messages.FAILURES):
+        with suppress(RpcError):
             if self._ranks.first:
                 self._print(self.daemon.ask("words"))
             if durable:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from zlib import crc32
 
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.rpc.errors import Unreachable
 from transom_cli.rpc.local import Client, connect
 from transom_cli.start import own
@@ -20,7 +20,7 @@ START = 20.0  # seconds for a daemon to start on a busy node
 
 # The variables by which a launch's processes are recognized (agent.processes): a daemon outlives the launch that
 # started it.
-_NOT_INHERITED = frozenset({places.ROLE, places.ATTEMPT_DIR, places.LAUNCH, places.BEAT_DIR, places.ATTEMPT})
+_NOT_INHERITED = frozenset({paths.ROLE, paths.ATTEMPT_DIR, paths.LAUNCH, paths.BEAT_DIR, paths.ATTEMPT})
 
 
 def agents_path(beats_dir: str) -> str:
@@ -30,12 +30,12 @@ def agents_path(beats_dir: str) -> str:
 
 def own_path(directory: Path) -> str:
     """Return where a daemon listens that ranks start: one per checkpoints directory, user and host."""
-    return f"{places.private_folder(_name(directory))}/{SOCKET}"
+    return f"{paths.private_folder(_name(directory))}/{SOCKET}"
 
 
 def living_path(directory: Path) -> str | None:
     """Return `own_path` if such a daemon has been there. Creates nothing."""
-    folder = places.private_folder_there(_name(directory))
+    folder = paths.private_folder_there(_name(directory))
     return None if folder is None else f"{folder}/{SOCKET}"
 
 

@@ -29,7 +29,7 @@ from transom_cli.ckpt.snapshot.peers import identity, make_hash
 from transom_cli.ckpt.snapshot.session import Session
 from transom_cli.ckpt.snapshot.status import StatusWriter
 from transom_cli.ckpt.snapshot.training import Training
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.heartbeat.attempt_end import AttemptEnd, End
 from transom_cli.layout import AttemptDir
 from transom_cli.rpc import local
@@ -182,7 +182,7 @@ class Attempt:
     def __init__(self, path: Path, beats_dir: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises OSError if the beats folder is not ours."""
         self._beats_dir, self._clock = beats_dir, clock
-        self._held = places.enter(beats_dir)
+        self._held = paths.enter(beats_dir)
         self._end = AttemptEnd(AttemptDir(path), clock())
 
     def over(self) -> bool:
@@ -193,7 +193,7 @@ class Attempt:
         """Leave the folder. The last process to leave removes it."""
         with contextlib.suppress(OSError):
             os.close(self._held)
-        places.discard(self._beats_dir)
+        paths.discard(self._beats_dir)
 
 
 def _lower_priority() -> None:
@@ -231,7 +231,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="transom snapshot daemon", description="Keep this node's snapshots.")
     parser.add_argument("--socket", required=True)
     parser.add_argument("--attempt-dir", type=Path)
-    parser.add_argument("--node", default=places.node_name())
+    parser.add_argument("--node", default=paths.node_name())
     parser.add_argument("--linger", type=float, default=LINGER)
     options = parser.parse_args(argv)
     for number in _IGNORED:

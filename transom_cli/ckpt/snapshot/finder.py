@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from transom_cli.ckpt.files import digest_segments
 from transom_cli.ckpt.manifest import FileEntry
-from transom_cli.ckpt.save.direct import digest
 from transom_cli.ckpt.snapshot.buffer import Segments
 from transom_cli.ckpt.snapshot.peers import Membership
 from transom_cli.ckpt.snapshot.store import Store
@@ -83,7 +82,7 @@ class Finder:
         except KeyError:
             return None
         if share.sum == entry.xxh3_128 and share.size == entry.size:
-            if not check or digest(buffer.memory, share.segments) == entry.xxh3_128:
+            if not check or digest_segments(buffer.memory, share.segments) == entry.xxh3_128:
                 return Found(buffer.fd, buffer.size, share.segments, "own memory", check, pinned.close)
             tried.append("this node: its bytes are damaged")
         pinned.close()

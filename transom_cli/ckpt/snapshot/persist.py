@@ -14,16 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from transom_cli.ckpt.failures import one_line
 from transom_cli.ckpt.manifest import Manifest
 from transom_cli.ckpt.names import COPIES_OF, step_name
-from transom_cli.ckpt.retention import Keep
-from transom_cli.ckpt.save.publishing import words
-from transom_cli.ckpt.schedule.turns import Turns
+from transom_cli.ckpt.progress import Part
+from transom_cli.ckpt.publish import Keep
+from transom_cli.ckpt.schedule.plan import CopyTurns
 from transom_cli.ckpt.snapshot.finder import Finder
 from transom_cli.ckpt.snapshot.peers import Membership
 from transom_cli.ckpt.snapshot.store import Store
 from transom_cli.ckpt.snapshot.writer import CheckpointWriter, Order
-from transom_cli.ckpt.underway import Part
 from transom_cli.rpc.errors import RpcError
 
 RESERVED = "being made durable"
@@ -47,13 +47,13 @@ class Persister:
         self.keep = ALL  # which checkpoints, as a rank has said last
         self._writer = CheckpointWriter(store, members, finder, say)
         self._outcomes = Outcomes()
-        self._turns = Turns({})
+        self._turns = CopyTurns({})
         self._one_at_a_time, self._one_copy, self._one_look = (threading.Lock() for _ in range(3))
 
     def copy_to(self, also: dict[Path, int]) -> None:
         """Every so many-th durable checkpoint goes there too."""
         if also != self._turns.also:
-            self._turns = Turns(also)
+            self._turns = CopyTurns(also)
 
     def writes_to(self, directory: Path) -> bool:
         return directory == Path(self._store.directory) or directory in self._turns.also
@@ -66,7 +66,7 @@ class Persister:
     def distrust(self) -> None:
         """Another launch is here: what was known of the checkpoints on disk may have changed."""
         self._writer.distrust()
-        self._turns = Turns(self._turns.also)
+        self._turns = CopyTurns(self._turns.also)
 
     def begin(self, order: Order) -> None:
         """Returns at once. Asked for a step that is under way or done, it does nothing more."""
@@ -170,7 +170,7 @@ class Persister:
         try:
             return self._writer.checkpoint(order, directory)
         except Exception as error:  # whoever waits must hear of it
-            return words(error)
+            return one_line(error)
 
     def _tell(self, step: int, state: str, trouble: str = "") -> None:
         """This node's ranks, and all others'."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import xxhash
 
-from transom_cli.ckpt.save.publishing import words
+from transom_cli.ckpt.failures import one_line
 from transom_cli.ckpt.snapshot.coder import coefficient, fold
 from transom_cli.ckpt.snapshot.inventory import shares
 from transom_cli.ckpt.snapshot.parity import Files, Group, Parity, Row

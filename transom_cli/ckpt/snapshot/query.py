@@ -13,7 +13,7 @@ from transom_cli.ckpt.snapshot.account import Account
 from transom_cli.ckpt.snapshot.client import agents_path, living_path
 from transom_cli.ckpt.snapshot.verify import CHECK, Checked
 from transom_cli.core.codec import build
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.layout import AttemptDir
 from transom_cli.rpc.errors import RpcError
 from transom_cli.rpc.local import Client, connect, take_parcel
@@ -67,6 +67,6 @@ def open_query(directory: Path, attempt: AttemptDir | None) -> Query | None:
 
 def _sockets(directory: Path, attempt: AttemptDir | None) -> Iterator[str]:
     if attempt is not None:
-        yield from map(agents_path, places.beats_dirs(str(attempt.path)))
+        yield from map(agents_path, paths.beats_dirs(str(attempt.path)))
     elif (path := living_path(directory)) is not None:
         yield path

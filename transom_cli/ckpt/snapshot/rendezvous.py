@@ -14,7 +14,7 @@ from transom_cli.ckpt import files
 from transom_cli.ckpt.names import MEMORY
 from transom_cli.ckpt.snapshot.client import agents_path, own_path, reach, reach_or_start
 from transom_cli.ckpt.snapshot.daemon import in_process
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.rpc.errors import RpcError, Unreachable
 from transom_cli.rpc.local import Client
 
@@ -47,8 +47,8 @@ class DaemonAddress:
 
 def find_daemon(directory: Path) -> DaemonAddress:
     """Find this node's daemon or start one. If neither is possible, use one in this process."""
-    node, folder = places.node_name(), os.environ.get(places.BEAT_DIR)
-    agents = os.environ.get(places.MEMORY) == places.AGENTS
+    node, folder = paths.node_name(), os.environ.get(paths.BEAT_DIR)
+    agents = os.environ.get(paths.MEMORY) == paths.AGENTS
     why = ""
     try:
         found = DaemonAddress(node, "", agents, agents_path(folder) if folder else own_path(directory))

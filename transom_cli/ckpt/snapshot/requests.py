@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from transom_cli.ckpt.retention import Keep
+from transom_cli.ckpt.publish import Keep
 
 
 def _not_negative(**values: int) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from transom_cli.ckpt.manifest import FileEntry, decode
-from transom_cli.ckpt.schedule.coming import Coming
+from transom_cli.ckpt.progress import Part
+from transom_cli.ckpt.schedule.plan import NextSaves
 from transom_cli.ckpt.snapshot import requests
 from transom_cli.ckpt.snapshot.buffer import Buffer, Share
 from transom_cli.ckpt.snapshot.finder import Found, ShareNotFound
@@ -21,7 +22,6 @@ from transom_cli.ckpt.snapshot.protection import NONE, parse
 from transom_cli.ckpt.snapshot.record import Launch, Record
 from transom_cli.ckpt.snapshot.training import Training
 from transom_cli.ckpt.snapshot.writer import Order
-from transom_cli.ckpt.underway import Part
 from transom_cli.core.codec import build, plain
 from transom_cli.rpc import local
 from transom_cli.rpc.errors import Failed
@@ -196,7 +196,7 @@ class Session:
         return Reply()
 
     def plan(self, request: requests.Plan) -> Reply:
-        self.training.rhythm, self.training.coming = request.rhythm[:_RHYTHM], build(Coming, request.coming)
+        self.training.rhythm, self.training.coming = request.rhythm[:_RHYTHM], build(NextSaves, request.coming)
         return Reply()
 
     def persist(self, request: requests.Persist) -> Reply:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli.ckpt.names import MANIFEST, step_name
-from transom_cli.ckpt.schedule.coming import Coming
+from transom_cli.ckpt.progress import Part, combined
+from transom_cli.ckpt.schedule.plan import NextSaves
 from transom_cli.ckpt.snapshot import requests
 from transom_cli.ckpt.snapshot.account import Account, Held, Step
 from transom_cli.ckpt.snapshot.buffer import part, views
@@ -28,7 +29,6 @@ from transom_cli.ckpt.snapshot.rebuild import Rebuilder
 from transom_cli.ckpt.snapshot.store import Store
 from transom_cli.ckpt.snapshot.verify import Verifier
 from transom_cli.ckpt.snapshot.writer import Order
-from transom_cli.ckpt.underway import Part, joined
 from transom_cli.core.codec import plain
 from transom_cli.rpc.verbs import Call, Empty, Reply, Verb, dispatch
 from transom_cli.rpc.wire import CLIENT, LIMITS
@@ -48,7 +48,7 @@ class Training:
         self.verifier = Verifier(self.store, members, self.parity)
         self.protect = NONE  # as the newest launch requested
         self.rhythm = ""  # when the training saves and why, in words; known on the node of rank 0
-        self.coming: Coming | None = None  # the planned saves
+        self.coming: NextSaves | None = None  # the planned saves
         self.restoring: dict[int, Part] = {}  # the progress of this node's ranks
         self.words: deque[str] = deque(maxlen=_WORDS)  # lines for the next rank that fetches them
         self._say = say
@@ -100,7 +100,7 @@ class Training:
         return Account(
             self.store.directory, tuple(steps), str(self.protect), protected, left_out,
             self.parity.size, sum(size for _, _, size, _ in buffers), nodes, self.rhythm, self.coming,
-            joined([*self.restoring.copy().values(), *self.persister.under_way()]),
+            combined([*self.restoring.copy().values(), *self.persister.under_way()]),
         )  # fmt: skip
 
     @property

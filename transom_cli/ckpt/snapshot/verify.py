@@ -128,7 +128,7 @@ class Verifier:
         for file, share in self._store.shares(step).items():
             try:
                 with self._store.reading(step, file) as (_, buffer):
-                    good = digest(buffer.memory, share.segments) == sums.get(file)
+                    good = digest_segments(buffer.memory, share.segments) == sums.get(file)
             except (KeyError, ValueError):  # no longer of that step; its rank has taken the memory back
                 yield Finding(file, share.size, GIVEN_UP)
             else:

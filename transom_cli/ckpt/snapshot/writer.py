@@ -23,15 +23,13 @@ from transom_cli.ckpt.failures import one_line
 from transom_cli.ckpt.inventory import check_shape
 from transom_cli.ckpt.manifest import FileEntry, Manifest
 from transom_cli.ckpt.names import DCP_METADATA, age, local_attempt, tmp_name
-from transom_cli.ckpt.retention import Keep, Retention
-from transom_cli.ckpt.save import direct
-from transom_cli.ckpt.save.publishing import publish, tidy, words
+from transom_cli.ckpt.progress import WRITING, Part, PartCounter
+from transom_cli.ckpt.publish import Keep, Retention, publish, tidy
 from transom_cli.ckpt.snapshot.finder import Finder, ShareNotFound
 from transom_cli.ckpt.snapshot.inventory import shares
 from transom_cli.ckpt.snapshot.peers import AT_ONCE, Membership, Peers
 from transom_cli.ckpt.snapshot.record import Record
 from transom_cli.ckpt.snapshot.store import Store
-from transom_cli.ckpt.underway import WRITING, Counting, Part
 from transom_cli.errors import TransomError
 
 WRITE = 7200.0  # seconds for a node to write its shares
@@ -107,7 +105,7 @@ class CheckpointWriter:
         for name in names:
             try:
                 with self._store.reading(step, name) as (share, buffer):
-                    entry = direct.write(work / name, buffer.memory, share.segments, counting.add)
+                    entry = files.write_segments(work / name, buffer.memory, share.segments, counting.add)
             except KeyError:
                 lost[name] = "it is not held any more"
             except OSError as error:

@@ -19,7 +19,7 @@ from typing import Any
 
 from transom_cli.core import stacks
 from transom_cli.files import publish_text
-from transom_cli.heartbeat import places
+from transom_cli.heartbeat import paths
 from transom_cli.supervise.agent import flight_recorder, procfs, pyspy
 from transom_cli.supervise.agent.processes import RANK, Member, find
 

@@ -23,7 +23,7 @@ from transom_cli.supervise.agent.procfs import Process, command_line, environ, i
 
 WRAPPER, RANK, CHILD = "wrapper", "rank", "child"
 _NODE, _JOB = "SLURMD_NODENAME", "SLURM_JOB_ID"
-_CLAIM = (places.ROLE, places.ATTEMPT_DIR, places.LAUNCH)
+_CLAIM = (paths.ROLE, paths.ATTEMPT_DIR, paths.LAUNCH)
 _WRAPPER_PATH = "transom_cli/supervise/agent/rank_wrapper.py"
 
 

@@ -19,7 +19,7 @@ class StepBreakdown:
         self._attempt, self._node, self._folder = attempt, node, beats_dir
         self._path = attempt.spent(node)
         self._due = 0.0
-        self._written: tuple[RankSpent, ...] = ()
+        self._written: tuple[RankSteps, ...] = ()
 
     def look(self, now: float, rows: Sequence[RankBeat]) -> None:
         """Write the breakdowns of these ranks, unless nothing has changed."""
@@ -30,7 +30,7 @@ class StepBreakdown:
             return
         self._due = now + EVERY
         try:
-            replace_text(self._path, encode(NodeSpent(self._node, self._attempt.name, ranks)))
+            replace_text(self._path, encode(NodeSteps(self._node, self._attempt.name, ranks)))
             self._written = ranks
         except OSError:
             return  # a full or absent file system: the next call retries

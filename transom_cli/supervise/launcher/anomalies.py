@@ -89,7 +89,7 @@ class AnomalyReporter:
         back_to = newest_checkpoint(self._checkpoints, up_to=before) if before >= 0 else -1
         return AnomalyReported(0.0, self._sampled[0], kind, kind, "", found.step, (), before, back_to)
 
-    def _losses(self, readings: Mapping[str, NodeSpent]) -> tuple[numerics.Found | numerics.Over, ...]:
+    def _losses(self, readings: Mapping[str, NodeSteps]) -> tuple[numerics.Found | numerics.Over, ...]:
         """Judge the loss of the lowest rank that reports one: gradients spread what is wrong to all ranks."""
         told = [rank for node in readings.values() for rank in node.ranks if rank.loss is not None]
         launch = max((rank.launch for rank in told), default=-1)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import transom_cli
 from transom_cli.ckpt import fence
-from transom_cli.ckpt.restore.setback import Setback, set_back
+from transom_cli.ckpt.restore.rollback import Rollback, roll_back
 from transom_cli.core.launcher import (
     THIS_LAUNCHER,
     CheckpointPlanned,
@@ -132,8 +132,8 @@ class Executor:
         name = f"{self._attempt.name}.{action.launch}"
         try:
             self._fence(action.launch)
-            setback = Setback(name, action.to, action.skip, action.why, time.time())
-            moved = set_back(self._options.checkpoints, setback)
+            setback = Rollback(name, action.to, action.skip, action.why, time.time())
+            moved = roll_back(self._options.checkpoints, setback)
         except (OSError, TransomError) as error:
             self._cannot_roll_back = f"the training cannot be set back to step {action.to}: {error}"
             say(f"transom: {self._cannot_roll_back}")

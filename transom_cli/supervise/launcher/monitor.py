@@ -30,7 +30,7 @@ from dataclasses import replace
 from transom_cli.core import launcher
 from transom_cli.core.events import Stall
 from transom_cli.core.launcher import Event, Phase, Reason, State
-from transom_cli.heartbeat.spent import BadSpent, RankSpent, decode
+from transom_cli.heartbeat.step_breakdown import BadStepBreakdown, RankSteps, decode
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.attempt_files import newest_checkpoint
 from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
@@ -181,15 +181,15 @@ class ProgressLog:
                 say(f"transom: cannot write {self._attempt.progress}: {error}")
             self._failed = True
 
-    def _ranks(self) -> list[RankSpent]:
+    def _ranks(self) -> list[RankSteps]:
         for node in self._node():
-            with contextlib.suppress(OSError, BadSpent, UnicodeDecodeError):
+            with contextlib.suppress(OSError, BadStepBreakdown, UnicodeDecodeError):
                 report = decode(self._attempt.spent(node).read_text(encoding="utf-8"))
                 return [rank for rank in report.ranks if rank.launch == self._launch]
         return []
 
 
-def most(ranks: Sequence[RankSpent]) -> dict[str, float]:
+def most(ranks: Sequence[RankSteps]) -> dict[str, float]:
     """Return per phase the most seconds that any rank has spent in it."""
     found: dict[str, float] = {}
     for rank in ranks:

@@ -19,9 +19,9 @@ from transom_cli.core.launcher import Event, FaultsFound, NodesDraining, Phase, 
 from transom_cli.errors import TransomError, printable
 from transom_cli.heartbeat.table import NodeTable
 from transom_cli.plural import several
+from transom_cli.rpc.wire import CLIENT, LIMITS
 from transom_cli.slurm.port import Slurm
 from transom_cli.supervise.agent.warm import MOST
-from transom_cli.supervise.agent.wire import LAUNCHER, LIMITS
 from transom_cli.supervise.launcher.journal import JournalWriter
 
 DRAIN_EVERY = 30.0  # interval in seconds between queries for drained nodes
@@ -151,7 +151,7 @@ def _fault(node: str, said: object) -> NodeFault | None:
 
 MAPPED = 10.0  # seconds for an agent to list the files of its ranks
 WARM = 300.0  # seconds for a spare to read one message's files
-MESSAGE = LIMITS[LAUNCHER] // 2  # bytes of file names per message
+MESSAGE = LIMITS[CLIENT] // 2  # bytes of file names per message
 
 
 class Asking(Protocol):
