@@ -111,4 +111,4 @@ def test_no_line_breaks_it(text: str) -> None:
     )
 )
 def test_labels_in_any_order_end(parts: list[str]) -> None:
-    record(clean(" ".join([*parts, "text"]).encode()))
+    assert record(clean(" ".join([*parts, "text"]).encode())).text.endswith("text")

@@ -56,6 +56,7 @@ def test_a_python_of_its_own(installed: bool, tmp_path: Path) -> None:
 
 HELLO = """#!/bin/sh
 read question
+echo "$question" >> "$0.asked"
 echo '{"value": {"pyslurm": "25.11.2", "python": "3.14"}}'
 read end
 """
@@ -66,6 +67,7 @@ def test_one_that_answers_is_taken_where_pyslurm_is_asked_for(tmp_path: Path) ->
     (tmp_path / "python").write_text(HELLO)
     (tmp_path / "python").chmod(0o755)
     bootstrap.require_backend(SlurmCalls(backend="pyslurm", pyslurm_python=tmp_path / "python"))
+    assert '"hello"' in (tmp_path / "python.asked").read_text()
 
 
 @pytest.mark.parametrize("what", NOT_ONE)

@@ -177,7 +177,9 @@ def test_an_operator_that_begins_just_before_its_job_ends_is_no_error(run: RunDi
     slurm = FakeSlurm()
     job_id = submit_operator(run, settings(), slurm, {}).job_id
     slurm.cancel(job_id)
-    await_operator(run, job_id, slurm, lambda job: None, Turns(None, lambda: Lease.take(run)))
+    turns = Turns(None, lambda: Lease.take(run))
+    await_operator(run, job_id, slurm, lambda job: None, turns)
+    assert not turns.turns and slurm.job(job_id).state.ended and run.lease.exists()
 
 
 def test_a_new_run_whose_operator_is_refused_is_over(run: RunDir) -> None:
