@@ -119,7 +119,7 @@ def test_one_is_enough_where_the_site_rewrites_comments(here: Path) -> None:
     assert len(slurm.cluster.jobs) == 1
 
 
-def test_one_that_waits_or_runs_is_enough(here: Path) -> None:
+def test_no_second_operator_job_while_one_waits_or_runs(here: Path) -> None:
     run, slurm = RunDir(here), FakeSlurm()
     first = submit_operator(run, settings(), slurm, {})
     assert first.words == "the operator is job 1" and run.operator_job.read_text() == "1\n"
@@ -154,7 +154,7 @@ class Turns:
                 turn()
 
 
-def test_a_job_that_waits_is_waited_for_and_told_once(run: RunDir) -> None:
+def test_waiting_operator_job_is_reported_once(run: RunDir) -> None:
     slurm, told = FakeSlurm(), list[str]()
     job_id = submit_operator(run, settings(), slurm, {}).job_id
     turns = Turns(None, None, slurm.start_pending, lambda: Lease.take(run))
