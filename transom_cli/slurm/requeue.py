@@ -345,7 +345,7 @@ class _Restart:
             self.slurm.update_pending(job_id, exclude=tuple(dict.fromkeys((*excluded, *exclude))))
 
     def _job_ids_reset(self, successors: tuple[Job, ...]) -> SlurmRefused:
-        """Attempts are identified and ordered by job ID. A reused ID would be taken for the old job, and a lower one
+        """Attempts are identified and ordered by job ID. A reused ID would be mistaken for the old job, and a lower one
         for an older job."""
         for job in successors:
             self.slurm.cancel(job.job_id)
