@@ -1,15 +1,15 @@
-"""What a node's agent costs the node: a real agent, eight ranks that beat and write logs.
+"""Measure the cost of a node's agent: a real agent, and eight ranks that send heartbeats and write logs.
 
     python bench/agent_cost.py [--seconds 60] [--ranks 8] [--lines 1] [--watch 8] [--json]
 
-Every rank beats ten times a second and writes a log line with each beat; every hundredth beat also one that the agent's
-log rules know. The agent's CPU time is that of /proc/<pid>/stat, its children's included, as a share of one core, from
-two seconds after its start; its memory is RSS and PSS. It is probed every ten seconds, and once asked for its logs, as
-by a launcher after a fault. Targets: 1 % of a core, 60 MB (10^6 bytes) of RSS. Exit code 1 when one is missed.
+Every rank sends ten heartbeats per second and writes a log line with each. Every hundredth line matches a log rule. The
+agent's CPU time comes from /proc/<pid>/stat, including its children, as a share of one core from two seconds after its
+start; its memory is RSS and PSS. It is probed every ten seconds, and its logs are requested once, as by a launcher
+after a fault. Targets: 1% of a core, 60 MB (10^6 bytes) of RSS. Exit code 1 if a target is missed.
 
-With --watch N it is measured twice, without and with the checks that are repeated every 30 s, of N GPUs too: those of
-the sandbox's stub of NVIDIA's library, which answers sooner than a driver. Their watcher, a process of its own, is
-counted. Target of the watching alone: 0.5 % of a core. Measure for two minutes or more: it comes twice a minute.
+With --watch N, the bench measures twice: without and with the checks that are repeated every 30 s, including N GPUs.
+The GPUs come from the sandbox's stub of NVIDIA's library, which answers faster than a driver. The watcher process is
+included. Target for the watching alone: 0.5% of a core. Measure for two minutes or more, since it runs twice a minute.
 """
 
 from __future__ import annotations

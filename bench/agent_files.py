@@ -1,11 +1,11 @@
-"""What a node asks of the shared file system: operations a second on the run directory, by its agent and eight ranks.
+"""Count the operations of a node on the shared file system: its agent and eight ranks in the run directory.
 
     python bench/agent_files.py [--seconds 60] [--ranks 8] [--nodes 1] [--json]
 
-The agent and the ranks of bench/agent_cost.py, each under strace (their CPU times mean nothing then). Counted is each
-system call that names a path in the run directory or a file open in it: looking, opening, reading, writing, closing,
-renaming, flushing. The ranks' own logs, which grow with each line they print, are counted by themselves. With --nodes N
-the run is one of N nodes, whose files lie beside this node's own: what it asks must not grow with them.
+The agent and the ranks of bench/agent_cost.py run under strace (their CPU times mean nothing then). The bench counts
+each system call that names a path in the run directory or a file open in it: lookups, opens, reads, writes, closes,
+renames, flushes. The ranks' own logs, which grow with each line, are counted separately. With --nodes N, the run
+directory has files of N nodes; the count must not grow with N.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a beat, and a save() that saves nothing, cost a trainer: ns a call, beside an empty function in the same run.
+"""Measure what a heartbeat, and a save() that saves nothing, cost a trainer: ns per call, beside an empty function.
 
     python bench/beat.py [--json]
 
-Each figure is the median of the repeats. "beside torch" rows are left out where torch is not installed.
+Each figure is the median of the repetitions. Rows "beside torch" are omitted if torch is not installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cases of bench/recovery.py under transom: which fault, with what at hand, and what is asked of the recovery."""
+"""The cases of bench/recovery.py under transom: the fault, its conditions, and the requirements for the recovery."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Random faults at random moments, several a run, also in the middle of recovery. What must hold, holds?
+"""Inject several random faults per run at random moments, also during recovery, and check all invariants.
 
     python bench/chaos.py [--seed 1] [--runs 20] [--only N] [--parallel 1] [--json]
 
-Each run trains the example GPT on 3 of a sandbox's 6 nodes, with its files on a shared disk of its own. Two to four
-faults come over it: on ranks, agents, the launcher, the operator, nodes, slurmctld, the disk (full, read-only,
-stalled) and the clock. What a person would mend (the disk, the controller, an operator that died) is mended after a
-while, as the plan says. Run n of seed s has the plan `s/n`, always the same one: `--only n` does it again.
+Each run trains the example GPT on 3 of a sandbox's 6 nodes, with its files on its own shared disk. It suffers two to
+four faults: on ranks, agents, the launcher, the operator, nodes, slurmctld, the disk (full, read-only, stalled) and the
+clock. Faults that a person would repair (the disk, the controller, a dead operator) are repaired after a while, as
+planned. Run n of seed s always has the same plan `s/n`: `--only n` repeats it.
 
-Each run must end with the uninterrupted run's final state, bit for bit, or stop for a reason that its faults explain;
-see chaos_judge.py for all that must hold. Exit code 1 when something did not; what is needed to find out why is kept.
+Each run must end with the final state of the uninterrupted run, bit for bit, or stop for a reason that its faults
+explain. chaos_judge.py lists all invariants. Exit code 1 if one is violated; the evidence is kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A planned fault made on a living run, by the sandbox's own faults; and undone."""
+"""Inject a planned fault into a live run, with the sandbox's faults, and undo it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold of every chaos run, whatever happened to it. Pure: from readings to violations, each with evidence."""
+"""The invariants of every chaos run. Pure: from readings to violations, each with its evidence."""
 
 from __future__ import annotations
 

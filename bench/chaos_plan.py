@@ -1,4 +1,4 @@
-"""From a seed to a plan: which faults, on what, when, and for how long. Pure: a seed is the same plan for ever."""
+"""From a seed to a plan: which faults, where, when, and how long. Pure: the same seed always gives the same plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One chaos run: train, let the plan's faults come over it, wait for its end, and read what the judge asks for."""
+"""One chaos run: train, inject the planned faults, wait for the end, and collect the judge's readings."""
 
 from __future__ import annotations
 

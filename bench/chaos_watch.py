@@ -1,4 +1,4 @@
-"""What is seen of a chaos run while it goes on and after its end: checkpoints, launches, jobs, processes, drains."""
+"""Observe a chaos run during and after its life: checkpoints, launches, jobs, processes, drains."""
 
 from __future__ import annotations
 

@@ -1,33 +1,34 @@
-"""What a checkpoint costs and what it is worth: transom's Checkpointer and its peers, in turn, on the same state.
+"""Compare the cost and the value of checkpoints: transom's Checkpointer and its peers, in turns, on the same state.
 
     python bench/ckpt.py [--gib 1,3] [--ranks 1,2,4] [--replicated] [--rounds 3] [--only M,M] [--peers DIR] [--json]
 
-The state is a GPT's with AdamW: 741 tensors (fp32 parameters, two moments, a bf16 copy, small ones), sharded over the
-ranks as FSDP2 does, or replicated. The ranks are processes of this machine that talk over gloo. A turn of a method is a
-training from its start: a first save, saves with nothing beside them, saves with training steps beside them (matrix
-products of about --step-ms), a save whose memory is watched, and one that the trainer is killed after (-9) at the very
-return of the call; then a restart, which looks for the newest state and loads it. Methods take turns, round by round.
+The state is that of a GPT with AdamW: 741 tensors (fp32 parameters, two moments, a bf16 copy, small ones), sharded over
+the ranks as by FSDP2, or replicated. The ranks are processes on this machine that communicate over gloo. A turn of a
+method is a training from its start: a first save, saves without training, saves during training steps (matrix products
+of about --step-ms), a save whose memory is measured, and a save after whose return the trainer is killed at once (-9).
+Then the training restarts, finds the newest state and loads it. The methods take turns in each round.
 
     made            seconds until the method is ready: its memory, its processes
     first, stall    seconds that save() blocks the slowest rank, the first time and later (median, max)
-    durable         from the call of save() until the state is on disk, synced: idle, and with training beside it
-    speed           of the training steps beside a save, over the same steps just before it
-    load            until the trainer's own tensors hold the state: from memory that outlived the trainer (where a
-                    method has such), from files in the page cache, and from files that were put out of it ("?" where
-                    they could not be)
-    same bits       whether every load gave the state of its step, bit for bit
-    extra memory    anonymous and shared memory (PSS) of the ranks and all their helpers, over that before the method
-                    was made: at most during a save, and after it
-    steps lost      after kill -9, and where the rest came from: 0 is the state of the very last call
+    durable         from the call of save() until the state is on disk and synced: without and with training
+    speed           of the training steps during a save, relative to the same steps just before it
+    load            until the trainer's own tensors contain the state: from memory that survived the trainer (if the
+                    method has such), from files in the page cache, and from files evicted from it ("?" if they could
+                    not be evicted)
+    same bits       whether every load returned the state of its step, bit for bit
+    extra memory    anonymous and shared memory (PSS) of the ranks and all helpers, relative to the time before the
+                    method was created: the maximum during a save, and after it
+    steps lost      after kill -9, and the source of the restored state: 0 is the state of the last call
 
-The limits of the machine are measured with as many bytes in the same rounds (bench/ckpt_limits.py). A blocking save and
-a load from memory have the copy of the tensors as their floor, the rest the disk's own speed or the page cache's.
+The limits of the machine are measured with the same number of bytes in the same rounds (bench/ckpt_limits.py). The
+lower bound of a blocking save and of a load from memory is a copy of the tensors; that of the others is the speed of
+disk or page cache.
 
-Peers that are not the project's own are looked for in --peers DIR, a folder or a venv, which should hold no torch:
+External peers are loaded from --peers DIR, a folder or a venv, which should not contain torch:
 
     pip install --no-deps --target DIR $(python bench/ckpt_methods.py)
 
-Each one that is missing or does not start is named, with its reason and what it needs.
+The bench names each peer that is missing or does not start, with the reason and its requirements.
 """
 
 from __future__ import annotations

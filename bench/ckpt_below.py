@@ -1,7 +1,7 @@
-"""What bench/ckpt.py has started, and what that has started: all of it stays below the bench.
+"""Keep every process that bench/ckpt.py starts, directly or indirectly, as a descendant of the bench.
 
-The bench is the subreaper of its descendants, so what a killed trainer leaves running becomes its own child: it is
-known, its memory is counted, and in the end it is gone.
+The bench is the subreaper of its descendants, so it adopts the processes that a killed trainer leaves behind. It knows
+them, counts their memory, and ends them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint in bench/ckpt.py: at once, and behind a thread or a process."""
+"""torch.distributed.checkpoint in bench/ckpt.py: synchronous, and asynchronous with a thread or a process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """DLRover's flash checkpoint in bench/ckpt.py.
 
-Its saver runs in the agent of `dlrover-run`, which outlives the trainer; here a companion process runs that very
-saver, so that the trainer needs nothing else of DLRover. It does not fsync its data: the bench does, after it.
+Its saver runs in the agent of `dlrover-run`, which survives the trainer. Here a companion process runs the same saver,
+so that the trainer needs nothing else from DLRover. DLRover does not fsync its data, so the bench does.
 """
 
 from __future__ import annotations

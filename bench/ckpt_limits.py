@@ -1,10 +1,10 @@
-"""What this machine can do at most with as many bytes, for bench/ckpt.py: GB (10^9 bytes) a second. No torch.
+"""Measure this machine's limits for bench/ckpt.py, with as many bytes: GB (10^9 bytes) per second. No torch.
 
     python bench/ckpt_limits.py BYTES FOLDER        one JSON object on stdout
 
-A limit that cannot be measured here is a text, which says why. `tensors`: the very tensors of the state, in memory that
-was touched before, copied into one arena; the better of libc's memcpy and of transom's streaming copy, where there is
-one, is the floor of a blocking save and of a load from memory.
+A limit that cannot be measured here is a text with the reason. `tensors`: the tensors of the state, in memory that was
+touched before, copied into one arena. The faster of libc's memcpy and transom's streaming copy (if available) is the
+lower bound of a blocking save and of a load from memory.
 """
 
 from __future__ import annotations

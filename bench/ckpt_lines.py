@@ -1,9 +1,10 @@
-"""Bytes between two processes over loopback: GB (10^9 bytes) a second. No torch.
+"""Measure the transfer between two processes over loopback: GB (10^9 bytes) per second. No torch.
 
     python bench/ckpt_lines.py [--bytes 1073741824] [--repeats 5]
 
-`socket`: sendall and recv_into in pieces as large as ours, nothing else. `line`: the same bytes by a line between
-holders, each piece sealed and checked. `two lines`: two threads of one process ask one holder, both together. Medians.
+`socket`: only sendall and recv_into, in pieces of the same size. `line`: the same bytes over a connection between
+snapshot daemons, each piece authenticated and verified. `two lines`: two threads of one process use one daemon at the
+same time. Medians.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What bench/ckpt.py measures: who there is, and what each must be able to do. Imports a method when it is chosen."""
+"""The methods that bench/ckpt.py measures, and their capabilities. A method is imported when it is chosen."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """NVIDIA's resiliency-ext in bench/ckpt.py: asynchronous torch.save, and local checkpoints.
 
-It is made for CUDA: its copy to the host is what protects the state from training, and of tensors that are on the host
-it makes none. So on the CPU the bench clones them where that copy would be, and waits for no device. It does not
-fsync: the bench does, after it.
+It is made for CUDA: its copy to the host protects the state from training, and it does not copy tensors that are
+already on the host. On the CPU, the bench therefore clones them instead of that copy, and waits for no device. It does
+not fsync, so the bench does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""transom's own Checkpointer in bench/ckpt.py, through its public calls alone."""
+"""transom's Checkpointer in bench/ckpt.py, through its public interface only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page cache, as far as bench/ckpt.py must know of it. No torch."""
+"""The page cache operations that bench/ckpt.py needs. No torch."""
 
 from __future__ import annotations
 

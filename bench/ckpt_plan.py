@@ -1,7 +1,7 @@
-"""What bench/ckpt.py saves: a GPT's training with AdamW, as names, types and shapes. Pure, and without torch.
+"""The state that bench/ckpt.py saves: a GPT training with AdamW, as names, types and shapes. Pure, and without torch.
 
-fp32 parameters, exp_avg, exp_avg_sq, a bf16 copy, AdamW's own step counts (one small tensor a parameter) and random
-numbers: 741 tensors, whatever the size; the width makes the size.
+fp32 parameters, exp_avg, exp_avg_sq, a bf16 copy, AdamW's step counts (one small tensor per parameter) and random
+numbers: always 741 tensors; the width determines the size.
 """
 
 from __future__ import annotations

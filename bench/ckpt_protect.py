@@ -1,10 +1,10 @@
-"""What protecting snapshots on other nodes costs the training's own network, and what `protect_rate` does about it.
+"""Measure what protecting snapshots costs the training's network, and the effect of `protect_rate`.
 
     python bench/ckpt_protect.py [--mib 512] [--protect replica] [--rates 0,400,100] [--saves 3] [--json]
 
-Two "nodes" of this machine, each with its own memory holder, train over gloo: a step is an all-reduce of 16 MiB. Of
-each rate (MB/s that a node pulls at most; 0: no limit) it tells the steps' time with nothing beside them and while a
-step is being protected, and how long that takes. All over loopback: the processors are the network here.
+Two "nodes" on this machine, each with its own snapshot daemon, train over gloo: a step is an all-reduce of 16 MiB. For
+each rate (the most MB/s that a node pulls; 0: no limit), the bench prints the step time without and during protection,
+and how long protection takes. Everything uses loopback, so the processors act as the network.
 """
 
 from __future__ import annotations

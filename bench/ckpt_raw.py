@@ -1,8 +1,8 @@
-"""What this machine can do, as a method of bench/ckpt.py: its own floor, in the same harness and the same minutes.
+"""The lower bound of this machine as a method of bench/ckpt.py: in the same harness and the same minutes.
 
-save() is the streaming copy into shared memory that was touched before, and nothing else; then another process writes
-that memory with O_DIRECT and fsync. There is no checksum, no record and no second rank to agree with: nothing would
-tell a damaged or a half-written file from a good one.
+save() is only the streaming copy into shared memory that was touched before. Then another process writes that memory
+with O_DIRECT and fsync. There are no checksums, no record and no second rank to agree with, so a damaged or incomplete
+file would not be detected.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One rank's part of the state that bench/ckpt.py saves, with contents that any process can say of any step.
+"""One rank's part of the state that bench/ckpt.py saves, with contents that any process can compute for any step.
 
-Every byte comes from one seeded block, from a place of its own for each tensor and rank; on top of that each tensor
-carries the step's number at its beginning, middle and end. So a restored state is compared bit for bit with what it
-must be, without a second copy of it, and a copy that was still going on when training changed the state is seen.
+Every byte comes from one seeded block, at an offset that depends on tensor and rank. Each tensor also contains the step
+number at its beginning, middle and end. A restored state can thus be compared bit for bit without a second copy, and a
+copy that was still in progress when training changed the state is detected.
 """
 
 from __future__ import annotations

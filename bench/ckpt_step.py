@@ -1,4 +1,4 @@
-"""The training beside a save, in bench/ckpt.py: steps of real matrix products, together with the other ranks."""
+"""The training steps during a save in bench/ckpt.py: real matrix products, in step with the other ranks."""
 
 from __future__ import annotations
 

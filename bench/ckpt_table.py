@@ -1,4 +1,4 @@
-"""What bench/ckpt.py tells of its turns and limits: medians by method, floors, ratios, tables. Pure."""
+"""The tables of bench/ckpt.py: medians by method, lower bounds, ratios. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Plain writers in bench/ckpt.py: torch.save, safetensors, and a forked child that writes.
 
-They know nothing of ranks, steps or crashes, so the bench does around them what a careful trainer does: a file a rank
-(one in all, of replicas), written under a temporary name, fsync, rename, fsync.
+They know nothing about ranks, steps or crashes, so the bench adds what a careful trainer does: one file per rank (one
+in total for replicas), written under a temporary name, fsync, rename, fsync.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One turn of one method in bench/ckpt.py: ranks that save until they are killed, and ranks that restart and load.
 
-What outlives the killed ranks stays below the bench (ckpt_below), and goes with the turn.
+Processes that survive the killed ranks remain descendants of the bench (ckpt_below), and end with the turn.
 """
 
 from __future__ import annotations

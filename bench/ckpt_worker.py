@@ -1,6 +1,6 @@
 """One rank of one turn of bench/ckpt.py, started by ckpt_turn.py: it saves and is killed, or it restarts and loads.
 
-What it finds goes to the bench as lines of JSON through the pipe `events`; the bench answers where the rank must wait.
+It reports to the bench in lines of JSON through the pipe `events`. The bench answers if the rank must wait.
 """
 
 from __future__ import annotations

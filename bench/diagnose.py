@@ -1,11 +1,11 @@
-"""How fast are logs diagnosed, and in how much memory? The log of a healthy run in bulk, and a crash of many ranks.
+"""Measure the speed and memory of log diagnosis: a large log of a healthy run, and a crash of many ranks.
 
     python bench/diagnose.py [--mb 1000] [--ranks 512] [--rank-mb 2] [--json]
 
-bulk: MB/s on one core over lines as trainers print them (iteration lines, progress bars with carriage returns, dataset
-chatter, NCCL's start-up), from the page cache; beside it what `grep -c` with the same texts takes (fixed strings, one
-core), and a loop of Python's `re` over lines, on a part of it. crash: the logs of so many ranks in one folder, one rank
-out of memory, the others' collectives timing out: seconds, peak memory, and who was named.
+bulk: MB/s on one core over typical trainer output (iteration lines, progress bars with carriage returns, dataset
+messages, NCCL's start-up), from the page cache. For comparison, `grep -c` with the same texts (fixed strings, one
+core), and a loop of Python's `re` over a part of the lines. crash: the logs of all ranks in one folder, where one rank
+ran out of memory and the collectives of the others timed out: seconds, peak memory, and the culprit.
 """
 
 from __future__ import annotations

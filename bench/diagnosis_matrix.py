@@ -1,16 +1,19 @@
-"""Is the cause of a real fault told from the logs of a real job? Random kinds, ranks and log shapes; healthy runs too.
+"""Inject real faults into real jobs and score the diagnosis: random kinds, ranks and log layouts; also healthy runs.
 
     python bench/diagnosis_matrix.py [--rounds 3] [--healthy 20] [--supervised 1] [--seed 0] [--only KIND,...] [--json]
 
-Each row is one Slurm job on the sandbox's four nodes: four ranks of `diagnosis_trainer`, one of which suffers the fault
-at a random step; half of the jobs write one log a rank, half one for all with srun's labels. When the job has ended,
-its logs are diagnosed. Printed: a confusion table (cause), the culprit (top-1), seconds from the fault to the diagnosis
-(in hangs with the trainer's own timeout of 5 s, which is ten minutes elsewhere), and false alarms on healthy runs.
+Each row is one Slurm job on the sandbox's four nodes: four ranks of `diagnosis_trainer`, one of which gets the fault at
+a random step. Half of the jobs write one log per rank; the others write one log with srun's labels. The logs are
+diagnosed when the job has ended. The output has a confusion table (cause), the culprit (top-1), the seconds from fault
+to diagnosis (for hangs, with the trainer's own timeout of 5 s instead of the usual ten minutes), and false alarms on
+healthy runs.
 
-The same faults come over runs that transom supervises (diagnosis_supervised): there the launcher or the operator tells,
-while the job lives, from logs, beats, exits, stacks and probes. Half of the healthy runs are such.
+The same faults are injected into runs that transom supervises (diagnosis_supervised). There the launcher or the
+operator diagnoses them during the job, from logs, heartbeats, exits, stacks and probes. Half of the healthy runs are
+supervised.
 
-Published figures stand beside it; theirs are of production clusters, these of injected faults in a small job.
+Published figures are shown for comparison. They come from production clusters, these from injected faults in a small
+job.
 """
 
 from __future__ import annotations

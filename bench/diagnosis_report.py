@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""How well are failures told from logs? Scores the log rules on a folder of labelled real logs.
+"""Score the log rules on a folder of labelled real logs.
 
     python bench/diagnosis_report.py [FOLDER]          FOLDER/labels.jsonl and the logs that it names
 
-Two figures each. All rules. One source left out: the logs of each source (`group`) are told without those rules that
-are the root of that source's logs only, so by rules that other sources support, or none at all. What is to be hoped
-for on new logs is between the two; the rules were written with these logs known: neither is measured on unseen ones.
+There are two figures. All rules. One source left out: the logs of each source (`group`) are diagnosed without the rules
+that are the root of that source's logs only, so only with rules that other sources support. The accuracy on new logs
+should be between the two. The rules were written with these logs known, so neither figure is measured on unseen logs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How well logs were told, against labels: what is right, what is taken for what, rules of one source alone. Pure."""
+"""Score log diagnoses against labels: accuracy, confusions, and rules with a single source. Pure."""
 
 from __future__ import annotations
 

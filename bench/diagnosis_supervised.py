@@ -1,7 +1,7 @@
-"""The faults of the diagnosis matrix in runs that transom supervises: what launcher and operator make of them.
+"""The faults of the diagnosis matrix in supervised runs: the diagnosis of launcher and operator.
 
-Here the logs are not all that tells: ranks beat, stacks of hung ranks are taken, dead nodes are probed. Collectives
-have ten minutes of patience, as elsewhere, so that a hang is transom's to find.
+Here transom has more than logs: ranks send heartbeats, stacks of hung ranks are recorded, dead nodes are probed.
+Collectives time out after ten minutes, as usual, so that transom must detect a hang.
 """
 
 from __future__ import annotations

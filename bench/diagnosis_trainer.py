@@ -1,9 +1,9 @@
-"""One rank of a small training on gloo, and a real fault in it: `diagnosis_matrix` runs it under Slurm.
+"""One rank of a small training on gloo, with a real fault in it. `diagnosis_matrix` runs it under Slurm.
 
     python bench/diagnosis_trainer.py --fault KIND --rank RANK --at STEP --folder FOLDER [--timeout S] [--steps N]
 
-It prints what trainers print, and beats, which outside a run of transom does nothing. When the fault strikes, its
-moment is written to FOLDER/struck; a launch that is started again has none.
+It prints typical trainer output and sends heartbeats, which do nothing outside a run of transom. The time of the fault
+is written to FOLDER/struck. A relaunched training has no fault.
 """
 
 from __future__ import annotations

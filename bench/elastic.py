@@ -1,14 +1,14 @@
-"""The same training and the same fault under launchers that start failed ranks again inside the allocation.
+"""The same training and fault under launchers that restart failed ranks inside the allocation.
 
-torchrun         one `torchrun --max-restarts=3` a node, with a c10d rendezvous between them, and all else by default
-torchrun+store   the same with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: restarted ranks have a store of their own, and do
-                 not find the addresses of the dead ones in the agents' (pytorch/pytorch#135712)
-ft_launcher      NVIDIA's nvidia-resiliency-ext in torchrun's place, with its own defaults and the same trainer
-ft_launcher+beat the same with what its hang detection asks for: a heartbeat a step in the trainer (bench/ft_train.py),
-                 and limits, which are 60 and 45 minutes by default, set by hand
+torchrun         one `torchrun --max-restarts=3` per node, with a c10d rendezvous, and defaults otherwise
+torchrun+store   the same with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: restarted ranks have their own store, and do not
+                 find the addresses of dead ranks in the agents' store (pytorch/pytorch#135712)
+ft_launcher      NVIDIA's nvidia-resiliency-ext instead of torchrun, with its defaults and the same trainer
+ft_launcher+beat the same with the requirements of its hang detection: one heartbeat per step in the trainer
+                 (bench/ft_train.py), and limits set by hand, which are 60 and 45 minutes by default
 
-The job is examples/gpt/train.sbatch with another last line, in the sandbox of transom's own runs. One that makes no new
-step within the time allowed is given up.
+The job is examples/gpt/train.sbatch with another last line, in the sandbox of transom's own runs. A job without a new
+step within the allowed time is given up.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What following a run asks of the shared file system: operations a second, of operator and launcher.
+"""Count the operations on the shared file system of the operator and the launcher that follow a run.
 
     python bench/follow_files.py [--nodes 8,64,512,2048] [--ranks 8] [--seconds 15] [--who operator,launcher] [--json]
 
-Followers and live run directory are those of bench/scale.py; a follower is under strace, which slows it somewhat.
-Counted is each system call that names a path in the run directory or a file open in it; beside it, how many of them are
-on one node's beat table, and on all that is no node's: that must not grow with the nodes.
+Followers and live run directory are those of bench/scale.py. A follower runs under strace, which slows it somewhat. The
+bench counts each system call that names a path in the run directory or a file open in it; and separately, those on one
+node's heartbeat table and those on files that belong to no node, which must not grow with the number of nodes.
 """
 
 from __future__ import annotations

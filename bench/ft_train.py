@@ -1,6 +1,6 @@
-"""examples/gpt/train.py with what NVIDIA's ft_launcher asks of a trainer before it can see a hang: a heartbeat a step.
+"""examples/gpt/train.py with what the hang detection of NVIDIA's ft_launcher needs: one heartbeat per step.
 
-Takes the flags of train.py. Where that calls transom's `beat`, a heartbeat goes to ft_launcher's rank monitor instead.
+It takes the flags of train.py. Each call of transom's `beat` sends a heartbeat to ft_launcher's rank monitor instead.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Who is named when ranks hang? Composed hangs of 8, 64 and 512 ranks, from stacks, from collectives, from both.
+"""Score the named culprit of hangs: composed hangs of 8, 64 and 512 ranks, from stacks, collectives, and both.
 
     .venv/bin/python bench/hang_culprits.py [--seeds 5] [--worlds 8,64,512]
 
-Each hang is written to files as the agents keep them, read and judged. Top-1: the first rank that is named is one of
-those to blame; of a hang that is nobody's fault, that nobody is named. (wrong: somebody else is; -: nobody is, where
-somebody was to blame.) The dumps are composed, see hang_made.py: real ones are messier.
+Each hang is written to files as by the agents, then read and judged. Top-1: the first named rank is a culprit, or, for
+a hang without a culprit, no rank is named. (wrong: another rank is named; -: no rank is named although there is a
+culprit.) The dumps are composed (see hang_made.py); real ones are less clean.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Hangs, composed: a small simulation of ranks that call collectives, and the dumps that they would leave behind.
+"""Compose hangs: a small simulation of ranks that call collectives, and the dumps that they would leave.
 
 A training of tensor- and data-parallel groups runs one program of collectives. One rank (or several of a node) gets
-stuck, leaves a call out, or calls something else; the others go on until they wait. How far each gets is simulated:
-with calls that block (gloo), or with a GPU's queue that the processor runs ahead of until it waits for the GPU (NCCL).
-The dumps are in the documented formats of py-spy, faulthandler and torch's flight recorder; real ones are in
-tests/diagnose.
+stuck, skips a call, or calls something else; the others continue until they wait. The simulation computes how far each
+gets: with blocking calls (gloo), or with a GPU queue that the processor fills until it waits for the GPU (NCCL). The
+dumps use the documented formats of py-spy, faulthandler and torch's flight recorder; tests/diagnose has real ones.
 """
 
 from __future__ import annotations

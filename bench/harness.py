@@ -1,7 +1,8 @@
-"""What the benches on a real Slurm share: a sandbox of their own, runs in it, and what a run's files tell afterwards.
+"""Shared by the benches on a real Slurm: their own sandbox, runs in it, and readers of a run's files.
 
-A bench owns everything it starts: one sandbox in a short temporary folder, the operators of its runs (detached
-processes, known by their leases), and the files. On success all of it goes; on failure the folder stays and is named.
+A bench owns everything that it starts: one sandbox in a short temporary folder, the operators of its runs (detached
+processes, known by their leases), and the files. On success everything is removed; on failure the folder is kept and
+named.
 """
 
 from __future__ import annotations

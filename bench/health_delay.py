@@ -1,7 +1,7 @@
-"""A node behind a slow wire: everything it sends and receives arrives some milliseconds later.
+"""A node behind a slow link: everything that it sends and receives arrives some milliseconds late.
 
-The kernel here has no netem. So the node's interface is made a tap device, and two threads carry each frame between it
-and the wire, `seconds` late. Frames must come whole, with their checksums: offloads of the wire are switched off.
+This kernel has no netem, so the node's interface becomes a tap device, and two threads carry each frame between it and
+the link, `seconds` late. Frames must be complete, with their checksums, so offloads of the link are switched off.
 """
 
 from __future__ import annotations

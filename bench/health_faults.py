@@ -1,4 +1,4 @@
-"""The faults of `health_matrix`: what is done to a node, and which verdict must follow. Pure."""
+"""The faults of `health_matrix`: what is done to a node, and the expected verdict. Pure."""
 
 from __future__ import annotations
 

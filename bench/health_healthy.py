@@ -1,7 +1,7 @@
 """Preflights of healthy nodes on a real Slurm: none may have a finding above MONITOR.
 
-One job holds the sandbox's four nodes, and each preflight is one step in it, as an attempt makes it. The interpreter's
-own start, and torch's, are told apart: what is left of the seconds is ours.
+One job holds the sandbox's four nodes, and each preflight is one step in it, as in an attempt. The start of the
+interpreter and of torch are measured separately; the remaining seconds are transom's.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Are faults found, and is the right node named? At least 25 faults, each on the first, a middle and the last node.
+"""Score the health checks: at least 25 faults, each on the first, a middle and the last node.
 
     python bench/health_matrix.py [--only FAULT,...] [--places 3] [--healthy 100] [--json]
 
-Four nodes on this machine in namespaces of their own (`health_nodes`), each checked by a real node worker. One of them
-gets a fault, a real one where possible: processes are killed, stopped or starved, packets dropped, disks filled,
-servers stopped; GPUs, kernel logs and /sys are those of a stub (`health_faults` has the table).
+Four nodes on this machine have their own namespaces (`health_nodes`), each checked by a real node worker. One of them
+gets a fault, a real one if possible: processes are killed, stopped or starved, packets dropped, disks filled, servers
+stopped. GPUs, kernel logs and /sys come from a stub (`health_faults` has the table).
 
-found: the expected check speaks against the node, with the verdict that is expected. named: nobody else is bad. action:
-what the launcher's core makes of it, with three nodes wanted of four. seconds: of the whole health run of all four.
+found: the expected check blames the node with the expected verdict. named: no other node is bad. action: the decision
+of the launcher's core, with three nodes needed out of four. seconds: the whole health run of all four nodes.
 
-Needs root, and some rows a program more: what cannot be made here is listed as not tried. --healthy N: N preflights of
-healthy nodes on a real Slurm, too (`health_healthy`). Exit code 1 when a fault was missed or an innocent node named, or
-a healthy node told of.
+Needs root, and for some rows another program; cases that cannot be created here are listed as not tried. --healthy N:
+also N preflights of healthy nodes on a real Slurm (`health_healthy`). Exit code 1 if a fault was missed, or if an
+innocent or healthy node was named.
 """
 
 from __future__ import annotations

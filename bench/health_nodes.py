@@ -1,8 +1,8 @@
 """Four nodes on one machine, each checked by a real node worker. Each has its own namespaces (network, mounts,
 processes, host name), GPUs, kernel log, /sys and clock. Needs root.
 
-A node lives for one health run. All that a fault mounts or starts on it ends with it, since its first process is
-the init of its process namespace.
+A node lives for one health run. Everything that a fault mounts or starts on it ends with it, since its first process is
+the init process of its process namespace.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The matrix of faults: each fault, the expected verdict, and the observed one. Pure.
 
-found: the check that is expected speaks against the faulty node, with the verdict that is expected: less would keep a
-bad node in, more would drain a good one. named: no other node is bad, and none is told of by that check.
+found: the expected check blames the faulty node with the expected verdict; a weaker one would keep a bad node in the
+run, a stronger one would drain a good one. named: no other node is bad, and that check names no other node.
 """
 
 from __future__ import annotations

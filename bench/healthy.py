@@ -1,12 +1,12 @@
-"""Does transom leave a healthy run alone? False alarms in a run that is uneven, on a busy machine.
+"""Count false alarms in a healthy but uneven run on a busy machine.
 
     python bench/healthy.py [--minutes 15] [--json]
 
-One run under transom, with all its defaults, on 3 of a sandbox's 4 nodes: a first step of 20 s, evaluations that the
-trainer does not announce, checkpoints of which every fourth is slow, steps that are never the same (bench/uneven.py),
-and beside it a process that keeps a CPU busy. Counted are signs of silence, incidents, isolations and restarts in the
-operator's journal, nodes that are not in order and restarts in Slurm. All must be 0, and the run must end done. Exit
-code 1 otherwise.
+One run under transom, with all defaults, on 3 of a sandbox's 4 nodes: a first step of 20 s, evaluations that the
+trainer does not announce, checkpoints of which every fourth is slow, step times that always differ (bench/uneven.py),
+and a process that keeps a CPU busy. The bench counts stalls, incidents, isolations and restarts in the operator's
+journal, nodes with a problem and restarts in Slurm. All must be 0, and the run must end as done; otherwise the exit
+code is 1.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Is the result of a run that met a fault the result that it would have had without? To the last bit, run after run.
+"""Check that a run with a fault has the same result as one without, to the last bit, over many runs.
 
     python bench/identity.py [--runs 20] [--seed 1] [--json]
 
-Each run trains the example GPT under transom on 3 of a sandbox's 4 nodes and meets one random fault at a random step: a
+Each run trains the example GPT under transom on 3 of a sandbox's 4 nodes and gets one random fault at a random step: a
 node is killed with everything on it, a rank is killed, or a rank is stopped (and never continued). The final state is
-compared with that of one uninterrupted run by a sha256 over every parameter and every optimizer tensor, with names,
-shapes and types. Exit code 1 unless all of them are equal.
+compared with that of one uninterrupted run by a SHA-256 over all parameter and optimizer tensors, with names, shapes
+and types. Exit code 1 unless all are equal.
 """
 
 from __future__ import annotations

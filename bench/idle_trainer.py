@@ -1,4 +1,4 @@
-"""A training that costs nothing: a step a second by the clock, a beat for each. For many ranks on one machine."""
+"""A training that costs nothing: one step per second by the clock, with a heartbeat. For many ranks on one machine."""
 
 from __future__ import annotations
 

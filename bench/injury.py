@@ -1,4 +1,4 @@
-"""Faults of a bench's run: which, where, when; and how the run came out of it."""
+"""Faults of a bench's run: which, where, when; and how the run recovered."""
 
 from __future__ import annotations
 

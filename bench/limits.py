@@ -1,13 +1,12 @@
-"""A training that is longer than its time limit, many times over: is it one run, and is its result the same?
+"""Check that a training over many time limits is one run with an unchanged result.
 
     python bench/limits.py [--limits 10] [--minutes 2] [--json]
 
-The example GPT trains under transom on 3 nodes with a time limit of a few minutes an attempt. Slurm warns the launcher
-before each limit (`job.signal_before`), all ranks save at one step, the attempt is left, and the job is requeued: over
-and over, until the training is done. The final state is compared, bit for bit, with that of one uninterrupted run; of
-each attempt it is told how many seconds it trained, how many steps that were done were done again, and how long the
-training stood still between two attempts. Exit code 1 unless the run came through at least `--limits` of them with an
-equal result, lost no step to any, and met nothing else.
+The example GPT trains under transom on 3 nodes with a time limit of a few minutes per attempt. Slurm warns the launcher
+before each limit (`job.signal_before`), all ranks save at one step, the attempt ends, and the job is requeued, until
+the training is done. The final state is compared, bit for bit, with that of one uninterrupted run. For each attempt the
+bench prints how many seconds it trained, how many steps were repeated, and the pause between two attempts. Exit code 1
+unless the run passed at least `--limits` time limits with an equal result, lost no step, and had no other incident.
 """
 
 from __future__ import annotations

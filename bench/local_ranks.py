@@ -1,7 +1,7 @@
 """Probe processes on this machine, behind pipes, as a transport. For tests and benches.
 
-The nodes' names are made up, and all of them share this machine's loopback. Where a node has a command to start its
-processes with (`ip netns exec ns1`), they are started with that.
+The nodes' names are invented, and all nodes share this machine's loopback. If a node has a command to start its
+processes with (`ip netns exec ns1`), it is used.
 """
 
 from __future__ import annotations

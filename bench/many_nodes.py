@@ -1,11 +1,11 @@
-"""A real cluster of many nodes on this machine, a real job on all of them but the spare ones, and a node's death in it.
+"""Run a real job on a cluster of many nodes on this machine, and kill a node in it.
 
     python bench/many_nodes.py [--nodes 128] [--json]
 
-Each node is a slurmd with an agent and one rank of an idle trainer (`bench/idle_trainer.py`); all is real but the work.
-Printed: how long the cluster, the job's start and each part of the recovery take, and what launcher, operator and
-agents hold and use. All of it shares this machine's cores, which hundreds of processes that start at once take for a
-while: on a cluster each node has its own.
+Each node is a slurmd with an agent and one rank of an idle trainer (`bench/idle_trainer.py`); only the work is not
+real. The bench prints how long the cluster, the job's start and each part of the recovery take, and the resources of
+launcher, operator and agents. Everything shares this machine's cores, which are busy while hundreds of processes start
+at once; on a cluster, each node has its own.
 """
 
 from __future__ import annotations

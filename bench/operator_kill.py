@@ -1,17 +1,16 @@
-"""The operator dies in the middle of an incident. Is every action still done exactly once?
+"""Kill the operator in the middle of an incident, and check that every action is done exactly once.
 
     python bench/operator_kill.py [--runs 10] [--absence 0,300] [--json]
 
-Each run trains the example GPT on 3 of a sandbox's 4 nodes. A node is killed, in every third run the one that the batch
-script is on; at a random moment between its death and the first new step (one undisturbed incident of each kind tells
-how long that takes) the operator is killed with -9. It is started again with `transom attach --detach`: at once in most
-runs, after 300 s of absence in the last. By then the launcher has left, the job has failed, and Slurm may have taken
-the dead node for what it is.
+Each run trains the example GPT on 3 of a sandbox's 4 nodes. A node is killed, in every third run the one with the batch
+script. At a random moment between its death and the first new step (one undisturbed incident of each kind shows how
+long that takes), the operator is killed with -9. It is restarted with `transom attach --detach`: at once in most runs,
+after 300 s in the last. By then the launcher has ended, the job has failed, and Slurm may have marked the node as down.
 
-Counted is what Slurm did, from the controller's own log and `scontrol show job`: how often the job was requeued or
-submitted anew, and how often a node was drained; beside it what the operator's journal says. Each must be one, the run
-must end done, and with the uninterrupted run's final state, bit for bit. Exit code 1 otherwise. After an absence it may
-be the launcher, or Slurm, that has requeued the job, and Slurm that has taken the node out: then the operator must do
+The bench counts Slurm's actions, from the controller's log and `scontrol show job`: how often the job was requeued or
+submitted again, and how often a node was drained; it also shows the operator's journal. Each count must be one, and the
+run must end as done with the uninterrupted run's final state, bit for bit; otherwise the exit code is 1. After an
+absence, the launcher or Slurm may have requeued the job, and Slurm may have removed the node; the operator must then do
 no more.
 """
 

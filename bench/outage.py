@@ -1,14 +1,14 @@
-"""slurmctld is away for ten minutes. Does the run go on, how often is Slurm asked, and what does a person read?
+"""Take slurmctld away for ten minutes: does the run continue, how often is Slurm called, and what do screens show?
 
     python bench/outage.py [--minutes 10] [--how stopped,killed] [--json]
 
-Each variant trains the example GPT on 3 of a sandbox's 4 nodes, on a cluster of its own. Then slurmctld is stopped
-(SIGSTOP: connections are taken and never answered) or killed (refused). A fifth of that time later a rank is killed,
-and at three fifths a node. Wrappers first on PATH count every command of Slurm's that operator, launcher, agents and a
-person who looks once a minute start. Then slurmctld goes on, or is started again from its saved state.
+Each variant trains the example GPT on 3 of a sandbox's 4 nodes, on its own cluster. slurmctld is stopped (SIGSTOP:
+connections are accepted and never answered) or killed (connections are refused). After a fifth of the time a rank is
+killed, and after three fifths a node. Wrappers at the front of PATH count every Slurm command that operator, launcher,
+agents and a user who looks once a minute start. Then slurmctld continues, or is restarted from its saved state.
 
-Good is: the run ends done, the dead node was drained once, the job was started again once, and no minute saw more than
-`--most` commands. Exit code 1 otherwise.
+Success: the run ends as done, the dead node was drained once, the job was restarted once, and no minute had more than
+`--most` commands. Otherwise the exit code is 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counts every command of Slurm's that a run's processes start: wrappers first on PATH, each of which writes a line."""
+"""Count every Slurm command that a run's processes start, with wrappers at the front of PATH that each write a line."""
 
 from __future__ import annotations
 

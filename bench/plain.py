@@ -1,9 +1,8 @@
-"""The same training and the same fault under Slurm alone: what `sbatch --requeue` does without transom.
+"""The same training and fault under Slurm without transom: `sbatch --requeue`.
 
-requeue   examples/gpt/train.sbatch as it is (`#SBATCH --requeue`, with a checkpoint directory): it is left to
-          Slurm to start the job again
-idiom     the same script, but it ends with `scontrol requeue $SLURM_JOB_ID` when srun has failed, which is what
-          people write once they have seen the first one
+requeue   examples/gpt/train.sbatch unchanged (`#SBATCH --requeue`, with a checkpoint directory): Slurm alone restarts
+          the job
+idiom     the same script, but it ends with `scontrol requeue $SLURM_JOB_ID` if srun has failed, a common idiom
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""How long a probe of N nodes takes without importing torch: simulated up to 1,024 nodes, measured on 2 to 64 ranks.
+"""Measure how long a probe of N nodes takes, without importing torch: simulated to 1,024 nodes, real to 64 ranks.
 
     python bench/probe_scale.py [--most 64] [--bad] [--json]
 
-Planned: the head's own code drives nodes that answer in a time of their own (`probe_sim`), up to 1,024 of them: how
-many rounds and messages there are, and what they add up to. Measured: the same head with real gloo ranks, all on this
-machine; they share its cores, which makes their phases longer with their number, unlike nodes with cores of their own.
-Each size is driven twice and the second time counts, as the first makes the kernels' inputs. Exit code 1 when a healthy
-node is blamed.
+Planned: the coordinator's own code drives simulated nodes (`probe_sim`), up to 1,024 of them, and counts rounds,
+messages and their total time. Measured: the same coordinator with real gloo ranks on this machine. They share its
+cores, so their phases take longer with more ranks, unlike on real nodes. Each size is run twice and the second time
+counts, since the first creates the kernels' inputs. Exit code 1 if a healthy node is blamed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Simulated nodes that answer a probe in simulated time, to measure and test how its plan scales.
 
-`SimCrew` is a `Transport` whose clock moves only while somebody waits. A healthy rank is modelled on gloo over one
+`SimCrew` is a `Transport` whose clock moves only while something waits. A healthy rank is modelled on gloo over one
 machine's loopback; `World` says which nodes and links are faulty.
 """
 

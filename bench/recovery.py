@@ -1,30 +1,29 @@
-"""How long a training stands still after a fault: under transom, and beside it under others, in the same run.
+"""Measure how long training stops after a fault: under transom and, in the same sandbox, under other tools.
 
     python bench/recovery.py [--runs 10] [--only rank-kill,hang] [--elastic 3] [--baseline 1] [--json]
 
-Each run trains the example GPT on 3 of a sandbox's 4 nodes (Slurm's own defaults, SlurmdTimeout=300 among them). At a
-random step between two checkpoints comes the fault:
+Each run trains the example GPT on 3 of a sandbox's 4 nodes (with Slurm's defaults, such as SlurmdTimeout=300). The
+fault comes at a random step between two checkpoints:
 
     rank-kill          one rank dies
     node-kill          a node dies with everything on it
-    node-kill-spare    the same, with the 4th node in the job as a spare; not the batch script's own node
+    node-kill-spare    the same, with the 4th node in the job as a spare; never the node with the batch script
     hang               one rank is stopped
 
-Measured is the wall time from just before the fault to the first step of the new launch as the operator saw it, split
-by the marks of the incident:
+The bench measures the wall time from just before the fault to the first step of the new launch, as the operator sees
+it, split by the marks of the incident:
 
-    detect   fault -> first sign            requeue  -> the job waits, without the node, free to start
+    detect   fault -> first sign            requeue  -> the job waits, without the node, ready to start
     decide   -> diagnosis                   start    -> the launcher has started the ranks
     isolate  -> node drained or excluded    resume   -> first new step (import, join, build, restore, step)
 
-A fault that the launcher mends inside the allocation knows no requeue. `beyond` is the whole time less the trainer's
-own start-up (import, join), which every start pays. For a hang, the time to the launcher's finding is told as well.
-Every run's final state is compared with that of one uninterrupted run, by a hash over all parameters and optimizer
-tensors.
+A fault that the launcher handles inside the allocation has no requeue. `beyond` is the total time without the trainer's
+own start-up (import, join), which every start needs. For a hang, the time to the launcher's finding is shown too. Every
+run's final state is compared with that of one uninterrupted run, by a hash over all parameters and optimizer tensors.
 
-Beside it: `torchrun --max-restarts` and NVIDIA's ft_launcher in the same sandbox, taking turns with transom's runs (see
-bench/elastic.py), and afterwards `sbatch --requeue` (see bench/plain.py). ft_launcher is looked for in --nvrx DIR, or
-where the interpreter looks: pip install --no-deps --target DIR nvidia-resiliency-ext defusedxml pyyaml.
+Other tools: `torchrun --max-restarts` and NVIDIA's ft_launcher take turns with transom's runs in the same sandbox (see
+bench/elastic.py), followed by `sbatch --requeue` (see bench/plain.py). ft_launcher is loaded from --nvrx DIR, or from
+the interpreter's own path: pip install --no-deps --target DIR nvidia-resiliency-ext defusedxml pyyaml.
 """
 
 from __future__ import annotations

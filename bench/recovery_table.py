@@ -1,4 +1,4 @@
-"""What bench/recovery.py tells: medians by case, what was asked for, and how many times longer others took. Pure."""
+"""The tables of bench/recovery.py: medians by case, requirements, and how many times longer other tools took. Pure."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""How long `transom report` takes on a long run with many incidents, how large its file is, and how long the operator's
-journal alone takes to be played through the core, as an operator does that takes the run over.
+"""Measure the time of `transom report` on a long run with many incidents, its file size, and how long the operator's
+journal alone takes to replay through the core, as when an operator takes over the run.
 
     python bench/report.py [--days 30] [--incidents 1000] [--nodes 64] [--times 3] [--keep DIR]
 
-The run is made up: a step every 2.3 s, a checkpoint every half hour, a fault every so often that its launcher mends
-with a relaunch, every twentieth of them a requeue. In it stand all lines that operator and launchers write.
+The run is generated: a step every 2.3 s, a checkpoint every half hour, and regular faults that the launcher fixes with
+a relaunch; every twentieth leads to a requeue. It contains all lines that operator and launchers write.
 """
 
 from __future__ import annotations

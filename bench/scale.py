@@ -1,14 +1,14 @@
-"""What following a run of many nodes costs operator and launcher: CPU, memory, Slurm calls, how soon silence is told.
+"""Measure the cost of following a run of many nodes: CPU, memory, Slurm calls, time to notice silence.
 
     python bench/scale.py [--nodes 8,64,512,2048] [--ranks 8] [--seconds 30] [--who operator,launcher] [--json]
 
-For each size a generator writes a live run directory (`scale_made.py`): each node's beat table once a second by rename,
-a step a second, its account every five, findings of a node now and then, and the log. The real operator, then the real
-launcher, follows it in a process of its own, with Slurm in memory (a call costs nothing there; how many there are is
-counted). After the measured time one node falls silent (for the launcher no rank steps any more either). Then counted
-is what passes from its last table plus the limit until the operator has written `NodeSilent` into its journal (limit
-10 s), or the launcher that no rank steps (the limit that it has learned from the steps, about 8 s): the lag. Beside it,
-how each figure grows from the first size to the last: below 1.0 is less than linear.
+For each size, a generator writes a live run directory (`scale_made.py`): each node's heartbeat table once a second by
+rename, one step per second, its step breakdown every five seconds, some findings, and the log. The real operator, then
+the real launcher, follows it in its own process, with Slurm in memory (a call costs nothing there; the calls are
+counted). After the measured time one node becomes silent (for the launcher, no rank steps any more). The lag is the
+time from its last table plus the limit until the operator has written `NodeSilent` into its journal (limit 10 s), or
+until the launcher has found that no rank steps (the limit learned from the steps, about 8 s). The bench also shows how
+each figure grows from the first size to the last: below 1.0 is less than linear.
 """
 
 from __future__ import annotations

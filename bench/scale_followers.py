@@ -1,4 +1,4 @@
-"""Who follows the run of `bench/scale.py`: operator and launcher, each real but for Slurm, in a process of its own."""
+"""The followers in `bench/scale.py`: operator and launcher, real except for Slurm, each in its own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A live run directory of many nodes, written a second at a time: what operator and launcher follow in `scale.py`."""
+"""A live run directory of many nodes, written second by second, which operator and launcher follow in `scale.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made-up step times and losses of healthy trainings, endless, from a seed: what a detector must not alarm for."""
+"""Generated step times and losses of healthy trainings, from a seed: a detector must raise no alarm for them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A made-up synchronous training, told as its agents would tell it: with a fault that begins at a step, or with none.
+"""A generated synchronous training, as its agents would report it, with a fault that begins at a step, or none.
 
 Every rank computes, then all wait for the slowest, and then for the network. A rank that computes longer makes the
-others wait, and waits less itself: nobody else is told which one it is.
+others wait, and waits less itself: this is the only sign of the culprit.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""False alarms and delays of the detectors of slowness and of numerics, on made-up trainings, from seeds.
+"""Measure false alarms and delays of the slowness and numerics detectors, on generated trainings, from seeds.
 
     python bench/slowness.py [--samples 100000] [--trainings 10] [--json]
 
-1. step times: alarms on healthy series, with what that bounds (no alarm in n samples: fewer than one in n / 3, at
-   95 %), beside the stated rate; and the delay, in samples, to the alarm for +10 %, +20 % and twice as long.
+1. step times: alarms on healthy series, with the bound that they imply (no alarm in n samples: fewer than one in n / 3,
+   at 95%), beside the stated rate; and the delay, in samples, to the alarm for +10%, +20% and twice as long.
 2. losses: the same, for losses with gradient norms; and the samples to the alarm for NaN, a spike and an explosion.
 3. whole trainings with ranks on nodes: which kind of slowness is found, where, after how many steps; and false alarms
-   of healthy ones.
+   on healthy ones.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What one call to Slurm costs, call by call: by its commands and by pyslurm, on real clusters of several releases.
+"""Measure the cost of each call to Slurm, by its commands and by pyslurm, on real clusters of several releases.
 
     python bench/slurm_calls.py [--releases native trixie forky] [--times 50] [--jobs 298] [--json FILE]
 
-Wall-clock milliseconds (median, and the slowest of twenty) and milliseconds of CPU on the asking side, for the calls
-that an operator makes. All clusters are up at once, and each call is made in all of them in turn before it is made
-again: what else the machine does meanwhile meets them all alike. Needs what `transom sandbox up --release` needs, and
-builds a release where it is not there; one that cannot be had is named and left out.
+The figures are wall-clock milliseconds (median, and the slowest of twenty) and milliseconds of CPU of the caller, for
+the calls that an operator makes. All clusters are up at the same time, and each call is made on all of them in turn
+before it is repeated, so other load affects them equally. Needs what `transom sandbox up --release` needs, and builds a
+missing release; an unavailable one is named and left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The example training as a job that transom knows nothing of: what its log and Slurm tell of it."""
+"""The example training as a job without transom: what its log and Slurm show about it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How long `transom status` takes on a run of many nodes: makes such a run directory, asks, and prints the times.
+"""Measure the time of `transom status` on a run of many nodes: generate such a run directory, call it, print the times.
 
     python bench/status.py [--nodes 1024] [--ranks 8] [--times 7] [--keep DIR]
 
-Beside it stands what Python and the command line take to start before anything is read. Slurm is not asked.
+For comparison, it shows how long Python and the command line take to start. Slurm is not asked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The training of bench/healthy.py: all is well with it, and hardly two steps take the same time.
+"""The training of bench/healthy.py: healthy, but hardly two steps take the same time.
 
-A first step of many seconds (a compilation), an evaluation on rank 0 now and then while the others wait for it, a
-checkpoint now and then that a slow file system holds up, and each step of each rank a little different. The model, the
+A first step of many seconds (a compilation), an occasional evaluation on rank 0 while the others wait for it, an
+occasional checkpoint on a slow file system, and slightly different times for each step of each rank. The model, the
 data and the three calls are those of examples/gpt/train.py.
 """
 

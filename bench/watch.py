@@ -1,8 +1,9 @@
-"""What `transom status --watch` costs on a run of many nodes: share of a core, bytes to the terminal, memory.
+"""Measure the cost of `transom status --watch` on a run of many nodes: share of a core, bytes to the terminal, memory.
 
     python bench/watch.py [--nodes 64,2048] [--seconds 20] [--json]
 
-The run directory is made as by bench/status.py. The screen runs on a pseudo terminal of 120 x 40, looking each second.
+The run directory is generated as by bench/status.py. The screen runs on a pseudo terminal of 120 x 40, refreshed every
+second.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What pytest wrote of the contract (--junitxml), as tables for people. Pure.
+"""Tables of the contract suite's results, from pytest's --junitxml. Pure.
 
 The worlds' fixtures record of each case whose Slurm it met, spoken to how, and the case without its world
-(tests/slurm/conftest.py). A test that records none is one beside the contract, told by the release it ran on.
+(tests/slurm/conftest.py). A test that records none is not part of the
+contract; it is identified by the release that it ran on.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
-_NAMED = 4  # cases that are named one by one
+_NAMED = 4  # up to this many cases are named individually
 
 
 class End(enum.Enum):
@@ -33,7 +34,7 @@ class World:
 
 @dataclass(frozen=True)
 class Tried:
-    """``why``: of one that was skipped, or failed."""
+    """``why``: the reason for a skip or a failure."""
 
     world: World
     case: str
@@ -42,14 +43,14 @@ class Tried:
 
 
 def read_results(xml: str, release: str = "") -> list[Tried]:
-    """Of one run of pytest. `release`: where those ran that name no world."""
+    """Return the results of one pytest run. `release`: the one of tests that name no world."""
     return [_tried(case, release) for case in ElementTree.fromstring(xml).iter("testcase")]
 
 
 def _tried(case: ElementTree.Element, release: str) -> Tried:
-    told = {str(prop.get("name")): str(prop.get("value")) for prop in case.iter("property")}
-    world = World(told["slurm"], told["by"]) if "by" in told else World(release, "")
-    name = told.get("case", str(case.get("name")))
+    props = {str(prop.get("name")): str(prop.get("value")) for prop in case.iter("property")}
+    world = World(props["slurm"], props["by"]) if "by" in props else World(release, "")
+    name = props.get("case", str(case.get("name")))
     broken = case.find("failure") if case.find("failure") is not None else case.find("error")
     if broken is not None:
         return Tried(world, name, End.FAILED, str(broken.get("message")))
@@ -62,15 +63,15 @@ def _reason(skipped: ElementTree.Element) -> str:
 
 
 def contract(tried: Iterable[Tried]) -> list[Tried]:
-    """Those of the contract, without the tests beside it, each once: the fake is tried beside every release."""
+    """Return the cases of the contract, without other tests, each once: every release also runs the fake."""
     ours = sorted((one for one in tried if one.world.by), key=lambda one: one.end is End.FAILED)
     return list({(one.world, one.case): one for one in ours}.values())
 
 
 def cases_table(tried: Sequence[Tried]) -> str:
-    """Case by world; why a case does not apply stands below."""
+    """Return a table of cases by world, with the reasons for cases that do not apply below it."""
     worlds = sorted({one.world for one in tried})
-    cases = sorted({one.case for one in tried})  # workers take them in any order
+    cases = sorted({one.case for one in tried})  # workers run them in any order
     found = {(one.case, one.world): one for one in tried}
     notes: list[str] = []
 
@@ -88,7 +89,7 @@ def cases_table(tried: Sequence[Tried]) -> str:
 
 
 def worlds_table(tried: Sequence[Tried]) -> str:
-    """How many cases were kept in each world, and which do not apply, and why."""
+    """Return how many cases passed in each world, and which do not apply, with the reason."""
     rows = []
     for world in sorted({one.world for one in tried}):
         here = [one for one in tried if one.world == world]
@@ -104,7 +105,7 @@ def _named(cases: Sequence[str]) -> str:
 
 
 def _words(case: str) -> str:
-    """test_a_b[c] as "a b [c]"."""
+    """Return "a b [c]" for test_a_b[c]."""
     name, bracket, rest = case.removeprefix("test_").partition("[")
     return name.replace("_", " ") + (f" [{rest}" if bracket else "")
 

@@ -1,4 +1,4 @@
-"""Makes docs/images/*.png: what a person sees of a run, as it goes on a real Slurm on this machine (some six minutes).
+"""Make docs/images/*.png: the screens and reports of a run on a real Slurm on this machine (about six minutes).
 
     make images        or        .venv/bin/python scripts/images.py [FOLDER]
 
@@ -37,7 +37,7 @@ class Camera:
         self._browser, self._bench, self._out = browser, bench, out
 
     def screen(self, name: str, words: str, keys: tuple[str, ...] = (), see: str = "", rows: int = 0) -> None:
-        """A command's screen, after the keys, once it shows `see`. rows: of the terminal, 0: as usual."""
+        """Save a command's screen after the keys, once it shows `see`. rows: height of the terminal; 0: default."""
         size = (SCREEN[0], rows or SCREEN[1])
         command = [sys.executable, "-m", "transom_cli", *words.split(), "--root", "runs"]
         with Terminal(command, self._bench.dir, self._bench.env, size) as terminal:
@@ -66,14 +66,14 @@ class Camera:
 
 
 def kill_one(bench: Bench, run: LiveRun) -> str:
-    """A node that is not the batch script's, with all on it."""
+    """Kill a node with everything on it, but not the one with the batch script."""
     state = run.state
     node = [name for name in state.job.nodes if name != state.job.batch_host][-1]
     faults.kill_node(bench.sandbox, node)
     return node
 
 
-def tell(bench: Bench, camera: Camera, broken: Path) -> None:
+def record(bench: Bench, camera: Camera, broken: Path) -> None:
     options = ("-N", str(NODES), "--set", "health.probe=false", "--set", f"steps={STEPS}")
     run = bench.submit("gpt", [str(GPT / "train.py"), *TRAIN], options=options)
     run.wait_step(HEALTHY, 240)
@@ -104,7 +104,7 @@ def tell(bench: Bench, camera: Camera, broken: Path) -> None:
 def main() -> int:
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None or shutil.which("tmux") is None:
-        print("error: Chromium or tmux is not here\n\nhint: apt-get install chromium tmux", file=sys.stderr)
+        print("error: Chromium or tmux is not installed\n\nhint: apt-get install chromium tmux", file=sys.stderr)
         return 1
     out = Path(sys.argv[1]) if sys.argv[1:] else IMAGES
     out.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def follow(browser: str, broken: Path, out: Path) -> int:
     prolog.chmod(0o700)
     try:
         with Bench(nodes=NODES + IDLE, slurm_conf={"Prolog": str(prolog), "PrologFlags": "Alloc"}) as bench:
-            tell(bench, Camera(browser, bench, out), broken)
+            record(bench, Camera(browser, bench, out), broken)
     except (TransomError, TimeoutError, subprocess.CalledProcessError) as error:
         print(f"\nerror: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""The pages of docs/ that are made from the code. `make docs-reference` rewrites them; tests compare them with it."""
+"""Write the pages of docs/ that are generated from the code (`make docs-reference`); tests compare them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/commands.md: what `--help` says of every command, as typer prints it."""
+"""Generate docs/commands.md: the `--help` text of every command, as typer prints it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from transom_cli.cli.app import app
 
 _INTRO = """# Commands
 
-The `--help` of each command. RUN is a run's ID or the unique start of it, its name (for the newest run of that name),
-or its path. Without RUN, a command uses the newest run. Data goes to stdout, all else to stderr; `--json` prints one
-document, errors too, with a `schema` number. [Exit codes](troubleshooting.md#exit-codes) are the same for all commands.
+The `--help` of each command. RUN is a run's ID or a unique prefix of it, its name (for the newest run of that name), or
+its path. Without RUN, a command uses the newest run. Data goes to stdout, everything else to stderr. `--json` prints
+one document, also for errors, with a `schema` number. [Exit codes](troubleshooting.md#exit-codes) are the same for all
+commands.
 
 `transom --install-completion` installs completion for your shell (bash, zsh, fish): commands, options, and the ids of
-your runs. `--show-completion` prints it instead, to be put where your site wants it.
+your runs. `--show-completion` prints the script instead, for a place of your choice.
 """
 
 
@@ -30,7 +31,7 @@ def commands_markdown() -> str:
 
 
 def _commands(group: Any, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The words of each command that is not hidden, those of a group after it."""
+    """Yield the words of each visible command; the commands of a group follow it."""
     for name, command in group.commands.items():
         if not command.hidden:
             yield (*above, name)
@@ -39,6 +40,6 @@ def _commands(group: Any, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _help(words: tuple[str, ...]) -> str:
-    told = CliRunner().invoke(app, [*words, "--help"], prog_name="transom", env={"COLUMNS": "80"})
-    lines = [line.rstrip() for line in told.stdout.strip().splitlines()]
+    done = CliRunner().invoke(app, [*words, "--help"], prog_name="transom", env={"COLUMNS": "80"})
+    lines = [line.rstrip() for line in done.stdout.strip().splitlines()]
     return "\n".join(line for line in lines if not line.lstrip().startswith("-h, --help"))

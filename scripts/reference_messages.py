@@ -1,4 +1,4 @@
-"""docs/messages.md: every error of the code that a person may meet, by the exit code of its class."""
+"""Generate docs/messages.md: every error that a user may see, with the exit code of its class."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 _INTRO = """# Messages
 
 Every error begins with one of these lines (`error: ...` on stderr; `--json`: `error.what`). Words in CAPITALS and ...
-stand for names, paths and numbers. Below it follow the reason, most of the time in the words of Slurm or of the system,
-and a hint, which is given here too. What the exit codes mean, and what to do about the common errors, is told in
-[Troubleshooting](troubleshooting.md).
+are placeholders for names, paths and numbers. The error continues with the reason, usually quoted from Slurm or the
+system, and with the hint that this page lists. [Troubleshooting](troubleshooting.md) explains the exit codes and the
+common errors.
 """
 _ROOMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Elsewhere", ()),
@@ -35,8 +35,8 @@ _NOT_MET = (
     "diagnose.hangs",
     "slurm.fake",
     "errors",
-)  # only other parts of transom meet these
-_MET = ("rpc.secret", "ckpt.snapshot.protection")
+)  # only other parts of transom see these
+_MET = ("supervise.agent.secret", "ckpt.snapshot.protection")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def messages_markdown(package: Path) -> str:
 
 
 def _doings(trees: Iterable[ast.Module]) -> list[str]:
-    """What was being done when a system call failed, as `submit.rundir.explain` and its callers say it."""
+    """Return the action during which a system call failed, as `submit.rundir.explain` and its callers word it."""
     said: set[str] = set()
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.keyword) and node.arg == "doing":
@@ -121,7 +121,7 @@ def _messages(module: str, tree: ast.Module, codes: dict[str, int]) -> Iterator[
 
 
 def _own(scope: ast.AST) -> Iterator[ast.Call]:
-    """Calls in this scope, not in those within it."""
+    """Return the calls in this scope, without nested scopes."""
     for child in ast.iter_child_nodes(scope):
         if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
             continue
@@ -131,7 +131,7 @@ def _own(scope: ast.AST) -> Iterator[ast.Call]:
 
 
 def _said(scope: ast.AST) -> dict[str, list[str]]:
-    """Texts that the scope's variables are given."""
+    """Return the texts assigned to the scope's variables."""
     found: dict[str, list[str]] = {}
     for node in ast.walk(scope):
         pairs: list[tuple[ast.expr, ast.expr]] = []
@@ -154,7 +154,7 @@ def _texts(node: ast.expr, said: dict[str, list[str]]) -> list[str]:
 
 
 def _text(node: ast.expr) -> str:
-    """The text that an expression makes, with a stand-in for what is only known then."""
+    """Return the text of an expression, with placeholders for values known only at run time."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
@@ -167,7 +167,7 @@ def _text(node: ast.expr) -> str:
 
 
 def _stand_in(part: ast.expr) -> str:
-    """The variable's name in capitals; ... where it is more than a variable."""
+    """Return a variable's name in capitals, or ... for any other expression."""
     value = part.value if isinstance(part, ast.FormattedValue) else part
     name = value.id if isinstance(value, ast.Name) else value.attr if isinstance(value, ast.Attribute) else "..."
     return name.strip("_").upper()
@@ -183,7 +183,7 @@ def _classes(tree: ast.Module) -> dict[str, ast.ClassDef]:
 
 
 def _codes(names: Iterable[str], classes: dict[str, ast.ClassDef]) -> dict[str, int]:
-    """The exit code of each that is an error's class."""
+    """Return the exit code of each error class."""
     return {name: code for name in names if (code := _code(name, classes)) is not None}
 
 

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Everything that `make test` and `make demo` need: system packages, and .venv/ with transom in it.
-# Safe to repeat; does nothing, quickly, when all is there. Asks no questions.
+# Install everything that `make test` and `make demo` need: system packages, and .venv/ with transom in it.
+# Safe to repeat; if everything is installed, it returns quickly. Asks no questions.
 #
-#   PYTHON=/path/to/python3   the interpreter to make .venv/ from (default: the first good one found, 3.10 or newer)
+#   PYTHON=/path/to/python3   the interpreter for .venv/ (default: the first one found that is 3.10 or newer)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# The sandbox runs these daemons by itself, as the calling user, on its own ports and folders. The packages' own
-# services are not needed and nothing here enables or starts one; on a machine with systemd the packages may start
-# theirs (munge, mariadb). They do not get in the sandbox's way, nor it in theirs.
+# The sandbox runs these daemons itself, as the calling user, with its own ports and folders. It does not need the
+# services of the packages, and this script enables or starts none. With systemd, the packages may start their own
+# (munge, mariadb). These do not conflict with the sandbox.
 PACKAGES=(slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge slurmdbd mariadb-server
     fuse3 gcc libc6-dev python3-venv)
-# What transom does without, only slower. Nothing fails where they cannot be had, and nobody is asked for a password.
-OPTIONAL=(libisal2) # parity of snapshots at the speed of memory; numpy computes it else
+# Optional: transom is slower without them. If they cannot be installed, nothing fails, and no password is requested.
+OPTIONAL=(libisal2) # computes parity of snapshots at memory speed; the fallback is numpy
 PROGRAMS=(slurmctld slurmd sbatch scontrol munged slurmdbd mariadbd fusermount3 cc)
 APT_GET=(env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l apt-get -q -y)
 STAMP=.venv/.transom-setup
@@ -31,7 +31,7 @@ apt_machine() {
     command -v apt-get >/dev/null && command -v dpkg-query >/dev/null
 }
 
-missing_packages() { # missing_packages NAME... by dpkg: a program alone does not tell that its plugins are there
+missing_packages() { # missing_packages NAME... asks dpkg, because a program may be installed without its plugins
     local package
     for package in "$@"; do
         [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || echo "$package"

@@ -30,29 +30,29 @@ TESTS = (
     "tests/slurm/test_accounting_history.py",
     "tests/e2e/test_spine.py::test_a_dead_node_is_isolated_and_the_job_requeued_without_it",
 )
-WORKERS = 4  # each with a Slurm of its own, also on two cores: a case mostly waits for Slurm
+WORKERS = 4  # each with its own Slurm, even on two cores: a case mostly waits for Slurm
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("releases", nargs="*", default=[NATIVE, *RELEASES], metavar="RELEASE")
     parser.add_argument("--obtain", action="store_true", help="only build what is missing")
-    parser.add_argument("--read", nargs="+", type=Path, metavar="FILE", help="tell what pytest has written")
+    parser.add_argument("--read", nargs="+", type=Path, metavar="FILE", help="print tables of pytest's result files")
     asked = parser.parse_args()
     if asked.read:
-        return tell([one for file in asked.read for one in read_results(file.read_text())], {}, in_full=False)
+        return show([one for file in asked.read for one in read_results(file.read_text())], {}, in_full=False)
     for name in asked.releases:
         if name != NATIVE:
-            find_release(name)  # a slip of the pen is no release that cannot be had
+            find_release(name)  # a misspelt name is an error, not an unavailable release
     missing = {name: why for name in asked.releases if (why := without(name))}
     if asked.obtain:
         return int(say_missing(missing, "cannot be had"))
     tried = [one for name in asked.releases if name not in missing for one in run(name)]
-    return tell(tried, missing, in_full=True)
+    return show(tried, missing, in_full=True)
 
 
 def without(release: str) -> str:
-    """Why it cannot be had, after it was built if need be; empty where it is there."""
+    """Build the release if necessary. Return why it is unavailable, or an empty text."""
     try:
         if release == NATIVE:
             find_tools(accounting=True)
@@ -81,7 +81,7 @@ def run(release: str) -> list[Tried]:
     return read_results(results.read_text(), release)
 
 
-def tell(tried: list[Tried], missing: dict[str, str], *, in_full: bool) -> int:
+def show(tried: list[Tried], missing: dict[str, str], *, in_full: bool) -> int:
     if in_full:
         print(f"\n{cases_table(contract(tried))}")
     print(f"\n{worlds_table(contract(tried))}\n")

@@ -1,4 +1,4 @@
-"""What this release's Slurm prints, as test data: python scripts/slurm_samples.py [--release trixie] FOLDER
+"""Record the output of this Slurm release as test data: python scripts/slurm_samples.py [--release trixie] FOLDER
 
 Plays one scenario on a sandbox and writes what squeue, scontrol and sacct say of it, with the user's name changed; the
 tests of `transom_cli.slurm.parse` read the same of every release (tests/slurm/samples/<release>/).
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 class Scenario:
-    """Jobs 1 (three nodes, free text with keys in it) and 2 (all nodes, a name of two lines), then jobs that end."""
+    """Submit jobs 1 (three nodes, free text with keys) and 2 (all nodes, a name with two lines), then jobs that end."""
 
     def __init__(self, sandbox: Sandbox, folder: Path) -> None:
         self.sandbox, self.folder = sandbox, folder
@@ -104,7 +104,7 @@ class Scenario:
         self.taken["nodes.txt"] = self.sandbox.slurm("scontrol", "show", "node", "-o")
 
     def sacct(self, last: int) -> str:
-        """Of all jobs, once accounting has heard of the last one's end."""
+        """Record all jobs, once accounting knows the end of the last one."""
         self.sandbox.slurm("scontrol", "update", "nodename=node3", "state=down", "reason=it's gone too")
         times = [f"{name}={value}" for name, value in SACCT_TIMES.items()]
         jobs = ",".join(str(job) for job in range(1, last + 1))

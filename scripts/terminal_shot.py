@@ -1,4 +1,4 @@
-"""A command in a real terminal of its own (tmux), keys pressed in it, and its screen as an SVG drawing."""
+"""Run a command in a real terminal (tmux), press keys, and draw its screen as SVG."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE = 30.0  # seconds for something to appear
 
 
 class Terminal:
-    """A context manager. The command's last screen stays until the end."""
+    """A context manager. The command's last screen remains until the end."""
 
     def __init__(self, words: Sequence[str], folder: Path, env: Mapping[str, str], size: tuple[int, int]) -> None:
         """size: columns and rows."""
@@ -45,13 +45,13 @@ class Terminal:
         return self._tmux("capture-pane", "-p")
 
     def press(self, *keys: str) -> None:
-        """As tmux calls them: "2", "Enter", "Down"."""
+        """Press keys by their tmux names: "2", "Enter", "Down"."""
         for key in keys:
             self._tmux("send-keys", key)
             time.sleep(0.3)
 
     def wait(self, words: str) -> None:
-        """Until a screen holds them. TimeoutError, with the screen, after PATIENCE."""
+        """Wait until the screen contains the texts. Raise TimeoutError, with the screen, after PATIENCE."""
         deadline = time.monotonic() + PATIENCE
         while words not in (seen := self.text()):
             if time.monotonic() > deadline:
@@ -59,13 +59,13 @@ class Terminal:
             time.sleep(0.2)
 
     def drawing(self, title: str) -> str:
-        """The screen now, as SVG: with the colours that the terminal was sent, and with fonts of the machine."""
+        """Return the current screen as SVG, with the terminal's colours and the machine's fonts."""
         screen = Text.from_ansi(self._tmux("capture-pane", "-e", "-p").rstrip("\n"))
         for n, run in enumerate(
             re.finditer(r"[^\x00-\x7f]+", screen.plain)
-        ):  # of fonts of other widths: each in its place
+        ):  # fonts differ in width: place each character
             screen.stylize(Style(meta={"run": n}), *run.span())
         console = Console(width=self.columns, record=True, file=io.StringIO(), force_terminal=True)
         console.print(screen, no_wrap=True, overflow="crop")
         drawn = console.export_svg(title=title)
-        return re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)  # those would be fetched
+        return re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)  # a browser would load those

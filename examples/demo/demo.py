@@ -1,12 +1,12 @@
-"""The demo: a training run loses a node, and ends in the very state in which it would have ended without that.
+"""The demo: a training run loses a node, and still ends with the same final state, bit for bit.
 
     make demo        or        .venv/bin/python examples/demo/demo.py
 
-It starts a small real Slurm on this machine, trains once as a plain Slurm job, trains again under `transom run`,
-kills one of the nodes in the middle, and compares the two results. Takes about two minutes, needs no root, and
-takes the cluster down again however it ends. What it leaves to look at is in `.demo/`.
+It starts a small real Slurm on this machine, trains once as a plain Slurm job, trains again under `transom run`, kills
+one of the nodes, and compares the two results. It takes about two minutes and needs no root. The cluster is always
+stopped at the end. Logs and results remain in `.demo/`.
 
-Exit code 0 only when the node was lost, the run recovered, and both results are equal to the last bit.
+The exit code is 0 only if the node was lost, the run recovered, and both results are equal to the last bit.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from transom_cli.view.read import read_view  # noqa: E402
 
 OUT = REPOSITORY / ".demo"
 GPT = REPOSITORY / "examples" / "gpt"
-NODES = 3  # of the cluster's four: one is left to take the lost node's place
+NODES = 3  # of the cluster's four: one remains to replace the lost node
 STEPS = 120
-FAULT_STEP = 46  # between two checkpoints, so that steps are lost and have to be done again
+FAULT_STEP = 46  # between two checkpoints, so that steps are lost and must be repeated
 TRAINING = ["--steps", str(STEPS), "--every", "10", "--step-delay", "0.1"]
-PATIENCE = 170.0  # seconds for each of the two trainings, on a machine much slower than expected
+PATIENCE = 170.0  # seconds for each of the two trainings, on a very slow machine
 
 
 def say(text: str = "") -> None:
@@ -64,36 +64,36 @@ def main() -> int:
         return fail(error)
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir()
-    short = Path(tempfile.mkdtemp(prefix="transom-demo-", dir="/tmp"))  # Unix sockets want a short path
+    short = Path(tempfile.mkdtemp(prefix="transom-demo-", dir="/tmp"))  # Unix sockets need a short path
     sandbox: Sandbox | None = None
     try:
-        say(f"1. A cluster: a real Slurm with {NODES + 1} nodes, on this machine, for as long as this demo takes.")
+        say(f"1. Starting a cluster: a real Slurm with {NODES + 1} nodes on this machine, for this demo only.")
         sandbox = Sandbox.up(SandboxSpec(short / "sandbox", nodes=NODES + 1, gpus_per_node=1))
         say("   " + sandbox.slurm("sinfo", "-h", "-o", "%D nodes %t: %N").strip().replace("\n", "\n   "))
         reference = train_plainly(sandbox)
         supervised, victim, killed_at = train_and_kill(sandbox)
-        return tell(sandbox, reference, supervised, victim, killed_at)
+        return report(sandbox, reference, supervised, victim, killed_at)
     except TransomError as error:
         return fail(error)
     except KeyboardInterrupt:
-        print("\ninterrupted; the cluster and the run in it are taken down", file=sys.stderr)
+        print("\ninterrupted; stopping the cluster and the run in it", file=sys.stderr)
         return 130
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # the cluster goes down whatever comes
+            signal.signal(number, signal.SIG_IGN)  # always stop the cluster
         clean_up(sandbox, short)
 
 
 def environment(sandbox: Sandbox) -> dict[str, str]:
-    """This cluster's Slurm, and no settings of the caller's own clusters."""
+    """Return an environment with this cluster's Slurm, without settings of the caller's own clusters."""
     mine = ("SLURM_", "SBATCH_", "TRANSOM_")
     env = {key: value for key, value in os.environ.items() if not key.startswith(mine)}
     return {**env, **sandbox.env(), "XDG_CONFIG_HOME": str(OUT / "no-settings")}
 
 
 def train_plainly(sandbox: Sandbox) -> Path:
-    """The result that an undisturbed training has, from a plain Slurm job that knows nothing of transom."""
-    say(f"\n2. First without transom and without trouble: {STEPS} steps of a small GPT on {NODES} ranks.")
+    """Return the result of an undisturbed training, run as a plain Slurm job without transom."""
+    say(f"\n2. Training without transom and without a fault: {STEPS} steps of a small GPT on {NODES} ranks.")
     result, log = OUT / "undisturbed.json", OUT / "undisturbed.log"
     options = [f"--output={log}", f"--chdir={OUT}", f"--nodes={NODES}", "--no-requeue"]
     words = ["sbatch", "--parsable", *options, str(GPT / "train.sbatch"), *TRAINING, "--final-hash", str(result)]
@@ -106,20 +106,20 @@ def train_plainly(sandbox: Sandbox) -> Path:
         waits = sandbox.slurm("squeue", "-h", "-o", "%T", "-t", "PENDING,RUNNING").split()
         if time.monotonic() - began > PATIENCE or (not waits and not result.exists()):
             tail = log.read_text(errors="replace").splitlines()[-5:] if log.exists() else ["it left no log"]
-            raise TransomError("The undisturbed training did not end well", "\n".join(tail), f"less {log}")
+            raise TransomError("The undisturbed training failed", "\n".join(tail), f"less {log}")
         time.sleep(0.5)
     say(f"   done in {time.monotonic() - began:.0f} s")
     return result
 
 
 def train_and_kill(sandbox: Sandbox) -> tuple[Path, str, float]:
-    """`transom run`, watched; meanwhile a node dies. The result, the node, and when it died (Unix time)."""
+    """Run `transom run` and kill a node. Return the result, the node, and the time of its death (Unix time)."""
     result = OUT / "supervised.json"
     train = [sys.executable, str(GPT / "train.py"), *TRAINING, "--final-hash", str(result)]
     ask = ["-N", str(NODES), "--gpus-per-node", "1", "--name", "demo"]
-    say("\n3. The same training under transom, and with trouble:")
+    say("\n3. The same training under transom, with a fault:")
     say(f"   transom run {' '.join(ask)} -- python examples/gpt/train.py {' '.join(TRAINING)}")
-    say(f"   After step {FAULT_STEP} one of its nodes dies, with everything on it. Nobody tells transom.\n")
+    say(f"   After step {FAULT_STEP}, one of its nodes dies with everything on it. transom gets no notice of it.\n")
     words = own("transom_cli", "run", "--root", str(OUT / "runs"), *ask, "--", *train)
     watching = subprocess.Popen(words, env=environment(sandbox), cwd=OUT)
     killer = Killer(sandbox)
@@ -127,7 +127,7 @@ def train_and_kill(sandbox: Sandbox) -> tuple[Path, str, float]:
     try:
         code = watching.wait(PATIENCE)
     except subprocess.TimeoutExpired as error:
-        raise TransomError(f"The run was not over within {PATIENCE:.0f} s", hint=f"less {OUT}/runs/*/*.log") from error
+        raise TransomError(f"The run took more than {PATIENCE:.0f} s", hint=f"less {OUT}/runs/*/*.log") from error
     finally:
         killer.over.set()
         if watching.poll() is None:
@@ -138,12 +138,12 @@ def train_and_kill(sandbox: Sandbox) -> tuple[Path, str, float]:
     if code != 0:
         raise TransomError(f"`transom run` ended with exit code {code}", hint=f"less {OUT}/runs/*/*.log")
     if not killer.victim:
-        raise TransomError("The run was over before a node was killed", "nothing was shown")
+        raise TransomError("The run finished before a node was killed", "the demo showed nothing")
     return result, killer.victim, killer.at
 
 
 class Killer(threading.Thread):
-    """Kills a node of the newest run when it has reached FAULT_STEP: any but the one that the batch script is on."""
+    """Kills a node of the newest run at FAULT_STEP, but not the one with the batch script."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         super().__init__(name="killer", daemon=True)
@@ -159,7 +159,7 @@ class Killer(threading.Thread):
                 if run is not None and read_view(run).step >= FAULT_STEP:
                     self._kill(run)
                     return
-        except Exception as error:  # told by the main thread
+        except Exception as error:  # the main thread reports it
             self.error = error
 
     def _kill(self, run: RunDir) -> None:
@@ -167,7 +167,7 @@ class Killer(threading.Thread):
         self.victim = [node for node in state.job.nodes if node != state.job.batch_host][-1]
         self.at = time.time()
         count = faults.kill_node(self._sandbox, self.victim)
-        if not sys.stdout.isatty():  # there the live view has the screen
+        if not sys.stdout.isatty():  # on a terminal, the live view owns the screen
             say(f"{time.strftime('%H:%M:%S', time.localtime(self.at))} demo: {self.victim} dies ({count} processes)")
 
 
@@ -179,7 +179,7 @@ def newest_run() -> RunDir | None:
     return run if run.journal.exists() else None
 
 
-def tell(sandbox: Sandbox, reference: Path, supervised: Path, victim: str, killed_at: float) -> int:
+def report(sandbox: Sandbox, reference: Path, supervised: Path, victim: str, killed_at: float) -> int:
     words = own("transom_cli", "explain", "--json", "--root", str(OUT / "runs"))
     done = subprocess.run(words, env=environment(sandbox), capture_output=True, text=True, timeout=60, check=False)
     (OUT / "incidents.json").write_text(done.stdout)
@@ -193,14 +193,14 @@ def tell(sandbox: Sandbox, reference: Path, supervised: Path, victim: str, kille
     say(f"\n   {state[:200]}")
     if len(incidents) != 1 or incidents[0]["result"] != "recovered":
         results = ", ".join(f"{i['id']} {i['result']}" for i in incidents) or "none"
-        raise TransomError("One incident, recovered, was expected", f"the journal has: {results}")
+        raise TransomError("Expected one incident, recovered", f"the journal has: {results}")
     isolated = [words for _, what, words in incidents[0]["marks"] if what == "isolated"]
     if not any(words.startswith(f"{victim} ") for words in isolated):
-        raise TransomError(f"{victim} died, and was not isolated", "\n".join(isolated))
-    say("\n5. Is the result the one that the undisturbed training has?\n")
+        raise TransomError(f"{victim} died but was not isolated", "\n".join(isolated))
+    say("\n5. Is the result the same as that of the undisturbed training?\n")
     equal, lines = compare(json.loads(reference.read_text()), json.loads(supervised.read_text()))
     say("\n".join(f"   {line}" for line in lines))
-    say(f"\nTo look at: {OUT} (run directory, logs, journal); the cluster's own logs are in {OUT / 'slurm'}.")
+    say(f"\nFiles: {OUT} (run directory, logs, journal); the cluster's logs are in {OUT / 'slurm'}.")
     return 0 if equal else 1
 
 
@@ -213,7 +213,7 @@ def clean_up(sandbox: Sandbox | None, short: Path) -> None:
     run = newest_run()
     holder = read_holder(run) if run is not None else None
     if holder is not None and holder.here() and holder.alive_here():
-        os.kill(holder.pid, signal.SIGTERM)  # an operator outlives its view; without its cluster it has no use
+        os.kill(holder.pid, signal.SIGTERM)  # an operator survives its view, and is useless without its cluster
     if sandbox is not None:
         sandbox.down()
         shutil.copytree(sandbox.dir / "log", OUT / "slurm", dirs_exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the demo says in the end: the incident as a table, and the verdict on the two results. Pure."""
+"""The final report of the demo: the incident as a table, and the comparison of the two results. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _WORDS = {
 
 
 def incident_table(incident: Mapping[str, Any], victim: str, killed_at: float, width: int) -> list[str]:
-    """When, what, how long it took (seconds since the line before); no line is wider than `width`.
+    """Return the incident as lines of at most `width` columns: time, event, and seconds since the previous line.
 
-    `killed_at` is Unix time, as the marks are.
+    `killed_at` and the marks are Unix times.
     """
     row = "   {:>8}  {:>8}  {:<15}  {}".format
     lines = [row("when", "took", "what", ""), row(_clock(killed_at), "", "node dies", f"{victim} (that was us)")]
@@ -37,14 +37,14 @@ def incident_table(incident: Mapping[str, Any], victim: str, killed_at: float, w
 
 
 def compare(undisturbed: Mapping[str, Any], supervised: Mapping[str, Any]) -> tuple[bool, list[str]]:
-    """Whether the two hashes over every parameter and optimizer tensor are one, and that in words."""
+    """Return whether the two hashes over all parameters and optimizer tensors are equal, and lines that say so."""
     lines = []
     for name, result in (("undisturbed", undisturbed), ("with a node lost", supervised)):
         lines.append(f"{name:<17} sha256 {result['sha256']}")
     equal = bool(undisturbed["sha256"]) and dict(undisturbed) == dict(supervised)
-    told = f"{supervised['tensors']} parameter and optimizer tensors, {supervised['bytes']:,} bytes"
-    told += f", after step {supervised['step']}"
-    lines += ["", f"bit-identical: {told}" if equal else f"DIFFERENT: the two final states are not the same ({told})"]
+    state = f"{supervised['tensors']} parameter and optimizer tensors, {supervised['bytes']:,} bytes"
+    state += f", after step {supervised['step']}"
+    lines += ["", f"bit-identical: {state}" if equal else f"DIFFERENT: the two final states are not the same ({state})"]
     return equal, lines
 
 

@@ -1,4 +1,4 @@
-"""Text that every machine has: the Python standard library's own sources, as bytes; and a sampler that can resume."""
+"""A corpus that every machine has (the source code of the Python standard library), and a sampler that can resume."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def read_corpus(limit: int = 4_000_000, root: Path | None = None) -> Tensor:
-    """The first `limit` bytes of the standard library's `.py` files in sorted order: uint8 (at most limit,)."""
+    """Return the first `limit` bytes of the standard library's `.py` files in sorted order: uint8 (at most limit,)."""
     top = root or Path(sysconfig.get_path("stdlib"))
     text = bytearray()
     for folder, folders, files in os.walk(top):
@@ -26,10 +26,10 @@ def read_corpus(limit: int = 4_000_000, root: Path | None = None) -> Tensor:
 
 
 class Sampler:
-    """Windows of the corpus in an order fixed by the seed, each used once an epoch.
+    """Windows of the corpus in an order given by the seed, each used once per epoch.
 
-    The position is one number for the whole run (windows taken by all ranks
-    since the start), from which each rank finds its own share of the next step.
+    The position is one number for the whole run: the windows that all ranks have taken
+    since the start. Each rank derives its share of the next step from it.
     """
 
     def __init__(self, corpus: Tensor, *, context: int, batch: int, seed: int, rank: int = 0, world: int = 1) -> None:
@@ -48,7 +48,7 @@ class Sampler:
         self._order = torch.empty(0, dtype=torch.int64)
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
-        """This rank's tokens and targets of the next step, int64 (batch, context)."""
+        """Return this rank's tokens and targets for the next step, int64 (batch, context)."""
         first = self.position + self.rank * self.batch
         rows = [self._window(first + row) for row in range(self.batch)]
         self.position += self.batch * self.world
@@ -67,7 +67,7 @@ class Sampler:
         return {"position": self.position, "seed": self.seed, "corpus": self._digest}
 
     def load_state_dict(self, state: dict[str, int | str]) -> None:
-        """ValueError when the state belongs to another text (another Python version) or seed."""
+        """Raise ValueError if the state is of another corpus (another Python version) or seed."""
         for key, mine in (("corpus", self._digest), ("seed", self.seed)):
             if state[key] != mine:
                 raise ValueError(f"the saved data position is of {key} {state[key]}, this run has {mine}")

@@ -1,13 +1,13 @@
-"""Start Python's heaviest import sooner: a restarted rank trains only after `import torch` is over.
+"""Make `import torch` faster, because a restarted rank trains only after it.
 
-Optional, and nothing to do with transom. Two measures, each worth it because
-many ranks start at the same moment on few cores:
+Optional, and independent of transom. Two measures help if many ranks start at
+the same time on few cores:
 
-- no garbage collection while modules are being loaded (nothing of it is garbage);
+- no garbage collection while modules are loaded (they create no garbage);
 - no `torch._dynamo` until something is compiled. Every optimizer imports it
-  (and sympy, and FSDP) only to mark itself "not compiled": 1.3 s of CPU a rank with
-  torch 2.13. A stand-in answers those marks; whatever else is asked of it
-  loads the real package, which then takes its place.
+  (with sympy and FSDP) only to mark itself "not compiled", which takes 1.3 s of CPU
+  per rank with torch 2.13. A stub provides those marks. Any other use loads the
+  real package, which then replaces the stub.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DYNAMO = "torch._dynamo"
 
 @contextmanager
 def quiet_imports() -> Iterator[None]:
-    """No garbage collection inside; afterwards, what was loaded is never scanned again."""
+    """Disable garbage collection inside, and exclude the loaded objects from later collections."""
     gc.disable()
     try:
         yield
@@ -35,22 +35,22 @@ def quiet_imports() -> Iterator[None]:
 
 
 class _UntilNeeded(types.ModuleType):
-    """`torch._dynamo` as long as nothing is compiled."""
+    """Replaces `torch._dynamo` until something is compiled."""
 
     def __init__(self) -> None:
         super().__init__(DYNAMO)
-        # What DistributedDataParallel and destroy_process_group ask, with the answers of an unused dynamo.
+        # Used by DistributedDataParallel and destroy_process_group; the values are those of an unused dynamo.
         self.utils = types.SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")
         self.trace_rules = types.SimpleNamespace(clear_lru_cache=lambda: None)
 
     def graph_break(self, msg: str = "") -> None:
-        """Outside a compiled region this does nothing in the real package, too."""
+        """Do nothing, like the real function outside a compiled region."""
 
     def disable(self, fn: Callable[..., Any], recursive: bool = True, **_: Any) -> Callable[..., Any]:
         return fn
 
     def __getattr__(self, name: str) -> Any:
-        # Also asked for `__path__` when a submodule is imported: that, too, brings the real package.
+        # Importing a submodule reads `__path__`, which also loads the real package.
         if name in ("__spec__", "__file__"):
             raise AttributeError(name)
         if sys.modules.get(DYNAMO) is self:
@@ -59,5 +59,5 @@ class _UntilNeeded(types.ModuleType):
 
 
 def without_dynamo() -> None:
-    """Put the stand-in in place. Before `import torch`; without effect where dynamo is loaded already."""
+    """Install the stub. Call this before `import torch`; it has no effect if dynamo is already loaded."""
     sys.modules.setdefault(DYNAMO, _UntilNeeded())

@@ -1,4 +1,4 @@
-"""One hash over everything that training made: every parameter and every optimizer tensor."""
+"""One hash over the result of a training: all parameters and optimizer tensors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The full tensor on the CPU; a collective call for one that FSDP has sharded."""
+    """Return the full tensor on the CPU. For a tensor sharded by FSDP, this is a collective call."""
     gathered = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return gathered.detach().cpu().contiguous()
 
 
 def fingerprint(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> dict[str, Any]:
-    """sha256 over names, shapes and bytes in the model's own order. To be called on every rank."""
+    """Return a SHA-256 hash over names, shapes and bytes in the model's order. Call this on every rank."""
     digest = hashlib.sha256(f"step {step}\n".encode())
     count = size = 0
     for name, parameter in model.named_parameters():
@@ -35,7 +35,7 @@ def fingerprint(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Published by rename, so that a reader sees all of it or nothing."""
+    """Write a file by rename, so that readers see all of it or nothing."""
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w") as file:
         json.dump(value, file)

@@ -14,7 +14,7 @@ class Shape:
     layers: int = 3
     width: int = 96
     heads: int = 4
-    context: int = 128  # tokens a window
+    context: int = 128  # tokens per window
     vocabulary: int = 256  # bytes
     dropout: float = 0.1
 
@@ -67,11 +67,11 @@ class GPT(nn.Module):
         self.apply(_initialise)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats of `targets` given `tokens`, both int64 (batch, length)."""
+        """Return the mean cross-entropy in nats of `targets` given `tokens`, both int64 (batch, length)."""
         x = self.drop(self.token(tokens) + self.position[: tokens.shape[1]])
         for block in self.blocks:
             x = block(x)
-        logits = F.linear(self.norm(x), self.token.weight)  # tied: the embedding read backwards
+        logits = F.linear(self.norm(x), self.token.weight)  # tied to the embedding
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 

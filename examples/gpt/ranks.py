@@ -1,4 +1,4 @@
-"""Which rank this is, and how it joins and leaves the others."""
+"""The rank of this process, and its process group."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Place:
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Place:
-        """From RANK and its kin (torchrun, transom), else from an srun step's own variables, else alone."""
+        """Return the place given by RANK etc. (torchrun, transom), or by srun's variables, or of a single process."""
         if "RANK" in env:
             return cls(int(env["RANK"]), int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", "0")))
-        # SLURM_PROCID is also set in a batch script, where it means nothing: only a step has this one.
+        # SLURM_PROCID is also set in a batch script, where it means nothing. Only a step has this variable.
         if "SLURM_STEP_NUM_TASKS" in env:
             return cls(int(env["SLURM_PROCID"]), int(env["SLURM_STEP_NUM_TASKS"]), int(env["SLURM_LOCALID"]))
         return cls()
 
 
 def join(place: Place, *, group: bool) -> torch.device:
-    """Pick the device, and (`group`) meet the other ranks: over NCCL with GPUs, else over gloo."""
+    """Choose the device and, if `group`, join the other ranks: over NCCL with GPUs, otherwise over gloo."""
     if torch.cuda.is_available():
         device = torch.device("cuda", place.local % torch.cuda.device_count())
         torch.cuda.set_device(device)
@@ -42,7 +42,7 @@ def join(place: Place, *, group: bool) -> torch.device:
         address = os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29500")
         if address.startswith("127.") or address in ("localhost", "::1"):
-            # gloo looks its own host name up otherwise, which on a small machine may lead nowhere.
+            # Otherwise gloo resolves its host name, which may fail on a small machine.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         distributed.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
@@ -54,7 +54,7 @@ def join(place: Place, *, group: bool) -> torch.device:
 
 
 def spread(model: nn.Module, *, fsdp: bool, device: torch.device) -> nn.Module:
-    """The module to call in training: FSDP2 shards `model` in place, DDP wraps it; alone it stays what it is."""
+    """Return the module to train: sharded in place by FSDP2, wrapped by DDP, or unchanged for one process."""
     if not distributed.is_initialized():
         return model
     if fsdp:
@@ -68,9 +68,9 @@ def spread(model: nn.Module, *, fsdp: bool, device: torch.device) -> nn.Module:
         return model
     devices = [device.index] if device.type == "cuda" else None
     called = nn.parallel.DistributedDataParallel(model, device_ids=devices)
-    # After the first pass it sees, DDP lays out its gradient buckets anew, in the order in which gradients came. In a
-    # resumed run that is another step's pass, and from three ranks on its sums would be taken in another order: other
-    # bits. One pass of no consequence puts that change before the first step of every run.
+    # After the first pass that it sees, DDP rebuilds its gradient buckets in the order in which gradients arrived. A
+    # resumed run would do that at another step. With three ranks or more, it would then add gradients in another order,
+    # with other bits as the result. An idle pass moves this change before the first step of every run.
     token = torch.zeros(1, 1, dtype=torch.int64, device=device)
     called(token, token).backward()
     model.zero_grad(set_to_none=True)
@@ -84,11 +84,11 @@ def leave() -> None:
 
 
 def die(error: Exception) -> NoReturn:
-    """Print the error and end at once, with its own exit code if it has one (transom's errors do), else 1.
+    """Print the error and exit at once, with the error's exit code if it has one (transom's errors do), else 1.
 
-    A normal exit would first wait for threads (gloo's, the checkpoint
-    writer's) that may themselves wait for the peer whose loss brought us
-    here, and this rank would seem to be alive.
+    A normal exit would first wait for the threads of gloo and of the
+    checkpoint writer. These may wait for the lost peer, and this rank would
+    seem to be alive.
     """
     traceback.print_exception(error)
     sys.stdout.flush()

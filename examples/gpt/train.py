@@ -1,9 +1,9 @@
-"""Train a small GPT on the Python standard library's sources, on one process or many, in a way that can be resumed.
+"""Train a small GPT on the source code of the Python standard library, with one process or many; resumable.
 
-What transom asks of a trainer is marked `# transom`: three calls (restore,
-beat, save), with the two imports and the one constructor that they need, and a
-close() that waits for the last write. Without a checkpoint directory it is an
-ordinary training; with `--no-beat` it shows no sign of life of its own.
+The lines that transom needs are marked `# transom`: three calls (restore,
+beat, save), their two imports and one constructor, and a close() that waits
+for the last write. Without a checkpoint directory this is an ordinary training
+script; with `--no-beat` it sends no heartbeats itself.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import os
 import time
 from pathlib import Path
 
-import faststart  # torch itself is imported in main(): a wrong flag should not cost seconds
+import faststart  # torch is imported in main(), so that a wrong flag fails at once
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small GPT on Python's own sources.")
     parser.add_argument("--steps", type=int, default=200)
     parallel = parser.add_mutually_exclusive_group()
-    parallel.add_argument("--ddp", action="store_true", help="DistributedDataParallel (default when several)")
+    parallel.add_argument("--ddp", action="store_true", help="DistributedDataParallel (default with several processes)")
     parallel.add_argument("--fsdp", action="store_true", help="FSDP2: parameters and optimizer sharded")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--width", type=int, default=96, help="a multiple of 4, the number of heads")
-    parser.add_argument("--context", type=int, default=128, help="tokens (bytes) a window")
-    parser.add_argument("--batch", type=int, default=8, help="windows a rank and step")
+    parser.add_argument("--context", type=int, default=128, help="tokens (bytes) per window")
+    parser.add_argument("--batch", type=int, default=8, help="windows per rank and step")
     parser.add_argument("--every", type=int, default=10, help="steps between snapshots in memory")
-    parser.add_argument("--persist", type=int, default=1, help="of so many snapshots one is written to disk")
-    parser.add_argument("--protect", default="none", help="of snapshots by other nodes: replica, xor:K, rs:K+M")
-    parser.add_argument("--keep", type=int, default=3, help="checkpoints kept")
-    parser.add_argument("--checkpoint-dir", type=Path, help="default: $TRANSOM_CHECKPOINT_DIR; neither: none")
-    parser.add_argument("--no-beat", action="store_true", help="leave beats to transom's auto_beat")
+    parser.add_argument("--persist", type=int, default=1, help="write every Nth snapshot to disk", metavar="N")
+    parser.add_argument("--protect", default="none", help="protect snapshots on other nodes: replica, xor:K, rs:K+M")
+    parser.add_argument("--keep", type=int, default=3, help="number of checkpoints to keep")
+    parser.add_argument("--checkpoint-dir", type=Path, help="default: $TRANSOM_CHECKPOINT_DIR, else none")
+    parser.add_argument("--no-beat", action="store_true", help="leave heartbeats to transom's auto_beat")
     parser.add_argument("--step-delay", type=float, default=0.0, metavar="SECONDS", help="sleep in each step")
     parser.add_argument("--log-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--final-hash", type=Path, metavar="FILE", help="write a hash of the final state here")
@@ -55,7 +55,7 @@ def main() -> None:
     imported = time.monotonic()
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic algorithms need it on GPUs
-    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms(True), less its import of inductor
+    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms(True), without importing inductor
     place = Place.of(os.environ)
     try:
         device = join(place, group=place.world > 1 or args.ddp or args.fsdp)
@@ -64,7 +64,7 @@ def main() -> None:
         model = GPT(Shape(layers=args.layers, width=args.width, context=args.context)).to(device)
         called = spread(model, fsdp=args.fsdp, device=device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        torch.manual_seed(args.seed * 1009 + 1 + place.rank)  # and dropout of its own
+        torch.manual_seed(args.seed * 1009 + 1 + place.rank)  # different dropout on every rank
         sampler = Sampler(
             read_corpus(),
             context=args.context,

@@ -69,7 +69,7 @@ def test_anything_more_or_less_is_not_once(change: dict[str, int]) -> None:
     assert not replace(ONCE, **change).once(0.0)
 
 
-def test_the_controllers_own_words_are_counted() -> None:
+def test_controller_log_lines_are_counted() -> None:
     assert _REQUEUED.findall(CONTROLLER_LOG) == _SUBMITTED.findall(CONTROLLER_LOG) == ["7"]
     assert _DRAINED.findall(CONTROLLER_LOG) == ["node2"]
 

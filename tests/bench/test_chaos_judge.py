@@ -30,7 +30,7 @@ HELD = replace(WELL, phase="held", exit_code=21, sha256="")
 CAPPED = "node1, node3, node4 lost: no slurmd; not isolated: that would be more than 2 nodes in 60 minutes"
 
 
-def test_a_run_that_is_well_violates_nothing() -> None:
+def test_healthy_run_violates_nothing() -> None:
     assert judge(WELL) == ()
 
 
@@ -60,7 +60,7 @@ def test_every_invariant_can_fail(change: dict[str, object], invariant: str, wor
     assert words in found[0].words
 
 
-def test_several_violations_are_all_told() -> None:
+def test_all_violations_are_reported() -> None:
     found = judge(replace(WELL, drained=("node1", "node1", "node3"), newest=(10, 5, 0)))
     assert [violation.invariant for violation in found] == ["durable checkpoints"] * 2 + ["healthy nodes"] * 2
 

@@ -38,7 +38,7 @@ def test_several_faults_a_run_and_steps_well_inside_it() -> None:
     assert {x.target for plan in PLANS for x in plan.injections if x.kind == "rank-kill"} == set(range(NODES))
 
 
-def test_what_a_person_would_mend_is_mended_and_what_is_dead_stays_so() -> None:
+def test_repairable_faults_are_repaired_and_dead_nodes_stay_dead() -> None:
     mended = {x.kind for plan in PLANS for x in plan.injections if x.lasting is not None}
     assert mended >= DISK | CONTROLLER | CLOCK | {"operator-kill", "operator-away"}
     assert not mended & {
@@ -56,7 +56,7 @@ def test_what_a_person_would_mend_is_mended_and_what_is_dead_stays_so() -> None:
     assert all(0 < x.lasting <= 40 for plan in PLANS for x in plan.injections if x.lasting is not None)
 
 
-def test_no_more_nodes_are_lost_than_one_above_the_cap_and_that_is_rare() -> None:
+def test_lost_nodes_rarely_exceed_the_cap_and_by_one_at_most() -> None:
     lost = [sum(x.kind in LOSES_NODE for x in plan.injections) for plan in PLANS]
     assert max(lost) == CAP + 1 and 0 < lost.count(CAP + 1) < len(PLANS) / 50
 
@@ -73,7 +73,7 @@ def test_kinds_that_cannot_be_made_here_are_replaced_by_others() -> None:
     assert all(len(plan.injections) >= 2 for plan in plans)
 
 
-def test_a_plan_is_told_in_words() -> None:
+def test_plan_is_described() -> None:
     words = [x.words for x in make_plan("1/2", STEPS).injections]
     assert words == [
         "controller-stop, 0.1 s after step 37, undone after 4.8 s",

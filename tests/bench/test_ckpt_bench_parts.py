@@ -183,7 +183,7 @@ def test_one_wrong_load_is_enough() -> None:
         ([0], ["files"], ["files: step 3 loaded with another step.norm.bias"], "WRONG BITS"),
     ],
 )
-def test_what_survived_in_words(lost: list[Any], places: list[str], silent: list[str], words: str) -> None:
+def test_survivors_are_described(lost: list[Any], places: list[str], silent: list[str], words: str) -> None:
     assert survival({"lost": lost, "from": places, "silent": silent}) == words
 
 
@@ -230,7 +230,7 @@ def test_short_times_keep_their_digits() -> None:
     assert [seconds(x) for x in (None, 0.0123, 0.119, 2.83, 12.34)] == ["-", "0.0123", "0.119", "2.830", "12.3"]
 
 
-def test_what_is_missing_is_told_with_what_it_needs() -> None:
+def test_missing_method_is_reported_with_its_requirements() -> None:
     case = Case(MIB)
     absent = Turn("safetensors", case, [], [], {}, {}, "ModuleNotFoundError: No module named 'safetensors'")
     broken = Turn("dlrover", case, [], [], {}, {}, "TimeoutError: Timed out")
@@ -251,7 +251,7 @@ def test_what_is_missing_is_told_with_what_it_needs() -> None:
         (["--peers", "/nowhere/at/all"], "is no folder"),
     ],
 )
-def test_bad_arguments_are_told(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_arguments_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         ckpt.arguments(words)
     assert said in capsys.readouterr().err

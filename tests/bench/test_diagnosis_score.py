@@ -37,7 +37,7 @@ def test_the_same_line(wanted: str, told: str, same: bool) -> None:
     assert same_line(wanted, told) is same
 
 
-def test_what_is_right_of_what_was_asked() -> None:
+def test_share_of_correct_answers() -> None:
     assert accuracy(ALL, TOLD) == {
         "category": (2, 3),
         "action": (2, 3),
@@ -60,7 +60,7 @@ def test_tables_name_what_was_mistaken() -> None:
     assert HANG.root_line in wanted and "python-exception" in told
 
 
-def test_labels_are_read_and_a_bad_one_is_told() -> None:
+def test_labels_are_read_and_a_bad_one_is_reported() -> None:
     line = json.dumps({"file": "1.log", "category": "benign", "action": "none", "root_line": None, "group": "g"})
     assert labels(line + "\n") == (Label("1.log", "benign", "none", "", "g"),)
     with pytest.raises(KeyError):
@@ -89,6 +89,6 @@ def test_the_report_of_a_folder(tmp_path: Path) -> None:
     assert "nothing missed" in told.stdout
 
 
-def test_the_report_says_what_is_not_there(tmp_path: Path) -> None:
+def test_report_names_missing_logs(tmp_path: Path) -> None:
     told = report(tmp_path / "nowhere")
     assert told.returncode == 2 and "no labelled logs in" in told.stderr and "LABELS=" in told.stderr

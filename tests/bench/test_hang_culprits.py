@@ -14,7 +14,7 @@ import hang_made
 
 
 @pytest.mark.parametrize("fault", [*hang_made.STUCK, *hang_made.CALLS, *hang_made.NOBODY])
-def test_nobody_is_named_wrongly(fault: str) -> None:
+def test_no_rank_is_named_wrongly(fault: str) -> None:
     """Of whole dumps, collectives tell nearly always; stacks alone say less, and are rarely wrong."""
     found, _ = hang_culprits.measure(fault, 8, seeds=12, lost=0.0)
     for kind in ("both", "collectives"):

@@ -85,26 +85,26 @@ def test_what_another_check_says_does_not_count_and_silence_is_missed() -> None:
     assert (judged(DISK, "first", [], 0.5).found, judged(DISK, "first", [], 0.5).verdict) == (False, "nothing")
 
 
-def test_an_innocent_node_that_is_bad_by_any_check_is_named_wrongly() -> None:
+def test_bad_verdict_on_a_healthy_node_counts_as_wrong() -> None:
     right = said("room:/scratch", Verdict.SUSPECT, "node1")
     row = judged(DISK, "first", [*right, *said("gpu_lost", Verdict.FAIL, "node4")], 0.5)
     assert (row.found, row.named) == (True, False) and row.others == ("node4: gpu_lost fail: words",)
     assert judged(DISK, "first", [*right, *said("room:/tmp", Verdict.MONITOR, "node4")], 0.5).named
 
 
-def test_what_is_only_told_must_not_be_told_of_an_innocent_node() -> None:
+def test_report_only_fault_must_not_name_a_healthy_node() -> None:
     assert judged(CLOCK, "last", said("clock_offset", Verdict.MONITOR, "node4"), 0.5).well
     both = judged(CLOCK, "last", said("clock_offset", Verdict.MONITOR, "node4", "node2"), 0.5)
     assert (both.found, both.named) == (True, False)
 
 
-def test_what_is_only_to_be_told_must_not_keep_the_node_out_by_another_check() -> None:
+def test_report_only_fault_must_not_exclude_the_node() -> None:
     told = said("link", Verdict.MONITOR, "node3", "node2")
     row = judged(LINK, "middle", [*told, *said("link_node", Verdict.SUSPECT, "node2")], 0.5)
     assert (row.found, row.verdict, row.short) == (False, "suspect", "link_node")
 
 
-def test_both_ends_of_a_link_are_told() -> None:
+def test_both_ends_of_a_link_are_reported() -> None:
     assert neighbour("node1") == "node4" and neighbour("node3") == "node2"
     assert judged(LINK, "middle", said("link", Verdict.MONITOR, "node3", "node2"), 0.5).well
     assert not judged(LINK, "middle", said("link", Verdict.MONITOR, "node3"), 0.5).found
@@ -154,7 +154,7 @@ def test_the_table_counts_what_was_missed_and_what_was_not_tried() -> None:
     assert as_json(rows)[1]["others"] == ("node2: load fail: busy",)
 
 
-def test_what_hangs_is_told_beside_what_is_well() -> None:
+def test_hung_check_is_reported_beside_healthy_ones() -> None:
     rows = [Row("nvml hangs", place, node, seconds=30.0) for place, node in PLACES.items()] + [Row("b", "first", "n")]
     assert hangs(rows, 0.5) == ["nvml hangs: median 30.0 s, 0.5 s where nothing hangs"]
 

@@ -42,7 +42,7 @@ def test_a_hang_is_to_be_seen_in_ten_seconds_or_three_steps() -> None:
     assert hang_limit(20.0) == 60.0
 
 
-def test_the_newest_launch_tells_where_ranks_are() -> None:
+def test_newest_launch_shows_where_ranks_are() -> None:
     assert training_nodes(JOURNAL[:4]) == ("n1", "n2", "n3")
     assert training_nodes(JOURNAL) == ("n1", "n4", "n3")
     assert training_nodes([]) == ()
@@ -66,14 +66,14 @@ def test_steps_count_from_the_newest_start() -> None:
     assert steps_told("") == []
 
 
-def test_a_launcher_stands_between_srun_and_the_trainer() -> None:
+def test_other_launcher_runs_between_srun_and_the_trainer() -> None:
     last = TORCHRUN[0].script().splitlines()[-1]
     assert last.startswith('exec srun --kill-on-bad-exit=1 "${PYTHON:-python3}" -m torch.distributed.run --nnodes=')
     assert "--max-restarts=3" in last
     assert last.endswith(' "${TRAIN:-$SLURM_SUBMIT_DIR/train.py}" "$@"')
 
 
-def test_an_ft_launcher_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_missing_ft_launcher_is_reported(tmp_path: Path) -> None:
     (tmp_path / "nvidia_resiliency_ext.py").write_text("raise ImportError('no GPU, no launcher')\n")
     launchers, why = ft_launchers(tmp_path)
     assert launchers == []
@@ -81,7 +81,7 @@ def test_an_ft_launcher_that_is_not_there_is_said_to_be_missing(tmp_path: Path) 
     assert "pip install" in why
 
 
-def test_what_became_of_a_job_in_words() -> None:
+def test_job_outcome_is_described() -> None:
     hung = ElasticOutcome("torchrun", "hang", how="never within 90 s")
     assert hung.words() == "nothing seen, never within 90 s"
     killed = ElasticOutcome("torchrun", "rank-kill", seen=0.26, seconds=9.04, how="back")
@@ -97,14 +97,14 @@ def test_medians_and_the_start_up_by_case() -> None:
     assert "split" not in told
 
 
-def test_a_batch_host_is_told_apart() -> None:
+def test_batch_host_is_listed_separately() -> None:
     told = summaries([row("node-kill", 20.0, batch_host=True), row("node-kill", 10.0)])["node-kill"]
     assert told["split"]["batch host"]["total"]["median"] == 20.0
     assert told["split"]["others"]["total"]["median"] == 10.0
 
 
 @pytest.mark.parametrize(("total", "ratio", "met"), [(7.5, 1.0, True), (8.5, 1.2, False)])
-def test_what_was_asked_of_a_rank_kill(total: float, ratio: float, met: bool) -> None:
+def test_rank_kill_target_is_judged(total: float, ratio: float, met: bool) -> None:
     asked = targets(summaries([row("rank-kill", total)]))
     assert asked == [
         {"case": "rank-kill", "what": "beyond", "median": total - 2.5, "limit": 5.0, "ratio": ratio, "met": met}

@@ -24,5 +24,5 @@ def test_calls_are_made_in_turn_and_charged_apart() -> None:
     assert all(0 <= cost.median <= cost.slow for cost in both)
 
 
-def test_a_call_that_is_never_made_that_way_has_no_figures() -> None:
+def test_unused_call_path_has_no_figures() -> None:
     assert shown(Cost(1.04, 2.0, 0.25)) == "1.0 · 2.0 · 0.2" and shown(None) == "–"

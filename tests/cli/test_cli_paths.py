@@ -119,8 +119,10 @@ def test_a_damaged_submission_is_told(run: RunDir) -> None:
         SubmissionRecord.load(run)
 
 
-def test_a_script_in_another_encoding_is_operated(run: RunDir) -> None:
-    operator_for(run)
+def test_operator_takes_a_run_whose_script_is_not_utf8(run: RunDir) -> None:
+    assert b"\xe9" in run.script.read_bytes()
+    operator = operator_for(run)
+    assert run.lease.exists() and operator is not None
 
 
 def test_a_request_that_cannot_be_written(run: RunDir) -> None:

@@ -76,7 +76,7 @@ def test_a_site_s_target_can_be_silenced(tmp_path: Path) -> None:
         ("[metrics]\nport = 70000", "metrics.port: should be less than or equal to 65535"),
     ],
 )
-def test_what_is_wrong_is_told_and_nothing_secret_with_it(tmp_path: Path, text: str, says: str) -> None:
+def test_errors_reveal_no_secret(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         load(write(tmp_path / "run.toml", text), site=None, user=tmp_path / "none")
     assert says in str(caught.value)

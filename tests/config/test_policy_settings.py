@@ -96,12 +96,12 @@ tables = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(tables)
-def test_any_table_is_kept_as_it_is(rules: list[RuleTable]) -> None:
+def test_any_policy_table_round_trips(rules: list[RuleTable]) -> None:
     given_as = Settings(policy=PolicySection(rules=tuple(rules)))
     assert rules_of(thaw(freeze(given_as), "run.toml")) == rules_of(given_as)
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
     text = """
 [[policy.rules]]
 name = "one"

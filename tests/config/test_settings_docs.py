@@ -35,7 +35,7 @@ def test_defaults_in_the_table_are_those_of_the_model() -> None:
     assert shown["auto_beat"].variable == "TRANSOM_AUTO_BEAT"
 
 
-def test_every_check_and_every_threshold_is_told_of() -> None:
+def test_health_page_names_every_check_and_threshold() -> None:
     told = set(re.findall(r"`([a-z_]+)(?::<file>)?`", HEALTH.read_text()))
     assert set(finding_names()) - told == set(), "docs/health.md lacks checks"
     assert set(limit_names()) - told == set(), "docs/health.md lacks thresholds"

@@ -93,7 +93,7 @@ def test_paths_count_from_their_layer_and_links_are_kept(tmp_path: Path, monkeyp
     assert load(None, {"root": "~/r"}, site=None).root == Path.home() / "r"
 
 
-def test_all_that_is_wrong_in_all_layers_is_told_at_once(tmp_path: Path) -> None:
+def test_errors_of_all_layers_are_reported_at_once(tmp_path: Path) -> None:
     site = write(tmp_path / "site.toml", 'naem="x"\n[job]\nnodes="4"\nsbatch=["x", 3]\n')
     user = write(tmp_path / "user.toml", '[launch]\nkind="mpi"\npartition=3\n')
     run = write(tmp_path / "run.toml", "[job\n")
@@ -118,7 +118,7 @@ def test_all_that_is_wrong_in_all_layers_is_told_at_once(tmp_path: Path) -> None
     assert sum(line.startswith("valid ") for line in lines) == 3
 
 
-def test_a_bad_value_is_told_also_where_a_later_layer_hides_it(tmp_path: Path) -> None:
+def test_overridden_bad_value_is_still_reported(tmp_path: Path) -> None:
     site = write(tmp_path / "s.toml", "[job]\nnodes=0\n")
     assert "job.nodes: should be greater than or equal to 1" in refusal(None, {"job.nodes": 2}, site=site).why
 
@@ -158,7 +158,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert load(None, site=tmp_path / "missing.toml", user=tmp_path / "missing.toml").name == "run"
 
 
-def test_toml_times_and_numbers_may_stand_unquoted(tmp_path: Path) -> None:
+def test_toml_times_and_numbers_need_no_quotes(tmp_path: Path) -> None:
     job = load(write(tmp_path / "r.toml", "[job]\ntime=01:30:00\nmem=64000\n"), site=None).job
     assert (job.time, job.mem) == ("01:30:00", "64000")
     assert load(write(tmp_path / "r.toml", "[job]\ntime=60\n"), site=None).job.time == "60"

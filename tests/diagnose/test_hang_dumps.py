@@ -77,18 +77,18 @@ def test_an_opcode_is_refused_before_anything_is_carried_out() -> None:
         b"P\xb4\x00",
     ],
 )
-def test_what_is_no_dump_is_refused(data: bytes) -> None:
+def test_file_that_is_not_a_dump_is_refused(data: bytes) -> None:
     with pytest.raises(BadDump):
         dumps.load(data)
 
 
-def test_a_dump_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_dump_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dumps, "LIMIT", 100)
     with pytest.raises(BadDump, match=r"Cannot read"):
         dumps.load(b"x" * 101)
 
 
-def test_a_dump_that_is_cut_short() -> None:
+def test_truncated_dump() -> None:
     data = pickle.dumps(PLAIN, 2)
     for end in range(len(data)):
         with pytest.raises(BadDump):

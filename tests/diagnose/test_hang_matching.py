@@ -88,7 +88,7 @@ def test_all_to_all_must_add_up() -> None:
     assert first(found) == (What.SIZE, (), 2) and "15 elements sent and 12 received" in found.findings[0].words
 
 
-def test_of_two_neither_is_wrong_unless_sister_groups_tell() -> None:
+def test_in_a_pair_other_groups_decide_who_is_wrong() -> None:
     def pair(number: int, group: str, op: str, members: tuple[int, ...]) -> Flight:
         entries = [hang_made.entry(group, n, "all_reduce", record=n) for n in (1, 2)]
         entries.append(hang_made.entry(group, 3, op, state=OPEN, record=3))
@@ -103,7 +103,7 @@ def test_of_two_neither_is_wrong_unless_sister_groups_tell() -> None:
     assert first(match([*alone, *sisters])) == (What.TYPE, (1,), 3)
 
 
-def test_of_several_mismatches_one_that_names_somebody_comes_first() -> None:
+def test_mismatch_with_a_culprit_comes_first() -> None:
     """A pair in which neither is known to be wrong may be a consequence."""
 
     def made(number: int) -> Flight:
@@ -140,7 +140,7 @@ def test_a_rank_without_a_dump() -> None:
     assert found.missing == (2,) and found.notes == ("no dump of rank 2",)
 
 
-def test_dumps_that_are_missing_here_and_there_are_held_against_nobody() -> None:
+def test_missing_dumps_blame_no_rank() -> None:
     groups = {"a": (0, 1, 2, 3), "b": (4, 5, 6, 7)}
     a = [rank_of(n, [hang_made.entry("a", 1, "all_reduce", state=OPEN)], groups) for n in (0, 1, 2)]
     b = [rank_of(n, [hang_made.entry("b", 1, "all_reduce")], groups) for n in (4, 5, 6)]
@@ -191,7 +191,7 @@ def test_who_came_late() -> None:
     assert job(at(0.0, 0.0, 0.5), at(0.0, 0.0, 0.0)).findings == ()
 
 
-def test_one_name_may_stand_for_several_groups() -> None:
+def test_one_name_may_denote_several_groups() -> None:
     """split_group names all of one split alike."""
     done, waits = hang_made.entry("tp", 1, "all_reduce"), hang_made.entry("tp", 2, "all_reduce", state=OPEN)
     made = [
@@ -217,5 +217,5 @@ def test_dumps_of_another_make_beside_the_others(change: Callable[[dict[str, obj
     assert first(match([*made, flight_recorder.read(2, change(other))])) == (What.MISSING, (2,), 2)
 
 
-def test_nothing_at_all() -> None:
+def test_no_dumps_give_no_finding() -> None:
     assert match([]).findings == () and match([rank_of(0, [])]).findings == ()

@@ -58,7 +58,7 @@ def test_another_collective_under_the_same_number(real_hangs: Path) -> None:
     assert "where ranks 0, 1, 3 call all_reduce(4) of Float" in found.evidence[0]
 
 
-def test_what_is_a_dump(real_hangs: Path, tmp_path: Path) -> None:
+def test_dump_files_are_recognised(real_hangs: Path, tmp_path: Path) -> None:
     files = (real_hangs / "skips").rglob("*")
     assert {path.name for path in files if is_dump(path)} == {
         *(f"flight-0-{rank}" for rank in range(WORLD)),

@@ -66,7 +66,7 @@ def test_the_main_thread_is_not_the_one_that_took_the_signal() -> None:
     assert main is not None and main.frames[0].function == "all_reduce"
 
 
-def test_both_kinds_stand_at_one_place() -> None:
+def test_both_kinds_map_to_one_place() -> None:
     fault = place(dumps.parse(FAULT).main)
     pyspy = stack(
         "all_reduce (torch/distributed/distributed_c10d.py:3100)",
@@ -119,7 +119,7 @@ def test_places(kind: Kind, frames: list[str]) -> None:
     assert stack(*frames).kind is kind
 
 
-def test_the_frame_that_tells_is_shown() -> None:
+def test_decisive_frame_is_shown() -> None:
     waits = stack(
         "0x7f58370a3f16 (libc.so.6)",
         "c10d::ProcessGroupGloo::AsyncWork::wait (libtorch_cpu.so)",
@@ -163,11 +163,11 @@ def stands(**ranks: int) -> list[Stand]:
         ({"UNKNOWN": 7, "LOADER": 1}, ()),
     ],
 )
-def test_who_stands_apart(ranks: dict[str, int], named: tuple[int, ...]) -> None:
+def test_ranks_at_a_different_place_are_outliers(ranks: dict[str, int], named: tuple[int, ...]) -> None:
     assert find_odd_ranks(cluster(stands(**ranks))).ranks == named
 
 
-def test_several_collectives_do_not_tell_by_stacks() -> None:
+def test_stacks_do_not_separate_ranks_in_different_collectives() -> None:
     both = [stand(0, Kind.COLLECTIVE, "a"), stand(1, Kind.COLLECTIVE, "a"), stand(2, Kind.COLLECTIVE, "b")]
     assert find_odd_ranks(cluster(both)).ranks == (2,) and find_odd_ranks(cluster(both)).sure < 0.5
     assert find_odd_ranks(cluster([*both, stand(3, Kind.COLLECTIVE, "b")])).ranks == ()
@@ -195,7 +195,7 @@ def test_the_clue_names_ranks_nodes_and_places() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(Kind), st.sampled_from("ab"), st.booleans()), max_size=30))
-def test_any_stands_have_an_answer(found: list[tuple[Kind, str, bool]]) -> None:
+def test_any_places_get_an_answer(found: list[tuple[Kind, str, bool]]) -> None:
     made = [stand(rank, kind, path, native=native) for rank, (kind, path, native) in enumerate(found)]
     groups = cluster(made)
     assert sorted(rank for c in groups for rank in c.ranks) == list(range(len(made)))

@@ -112,7 +112,7 @@ def test_progress_since_then_is_slow_and_no_hang() -> None:
     assert verdict(classify((), now, now.groups))[0] is OWN
 
 
-def test_nothing_known_and_nobody_left() -> None:
+def test_no_data_names_no_rank() -> None:
     assert classify(()) is None and classify(ranks(Kind.UNKNOWN, Kind.UNKNOWN)) is None
     gone = [Rank(Stand(number, "", NOWHERE), "X") for number in WORLD]
     assert classify(gone) is None, "a job that is gone does not hang"

@@ -65,7 +65,7 @@ def test_sends_and_receives_count_too() -> None:
     assert follow_waits([], more={0: {1}, 1: {0}}).ring == (0, 1)
 
 
-def test_a_rank_of_which_nothing_is_known_is_not_named() -> None:
+def test_rank_without_data_is_not_named() -> None:
     known = Group("world", (0, 1, 2), {0: Count(2, 1), 1: Count(2, 1)})
     assert follow_waits([known]).roots == () and follow_waits([]).edges == {}
 

@@ -53,14 +53,14 @@ def test_the_quiet_cause_goes_before_loud_victims(tmp_path: Path) -> None:
     assert any(line.startswith("connection-lost: 6 lines of 3 ranks") for line in of_logs(first).consequences)
 
 
-def test_slurm_knows_the_node_whatever_was_printed_before(tmp_path: Path) -> None:
+def test_slurm_node_failure_wins_over_earlier_lines(tmp_path: Path) -> None:
     ended = CANCELLED.format("STEP 7.0", " DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS")
     text = f"CUDA error: unspecified launch failure\nsrun: error: Node failure on gpu7\n{ended}"
     (first,) = of(tmp_path, text).incidents
     assert (first.category, first.culprits) == (Category.SLURM_NODE_FAIL, (Culprit("gpu7"),))
 
 
-def test_an_oom_kill_that_is_told_last_came_first(tmp_path: Path) -> None:
+def test_oom_kill_reported_last_is_the_root(tmp_path: Path) -> None:
     killed = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed."
     text = f"RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. \n{killed}\n"
     (first,) = of(tmp_path, text).incidents
@@ -126,7 +126,7 @@ def test_a_step_that_was_cancelled_in_one_log_for_a_task_that_ended_in_another(t
     assert told("srun: error: n2: task 2: Killed\nsrun: error: n1: task 1: Killed\n") is Category.SLURM_CANCELLED
 
 
-def test_two_faults_of_which_neither_explains_the_other_are_two(tmp_path: Path) -> None:
+def test_independent_faults_are_two_incidents(tmp_path: Path) -> None:
     full = f"{TRACE}OSError: [Errno 28] No space left on device\n"
     killed = (
         "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n"
@@ -135,7 +135,7 @@ def test_two_faults_of_which_neither_explains_the_other_are_two(tmp_path: Path) 
     assert [one.category for one in found] == [Category.HOST_OOM, Category.STORAGE_FULL]
 
 
-def test_a_step_that_is_cancelled_for_a_dead_task(tmp_path: Path) -> None:
+def test_step_cancelled_after_a_dead_task_is_a_consequence(tmp_path: Path) -> None:
     text = "srun: error: n1: task 1: Killed\n" + CANCELLED.format("STEP 7.0", "")
     (first,) = of(tmp_path, text).incidents
     assert (first.category, first.culprits) == (Category.HOST_OOM, (Culprit("n1", 1),))
@@ -201,7 +201,7 @@ def test_warnings_alone_are_no_failure(tmp_path: Path) -> None:
     )
 
 
-def test_a_warning_tells_beside_a_failure(tmp_path: Path) -> None:
+def test_warning_counts_beside_a_failure(tmp_path: Path) -> None:
     (first,) = of(
         tmp_path, f"{FEW}{BIND.format('W')}\n{BIND.format('E')}\nRuntimeError: Address already in use\n"
     ).incidents
@@ -227,7 +227,7 @@ def test_a_traceback_that_python_ignores_is_no_cause(tmp_path: Path, said: str) 
     assert first.category is Category.STORAGE_IO, "it tells all the same of what is special"
 
 
-def test_what_is_said_to_be_over_is(tmp_path: Path) -> None:
+def test_failure_reported_as_over_is_ignored(tmp_path: Path) -> None:
     lost = "nfs: server nas1 not responding, still trying\n"
     assert of(tmp_path, f"{lost}nfs: server nas1 OK\n").incidents == ()
     (first,) = of(tmp_path, f"nfs: server nas1 OK\n{lost}").incidents
@@ -251,7 +251,7 @@ def test_a_step_that_srun_ends_after_a_tasks_failure_is_not_cancelled(tmp_path: 
     assert first.category is Category.SLURM_CANCELLED
 
 
-def test_a_traceback_of_which_the_head_is_missing(tmp_path: Path) -> None:
+def test_traceback_without_its_heading(tmp_path: Path) -> None:
     """An excerpt, or the tail of a log."""
     text = '  File "t.py", line 3, in f\n    raise ValueError(x)\nValueError: x\n'
     (first,) = of(tmp_path, text).incidents
@@ -259,7 +259,7 @@ def test_a_traceback_of_which_the_head_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("indent", ["", "    ", "        "])
-def test_a_traceback_that_stands_further_in(tmp_path: Path, indent: str) -> None:
+def test_indented_traceback(tmp_path: Path, indent: str) -> None:
     """As loggers of servers print it."""
     code = '  File "t.py", line 3, in f\n    raise_if("CUDA out of memory")\n'
     text = "".join(f"{indent}{line}\n" for line in f"{TRACE}{code}OSError: [Errno 28] No space left".splitlines())
@@ -267,7 +267,7 @@ def test_a_traceback_that_stands_further_in(tmp_path: Path, indent: str) -> None
     assert (first.category, first.root.lineno) == (Category.STORAGE_FULL, 5)
 
 
-def test_an_exception_of_which_only_the_message_is_there(tmp_path: Path) -> None:
+def test_exception_without_a_traceback(tmp_path: Path) -> None:
     exited = "srun: error: gpu3: task 0: Exited with exit code 1\n"
     (first,) = of(tmp_path, f"TypeError: can't convert it\n{exited}").incidents
     assert (first.category, first.root.lineno) == (Category.USER_CODE, 1)
@@ -346,13 +346,13 @@ def test_whose_loss_is_no_number(tmp_path: Path, line: str, told: bool) -> None:
     assert [one.category for one in found] == [Category.NUMERIC_DIVERGENCE] * told
 
 
-def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_unreadable_logs_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(b"no gzip")
     told = diagnose_logs([tmp_path], BOOK)
     assert told.files == () and told.unread[0][0] == str(tmp_path / "a.gz")
 
 
-def test_what_dumps_tell_is_put_to_what_logs_tell(tmp_path: Path) -> None:
+def test_dump_evidence_is_combined_with_logs(tmp_path: Path) -> None:
     (hang,) = of(tmp_path, *(f"{BARS}\n{WATCHDOG.format(rank, 9)}\n" for rank in range(3))).incidents
     stuck = Clue("stacks", Category.NCCL_HANG, 0.8, ("rank 2 reads data, 3 wait in all_reduce",), (Culprit("n2", 2),))
     (first,) = combine([of_logs(hang)], [stuck])
@@ -399,7 +399,7 @@ def test_real_programs_that_fail(tmp_path: Path, program: str) -> None:
     assert (told[0].category if told else None) is REAL[program], (tmp_path / "job.out").read_text()
 
 
-def test_of_one_file_the_order_is_its_own_whatever_its_clocks_say(tmp_path: Path) -> None:
+def test_line_order_wins_over_timestamps_within_a_file(tmp_path: Path) -> None:
     early = "2026-01-05 10:00:00,000 - ERROR - trainer - "
     (first,) = of(tmp_path, f"{early}{OOM}\n{TRACE}KeyError: 'x'\n").incidents
     assert first.category is Category.CUDA_OOM, "a line without a time is not of the year 1970"
@@ -419,7 +419,7 @@ def test_an_exception_that_was_handled_early_is_not_the_last_ones_root(tmp_path:
     assert first.root.record.line == "ValueError: late"
 
 
-def test_the_last_of_many_lines_of_a_kind_tells_whether_it_was_survived(tmp_path: Path) -> None:
+def test_last_line_of_a_kind_decides_whether_training_continued(tmp_path: Path) -> None:
     skipped = "".join(f"{OOM} (batch {n})\n{BARS}\n" for n in range(20))
     assert of(tmp_path, skipped).incidents == ()
     (first,) = of(tmp_path, skipped + "a line of any kind\n" * 4000 + f"{OOM}\n").incidents
@@ -458,7 +458,7 @@ def test_a_log_may_begin_in_the_middle_of_a_traceback(tmp_path: Path) -> None:
     assert (told.category, told.root.lineno) == (Category.USER_CODE, 2)
 
 
-def test_the_last_words_before_an_exit_tell_without_a_traceback(tmp_path: Path) -> None:
+def test_last_line_before_an_exit_counts_without_a_traceback(tmp_path: Path) -> None:
     words, ended = "FileExistsError: [Errno 17] File exists: '/d/x'\n", TASK.format(3, "Exited with exit code 1")
     assert of(tmp_path, words).incidents[0].root.lineno == 1
     (first,) = of(tmp_path, words + ended + CANCELLED.format("STEP 7.0", "")).incidents
@@ -515,7 +515,7 @@ def test_whose_word_it_is(tmp_path: Path, text: str, category: Category, line: i
     assert (first.category, first.root.lineno) == (category, line)
 
 
-def test_a_warning_of_the_node_tells_what_an_assertion_does_not(tmp_path: Path) -> None:
+def test_node_warning_wins_over_an_assertion(tmp_path: Path) -> None:
     warning = (
         "/opt/torch/cuda/__init__.py:52: UserWarning: CUDA initialization: Error 802: system not yet initialized\n"
     )

@@ -65,7 +65,7 @@ def test_how_serious_a_program_takes_its_own_line(line: str, level: str) -> None
     assert (told.text, told.level, told.mild) == ("loud", level, True)
 
 
-def test_a_warning_by_its_own_words() -> None:
+def test_warning_is_recognised_by_its_own_label() -> None:
     assert record("srun: warning: can't honor it").mild and record("| WARNING: ran out of memory").mild
     assert not record("ERROR: no warning: it is one").mild and not record("warnings.warn(x)").mild
     assert not record("[rank0]:[E1103 08:11:02.12 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog").mild
@@ -111,4 +111,4 @@ def test_no_line_breaks_it(text: str) -> None:
     )
 )
 def test_labels_in_any_order_end(parts: list[str]) -> None:
-    record(clean(" ".join([*parts, "text"]).encode()))
+    assert record(clean(" ".join([*parts, "text"]).encode())).text.endswith("text")

@@ -84,12 +84,12 @@ def test_who_is_missing_where_others_wait(tmp_path: Path) -> None:
         (("lm loss: 2.31 | ", "0"), False),
     ],
 )
-def test_a_gradient_that_is_no_number(tmp_path: Path, step: tuple[str, str], told: bool) -> None:
+def test_non_finite_gradient(tmp_path: Path, step: tuple[str, str], told: bool) -> None:
     found = of(tmp_path, "".join(MEGATRON.format(n, *step) for n in range(7, 12)))
     assert [one.category for one in found] == [Category.NUMERIC_DIVERGENCE] * told
 
 
-def test_a_worker_of_a_loader_that_breaks_and_one_that_is_taken_along(tmp_path: Path) -> None:
+def test_loader_worker_that_fails_and_one_ended_by_its_parent(tmp_path: Path) -> None:
     killed = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {0}. \n"
     (broke,) = of(tmp_path, killed.format("Segmentation fault"))
     assert broke.category is Category.DATA_LOADER

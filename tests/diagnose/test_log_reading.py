@@ -52,7 +52,7 @@ def test_a_compressed_log(tmp_path: Path) -> None:
     assert (hit.rule.name, hit.lineno) == ("cuda-oom", 2)
 
 
-def test_a_line_of_which_only_the_numbers_differ_is_looked_at_once() -> None:
+def test_lines_that_differ_only_in_numbers_are_matched_once() -> None:
     book = Rulebook(load())
     lines = b"".join(b"step %d | Error rate %d\n" % (n, n * 7) for n in range(1000))
     assert sum(1 for _ in find(io.BytesIO(lines), book)) == 1000, "nobody has told yet that they are dull"
@@ -75,7 +75,7 @@ def test_both_engines_find_the_same(data: bytes, at: int) -> None:
         assert sorted(plain.which(data)) == sorted(other.which(data))
 
 
-def test_all_rules_tell_the_same_without_re2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_rules_match_the_same_without_re2(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = load()
     with_re2 = Rulebook(rules)
     monkeypatch.setattr(rulebook, "FAST", False)

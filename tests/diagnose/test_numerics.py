@@ -55,14 +55,14 @@ def test_from_the_first_step_on_no_step_is_good() -> None:
     assert isinstance(found, Found) and last_step_before(found) == -1
 
 
-def test_a_single_step_that_is_skipped_is_no_trouble() -> None:
+def test_single_skipped_step_is_ignored() -> None:
     losses = healthy(400)
     losses[50:400:7] = [math.nan] * len(losses[50:400:7])
     losses[53:400:70] = [40.0] * len(losses[53:400:70])
     assert play(losses)[1] == []
 
 
-def test_a_spike_stands_for_some_samples() -> None:
+def test_spike_needs_several_samples() -> None:
     state, news = play([*healthy(100), *healthy(10, 1, 4.0)])
     (found,) = news
     assert isinstance(found, Found)
@@ -71,7 +71,7 @@ def test_a_spike_stands_for_some_samples() -> None:
     assert [type(x) for x in play(healthy(5), state, 110)[1]] == [Over]
 
 
-def test_a_jump_to_many_times_is_told_sooner() -> None:
+def test_larger_jump_is_reported_sooner() -> None:
     _, (found,) = play([*healthy(100), 20.0, 21.0])
     assert isinstance(found, Found) and (found.trouble, found.step) == (Trouble.SPIKE, 101)
 
@@ -98,7 +98,7 @@ def test_norms_that_are_infinite_while_a_scaler_comes_down_are_usual() -> None:
     assert isinstance(found, Found) and (found.trouble, found.since) == (Trouble.NORM, 40)
 
 
-def test_a_norm_that_was_not_fetched_anew_counts_once() -> None:
+def test_stale_norm_counts_once() -> None:
     norms = [1 + 0.1 * math.sin(i) for i in range(100)] + [500.0] * 10
     assert play(healthy(110), norms=norms)[1] == []
 
@@ -124,7 +124,7 @@ def test_a_scale_that_fell_to_its_minimum() -> None:
     assert play(healthy(50), scales=[1.0] * 50)[1] == [], "a scale that is always 1 is not used"
 
 
-def test_a_training_that_was_set_back_keeps_what_it_knew() -> None:
+def test_rollback_keeps_the_learned_values() -> None:
     state, news = play([*healthy(100), *[math.nan] * 3])
     assert len(news) == 1
     state, news = play(healthy(40, 7), state, 60)

@@ -56,7 +56,7 @@ def test_a_site_adds_a_rule_and_replaces_one(tmp_path: Path) -> None:
     assert len(found) == len(rules()) + 1
 
 
-def test_a_site_rule_that_does_not_know_its_example_is_told(tmp_path: Path) -> None:
+def test_site_rule_that_misses_its_example_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text(GOOD.replace("fan 3", "no number"))
     assert any("site-fan" in line and "no rule matches it" in line for line in check(load([path])))
@@ -64,7 +64,7 @@ def test_a_site_rule_that_does_not_know_its_example_is_told(tmp_path: Path) -> N
     assert any("matches a look-alike" in line for line in check(load([path])))
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text(
         '[odd]\n[[rule]]\nname = "a"\ncategory = "gpu"\nlevel = "worst"\nany = ["x"]\nmatch = ["(?!a)"]\n'
@@ -91,11 +91,11 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[[rule]", "rule = 3"])
-def test_what_is_no_toml_or_no_rules(text: str) -> None:
+def test_file_without_toml_or_rules_is_refused(text: str) -> None:
     found, wrong = parse(text, "x.toml")
     assert found == [] and wrong
 
 
-def test_a_place_that_is_not_there() -> None:
+def test_missing_rules_folder_is_refused() -> None:
     with pytest.raises(UsageError, match="does not exist"):
         load([Path("/nowhere/rules")])

@@ -94,7 +94,7 @@ def test_without_waits_nobody_is_blamed_for_waiting() -> None:
     assert (found.kind, found.ranks) == (Slow.ALL, ()), "it cannot be told, and is not"
 
 
-def test_who_differs_all_the_time_is_told_with_a_doubt() -> None:
+def test_rank_that_always_differs_is_reported_with_reservation() -> None:
     found = causes.uneven(heat({5: {"forward": 0.3}}))
     assert found is not None
     assert (found.kind, found.ranks, found.clue.confidence) == (Slow.DEVICE, (5,), 0.5)
@@ -149,7 +149,7 @@ def test_the_map_as_text() -> None:
     ]  # fmt: skip
 
 
-def test_of_many_ranks_those_that_stand_out_are_shown() -> None:
+def test_outliers_are_shown_among_many_ranks() -> None:
     now = heat({70: {"data": 0.2}}, world=100)
     text = heatmap.lines(now, 4)
     assert [line.split()[0] for line in text[2:6]] == ["0", "1", "2", "70"]

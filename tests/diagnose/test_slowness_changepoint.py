@@ -30,7 +30,7 @@ def noisy(seed: int, count: int, level: float = 1.0, sigma: float = 0.05) -> lis
 
 
 @pytest.mark.parametrize(("ratio", "soon"), [(2.0, 20), (1.2, 40), (1.1, 160)])
-def test_a_rise_is_told_once_with_its_size_and_beginning(ratio: float, soon: int) -> None:
+def test_rise_is_reported_once_with_size_and_start(ratio: float, soon: int) -> None:
     for seed in range(5):
         _, events = play(noisy(seed, 600) + noisy(seed + 99, 400, ratio))
         (found,) = events
@@ -41,7 +41,7 @@ def test_a_rise_is_told_once_with_its_size_and_beginning(ratio: float, soon: int
         assert found.chance <= LIMITS.chance
 
 
-def test_what_goes_away_is_told_too_and_the_next_of_its_length_no_more() -> None:
+def test_end_is_reported_and_the_next_rise_of_that_length_is_not() -> None:
     samples = noisy(1, 400) + noisy(2, 60, 1.5) + noisy(3, 400)
     series, events = play(samples)
     assert [type(e) for e in events] == [cp.Slower, cp.AsBefore]
@@ -52,7 +52,7 @@ def test_what_goes_away_is_told_too_and_the_next_of_its_length_no_more() -> None
     assert [type(e) for e in longer] == [cp.Slower]
 
 
-def test_after_a_restart_what_still_stands_is_told_again_and_what_does_not_is_not() -> None:
+def test_restart_repeats_only_reports_that_still_hold() -> None:
     series, events = play(noisy(1, 400) + noisy(2, 100, 1.5))
     assert len(events) == 1
     _, still = play(noisy(3, 100, 1.5), cp.restarted(series), 450)
@@ -61,7 +61,7 @@ def test_after_a_restart_what_still_stands_is_told_again_and_what_does_not_is_no
     assert gone == [] and again.slow is None
 
 
-def test_slower_still_is_told_again() -> None:
+def test_further_slowdown_is_reported_again() -> None:
     _, events = play(noisy(1, 400) + noisy(2, 400, 1.5) + noisy(3, 200, 3.0))
     assert [type(e) for e in events] == [cp.Slower, cp.Slower]
     assert events[1].before == pytest.approx(1.5, rel=0.1)
@@ -89,7 +89,7 @@ def test_first_steps_and_a_restarts_are_passed_over(first: list[float], seed: in
 
 
 @given(st.sampled_from([0.0, -1.0, math.nan, math.inf, -math.inf]))
-def test_what_is_no_duration_changes_nothing(bad: float) -> None:
+def test_invalid_duration_changes_nothing(bad: float) -> None:
     series, _ = play([1.0] * 20)
     assert cp.watch(series, 99, bad, LIMITS) == (series, ())
 

@@ -40,7 +40,7 @@ def play(training: Training, steps: int, state: SlowState | None = None) -> tupl
     ],
     ids=lambda fault: fault.kind.value,
 )
-def test_a_slowness_is_told_once_and_rightly(fault: Fault) -> None:
+def test_slowness_is_reported_once_and_correctly(fault: Fault) -> None:
     state, news = play(Training(nodes=2, per_node=2, fault=fault), 1500)
     ((step, told),) = news
     assert isinstance(told, Began)
@@ -62,7 +62,7 @@ def test_a_slow_device_from_the_first_step_on_shows_against_the_others() -> None
     assert (told.slowness.kind, told.slowness.ranks) == (Slow.DEVICE, (2,))
 
 
-def test_a_restart_ends_what_stands_and_compares_no_accounts() -> None:
+def test_restart_closes_reports_and_compares_no_breakdowns() -> None:
     training = Training(nodes=2, per_node=2, fault=Fault(Slow.NODE, 900, (2, 3)))
     state, news = play(training, 1200)
     assert len(news) == 1
@@ -80,7 +80,7 @@ def _launched(spent: NodeSteps) -> NodeSteps:
     return replace(spent, ranks=tuple(replace(r, launch=1, began=7.0) for r in spent.ranks))
 
 
-def test_beats_alone_tell_that_it_is_slower_but_not_why() -> None:
+def test_heartbeats_alone_show_slowness_without_a_cause() -> None:
     training = Training(nodes=1, per_node=2, fault=Fault(Slow.DEVICE, 900, (1,)))
     state, news = SlowState(), []
     for _, readings in training.readings(1500):
@@ -96,7 +96,7 @@ def test_beats_alone_tell_that_it_is_slower_but_not_why() -> None:
     assert "the cause is unknown" in told.slowness.clue.evidence[-1]
 
 
-def test_nodes_that_tell_late_or_not_at_all_are_no_fault() -> None:
+def test_late_or_missing_nodes_are_not_slow() -> None:
     state = SlowState()
     for i, (_, readings) in enumerate(Training(nodes=3, per_node=1).readings(1500)):
         some = {n: s for k, (n, s) in enumerate(readings.items()) if ((i + k) % 3 and n != "n2") or i < 20}

@@ -33,7 +33,7 @@ def test_a_training_has_few_kinds_of_lines() -> None:
     )
 
 
-def test_what_differs_in_numbers_paths_and_words_that_varied_is_known() -> None:
+def test_line_that_differs_in_variable_parts_is_known() -> None:
     templates = mine([*HEALTHY, "loaded shard alpha from node one ok", "loaded shard beta from node one ok"])
     for line in (
         "[rank7]: step 90210 loss 0.3 lr 1e-5 tokens/s 1",
@@ -46,7 +46,7 @@ def test_what_differs_in_numbers_paths_and_words_that_varied_is_known() -> None:
         assert templates.knows(line), line
 
 
-def test_what_tells_of_a_fault_is_no_variant_of_what_is_well() -> None:
+def test_failure_word_is_never_a_variant_of_a_healthy_line() -> None:
     templates = mine(["worker a finished in 3 s on node", "worker b finished in 4 s on node", *HEALTHY])
     for line in (
         "worker c failed in 3 s on node",
@@ -93,7 +93,7 @@ def test_any_number_of_kinds_keeps_within_bounds() -> None:
     assert before is None or before.words[0] == "same"
 
 
-def test_what_was_forgotten_is_learned_anew() -> None:
+def test_forgotten_template_is_learned_again() -> None:
     miner = Miner()
     miner.add("rare word")
     for i in range(2 * LEAF):
@@ -136,7 +136,7 @@ def test_a_sample_is_bounded_and_spread_over_the_run() -> None:
     assert len({x % 16 for x in later}) > 8, "a log that repeats itself is not seen at one point of its turn alone"
 
 
-def test_what_is_long_before_the_last_line_of_all_is_not_near() -> None:
+def test_lines_long_before_the_end_are_not_near() -> None:
     tape = Tape(end=10)
     for at in (0.0, 500.0, 590.0):
         tape.add(Line(f"a{at}", "a", 1, 0, at))

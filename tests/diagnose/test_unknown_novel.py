@@ -61,7 +61,7 @@ def test_the_failure_comes_before_its_stack_and_its_consequences() -> None:
     assert found[0].words == "unrecognised, first seen at rank-2.log:9: [rank2]: FluxError: capacitor 12 lost its phase"
 
 
-def test_of_equals_the_earliest_is_told_first_and_its_first_line_is_the_earliest() -> None:
+def test_equal_lines_are_ordered_by_first_occurrence() -> None:
     lines = [
         Line("AlphaError: late", "a", 1, 0, 20.0),
         Line("BetaError: early", "b", 1, 1, 10.0),
@@ -74,13 +74,13 @@ def test_of_equals_the_earliest_is_told_first_and_its_first_line_is_the_earliest
     assert alpha.first.at == 15.0 and alpha.ranks == (0, 2)
 
 
-def test_what_one_rank_says_tells_more_than_what_all_say() -> None:
+def test_line_of_one_rank_ranks_above_a_line_of_all() -> None:
     everyone = [(rank, "gathering of pieces begins") for rank in range(4)]
     found = find_new(TEMPLATES, near(*everyone, (1, "zeta went round again"), (1, "zeta went round again")))
     assert [new.first.text for new in found] == ["zeta went round again", "gathering of pieces begins"]
 
 
-def test_words_for_a_person_hold_no_control_characters() -> None:
+def test_shown_text_has_no_control_characters() -> None:
     (new,) = find_new(Templates(), [Line("bad \x1b]0;x\x07 Error", "log\x1b[31m", 3)])
     assert "\x1b" not in new.words and "\x07" not in new.words
 
@@ -113,7 +113,7 @@ def test_a_draft_recognises_its_line_and_others_of_its_kind() -> None:
     assert not expression.search("[rank7]: FluxError: capacitor 990 found its phase in /b.py at -1")
 
 
-def test_without_six_characters_of_its_own_nothing_can_be_drafted() -> None:
+def test_no_draft_without_six_literal_characters() -> None:
     assert draft(New("# #", 1, Line("12 boo 3", "f", 1))) == ""
 
 
@@ -184,7 +184,7 @@ def test_any_lines_templates_can_be_kept(tmp_path_factory: pytest.TempPathFactor
         "[" * 100_000,
     ],
 )
-def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path, text: str) -> None:
+def test_foreign_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "templates.json"
     path.write_text(text)
     with pytest.raises(TransomError, match="does not contain a run's templates") as refused:

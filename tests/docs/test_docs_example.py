@@ -26,7 +26,7 @@ def train(folder: Path, checkpoints: str, steps: int) -> str:
     return done.stdout
 
 
-def test_the_example_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_example_resumes_from_its_newest_checkpoint(tmp_path: Path) -> None:
     assert EXAMPLE is not None
     (tmp_path / "train.py").write_text(EXAMPLE[1])
     whole = train(tmp_path, "whole", 60)

@@ -42,7 +42,7 @@ def test_every_command_has_its_section() -> None:
     assert not {"launch", "agent", "operate"} & set(headings), "these are for the templates"
 
 
-def test_every_exit_code_has_its_section_in_its_own_words() -> None:
+def test_every_exit_code_has_a_section_with_its_meaning() -> None:
     sections = dict(re.findall(r"^### Exit (\S+)\n\n\*([^*]+)\*", TROUBLE, re.MULTILINE))
     assert sections == {str(code): words for code, words in EXIT_CODES.items()}
 
@@ -70,7 +70,7 @@ SHOWN += [(name, line) for name, lines in EXAMPLES.items() for line in lines if 
 
 
 @pytest.mark.parametrize(("where", "line"), SHOWN)
-def test_a_command_that_is_shown_exists_with_its_options(where: str, line: str) -> None:
+def test_shown_command_exists_with_its_options(where: str, line: str) -> None:
     words = [word for word in shlex.split(line.split(";")[0])[1:] if word not in ("|", "&&")]
     command: Any = typer.main.get_command(app)
     while words and words[0] in getattr(command, "commands", {}):

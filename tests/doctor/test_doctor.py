@@ -130,7 +130,7 @@ def test_limits_and_versions() -> None:
 
 
 @given(st.text(), st.text(), st.text(), st.sampled_from(list(Grade)), st.integers(60, 200))
-def test_no_line_is_wider_than_asked_and_none_can_move_the_cursor(
+def test_lines_fit_the_width_and_contain_no_control_characters(
     about: str, words: str, hint: str, grade: Grade, width: int
 ) -> None:
     for line in symptom_lines(Symptom(about[:10], grade, words, hint), width):

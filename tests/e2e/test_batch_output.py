@@ -8,7 +8,7 @@ from e2e.support import Person
 pytestmark = pytest.mark.sandbox
 
 
-def test_a_flag_that_srun_does_not_know_ends_the_run_with_its_words(person: Person) -> None:
+def test_unknown_srun_flag_ends_the_run_and_quotes_srun(person: Person) -> None:
     """As `--container-image` does where there is no pyxis."""
     done = person.run("-N", "1", "--container-image", "/shared/train.sqsh", "--", "true")
     assert done.returncode == 1
@@ -18,7 +18,7 @@ def test_a_flag_that_srun_does_not_know_ends_the_run_with_its_words(person: Pers
     assert view["verdict"].count("unrecognized option") == 1, view["verdict"]
 
 
-def test_a_script_of_ones_own_tells_why_wherever_its_output_is(person: Person) -> None:
+def test_own_script_failure_is_diagnosed_from_its_output(person: Person) -> None:
     (person.cwd / "logs").mkdir()
     script = person.cwd / "mine.sbatch"
     script.write_text(

@@ -91,7 +91,7 @@ def test_a_bad_gpu_is_found_before_a_rank_runs_there_and_a_spare_carries_them(
     assert "gpu_rows" in json.dumps(node) and bad["device"] in json.dumps(node)
 
 
-def test_without_a_spare_the_attempt_goes_on_elsewhere_and_no_restart_is_spent(
+def test_without_a_spare_the_next_attempt_uses_no_restart_budget(
     owner: Person, hardware: Hardware, sandbox: Sandbox
 ) -> None:
     hardware.breaks("node1", "row_remap_failed")
@@ -127,7 +127,7 @@ def test_what_the_kernel_logs_of_a_gpu_ends_the_launch_at_once_and_the_spare_tak
 
 
 @pytest.mark.long
-def test_another_owners_reason_stays_on_a_node_that_is_bad(owner: Person, hardware: Hardware, sandbox: Sandbox) -> None:
+def test_other_owners_drain_reason_stays_on_a_bad_node(owner: Person, hardware: Hardware, sandbox: Sandbox) -> None:
     run = owner.start("-N", "2", "--spares", "1", "--gpus-per-node", "2", "--tasks-per-node", "1",
                       "--set", "restart.leave_drained=false", "--", *COMMAND, "--steps", "150")  # fmt: skip
     job_id = owner.wait(run, at_step(10))["job_id"]

@@ -34,7 +34,7 @@ def kill_operator(run: RunDir) -> None:
         os.kill(holder.pid, signal.SIGKILL)
 
 
-def test_before_the_time_limit_all_ranks_save_and_the_run_goes_on(person: Person, sandbox: Sandbox) -> None:
+def test_all_ranks_save_before_the_time_limit_and_the_run_continues(person: Person, sandbox: Sandbox) -> None:
     """The warning is sent by hand here; `make bench-limits` waits for real limits."""
     pytest.importorskip("torch")
     run = person.start("-N", "2", "--", *TRAIN, "--steps", "150", "--step-delay", "0.1")

@@ -139,7 +139,7 @@ def test_ranks_hang_while_somebody_requeues_the_job(
 
 
 @pytest.mark.long
-def test_an_attempt_that_is_handed_up_leaves_its_newest_step_durable(
+def test_ended_attempt_leaves_its_newest_step_durable(
     person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
 ) -> None:
     run = person.start("-N", "2", "--set", "restart.relaunches=0", "--", *remembering(tmp_path / "final"))

@@ -43,7 +43,7 @@ def test_the_operator_is_a_job_that_another_one_follows(person: Person, sandbox:
     assert len(operators(sandbox, tag)) == 2
 
 
-def test_one_that_finds_no_core_is_waited_for_and_goes_with_the_run(person: Person, sandbox: Sandbox) -> None:
+def test_operator_job_without_a_free_core_waits_and_is_cancelled_with_the_run(person: Person, sandbox: Sandbox) -> None:
     """While its job is pending nobody says that the operator is gone; stopping the run takes it out of the queue."""
     sandbox.slurm("sbatch", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
     run = person.start("--operator", "job", "-N", "1", "--", *COMMAND, "--steps", "5")
@@ -56,7 +56,7 @@ def test_one_that_finds_no_core_is_waited_for_and_goes_with_the_run(person: Pers
     assert operators(sandbox, operator_tag(run.run_id)) == {job: "CANCELLED"}
 
 
-def test_one_that_slurm_refuses_ends_the_new_run(person: Person, sandbox: Sandbox) -> None:
+def test_refused_operator_job_fails_the_new_run(person: Person, sandbox: Sandbox) -> None:
     refused = person.transom("run", "--operator", "job", "--set", "operator.partition=nope", "-N", "1", "--", *COMMAND)
     assert refused.returncode == 1 and "operator.partition" in refused.stderr, refused
     view = person.status(person.newest())

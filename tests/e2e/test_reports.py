@@ -44,7 +44,7 @@ budget = 1
 
 
 @pytest.mark.timeout(1000)
-def test_a_node_that_gets_slow_is_told_and_left_where_a_rule_says_so(person: Person) -> None:
+def test_slow_node_is_reported_and_left_if_a_rule_says_so(person: Person) -> None:
     """A sample every five seconds: ten to settle, some sixty to know what is usual, and sixteen to be sure."""
     rules = person.cwd / "rules.toml"
     rules.write_text(ISOLATE)

@@ -63,9 +63,7 @@ def marks(view: dict[str, object]) -> str:
     return json.dumps(view["incidents"])
 
 
-def test_while_slurmctld_hangs_the_run_goes_on_and_a_cancel_of_that_time_is_a_stop(
-    person: Person, sandbox: Sandbox
-) -> None:
+def test_run_continues_while_slurmctld_hangs_and_a_cancel_stops_it(person: Person, sandbox: Sandbox) -> None:
     run, job = begun(person)
     faults.stop_controller(sandbox)
     try:
@@ -122,7 +120,7 @@ def test_cancelled_and_forgotten_while_no_operator_lived_it_is_not_started_again
 
 
 @pytest.mark.long
-def test_forgotten_it_goes_on_in_a_successor(person: Person, sandbox: Sandbox) -> None:
+def test_forgotten_job_continues_in_a_successor(person: Person, sandbox: Sandbox) -> None:
     """As administrators are told to: numbers go on above those that were given."""
     run, job = begun(person, 150)
     restart(sandbox, "job_state", conf=(r"FirstJobId=\d+", f"FirstJobId={job + 1000}"))
@@ -133,9 +131,7 @@ def test_forgotten_it_goes_on_in_a_successor(person: Person, sandbox: Sandbox) -
 
 
 @pytest.mark.long
-def test_forgotten_by_a_slurmctld_that_counts_anew_it_ends_and_says_how_to_go_on(
-    person: Person, sandbox: Sandbox
-) -> None:
+def test_reset_job_ids_end_the_run_with_instructions(person: Person, sandbox: Sandbox) -> None:
     restart(sandbox, conf=(r"FirstJobId=\d+", "FirstJobId=5000000"))
     run, job = begun(person, 2000)
     restart(sandbox, "job_state", conf=(r"FirstJobId=\d+", f"FirstJobId={max(1, job - 100)}"))
@@ -175,9 +171,7 @@ def test_held_by_an_administrator_after_it_the_run_waits_and_says_for_whom(perso
 
 
 @pytest.mark.long
-def test_all_nodes_down_after_it_none_is_blamed_and_the_run_goes_on_when_they_are_up(
-    person: Person, sandbox: Sandbox
-) -> None:
+def test_all_nodes_down_blames_none_and_the_run_continues_later(person: Person, sandbox: Sandbox) -> None:
     run, _ = begun(person, 150)
     restart(sandbox, "node_state")
     sandbox.slurm("scontrol", "update", "nodename=node[1-4]", "state=down", "reason=power")
@@ -190,7 +184,7 @@ def test_all_nodes_down_after_it_none_is_blamed_and_the_run_goes_on_when_they_ar
 
 
 @pytest.mark.long
-def test_a_node_that_is_deleted_meanwhile_costs_a_restart_and_no_more(person: Person, sandbox: Sandbox) -> None:
+def test_deleted_node_costs_one_restart(person: Person, sandbox: Sandbox) -> None:
     run, _ = begun(person, 150)
     kept = {path: path.read_text() for path in (sandbox.dir / "slurm.conf", sandbox.dir / "gres.conf")}
     first = re.search(r"Port=\[(\d+)-(\d+)\]", kept[sandbox.dir / "slurm.conf"])

@@ -73,7 +73,7 @@ def test_ranks_on_healthy_nodes_keep_their_numbers_when_a_spare_replaces_a_node(
 
 
 @pytest.mark.long
-def test_a_dead_spare_harms_nobody(person: Person, sandbox: Sandbox) -> None:
+def test_dead_spare_does_not_affect_the_run(person: Person, sandbox: Sandbox) -> None:
     run = person.start("-N", "2", "--spares", "1", "--", *COMMAND, "--steps", "150")
     view = person.wait(run, at_step(10))
     person.wait(run, lambda _: ready(run, view["job_id"]))
@@ -104,7 +104,7 @@ def test_a_node_that_an_admin_drains_is_left_with_a_checkpoint(person: Person, s
 
 
 @pytest.mark.long
-def test_a_drained_node_goes_back_to_who_drains_it_and_the_run_goes_on(person: Person, sandbox: Sandbox) -> None:
+def test_drained_node_is_released_and_the_run_continues(person: Person, sandbox: Sandbox) -> None:
     run = person.start("-N", "2", "--spares", "1", "--", *COMMAND, "--steps", "700")
     job_id = person.wait(run, at_step(10))["job_id"]
     person.wait(run, lambda _: ready(run, job_id))

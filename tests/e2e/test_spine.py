@@ -43,7 +43,7 @@ def test_a_dead_node_is_isolated_and_the_job_requeued_without_it(person: Person,
 
 
 @pytest.mark.long
-def test_the_batch_host_dies_and_a_successor_goes_on(person: Person, sandbox: Sandbox) -> None:
+def test_batch_host_dies_and_a_successor_continues(person: Person, sandbox: Sandbox) -> None:
     run = person.start("-N", "2", "--set", "detect.node_silent=3", "--", *COMMAND, "--steps", "60")
     first = person.wait(run, at_step(10))
     faults.kill_node(sandbox, "node1")
@@ -90,7 +90,7 @@ def test_a_stopped_rank_is_seen_and_relaunched_with_evidence(person: Person, san
 
 @pytest.mark.long
 @pytest.mark.parametrize(("how", "where"), [("spin", "trainer.py"), ("read", "read")])
-def test_a_rank_that_hangs_by_itself_is_seen_by_the_silence_alone(person: Person, how: str, where: str) -> None:
+def test_hung_rank_is_detected_by_its_silence(person: Person, how: str, where: str) -> None:
     """An endless loop and a read that nobody answers: no process is stopped, none is dead."""
     hang = ("--end", how, "--rank", "1", "--at", "150")
     run = person.start("-N", "2", "--", *COMMAND, "--steps", "170", *hang)
@@ -171,7 +171,7 @@ def test_stop_cancels_the_job(person: Person) -> None:
 
 
 @pytest.mark.long
-def test_a_requeue_that_nobody_here_asked_for_is_followed_without_slurms_wait(person: Person, sandbox: Sandbox) -> None:
+def test_external_requeue_is_followed_without_slurms_delay(person: Person, sandbox: Sandbox) -> None:
     """Within the patience of `wait`, which is shorter than the two minutes of Slurm's own delay."""
     run = person.start("-N", "2", "--", *COMMAND, "--steps", "40")
     view = person.wait(run, at_step(10))
@@ -228,7 +228,7 @@ def test_a_second_operator_is_refused_and_attach_watches(person: Person) -> None
     assert person.transom("attach", run.run_id).returncode == 0
 
 
-def test_an_unknown_partition_is_told_in_slurms_words(person: Person) -> None:
+def test_unknown_partition_quotes_slurm(person: Person) -> None:
     done = person.run("-N", "1", "-p", "nowhere", "--", *COMMAND)
     assert done.returncode == 1
     assert "invalid partition specified: nowhere" in done.stderr

@@ -76,6 +76,6 @@ def test_torchrun_as_the_command_of_several_tasks_is_refused_before_anything_is_
     assert dry.returncode == 2
 
 
-def test_one_node_may_start_its_ranks_by_itself(person: Person) -> None:
+def test_command_may_start_ranks_itself_on_one_node(person: Person) -> None:
     done = person.run("--dry-run", "-N", "1", "--tasks-per-node", "1", "--", "torchrun", "--standalone", "train.py")
     assert done.returncode == 0, done.stderr

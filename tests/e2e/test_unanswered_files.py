@@ -81,7 +81,7 @@ def test_who_looks_is_not_held_up(shared: Person, sandbox: Sandbox) -> None:
 
 
 @pytest.mark.long
-def test_an_outage_is_told_and_is_no_fault_of_the_run(
+def test_file_system_outage_is_reported_and_is_not_an_incident(
     shared: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
 ) -> None:
     heard, target = tmp_path / "heard", tmp_path / "targets.toml"
@@ -124,7 +124,7 @@ def test_a_node_that_dies_in_an_outage_is_isolated_once_when_it_is_over(
 
 
 @pytest.mark.long
-def test_a_view_says_that_it_waits_and_goes_on(shared: Person, sandbox: Sandbox, tmp_path: Path) -> None:
+def test_view_reports_the_outage_and_then_continues(shared: Person, sandbox: Sandbox, tmp_path: Path) -> None:
     """Whoever waits for a run's end, as a script does, is not sent away by a server that is started again."""
     run = begun(shared, tmp_path)
     said = tmp_path / "said", tmp_path / "said-too"

@@ -42,7 +42,7 @@ def test_two_missing_hashes_prove_nothing() -> None:
     assert not compare(nothing, dict(nothing))[0]
 
 
-def test_the_table_tells_how_long_each_thing_took_and_fits() -> None:
+def test_table_shows_durations_and_fits_the_width() -> None:
     lines = incident_table(INCIDENT, "node2", 1000.0, 80)
     assert all(len(line) <= 80 for line in lines)
     assert "node dies" in lines[1] and "node2" in lines[1]

@@ -96,7 +96,7 @@ def test_the_place_among_the_ranks(env: dict[str, str], place: tuple[int, int, i
     assert ranks.Place.of(env) == ranks.Place(*place)
 
 
-def test_dynamo_is_not_loaded_by_an_optimizer_and_is_there_when_asked_for() -> None:
+def test_dynamo_loads_only_when_used() -> None:
     program = (
         "import sys, faststart\n"
         "faststart.without_dynamo()\n"

@@ -96,7 +96,7 @@ def test_another_seed_ends_with_other_bits(tmp_path: Path) -> None:
     assert train(tmp_path, 1, "--seed", "1") != train(tmp_path, 1, "--seed", "2")
 
 
-def test_no_good_checkpoint_is_an_error_of_its_own_and_no_fresh_start(tmp_path: Path) -> None:
+def test_no_valid_checkpoint_is_an_error_and_not_a_fresh_start(tmp_path: Path) -> None:
     kept = ("--checkpoint-dir", str(tmp_path / "kept"))
     train(tmp_path, 1, *kept)
     for file in (tmp_path / "kept").glob("step-*/*.distcp"):

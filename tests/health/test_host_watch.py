@@ -50,7 +50,7 @@ def test_this_machine_can_be_read() -> None:
     assert "GiB of memory available" in host_watch.summary(reading)
 
 
-def test_a_host_that_is_well_passes_in_everything() -> None:
+def test_healthy_host_passes_all_checks() -> None:
     assert bad(WELL) == bad(replace(WELL, wall=1010.0, mono=60.0), WELL) == {}
 
 

@@ -26,7 +26,7 @@ def test_trouble_of_a_file_server_is_no_nodes_fault() -> None:
     assert demoted("run_dir", a=S, b=S)["a"][0] is M
 
 
-def test_node_that_is_alone_with_a_problem_is_suspected() -> None:
+def test_node_with_a_unique_problem_is_suspected() -> None:
     assert demoted("write:/shared", a=S, b=P)["a"] == (S, "words")
     assert demoted("write:/shared", a=S, b=S, c=P, d=P)["a"] == (S, "words"), "half is not most"
     assert demoted("write:/shared", a=S)["a"] == (S, "words")

@@ -17,7 +17,7 @@ MESSAGES = st.dictionaries(
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), MESSAGES), max_size=8), st.randoms())
-def test_whatever_the_order_between_nodes_every_message_comes_whole(said: list, random) -> None:
+def test_messages_arrive_complete_in_any_order_of_nodes(said: list, random) -> None:
     queues: dict[str, list[str]] = {"a": [], "b": [], "c": ["Warning: a library says something"]}
     for number, (node, message) in enumerate(said):
         queues[node] += frames(node, number, message)

@@ -161,7 +161,7 @@ def _here() -> str:
     return os.environ["PYTEST_CURRENT_TEST"]
 
 
-def test_what_is_switched_off_is_not_read_and_thresholds_can_be_set() -> None:
+def test_disabled_checks_are_not_read_and_thresholds_can_be_set() -> None:
     report = check_nodes(crew(a="11"), wishes(off=frozenset(("made",))))
     assert verdicts(report) == {} and "made" not in report.readings["a"]
     report = check_nodes(crew(a="11"), wishes(limits=(("made_limit", 20),)))

@@ -113,7 +113,9 @@ def test_outside_transom_nothing_is_wrapped() -> None:
         "import torch; assert not collectives.watch_ddp(torch.nn.Linear(2, 2))\n"
     )
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("TRANSOM_", "SLURM_"))}
-    subprocess.run([sys.executable, "-c", code], env={**clean, "PYTHONPATH": str(ROOT)}, check=True)
+    env = {**clean, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 class Event:

@@ -86,8 +86,10 @@ def test_one_that_prints_without_end_fills_nothing_and_ends_in_time(tmp_path: Pa
     run_command((str(program(tmp_path / "y", much)),), b"", {}, 60.0, NEVER)
 
 
-def test_one_that_does_not_read_its_stdin_is_no_obstacle(tmp_path: Path) -> None:
-    run_command((str(program(tmp_path / "x", "exit 0")),), b"x" * (8 << 20), {}, 10.0, NEVER)
+def test_command_may_ignore_its_stdin(tmp_path: Path) -> None:
+    path = program(tmp_path / "x", f"touch {tmp_path}/ran; exit 0")
+    run_command((str(path),), b"x" * (8 << 20), {}, 10.0, NEVER)
+    assert (tmp_path / "ran").exists()
 
 
 def test_what_a_good_command_leaves_behind_lives_on(tmp_path: Path) -> None:

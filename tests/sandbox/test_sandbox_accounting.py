@@ -18,7 +18,7 @@ from transom_cli.slurm.runner import Runner
 pytestmark = pytest.mark.sandbox
 
 
-def test_sacct_tells_how_a_job_ended(short_dir: Path) -> None:
+def test_sacct_shows_how_a_job_ended(short_dir: Path) -> None:
     require_slurm(accounting=True)
     sb = Sandbox.up(SandboxSpec(short_dir / "a", nodes=2, accounting=True, home=release_home()))
     try:

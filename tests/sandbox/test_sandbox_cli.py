@@ -65,7 +65,7 @@ def test_a_cluster_by_the_command_line(short_dir: Path, sandbox: Sandbox) -> Non
 
 
 @pytest.mark.parametrize("command", ["down", "status", "env", "exec true", "fault list"])
-def test_where_none_is_the_command_to_make_one_is_told(tmp_path: Path, command: str) -> None:
+def test_missing_sandbox_error_names_the_command(tmp_path: Path, command: str) -> None:
     done = transom(*command.split(), "--dir", str(tmp_path)) if " true" not in command else transom(
         "exec", "--dir", str(tmp_path), "true")  # fmt: skip
     assert done.returncode == 2 and done.stdout == ""
@@ -119,7 +119,7 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
     assert "thesis.tex" in refused.value.why
 
 
-def test_too_little_space_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _where: type("Usage", (), {"free": 50 * 2**20}))
     with pytest.raises(TransomError, match="Too little space") as full:
         sandbox_spec.check_place(SandboxSpec(tmp_path))
@@ -127,7 +127,7 @@ def test_too_little_space_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 99}'])
-def test_an_unreadable_state_file_is_told(tmp_path: Path, text: str) -> None:
+def test_unreadable_state_file_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "sandbox.json").write_text(text)
     with pytest.raises(TransomError, match="state file cannot be read"):
         state.load(tmp_path)
@@ -146,7 +146,7 @@ def test_what_users_feel_is_left_at_slurms_defaults() -> None:
     assert gres_conf(spec) == "NodeName=node1 Name=gpu File=/x/dev/nvidia0\n"
 
 
-def test_a_tree_of_switches_when_asked_for() -> None:
+def test_switches_form_a_tree_on_request() -> None:
     spec = SandboxSpec(Path("/x"), nodes=5, switches=2)
     assert topology_conf(spec).splitlines() == [
         "SwitchName=leaf1 Nodes=node[1-2]",
@@ -178,7 +178,7 @@ def test_slurmd_is_kept_away_from_cgroup_v2(tmp_path: Path, told: str, release: 
     assert cgroup_conf(release) == f"CgroupPlugin={plugin}\n"
 
 
-def test_a_slurm_without_a_version_is_told(tmp_path: Path) -> None:
+def test_slurm_without_a_version_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "slurmctld").write_text("#!/bin/sh\necho what?\n")
     (tmp_path / "slurmctld").chmod(0o755)
     with pytest.raises(SlurmUnreachable, match="version cannot be determined"):

@@ -36,7 +36,7 @@ def test_up_again_is_the_same_cluster_and_another_shape_is_refused(sandbox: Sand
     assert sandbox.daemons() == before
 
 
-def test_down_ends_jobs_too_and_job_ids_go_on(short_dir: Path) -> None:
+def test_down_ends_jobs_and_job_ids_continue(short_dir: Path) -> None:
     require_slurm()
     spec = SandboxSpec(short_dir / "d", nodes=2, gpus_per_node=0, extra={"KillWait": "11"})
     sb = Sandbox.up(spec)
@@ -55,7 +55,7 @@ def test_down_ends_jobs_too_and_job_ids_go_on(short_dir: Path) -> None:
         Sandbox.at(spec.dir).down()
 
 
-def test_a_user_without_a_name_is_told_so(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_a_name_is_refused(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container that was started with a bare user id."""
     require_slurm()
 

@@ -80,7 +80,7 @@ def test_read_only_is_for_open_files_too(sandbox: Sandbox, shared: Path) -> None
         os.close(journal)
 
 
-def test_a_stalled_disk_lets_every_call_wait_and_then_go_on(sandbox: Sandbox, shared: Path) -> None:
+def test_stalled_disk_blocks_calls_until_it_resumes(sandbox: Sandbox, shared: Path) -> None:
     faults.stall_disk(sandbox, shared)
     assert [fault.undo for fault in faults.active(sandbox)] == [f"cont-disk {shared}"]
     reader = subprocess.Popen(["cat", shared / "before"], stdout=subprocess.PIPE)

@@ -74,7 +74,7 @@ def test_a_restored_node_is_usable_but_keeps_a_drain(healed_sandbox: Sandbox) ->
     assert client(sb, "srun", "-w", "node2", "true").returncode == 0
 
 
-def test_a_stopped_node_stands_still_until_continued(healed_sandbox: Sandbox) -> None:
+def test_stopped_node_pauses_until_continued(healed_sandbox: Sandbox) -> None:
     sb = healed_sandbox
     job = submit(sb, "srun sleep 300", "-N2", "-w", "node1,node3")
     wait_sleepers(sb, job, 2)

@@ -105,7 +105,7 @@ def test_roots_sandbox_runs_each_users_job_as_that_user(sandbox: Sandbox, ordina
     assert client(sandbox, "srun", "id", "-u").stdout.split() == ["0"]
 
 
-def test_nobody_enters_its_database_without_the_password(short_dir: Path, other_user: OrdinaryUser) -> None:
+def test_database_requires_the_password(short_dir: Path, other_user: OrdinaryUser) -> None:
     """MariaDB's own accounts have no password at first, and its root writes files as the owner of the sandbox."""
     require_slurm(accounting=True)
     sb = Sandbox.up(SandboxSpec(short_dir / "db", nodes=1, gpus_per_node=0, accounting=True, home=release_home()))

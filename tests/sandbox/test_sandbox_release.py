@@ -89,7 +89,7 @@ def test_built_once_and_used_ever_after(archive: list[int], tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("left", ["nothing", "half", "a moved folder", "an odd marker"])
-def test_what_was_not_built_to_its_end_is_made_anew(archive: list[int], tmp_path: Path, left: str) -> None:
+def test_interrupted_build_is_repeated(archive: list[int], tmp_path: Path, left: str) -> None:
     folder = tmp_path / "r"
     home = ReleaseHome(folder / "trixie")
     if left == "a moved folder":
@@ -106,7 +106,7 @@ def test_what_was_not_built_to_its_end_is_made_anew(archive: list[int], tmp_path
     assert len(archive) == (2 if left == "a moved folder" else 1)
 
 
-def test_what_was_cleared_away_since_is_made_anew(archive: list[int], tmp_path: Path) -> None:
+def test_deleted_release_is_rebuilt(archive: list[int], tmp_path: Path) -> None:
     """As a cache is cleared of what nobody has used for long."""
     assert obtain.find_built("trixie", tmp_path / "r") is None
     home = build("trixie", tmp_path / "r").home
@@ -159,7 +159,7 @@ with _one_builder(Path({str(home)!r}), print) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-def test_a_slurm_that_is_not_known_is_said_loudly_and_is_not_kept(
+def test_unknown_slurm_release_is_refused_and_removed(
     archive: list[int], pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(obtain, "slurm_release", lambda _: (27, 5))
@@ -235,7 +235,7 @@ def test_names_and_addresses_are_checked() -> None:
 
 
 @pytest.mark.parametrize("odd", ["a b", "$ORIGIN", "a:b", "ä"])
-def test_a_folder_that_cannot_stand_in_slurm_conf_is_refused_before_anything_is_built(tmp_path: Path, odd: str) -> None:
+def test_folder_unfit_for_slurm_conf_is_refused_before_the_build(tmp_path: Path, odd: str) -> None:
     with pytest.raises(UsageError, match="cannot be stored in") as raised:
         build("trixie", tmp_path / odd)
     assert "--release-dir" in raised.value.hint and not (tmp_path / odd).exists()
@@ -252,7 +252,7 @@ def test_the_machines_own_debian_mirror_is_found_among_others() -> None:
     assert mirror.debian_archive("Ubuntu|Ubuntu|main|http://u.example/\n") == mirror.debian_archive("") == ""
 
 
-def test_a_program_that_fails_is_quoted_with_its_last_words(tmp_path: Path) -> None:
+def test_failed_program_is_quoted(tmp_path: Path) -> None:
     building = Building(tmp_path, tmp_path / "log", print)
     with pytest.raises(TransomError, match=r"`sh` failed \(exit 3\)") as raised:
         building.run(["sh", "-c", "echo working; printf 'no \\033[31mspace\\n'; exit 3"])
@@ -284,7 +284,7 @@ def test_only_dynamically_linked_programs_are_given_another_loader(tmp_path: Pat
     assert [path.name for path in _programs(tmp_path)] == ["program"]
 
 
-def test_headers_that_tell_pyslurms_version_to_its_setup_and_slurms_to_the_compiler(tmp_path: Path) -> None:
+def test_headers_give_versions_to_setup_and_compiler(tmp_path: Path) -> None:
     real = tmp_path / "real"
     real.mkdir()
     (real / "slurm.h").write_text('#include "slurm_version.h"\n')
@@ -295,7 +295,7 @@ def test_headers_that_tell_pyslurms_version_to_its_setup_and_slurms_to_the_compi
     assert (into / "slurm" / "slurm.h").read_text().startswith("#include")
 
 
-def test_a_release_that_is_gone_is_missed_and_not_mixed_with_the_machines_own(tmp_path: Path) -> None:
+def test_missing_release_is_not_replaced_by_the_machines_slurm(tmp_path: Path) -> None:
     with pytest.raises(TransomError, match="no longer exists") as raised:
         find_tools(home=str(tmp_path / "forky"))
     assert "--release forky" in raised.value.hint and "slurmctld" in raised.value.why

@@ -92,7 +92,7 @@ def test_of_a_file_that_grows_no_more_is_seen_than_was_known(ask: Ask, tmp_path:
 
 
 @pytest.mark.parametrize("how", ["nfs=600"])
-def test_as_over_nfs_what_is_opened_is_asked_for_anew_and_what_was_not_there_is_not(ask: Ask, tmp_path: Path) -> None:
+def test_stale_view_revalidates_on_open_but_caches_missing_names(ask: Ask, tmp_path: Path) -> None:
     assert (ask("read a"), ask("read b"), ask("size a")) == ("old", "FileNotFoundError", "3")
     (tmp_path / "a").write_text("newer")
     (tmp_path / "b").write_text("there")

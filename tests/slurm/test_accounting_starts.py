@@ -48,7 +48,7 @@ def pairs(attempts: tuple[Attempt, ...], starts: tuple[Start, ...]) -> list[tupl
 
 
 @given(truths(), st.floats(-CLOCK_SKEW / 2, CLOCK_SKEW / 2))
-def test_where_nothing_lacks_each_has_its_own_whatever_the_clocks_say(truth: Truth, ahead: float) -> None:
+def test_complete_records_match_one_to_one_despite_clocks(truth: Truth, ahead: float) -> None:
     moved = tuple(replace(one, began=(one.began or 0.0) + ahead) for one in truth.attempts)
     assert pairs(moved, truth.starts) == list(zip(moved, truth.starts, strict=True))
 
@@ -113,7 +113,7 @@ def test_a_start_that_still_runs_may_be_written_over_another() -> None:
     assert (first.ended, second.state, second.ended) == (150.0, JobState.RUNNING, None)
 
 
-def test_an_attempt_of_which_no_time_is_known_takes_the_start_that_is_left() -> None:
+def test_attempt_without_a_time_gets_the_remaining_start() -> None:
     starts = (
         Start(7, JobState.NODE_FAIL, 0, 0, ("n1",), 100.0, 200.0),
         Start(7, JobState.RUNNING, 0, 0, ("n2",), 300.0),
@@ -128,13 +128,13 @@ def test_other_nodes_are_another_start() -> None:
     assert (found.starts, found.alone) == ((None,), (start,))
 
 
-def test_a_job_that_waits_is_no_start_and_one_that_was_cancelled_in_the_queue_is_told() -> None:
+def test_waiting_job_is_no_start_but_a_cancelled_one_is_shown() -> None:
     waits, never = Start(7, JobState.PENDING, None, None, ()), Start(8, JobState.CANCELLED, 0, 0, (), None, 50.0, 0)
     assert match_attempts((Attempt(7, 0, 40.0, ()), Attempt(8, 0, 45.0, ())), (waits, never)).starts == (None, None)
     assert match_attempts((), (waits, never)).alone == (never,)
 
 
-def test_only_the_newest_record_tells_of_an_end() -> None:
+def test_only_the_newest_record_counts_as_an_end() -> None:
     ended = Start(7, JobState.CANCELLED, 0, 15, ("n1",), 100.0, 200.0, 1000)
     assert last_end(()) is None and last_end((ended,)) == ended
     assert last_end((ended, Start(7, JobState.PENDING, None, None, ()))) is None, "somebody requeued it"

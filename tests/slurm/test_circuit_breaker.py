@@ -50,7 +50,7 @@ def test_who_never_waits_reaches_a_sick_slurm_a_few_times_a_minute(hangs: float,
     assert len([at for at in sick.asked if at >= MINUTE]) <= 2 * 9
 
 
-def test_who_is_not_asked_for_is_told_slurms_own_words_and_when_to_come_again() -> None:
+def test_skipped_call_quotes_slurm_and_the_retry_time() -> None:
     sick = Sick()
     slurm = with_circuit_breaker(sick, CircuitBreaker(sick.clock))
     with pytest.raises(SlurmUnknown) as first:
@@ -113,7 +113,7 @@ def test_accounting_that_does_not_answer_says_nothing_of_slurmctld() -> None:
     assert slurm.job(7).job_id == 7
 
 
-def test_a_fault_of_our_own_leaves_nobody_waiting() -> None:
+def test_internal_error_releases_waiting_callers() -> None:
     class Broken(FakeSlurm):
         def job(self, job_id: int) -> Job:
             raise ValueError("nonsense in a column")

@@ -23,7 +23,7 @@ def view(state: State, cluster: str = "alps") -> RunView:
     return replace(build_view("r1", state, {}, 200.0, operator=True), cluster=cluster)
 
 
-def test_the_cluster_stands_behind_the_command() -> None:
+def test_cluster_option_follows_the_command() -> None:
     assert cluster_command("scontrol release 7") == "scontrol release 7"
     assert cluster_command("scontrol release 7", "alps") == "scontrol -M alps release 7"
     assert cluster_command("scancel 7", "al ps;\x1b") == "scancel -M 'al ps;\\x1b' 7"
@@ -81,7 +81,7 @@ def _tells_a_command(node: ast.AST) -> bool:
     )
 
 
-def test_no_command_about_a_job_or_a_node_is_told_without_it() -> None:
+def test_every_suggested_command_names_the_cluster() -> None:
     """f-strings with such a command stand in a call of `cluster_command`."""
     without, seen = [], 0
     for path in PACKAGE.rglob("*.py"):

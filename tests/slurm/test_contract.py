@@ -68,7 +68,7 @@ def test_submitted_jobs_are_seen_in_one_call(world: World) -> None:
 
 
 @pytest.mark.parametrize("code", [7, 93, 128, 137, 221])
-def test_an_exit_code_is_told_as_it_was(world: World, code: int) -> None:
+def test_exit_code_is_reported_unchanged(world: World, code: int) -> None:
     """221 is no 93, the code with which a trainer asks not to be restarted."""
     job = end_with(world, code)
     assert (job.state, job.exit_code, job.exit_signal) == (JobState.FAILED, code, 0)
@@ -119,7 +119,7 @@ def test_a_plain_requeue_waits_for_slurm(world: World) -> None:
     [(), ("--gres=gpu:1",), ("--cpus-per-task=2", "--gres=gpu:1")],
     ids=["plain", "gpu", "cpus and gpu"],
 )
-def test_a_job_that_is_to_do_with_fewer_nodes_is_told_its_tasks_too(world: World, options: tuple[str, ...]) -> None:
+def test_node_count_update_also_sets_the_tasks(world: World, options: tuple[str, ...]) -> None:
     job = start(world, *options, nodes=4)
     world.slurm.requeue_hold(job.job_id)
     wait_for(world, job.job_id, lambda j: j.state is JobState.PENDING and not j.completing)
@@ -180,7 +180,7 @@ def test_a_job_that_has_failed_is_requeued_too(world: World) -> None:
     assert (result.job_id, result.restarts, result.how) == (failed.job_id, 1, "requeued")
 
 
-def test_what_is_to_follow_on_a_forgotten_job_must_have_a_higher_number(world: World) -> None:
+def test_successor_of_a_forgotten_job_must_have_a_higher_id(world: World) -> None:
     """Else slurmctld has lost its state. (A successor of a forgotten job: test_requeue_crash, e2e/test_slurm_away.)"""
     job = start(world, nodes=1)
     world.slurm.cancel(job.job_id)
@@ -291,7 +291,7 @@ def test_drain_keeps_a_foreign_reason_and_undrain_leaves_it(world: World) -> Non
     assert {n.name for n in world.slurm.nodes()} == set(world.nodes)
 
 
-def test_a_reason_of_ours_comes_back_as_it_was_and_lets_the_node_be_resumed(world: World) -> None:
+def test_drain_reason_round_trips_and_allows_resume(world: World) -> None:
     run = "it's.a-run-20260101-120000-ab12"
     odd = """xid: it's "so" (100 %), $HOME = /x; a=b Comment=none [root@x] \\n, """ + "x" * 200
     node = world.nodes[1]
@@ -305,7 +305,7 @@ def test_a_reason_of_ours_comes_back_as_it_was_and_lets_the_node_be_resumed(worl
 
 
 @pytest.mark.parametrize("down", [False, True], ids=["drained", "down"])
-def test_a_node_that_another_keeps_away_stays_as_it_is(world: World, down: bool) -> None:
+def test_node_drained_by_someone_else_is_left_alone(world: World, down: bool) -> None:
     node, why = world.nodes[2], "fans: ticket 12 (ann)"
     if down:
         world.take_down(node, why)
@@ -317,7 +317,7 @@ def test_a_node_that_another_keeps_away_stays_as_it_is(world: World, down: bool)
     assert world.slurm.nodes([node]) == [before]
 
 
-def test_refusals_carry_slurms_words(world: World) -> None:
+def test_refusals_quote_slurm(world: World) -> None:
     with pytest.raises(SlurmRefused) as raised:
         world.slurm.submit(submission(world, "--partition=nope"))
     assert "Invalid partition name specified" in raised.value.why

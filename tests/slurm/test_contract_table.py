@@ -67,12 +67,12 @@ def test_the_fake_is_counted_once_and_a_failure_in_one_run_is_not_hidden_by_anot
     assert contract([*fine, *broken]) == contract([*broken, *fine]) == broken
 
 
-def test_tests_beside_the_contract_are_told_by_their_release() -> None:
+def test_tests_outside_the_contract_are_listed_by_release() -> None:
     (one,) = read_results(written(BESIDE), "forky")
     assert one == Tried(World("forky", ""), "test_spine", End.KEPT) and contract([one]) == []
 
 
-def test_a_release_that_cannot_be_had_is_told_last_and_fails_nothing(
+def test_unavailable_release_is_listed_last_and_fails_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def no_mirror(*_: object) -> None:

@@ -36,7 +36,7 @@ def states(world: FakeWorld) -> list[JobState]:
     return [job.state for job in world.slurm.jobs() if not job.state.ended]
 
 
-def test_a_successor_with_a_lower_number_is_taken_back_and_the_reason_told(
+def test_successor_with_a_lower_id_is_cancelled_with_a_reason(
     lost: tuple[FakeWorld, RestartRequest],
 ) -> None:
     world, request = lost
@@ -57,7 +57,7 @@ def test_a_successor_that_gets_the_very_number_is_not_taken_for_the_old_job(
     assert states(world) == []
 
 
-def test_one_that_was_left_held_by_a_crash_is_not_taken_for_the_old_job_either(
+def test_successor_left_held_by_a_crash_is_not_mistaken_for_the_old_job(
     lost: tuple[FakeWorld, RestartRequest],
 ) -> None:
     world, request = lost
@@ -69,7 +69,7 @@ def test_one_that_was_left_held_by_a_crash_is_not_taken_for_the_old_job_either(
     assert states(world) == []
 
 
-def test_another_job_with_our_number_is_left_alone_and_ours_goes_on_in_a_successor(
+def test_foreign_job_with_our_id_is_left_alone_and_a_successor_continues(
     lost: tuple[FakeWorld, RestartRequest],
 ) -> None:
     world, request = lost

@@ -21,7 +21,7 @@ def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return bool(request.param)
 
 
-def test_by_itself_it_is_pyslurm_where_that_is_installed(installed: bool) -> None:
+def test_auto_uses_pyslurm_if_installed(installed: bool) -> None:
     chosen = bootstrap.long_lived_slurm(SlurmCalls())
     assert type(chosen) is (PySlurm if installed else CliSlurm)
     if isinstance(chosen, PySlurm):
@@ -29,12 +29,12 @@ def test_by_itself_it_is_pyslurm_where_that_is_installed(installed: bool) -> Non
     assert type(bootstrap.slurm_client()) is CliSlurm, "who asks a few times does not wait for an import"
 
 
-def test_the_commands_where_they_are_asked_for(installed: bool) -> None:
+def test_cli_backend_uses_the_commands(installed: bool) -> None:
     assert type(bootstrap.long_lived_slurm(SlurmCalls(backend="cli"))) is CliSlurm
     assert bootstrap.try_pyslurm(SlurmCalls(backend="cli")).why_not == 'slurm.backend = "cli"'
 
 
-def test_pyslurm_of_any_release_where_it_is_asked_for_and_a_refusal_where_there_is_none(installed: bool) -> None:
+def test_pyslurm_backend_accepts_any_release_and_refuses_without_pyslurm(installed: bool) -> None:
     asked = SlurmCalls(backend="pyslurm", timeout=7)
     if installed:
         chosen = bootstrap.long_lived_slurm(asked)
@@ -47,7 +47,7 @@ def test_pyslurm_of_any_release_where_it_is_asked_for_and_a_refusal_where_there_
     assert "slurm.pyslurm_python" in raised.value.hint
 
 
-def test_a_python_of_its_own(installed: bool, tmp_path: Path) -> None:
+def test_pyslurm_python_setting_is_used(installed: bool, tmp_path: Path) -> None:
     settings = load(None, {}, {"TRANSOM_SLURM__PYSLURM_PYTHON": str(tmp_path / "python"), "HOME": str(tmp_path)})
     chosen = bootstrap.long_lived_slurm(settings.slurm)
     assert isinstance(chosen, PySlurm) and chosen._worker.argv[0] == str(tmp_path / "python")
@@ -56,20 +56,22 @@ def test_a_python_of_its_own(installed: bool, tmp_path: Path) -> None:
 
 HELLO = """#!/bin/sh
 read question
+echo "$question" >> "$0.asked"
 echo '{"value": {"pyslurm": "25.11.2", "python": "3.14"}}'
 read end
 """
 NOT_ONE = {"none": None, "exits": "#!/bin/sh\nexit 3\n", "hangs": "#!/bin/sh\nexec sleep 600\n", "no text": "\x7fELF"}
 
 
-def test_one_that_answers_is_taken_where_pyslurm_is_asked_for(tmp_path: Path) -> None:
+def test_pyslurm_that_answers_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "python").write_text(HELLO)
     (tmp_path / "python").chmod(0o755)
     bootstrap.require_backend(SlurmCalls(backend="pyslurm", pyslurm_python=tmp_path / "python"))
+    assert '"hello"' in (tmp_path / "python.asked").read_text()
 
 
 @pytest.mark.parametrize("what", NOT_ONE)
-def test_one_that_cannot_answer_is_refused_before_anything_is_submitted(tmp_path: Path, what: str) -> None:
+def test_pyslurm_that_cannot_answer_is_refused_before_submission(tmp_path: Path, what: str) -> None:
     python, text = tmp_path / "python", NOT_ONE[what]
     if text is not None:
         python.write_text(text)

@@ -85,7 +85,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         client.close()
 
 
-def test_what_pyslurm_tells_is_read_as_the_commands_words_are(make: Make) -> None:
+def test_pyslurm_answers_parse_like_command_output(make: Make) -> None:
     client = make()
     (job,) = client.jobs()
     assert (job.job_id, job.state, job.nodes, job.restarts) == (7, JobState.RUNNING, ("gpu1", "gpu2"), 2)
@@ -115,7 +115,7 @@ def test_a_worker_that_fails_costs_a_detour_and_after_three_in_a_row_pyslurm_is_
     assert client.job(1).state is JobState.CANCELLED, "the order has been carried out by the commands"
 
 
-def test_one_that_hangs_at_its_very_start_is_not_waited_for_again(make: Make) -> None:
+def test_worker_that_hangs_at_start_is_not_tried_again(make: Make) -> None:
     """No controller is asked for its first answer: whoever does not give that one never will."""
     client = make(HANGS)
     assert [job.job_id for job in client.jobs()] == [1]
@@ -140,7 +140,7 @@ def test_why_a_call_went_by_the_commands_is_kept(make: Make, act: str, words: st
     assert words in client.detours["jobs"]
 
 
-def test_a_worker_that_dies_now_and_then_is_started_anew(make: Make) -> None:
+def test_crashed_worker_is_restarted(make: Make) -> None:
     client = make("    if count == 3: os.kill(os.getpid(), signal.SIGSEGV)", any_release=True)
     seen = [client.jobs()[0].job_id for _ in range(12)]
     assert seen.count(1) == 3 and client.given_up == "", "each fourth question by the commands, all others by pyslurm"
@@ -221,7 +221,7 @@ def test_the_doctor_hears_what_works_and_what_does_not(make: Make) -> None:
     assert not other.works and "another release" in other.why_not
 
 
-def test_a_python_that_is_not_there(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyslurm_python(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     client = make()
     monkeypatch.setattr(client._worker, "argv", ["/nonexistent/python"])
     assert client.jobs()[0].job_id == 1

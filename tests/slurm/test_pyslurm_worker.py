@@ -114,13 +114,13 @@ def ask(client: PySlurm) -> Ask:
     return lambda call, **given: client._worker.ask(call, given, 30.0)
 
 
-def test_what_is_printed_beside_the_answers_does_not_disturb_them(client: PySlurm) -> None:
+def test_stray_output_does_not_disturb_answers(client: PySlurm) -> None:
     (job,) = client.jobs()
     assert (job.job_id, job.state, job.nodes, job.user) == (1, JobState.RUNNING, ("gpu1", "gpu2"), "ann")
     assert client.job(1).cpus_per_task == 1 and client.detours == {}
 
 
-def test_times_and_texts_are_told_as_the_commands_print_them(ask: Ask, client: PySlurm) -> None:
+def test_times_and_texts_match_the_commands_output(ask: Ask, client: PySlurm) -> None:
     told = ask("job", job_id=1)["value"]
     assert isinstance(told, dict) and told["Used"] == "1-01:01:01" and told["End"] == "Unknown"
     held = client.job(6)
@@ -137,7 +137,7 @@ def test_times_and_texts_are_told_as_the_commands_print_them(ask: Ask, client: P
         (7, "AttributeError"),
     ],
 )
-def test_what_pyslurm_would_tell_wrongly_is_not_told(ask: Ask, job_id: int, why: str) -> None:
+def test_values_that_pyslurm_gets_wrong_are_not_used(ask: Ask, job_id: int, why: str) -> None:
     assert why in str(ask("job", job_id=job_id)["lacks"])
 
 
@@ -149,7 +149,7 @@ def test_an_old_errno_is_no_failure_and_a_strange_one_no_answer(ask: Ask) -> Non
     assert "(1, 'SIGUSR2', 'batch'), (1, 'SIGKILL', 'children')" in str(ask("release", job_id=1)["error"])
 
 
-def test_slurms_errors_by_their_words(client: PySlurm) -> None:
+def test_slurm_errors_are_classified_by_text(client: PySlurm) -> None:
     with pytest.raises(SlurmRefused, match="does not know this job"):
         client.job(99)
     with pytest.raises(SlurmDenied):
@@ -161,7 +161,7 @@ def test_slurms_errors_by_their_words(client: PySlurm) -> None:
         client.nodes([f"gpu{i}" for i in range(5)] + ["gone"])
 
 
-def test_nodes_in_the_order_asked_for(client: PySlurm) -> None:
+def test_nodes_keep_the_requested_order(client: PySlurm) -> None:
     names = ["gpu3", "gpu1", "gpu2", "gpu0", "gpu4"]
     assert [node.name for node in client.nodes(names)] == names
     assert len(client.nodes()) == 9 and client.nodes()[0].port == 6818
@@ -178,7 +178,7 @@ def test_any_question_is_answered(client: PySlurm, line: str) -> None:
     assert b'"lacks"' in process.stdout.readline()
 
 
-def test_no_configuration_ends_the_process_with_slurms_words(tmp_path: Path, client: PySlurm) -> None:
+def test_missing_configuration_quotes_slurm(tmp_path: Path, client: PySlurm) -> None:
     worker = Worker(client._worker.argv, {**client._worker.env, "SLURM_CONF": "/nonexistent"})
     with pytest.raises(WorkerLost, match=r"exit status 1: .*Could not establish a configuration source"):
         worker.ask("jobs", {}, 30.0)

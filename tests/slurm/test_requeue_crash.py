@@ -107,7 +107,7 @@ def test_a_requeue_by_slurm_is_patched_while_it_waits(tmp_path: Path) -> None:
     assert "n2" not in job.nodes
 
 
-def test_a_hold_that_is_not_ours_stays(tmp_path: Path) -> None:
+def test_hold_by_someone_else_stays(tmp_path: Path) -> None:
     world, request = prepared(tmp_path, "healthy")
     world.slurm.requeue_behind(request.job_id)
     world.slurm.hold_behind(request.job_id)
@@ -116,7 +116,7 @@ def test_a_hold_that_is_not_ours_stays(tmp_path: Path) -> None:
     assert world.slurm.job(request.job_id).held
 
 
-def test_a_hold_on_purpose_stays_until_a_person_ends_it_and_its_words_go_with_it(tmp_path: Path) -> None:
+def test_deliberate_hold_and_its_reason_stay_until_released(tmp_path: Path) -> None:
     world, request = prepared(tmp_path, "healthy")
     world.slurm.set_comment(request.job_id, "transom:test held: no progress")
     world.slurm.requeue_hold(request.job_id)
@@ -128,7 +128,7 @@ def test_a_hold_on_purpose_stays_until_a_person_ends_it_and_its_words_go_with_it
     assert (job.held, job.comment) == (False, "transom:test"), "nobody holds it on purpose: our own requeue, cut off"
 
 
-def test_a_successor_that_is_held_on_purpose_stays_held(tmp_path: Path) -> None:
+def test_deliberately_held_successor_stays_held(tmp_path: Path) -> None:
     world, request = prepared(tmp_path, "resubmit")
     world.slurm.submit(submission(world, f"--comment={request.tag} held: no progress", "--hold"))
     result = run(world, replace(request, held=(2, 0)))

@@ -39,7 +39,7 @@ def test_running_job_with_keys_in_its_free_text() -> None:
     assert (job.user, job.partition) == ("trainer", "main")
 
 
-def test_requeued_and_held_is_told_from_released() -> None:
+def test_requeued_and_held_differs_from_released() -> None:
     held = parse.parse_show_job(sample("job_requeued_held.txt"))
     released = parse.parse_show_job(sample("job_waiting.txt"))
     assert held.held and held.reason == "job_requeued_in_held_state"
@@ -130,7 +130,7 @@ def test_squeue_records_with_any_text_in_them() -> None:
     assert running.nodes == ("node1", "node2", "node3", "node4") and running.batch_host == "node1"
 
 
-def test_squeue_tells_exit_codes_and_signals() -> None:
+def test_squeue_reports_exit_codes_and_signals() -> None:
     jobs = {job.job_id: job for job in parse.parse_squeue(sample("squeue_ended.txt"))}
     assert (jobs[3].state, jobs[3].exit_code, jobs[3].exit_signal) == (JobState.FAILED, 7, 0)
     assert (jobs[4].exit_code, jobs[4].exit_signal) == (0, 9)
@@ -162,7 +162,7 @@ def test_nodes_with_their_flags() -> None:
         ("DRAINING", "draining", True, False),
     ],
 )
-def test_node_state_words(word: str, base: str, drain: bool, silent: bool) -> None:
+def test_node_states_are_parsed(word: str, base: str, drain: bool, silent: bool) -> None:
     (node,) = parse.parse_show_nodes(f"NodeName=n1 State={word} ThreadsPerCore=1\n")
     assert (node.state, node.drain, node.not_responding) == (base, drain, silent)
 
@@ -183,7 +183,7 @@ def test_node_state_words(word: str, base: str, drain: bool, silent: bool) -> No
         ("SOMETHING_NEW", JobState.UNKNOWN, False),
     ],
 )
-def test_state_words(word: str, state: JobState, completing: bool) -> None:
+def test_job_states_are_parsed(word: str, state: JobState, completing: bool) -> None:
     assert parse.parse_state(word) == (state, completing)
 
 
@@ -219,7 +219,7 @@ def test_accounting_of_a_start_that_was_shrunk_and_requeued() -> None:
     assert [(one.began, one.ended, one.resized) for one in later] == [(15.0, 32.0, (31.0,))], "as 24.11 has it"
 
 
-def test_a_start_that_was_shrunk_is_told_while_its_job_waits() -> None:
+def test_shrunk_start_is_listed_while_its_job_waits() -> None:
     """22.05 makes the record of what was left of it that of the waiting job."""
     shrunk, waits = accounting.parse_sacct("1|RESIZING|0:0|5|6|n[1-3]|\n1|PENDING|0:0|Unknown|Unknown|n[1,3]|\n", 1)
     assert (shrunk.state, shrunk.nodes, shrunk.ended) == (JobState.UNKNOWN, ("n1", "n2", "n3"), 6.0)
@@ -235,7 +235,7 @@ def test_what_waits_or_was_cancelled_in_the_queue_has_not_begun() -> None:
     assert (never.state, never.nodes, never.began, never.ended, never.by) == (JobState.CANCELLED, (), None, 9.0, 0)
 
 
-def test_whose_job_it_was_stands_in_its_submission() -> None:
+def test_owner_is_read_from_the_submission() -> None:
     """With the user's own text: a folder of two lines, and arguments of the script that look like ours."""
     line = "sbatch --comment=mine --comment=transom:demo --chdir=/a b\nc|d /job.sbatch --comment=other|x\n"
     both = accounting.parse_sacct(f"7|FAILED|7:0|5|6|n1|{line}7|COMPLETED|0:0|7|8|n2|sbatch x\n", 7)

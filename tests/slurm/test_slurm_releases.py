@@ -66,7 +66,7 @@ def test_how_jobs_end(release: str, name: str, state: JobState, code: int | None
 
 
 @in_each
-def test_squeue_tells_the_same_as_scontrol(release: str) -> None:
+def test_squeue_and_scontrol_agree(release: str) -> None:
     """Exit codes among it, which 22.05 prints as a wait status and later ones as code:signal."""
     held, running = sorted(parse.parse_squeue(text(release, "squeue.txt")), key=lambda found: found.job_id)
     assert held.held and held.reason == "job_requeued_in_held_state" and held.restarts == 1

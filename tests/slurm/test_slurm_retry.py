@@ -24,7 +24,7 @@ def test_the_schedule_doubles_up_to_its_cap() -> None:
     assert backoff(10_000) == 30
 
 
-def test_unknown_is_asked_again_until_it_is_known() -> None:
+def test_unknown_result_is_retried_until_known() -> None:
     time = Ticker()
     answers = iter([SlurmUnknown("no answer"), SlurmUnknown("no answer"), 7])
 
@@ -51,7 +51,7 @@ def test_the_deadline_ends_it_with_the_last_error() -> None:
     assert tries == [0, 0.5, 1.5, 3.5]
 
 
-def test_a_refusal_is_not_asked_again() -> None:
+def test_refusal_is_not_retried() -> None:
     time = Ticker()
 
     def call() -> None:

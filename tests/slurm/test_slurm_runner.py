@@ -16,7 +16,7 @@ ERRORS = [line.split("\t") for line in (Path(__file__).parent / "samples" / "err
 
 
 @pytest.mark.parametrize(("kind", "code", "command", "words"), ERRORS)
-def test_slurms_words_decide_the_kind(kind: str, code: str, command: str, words: str) -> None:
+def test_slurm_message_decides_the_error_class(kind: str, code: str, command: str, words: str) -> None:
     error = classify(command.split(), int(code), "", words.replace("~", "\n"))
     assert type(error).__name__ == kind
     assert words.split("~")[0] in error.why
@@ -108,7 +108,7 @@ def test_control_characters_are_cleaned(program: Callable[[str], str]) -> None:
     assert raised.value.why == "Slurm said: no  [2J way"
 
 
-def test_a_silent_failure_tells_its_exit_status(program: Callable[[str], str]) -> None:
+def test_failure_without_output_reports_its_exit_status(program: Callable[[str], str]) -> None:
     with pytest.raises(SlurmRefused, match="refused") as raised:
         Runner().run([program("exit 3")])
     assert "exit status 3" in raised.value.why

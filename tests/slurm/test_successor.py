@@ -68,7 +68,7 @@ def test_an_operator_takes_the_launchers_successor_over(world: FakeWorld, releas
     assert world.slurm.job(2).state is JobState.RUNNING
 
 
-def test_two_that_submit_at_once_let_the_same_one_go_on(world: FakeWorld) -> None:
+def test_concurrent_submissions_keep_the_same_successor(world: FakeWorld) -> None:
     """The operator looks for a successor, sees none, and submits just after the launcher has."""
     world.slurm.submit(submission(world, f"--comment={TAG}", "--hold"))
     operators = world.slurm.submit(submission(world, f"--comment={TAG}", "--hold"))
@@ -87,7 +87,7 @@ def test_the_tags_of_a_run() -> None:
     assert not tags.replaces_job(second, tag, 1) and not tags.replaces_job(tag, tag, 7)
 
 
-def test_the_words_of_a_hold_are_one_short_line_behind_the_jobs_own_tag() -> None:
+def test_hold_reason_is_one_short_line_after_the_tag() -> None:
     tag = tags.run_tag("a-1")
     told = tags.held_comment(f"{tag}:after-7.0 held: before", tag, "rank 1:\n\x1b[31mcode=3\x1f  Comment=x")
     assert told == f"{tag}:after-7.0 held: rank 1: [31mcode:3 Comment:x"

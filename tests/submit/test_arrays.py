@@ -90,7 +90,7 @@ def test_each_element_is_a_run_with_its_own_name_and_number(here: Path) -> None:
     assert len({run.script(here) for run in runs}) == 1, "the script is never changed"
 
 
-def test_what_is_no_array_is_one_run_as_it_is(here: Path) -> None:
+def test_script_without_an_array_is_one_run(here: Path) -> None:
     (here / "one.sbatch").write_text("#!/bin/bash\ntrue\n")
     (run,) = prepare(("one.sbatch",), None, {}).each()
     assert run.settings.name == "one" and not any("array" in x for x in run.record(here).options)

@@ -46,7 +46,7 @@ def test_what_sbatch_answers(text: str, job: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n", "Submitted batch job\n", "x7\n", "7\nSubmission is late\n"])
-def test_what_is_no_answer_of_sbatch(text: str) -> None:
+def test_invalid_sbatch_output_is_refused(text: str) -> None:
     with pytest.raises(SlurmUnknown, match="makes no sense"):
         parse_submitted(text)
 
@@ -72,7 +72,7 @@ def test_which_cluster(setting: str | None, script: str | None, environ: dict[st
 
 
 @pytest.mark.parametrize("several", ["a,b", "all", "ALL", "-a", "a b", "a;b", " "])
-def test_several_clusters_are_refused_by_where_they_are_asked_for(several: str) -> None:
+def test_list_of_clusters_is_refused_and_its_source_named(several: str) -> None:
     with pytest.raises(UsageError) as raised:
         cluster_of("alps", several, 3, {})
     assert raised.value.why == f"line 3 of the script requests `{several}`" and "--clusters NAME" in raised.value.hint
@@ -138,7 +138,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     return made
 
 
-def test_every_command_names_the_cluster_before_its_own_words(commands: Commands, tmp_path: Path) -> None:
+def test_every_command_gets_the_cluster_option_first(commands: Commands, tmp_path: Path) -> None:
     slurm = CliSlurm(commands.runner)
     assert slurm.submit(Submission(tmp_path / "s", ("--hold",))) == 7
     slurm.jobs()
@@ -153,7 +153,7 @@ def test_every_command_names_the_cluster_before_its_own_words(commands: Commands
     assert commands.words[0].startswith("sbatch --clusters=alps --parsable --hold")
 
 
-def test_of_another_cluster_nothing_is_asked() -> None:
+def test_other_clusters_are_not_asked() -> None:
     fake, told = FakeSlurm(), ["eiger"]
     slurm = pinned_to_cluster(fake, "alps", lambda: told[-1])
     for call in (lambda: slurm.jobs(), lambda: slurm.cancel(1), lambda: slurm.requeue(1)):
@@ -165,7 +165,7 @@ def test_of_another_cluster_nothing_is_asked() -> None:
     assert slurm.jobs() == [] and len(fake.calls) == 1
 
 
-def test_who_it_is_is_asked_again_only_after_a_silence() -> None:
+def test_cluster_name_is_checked_again_only_after_an_outage() -> None:
     fake, asked = FakeSlurm(), []
 
     def ask() -> str:
@@ -182,7 +182,7 @@ def test_who_it_is_is_asked_again_only_after_a_silence() -> None:
         slurm.jobs()
 
 
-def test_a_controller_that_is_silent_may_be_any() -> None:
+def test_silent_controller_is_not_identified() -> None:
     def silent() -> str:
         raise SlurmUnknown("Slurm did not answer", "Slurm said: Unable to contact slurm controller")
 
@@ -229,7 +229,7 @@ def test_a_run_that_was_made_before_clusters_were_kept(commands: Commands, tmp_p
     assert commands.words == ["scancel 7"]
 
 
-def test_a_slurm_that_will_not_tell_of_federations(commands: Commands, tmp_path: Path) -> None:
+def test_slurm_without_federation_support(commands: Commands, tmp_path: Path) -> None:
     script = (commands.folder / "scontrol").read_text()
     refusing = script.replace(f'cat "{commands.folder}/federation"', "echo 'invalid entity' >&2; exit 1")
     assert refusing != script
@@ -237,9 +237,7 @@ def test_a_slurm_that_will_not_tell_of_federations(commands: Commands, tmp_path:
     assert require_slurm(load(None, {}, {}, site=None, user=tmp_path / "none")) == "alps"
 
 
-def test_an_operator_asks_for_what_the_first_submission_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_operator_reuses_the_first_submissions_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SBATCH_PARTITION", "of another shell")
     run = RunDir(tmp_path)
     SubmissionRecord().save(run)

@@ -47,7 +47,7 @@ def test_not_found_where_it_is_off(script: str) -> None:
     assert find_auto_resume(script, ("python", "train.py"), {"A": "--auto-resume=0"}) == ""
 
 
-def test_found_in_words_and_variables() -> None:
+def test_auto_resume_is_found_in_commands_and_variables() -> None:
     assert "the command line" in find_auto_resume("", ("--cpu-bind=cores", "--auto-resume=1"), {})
     assert find_auto_resume("", (), {"B": "x", "AUTO": "-l --auto-resume=1"}) == "the variable AUTO"
 
@@ -61,7 +61,7 @@ def test_refused_on_hyperpod_and_a_note_elsewhere() -> None:
     assert judge_auto_resume("", hyperpod=True) == ""
 
 
-def test_asked_before_anything_is_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hyperpod_is_checked_before_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transom_cli.submit.prepare import prepare
 
     monkeypatch.setenv("TRANSOM_STATE_DIR", str(tmp_path / "state"))

@@ -70,7 +70,7 @@ def test_launcher_in_the_only_task_is_taken() -> None:
     assert refused("accelerate", "launch", "train.py", job=alone) == ""
 
 
-def test_torchrun_that_joins_the_nodes_by_itself_is_taken_with_one_task_a_node() -> None:
+def test_torchrun_with_nnodes_is_accepted_with_one_task_per_node() -> None:
     joined = ("torchrun", "--nnodes=2", "--nproc-per-node=4", "--rdzv-backend=c10d", "--rdzv-endpoint=n1:1", "train.py")
     assert refused(*joined, job=ONE_A_NODE) == ""
     assert "2 x 2" not in refused(*joined) and refused(*joined) != "", "two on each node"

@@ -119,7 +119,7 @@ def test_one_is_enough_where_the_site_rewrites_comments(here: Path) -> None:
     assert len(slurm.cluster.jobs) == 1
 
 
-def test_one_that_waits_or_runs_is_enough(here: Path) -> None:
+def test_no_second_operator_job_while_one_waits_or_runs(here: Path) -> None:
     run, slurm = RunDir(here), FakeSlurm()
     first = submit_operator(run, settings(), slurm, {})
     assert first.words == "the operator is job 1" and run.operator_job.read_text() == "1\n"
@@ -154,7 +154,7 @@ class Turns:
                 turn()
 
 
-def test_a_job_that_waits_is_waited_for_and_told_once(run: RunDir) -> None:
+def test_waiting_operator_job_is_reported_once(run: RunDir) -> None:
     slurm, told = FakeSlurm(), list[str]()
     job_id = submit_operator(run, settings(), slurm, {}).job_id
     turns = Turns(None, None, slurm.start_pending, lambda: Lease.take(run))
@@ -177,7 +177,9 @@ def test_an_operator_that_begins_just_before_its_job_ends_is_no_error(run: RunDi
     slurm = FakeSlurm()
     job_id = submit_operator(run, settings(), slurm, {}).job_id
     slurm.cancel(job_id)
-    await_operator(run, job_id, slurm, lambda job: None, Turns(None, lambda: Lease.take(run)))
+    turns = Turns(None, lambda: Lease.take(run))
+    await_operator(run, job_id, slurm, lambda job: None, turns)
+    assert not turns.turns and slurm.job(job_id).state.ended and run.lease.exists()
 
 
 def test_a_new_run_whose_operator_is_refused_is_over(run: RunDir) -> None:

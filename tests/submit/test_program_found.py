@@ -39,7 +39,7 @@ def here(tmp_path: Path) -> Path:
         ("sh nope.sh", ""),
     ],
 )
-def test_what_is_not_found_is_named(here: Path, command: str, lacking: str) -> None:
+def test_missing_program_is_named(here: Path, command: str, lacking: str) -> None:
     found = missing_program(tuple(command.split()), settings(), here)
     assert found in lacking.split(" or ") if lacking else found == ""
 

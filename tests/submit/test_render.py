@@ -199,7 +199,7 @@ def test_the_warning_leaves_time_to_train(asked: dict[str, object], before: int)
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1))
-def test_a_directive_is_read_back_as_it_was(value: str) -> None:
+def test_directive_round_trips(value: str) -> None:
     [read] = read_directives(f"#!/bin/sh\n#SBATCH --comment={directive(value)}\n")
     assert (read.option.name, read.option.value) == ("comment", value)
 
@@ -250,7 +250,7 @@ def test_no_command_and_impossible_flags_are_refused() -> None:
         ("--pars", "--parsable: transom reads the output of sbatch"),
     ],
 )
-def test_a_flag_that_a_setting_stands_for_is_refused_with_its_name(flag: str, words: str) -> None:
+def test_flag_with_a_setting_is_refused_and_names_the_setting(flag: str, words: str) -> None:
     """`--nodes=5` once started five nodes, and the first restart asked for the setting's one."""
     with pytest.raises(UsageError, match=r"job\.sbatch") as caught:
         render_script(made(job__sbatch=[flag]), Path("/r"), ["true"])

@@ -110,7 +110,7 @@ def test_a_failure_at_any_moment_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_root_that_is_a_file_is_a_usage_error(tmp_path: Path, settings: Settings) -> None:
+def test_root_that_is_a_file_is_a_usage_error(tmp_path: Path, settings: Settings) -> None:
     (tmp_path / "file").touch()
     for root in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UsageError, match="cannot create the run directory"):
@@ -119,7 +119,7 @@ def test_a_root_that_is_a_file_is_a_usage_error(tmp_path: Path, settings: Settin
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
-def test_a_file_system_that_is_really_full(tmp_path: Path, settings: Settings) -> None:
+def test_full_file_system(tmp_path: Path, settings: Settings) -> None:
     import subprocess
 
     mount = subprocess.run(
@@ -150,7 +150,7 @@ def test_runs_are_found_by_id_name_prefix_path_or_age(tmp_path: Path, settings: 
     assert old.run_id in caught.value.why
 
 
-def test_a_run_that_is_not_there(tmp_path: Path, settings: Settings) -> None:
+def test_missing_run(tmp_path: Path, settings: Settings) -> None:
     assert list_runs(tmp_path / "nowhere") == []
     with pytest.raises(NoSuchRun, match="no runs in") as none:
         find_run(tmp_path / "nowhere")

@@ -47,7 +47,7 @@ def dry(
 
 
 @pytest.mark.parametrize("body", READ_ALIKE)
-def test_words_are_those_that_sbatch_finds(
+def test_directives_are_split_as_by_sbatch(
     sandbox: Sandbox, slurm_env: dict[str, str], tmp_path: Path, body: str
 ) -> None:
     script, said = dry(sandbox, slurm_env, tmp_path, body)

@@ -157,7 +157,7 @@ def test_our_variables_pass_a_limited_export(said: str, variable: str | None, ex
         ("#!/bin/sh\ntr\0ue\n", "not text"),
     ],
 )
-def test_what_is_no_script_is_said(text: str, what: str) -> None:
+def test_invalid_script_is_explained(text: str, what: str) -> None:
     with pytest.raises(UsageError, match=what) as caught:
         inspect_script(text)
     assert caught.value.hint

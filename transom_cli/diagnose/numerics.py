@@ -8,7 +8,7 @@ good samples (`WINDOW`), and a problem must last for some samples in a row:
 - spike: 4 samples that exceed the median by half of it, by 8 robust deviations (MAD) and by twice as much as any sample
   of the window; or 2 that are five times the median and exceed it by four times as much as any sample (ByteRobust,
   SOSP '25, has the factor 5). If nothing has changed, the 4 newest of 68 samples are the 4 largest once in 814,385
-  tests, whatever the distribution. The distances exclude slow waves and warm-ups, where samples are not exchangeable.
+  tests, for any distribution. The distances exclude slow waves and warm-ups, where samples are not exchangeable.
 - exploding: the same for the norm, with a factor of 10.
 - stuck: 100 samples equal to the last bit; 1000 if bfloat16 can hold the value (it may be rounded).
 - scale at its minimum: a loss scale of 1 or less for 8 samples, after it was larger.

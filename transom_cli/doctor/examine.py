@@ -132,7 +132,7 @@ def _admin_level(runner: Runner, user: str) -> str:
 
 
 def _runs(root: Path) -> Symptom:
-    """Judge the root of run directories. Whether compute nodes share it, only they can tell."""
+    """Judge the root of run directories. Only compute nodes can check whether they share it."""
     there = next(path for path in (root, *root.parents) if path.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=there, prefix=".transom-doctor-"):

@@ -66,7 +66,7 @@ def of_pyslurm(works: str, why_not: str, detours: Mapping[str, str], wish: str =
         words = f"requested by {wish}, but transom runs Slurm's commands instead: {why_not}"
         return Symptom("pyslurm", Grade.WARN, words, "correct or remove that setting: docs/slurm.md")
     lacks = "; ".join(f"{call}: {why}" for call, why in sorted(detours.items()))
-    return Symptom("pyslurm", Grade.OK, f"{works}. Still through the commands: {lacks}")
+    return Symptom("pyslurm", Grade.OK, f"{works}. These calls use Slurm's commands: {lacks}")
 
 
 @dataclass(frozen=True)

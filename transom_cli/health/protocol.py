@@ -31,7 +31,7 @@ _MAX_OPEN = 64  # incomplete messages per node
 
 
 class Transport(Protocol):
-    """Connects a health run to one worker per node. No call blocks longer than its timeout, whatever the nodes do."""
+    """Connects a health run to one worker per node. No call blocks longer than its timeout, even if nodes hang."""
 
     @property
     def nodes(self) -> tuple[str, ...]: ...

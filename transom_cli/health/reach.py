@@ -264,7 +264,7 @@ class _Asking:
             return [peer for peer, link in zip(peers, links, strict=True) if link is Link.CONNECTED]
 
     def _ask(self, peer: Peer, step: bool) -> bool | None:
-        """Return whether `peer` reaches the node; None if it cannot tell or cannot be asked."""
+        """Return whether `peer` reaches the node; None if unknown or if it cannot be asked."""
         assert self.job_id is not None
         limit = self._timeout
         arguments = [peer.address or peer.node, str(peer.port), self.address, str(self.port), f"{limit:g}"]
@@ -278,7 +278,7 @@ class _Asking:
 
 
 def read_second(line: str) -> bool | None:
-    """Parse another node's answer: whether it reaches the suspect; None if it cannot tell."""
+    """Parse another node's answer: whether it reaches the suspect; None if unknown."""
     if line in ("second: connects", "second: does not connect"):
         return line == "second: connects"
     step = re.match(r"second: step (\d+) ?(.*)", line)

@@ -31,7 +31,7 @@ from transom_cli.plural import several
 SCHEMA = 1
 RECORDING_SCHEMA = 1
 _SERIALS = ("serial", "uuid", "guid", "node_guid", "sys_image_guid")
-_DIGITS = 12  # hexadecimal; enough to tell a cluster's devices apart
+_DIGITS = 12  # hexadecimal; enough to distinguish a cluster's devices
 
 
 @dataclass(frozen=True)

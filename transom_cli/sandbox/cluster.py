@@ -62,7 +62,7 @@ class Sandbox:
 
     @classmethod
     def up(cls, spec: SandboxSpec) -> Sandbox:
-        """Start whatever is not running, and return when all nodes are usable. Idempotent.
+        """Start everything that is not running, and return when all nodes are usable. Idempotent.
 
         Jobs and logs of an earlier start are not kept; job IDs continue above the earlier ones. On failure nothing is
         left running.

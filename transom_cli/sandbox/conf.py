@@ -1,8 +1,8 @@
 """The sandbox's folder and its configuration files, created from scratch at every start.
 
-Whatever users of a real cluster would notice is left at Slurm's defaults (SlurmdTimeout, KillWait, MinJobAge, requeue
-delay, scheduler intervals). So is whatever newer releases name differently (task, switch, accounting gatherer: none by
-default).
+Everything that users of a real cluster would notice keeps Slurm's defaults (SlurmdTimeout, KillWait, MinJobAge, requeue
+delay, scheduler intervals). So do options that newer releases name differently (task, switch, accounting gatherer:
+none by default).
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def keep_private(where: Path) -> None:
     where.chmod(0o755 if as_root else 0o700)
     if not as_root:
         with contextlib.suppress(FileNotFoundError):  # before munged starts
-            (where / "munge.sock").chmod(0o700)  # munged opens it to everyone, whatever the umask
+            (where / "munge.sock").chmod(0o700)  # munged opens it to everyone, regardless of the umask
 
 
 def _link_transom(where: Path, python: Path) -> None:

@@ -1,4 +1,4 @@
-/* A libnvidia-ml.so.1 without GPUs: what it tells is written in a file, so that any state of any GPU can be shown.
+/* A libnvidia-ml.so.1 without GPUs: a file defines its answers, so that any state of any GPU can be simulated.
  *
  * $TRANSOM_SANDBOX_NVML is a folder with one file a host (a node's name, or "login"); where there is none, the driver
  * is not loaded. Its lines are "OWNER KEY VALUE", OWNER being "system" or a GPU's index; see nvml_stub.py, which writes

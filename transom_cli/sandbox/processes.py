@@ -124,7 +124,7 @@ def descendants(procs: Mapping[int, Proc], root: Proc) -> list[Proc]:
 
 
 def caller_and_ancestors() -> set[int]:
-    """Return the PIDs that must never be signalled, whatever their environment says."""
+    """Return the PIDs that must never be signalled, regardless of their environment."""
     pids: set[int] = set()
     pid = os.getpid()
     while pid > 0 and pid not in pids:

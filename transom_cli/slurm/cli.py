@@ -30,7 +30,7 @@ class CliSlurm:
         options = list(submission.options)
         if submission.chdir is not None:
             options.append(f"--chdir={submission.chdir}")
-        script = submission.script.absolute()  # an absolute path cannot be taken for an option
+        script = submission.script.absolute()  # an absolute path cannot be mistaken for an option
         argv = ["sbatch", "--parsable", *options, str(script), *submission.args]
         return parse.parse_submitted(self._runner.submit(argv, submission.env, None))
 

@@ -34,7 +34,7 @@ def _recorded(method: F) -> F:
         try:
             return method(self, *args, **kwargs)
         finally:
-            if planned:  # even instead of a refusal: the answer is lost, whatever it was
+            if planned:  # even instead of a refusal: the answer is lost
                 raise planned[0]
 
     return cast(F, call)

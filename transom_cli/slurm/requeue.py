@@ -1,6 +1,6 @@
 """Bring a job to its next start with exclusions: one procedure, safe to repeat, and after a crash at any point.
 
-Only this order of calls works (docs/architecture.md, "Requeue with exclusion"). Two facts explain the waiting:
+Only this order of calls works (docs/architecture.md, "Requeue with exclusions"). Two facts explain the waiting:
 
 - A job leaves COMPLETING only when all its nodes have answered. So the job is shrunk off a dead node first.
 - slurmd rejects a new start of a job within the second in which the old start ended ("Job credential revoked"), and
@@ -345,7 +345,7 @@ class _Restart:
             self.slurm.update_pending(job_id, exclude=tuple(dict.fromkeys((*excluded, *exclude))))
 
     def _job_ids_reset(self, successors: tuple[Job, ...]) -> SlurmRefused:
-        """Attempts are identified and ordered by job ID. A reused ID would be taken for the old job, and a lower one
+        """Attempts are identified and ordered by job ID. A reused ID would be mistaken for the old job, and a lower one
         for an older job."""
         for job in successors:
             self.slurm.cancel(job.job_id)

@@ -31,7 +31,7 @@ class Prepared:
     spares: int = 0
     chdir: str = ""  # the job's directory
     avoided: tuple[str, ...] = ()  # nodes to exclude in addition to those that the user's own script excludes
-    array: tuple[int, ...] = ()  # the elements of the script's job array, each of which becomes a run
+    array: tuple[int, ...] = ()  # the elements of the script's job array; each becomes a run
 
     def each(self) -> tuple[Prepared, ...]:
         """Return one run, or one for each element of the script's job array."""

@@ -65,7 +65,7 @@ def refuse_caller(environ: Mapping[str, str]) -> None:
 def sbatch_variables(environ: Mapping[str, str], given: Iterable[str] = ()) -> dict[str, str]:
     """Return the caller's SBATCH_* variables, to be kept with the run.
 
-    Any operator then submits a successor with the same variables, whatever shell it was started from.
+    Any operator then submits a successor with the same variables, regardless of the shell it was started from.
 
     Args:
         given: options that a rendered script sets itself; sbatch would prefer a variable to the script.
@@ -133,7 +133,7 @@ class SubmissionRecord:
 
 
 def restore_submission_environment(run: RunDir) -> None:
-    """Make this process use the SBATCH_* variables of the run's first submission, whatever shell it was started in."""
+    """Make this process use the SBATCH_* variables of the run's first submission, regardless of its shell."""
     kept = SubmissionRecord.load(run).sbatch
     if kept is not None:
         replace_sbatch_variables(os.environ, dict(kept))

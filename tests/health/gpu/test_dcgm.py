@@ -99,7 +99,7 @@ def test_the_worst_of_several_warnings_counts() -> None:
     assert (found.verdict, found.remedy, found.serial) == (F, Remedy.REPAIR, "") and "mode; broken" in found.evidence
 
 
-def test_dcgm_3_with_words_before_it_and_nulls_in_it() -> None:
+def test_dcgm_3_output_with_leading_text_and_nulls() -> None:
     said = version3(
         ("NVML Library", {"gpu_ids": "0,1", "status": "PASS"}),
         ("Memory", {"gpu_ids": "1", "status": "FAIL", "warnings": ["Error in cuMemAlloc"]}),
@@ -159,7 +159,7 @@ def test_it_is_run_and_its_exit_code_is_no_news(dcgmi: Path, monkeypatch: pytest
         assert read_dcgm(DEEP).level == level
 
 
-def test_one_that_does_not_end_is_ended_with_all_that_it_started(dcgmi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_dcgmi_is_killed_with_its_children(dcgmi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dcgm, "_TIMEOUT", 0.5)
     script(dcgmi, "sleep 300 &\nwait\n")  # the grandchild holds the pipe, too
     (found,) = judged(read_dcgm(DEEP))
@@ -173,7 +173,7 @@ def test_where_it_is_not_installed_it_does_not_apply(tmp_path: Path, monkeypatch
     assert not found.applies and found.evidence == "not applicable: dcgmi is not installed"
 
 
-def test_one_that_cannot_be_started(dcgmi: Path) -> None:
+def test_dcgmi_that_cannot_be_started(dcgmi: Path) -> None:
     dcgmi.write_text("no program at all")
     dcgmi.chmod(0o755)
     assert "Exec format error" in read_dcgm(DEEP).error

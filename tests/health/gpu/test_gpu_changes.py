@@ -46,7 +46,7 @@ def test_a_new_uncorrected_error_is_a_failure_at_once() -> None:
     assert changes(worn, at(30, reading=worn, sram=Sram(2, 2, 0, False))) == [("gpu_sram", "GPU-h100-0002", F)]
 
 
-def test_a_gpu_that_vanishes_and_one_that_is_lost() -> None:
+def test_vanished_gpu_and_lost_gpu() -> None:
     fewer = replace(at(30), gpus=BASE.gpus[:7])
     found = judge_nvml_changes("n1", BASE, fewer, 30.0, ABOUT, LIMITS)
     assert [(f.check, f.device, f.serial, f.verdict, f.remedy) for f in found] == [
@@ -91,7 +91,7 @@ def looks(follow: GpuMonitor, readings: list[NvmlReading], check: str) -> list[V
     return [max((f.verdict for f in follow.judge(x) if f.check == check), key=(P, M, S, F).index) for x in readings]
 
 
-def test_link_errors_that_go_on_make_a_node_suspect() -> None:
+def test_persistent_link_errors_make_a_node_suspect() -> None:
     """NVRx's rule: more than 15 of the last 30 minutes with a new error."""
     follow = GpuMonitor("n1", ABOUT, LIMITS)
     follow.judge(BASE)

@@ -226,7 +226,7 @@ def test_on_a_shared_node_another_job_may_be_using_its_gpus() -> None:
     assert {verdict for _, _, verdict, _ in judged(busy)} == {S}
 
 
-def test_links_of_a_gpu_that_is_sliced_may_be_off() -> None:
+def test_links_of_a_mig_gpu_may_be_off() -> None:
     off = tuple(replace(link, up=False) for link in HEALTHY.gpus[0].links)
     sliced = with_gpu(0, links=off, mig=True, mig_next=True, fabric=Fabric(1, 0, 0))
     assert {check for check, *_ in judged(sliced)} == {"gpu_mode"}

@@ -116,7 +116,7 @@ def test_without_events_there_are_readings(stub: StubNode, watch: Start, broken:
     assert list(lines[-1]) == ["reading"], "it does not say that events are heard, once it knows that they are not"
 
 
-def test_a_gpu_that_is_lost_while_it_waits(stub: StubNode, watch: Start) -> None:
+def test_gpu_lost_during_a_wait(stub: StubNode, watch: Start) -> None:
     stub.set(with_error(healthy(1), "nvmlEventSetWait_v2", 15))
     child = watch()
     assert "reading" in line(child)

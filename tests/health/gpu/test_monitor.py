@@ -100,11 +100,11 @@ def test_what_a_recording_shows(name: str, expected: tuple[str, str, str]) -> No
         (replace(HEALTHY, gpus=HEALTHY.gpus[:4], granted=4), ("4/4", "a GPU is gone", "fault")),
     ],
 )
-def test_the_worst_in_words(reading: NvmlReading, expected: tuple[str, str, str]) -> None:
+def test_worst_finding_is_described(reading: NvmlReading, expected: tuple[str, str, str]) -> None:
     assert told(reading) == expected
 
 
-def test_a_fault_comes_before_throttling_and_that_before_heat_and_what_is_proven_before_what_is_not() -> None:
+def test_findings_rank_faults_before_throttling_before_heat_and_proof_first() -> None:
     reading = with_gpu(1, heat=Heat(89, 87, 92))
     assert told(reading)[1] == "gpu1 89 C, heavy"
     reading = replace(reading, gpus=tuple(replace(g, reasons=0x8) if g.index == 2 else g for g in reading.gpus))
@@ -117,7 +117,7 @@ def test_a_fault_comes_before_throttling_and_that_before_heat_and_what_is_proven
     assert told(reading)[1] == "gpu7 row remap failed"
 
 
-def test_a_gpu_that_is_lost_is_named_as_it_was_before() -> None:
+def test_lost_gpu_keeps_its_name() -> None:
     lost = Gpu(5, trouble="GPU is lost", trouble_code=r.GPU_IS_LOST)
     node = shown(replace(HEALTHY, gpus=(*HEALTHY.gpus[:5], lost, *HEALTHY.gpus[6:])))
     one = gpus_of(node)[5]
@@ -148,7 +148,7 @@ def test_a_fatal_xid_counts_for_an_hour_and_one_of_the_program_is_only_kept() ->
     assert (shown(later, heard=heard).worst, shown(later, heard=heard).xid) == ("", 43)
 
 
-def test_a_driver_that_asks_for_nothing_any_more_takes_back_what_it_said() -> None:
+def test_driver_request_ends_when_the_driver_withdraws_it() -> None:
     heard, uuid = EventHistory(), HEALTHY.gpus[3].uuid
     assert happened(heard, GpuEvent("double_bit_ecc", uuid, wall=HEALTHY.wall)).verdict is Verdict.FAIL
     assert told(HEALTHY, heard=heard)[1] == "gpu3 ECC errors"

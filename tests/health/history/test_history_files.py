@@ -40,7 +40,7 @@ def test_each_writer_has_a_file_and_readers_see_all(folder: Path) -> None:
     assert {mode(path) for path in folder.iterdir()} == {0o600}
 
 
-def test_what_is_there_is_not_written_again(folder: Path) -> None:
+def test_existing_records_are_not_written_again(folder: Path) -> None:
     HistoryFile(folder, "r").add([ONE, ONE, TWO])
     HistoryFile(folder, "r").add([ONE, TWO, THREE])
     assert read_history(folder, NOW) == [ONE, TWO, THREE]

@@ -71,7 +71,7 @@ def test_what_ends_an_isolation(record: Record, expected: dict[str, str]) -> Non
     assert ended(fold([XID, SLOW, LOST, record], NOW)) == expected
 
 
-def test_an_exclusion_on_suspicion_expires_and_one_that_was_lifted_before_stays_lifted() -> None:
+def test_suspicion_expires_and_a_lifted_exclusion_stays_lifted() -> None:
     assert ended(fold([SLOW], NOW + 61.0)) == {"n4": "expired"}
     assert ended(fold([SLOW, Lift(NOW, "ann", ("n4",))], NOW + 61.0)) == {"n4": "lifted"}
     assert ended(fold([SLOW, Lift(NOW, "ann", ("n4",)), Over(NOW + 9.0, "r1", "n4")], NOW + 61.0)) == {"n4": "lifted"}
@@ -87,12 +87,12 @@ def test_the_order_of_files_does_not_matter() -> None:
     assert fold(reversed(records), NOW) == fold(records, NOW)
 
 
-def test_what_is_older_than_ninety_days_counts_no_more() -> None:
+def test_records_older_than_ninety_days_are_ignored() -> None:
     old = [replace(XID, wall=NOW - REMEMBERED - 1), Attempt(NOW - REMEMBERED - 1, "r", "7.0", 0.0, ("n1",), ("n1",))]
     assert fold(old, NOW) == NodeHistory()
 
 
-def test_new_runs_keep_off_what_is_proven_and_could_not_be_drained() -> None:
+def test_new_runs_avoid_proven_faults_that_could_not_be_drained() -> None:
     drained = replace(XID, node="n6", how="drained")
     seen_by_run = replace(XID, node="n7", check="")  # a lost node: Slurm keeps it away by itself
     records = [XID, SLOW, LOST, drained, seen_by_run]

@@ -71,7 +71,7 @@ def test_a_wrong_sum_is_proven_alone_but_not_when_others_are_wrong_alike() -> No
     assert verdicts(judge_bits(both), "compute_exact") == {"n0": U, "n1": U}
 
 
-def test_one_that_differs_from_itself_is_faulty() -> None:
+def test_device_with_varying_results_is_faulty() -> None:
     found = judge_bits(reading((Computed("n0", 0, 1, (("gemm", "a"),), repeats=50, differed=(("gemm", 2),)),)))
     finding = next(f for f in found if f.check == "compute_repeat")
     assert (finding.verdict, finding.remedy) == (F, Remedy.REPAIR)
@@ -92,7 +92,7 @@ def test_slow_and_odd_are_learned_from_the_job() -> None:
     assert learn("chip", "gemm", (100.0, 1.0)) is None
 
 
-def test_slow_is_what_is_slow_beside_others_at_the_same_time() -> None:
+def test_slowness_is_relative_to_simultaneous_measurements() -> None:
     first = rates(n0=100.0, n1=100.0, n2=100.0, n3=30.0)
     assert again(reading(first), LIMITS) == ("n3", "n0", "n1")
     beside = rates(n3=30.0, n0=50.0, n1=50.0)  # all were slower then: it is at 60 % of them
@@ -194,7 +194,7 @@ def pair(first: str, second: str, number: int = 1, **of: float) -> tuple[Linked,
     )
 
 
-def test_in_a_noisy_network_only_what_is_beyond_its_noise_is_slow() -> None:
+def test_noisy_network_marks_only_links_beyond_its_noise_as_slow() -> None:
     noisy = (*pair("a", "b", 1, a=0.3e9, b=0.35e9), *pair("c", "d", 2, c=1e9, d=1e9), *pair("e", "f", 3, e=3e9, f=3e9))
     assert not any(one.bad for one in matrix(noisy, LIMITS))
     calm = (*pair("a", "b", 1, a=0.3e9), *pair("c", "d", 2), *pair("e", "f", 3))

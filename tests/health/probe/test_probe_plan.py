@@ -63,12 +63,12 @@ def test_two_bad_nodes_never_meet_while_others_could_help(count: int, data: st.D
 
 
 @given(SIZES, st.randoms(use_true_random=False))
-def test_whatever_is_seen_it_ends(count: int, random: object) -> None:
+def test_probe_plan_ends_for_any_results(count: int, random: object) -> None:
     choice = random.choice  # type: ignore[attr-defined]
     play(names(count), lambda pair: choice(list(Outcome)))
 
 
-def test_a_network_that_is_down_as_a_whole_costs_two_rounds() -> None:
+def test_network_that_is_down_everywhere_costs_two_rounds() -> None:
     assert len(play(names(1024), lambda pair: Outcome.FAILED)) == 2
 
 

@@ -124,7 +124,7 @@ def test_deep_keeps_one_end_of_a_dead_link_out() -> None:
     assert verdict(result, "n1", "link") is Verdict.MONITOR
 
 
-def test_deep_leaves_a_link_alone_that_was_bad_once_only() -> None:
+def test_deep_tier_ignores_a_link_that_was_bad_only_once() -> None:
     """The second look finds no time, so that one meeting is all there is."""
     world = World(dead=frozenset((frozenset(("n1", "n4")),)))
     crew = SimCrew(names(6), world)
@@ -134,7 +134,7 @@ def test_deep_leaves_a_link_alone_that_was_bad_once_only() -> None:
     assert "failed in 1 of 1 meetings" in evidence(result, "n4", "link")
 
 
-def test_one_that_fell_silent_is_waited_for_once() -> None:
+def test_silent_rank_is_waited_for_only_once() -> None:
     crew = SimCrew(names(8), World(silent={"n3": "pairs"}))
     result = probe(crew, Tier.DEEP)
     assert len([pair for pair in crew.met if len(pair) == 2 and "n3" in pair]) <= 1
@@ -235,7 +235,7 @@ def test_other_messages_of_the_crew_are_handed_on() -> None:
     assert got == [look]
 
 
-def test_a_suspect_asks_for_what_its_evidence_allows() -> None:
+def test_suspect_gets_the_remedy_that_its_evidence_allows() -> None:
     faulty = probe(SimCrew(names(4), World(bits={"n1": "exact"}, slow={"n2": 0.2})))
     asked = {f.node: (f.verdict, f.remedy) for f in faulty.findings if f.verdict.bad}
     assert asked == {"n1": (Verdict.FAIL, Remedy.REPAIR), "n2": (Verdict.SUSPECT, Remedy.AVOID)}

@@ -58,14 +58,14 @@ def test_malformed_requests_do_not_affect_other_clients() -> None:
     assert board.get(["a"], 0.0) == [b"1"]
 
 
-def test_one_that_never_answers_costs_its_patience() -> None:
+def test_missing_answer_costs_one_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         theirs = RemoteStore("127.0.0.1", mute.getsockname()[1], 0.1)
         with pytest.raises(TimeoutError):
             theirs.set("a", b"1")
 
 
-def test_one_that_is_not_there_is_an_error_at_once() -> None:
+def test_missing_peer_is_an_immediate_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     with pytest.raises(ConnectionRefusedError):

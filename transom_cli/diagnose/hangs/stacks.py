@@ -210,7 +210,7 @@ def _path(frames: tuple[Frame, ...]) -> tuple[str, ...]:
 
 
 CLUSTERS_SHOWN = 4
-MANY = 2 / 3  # share of the ranks at one place that makes it a place where ranks wait, whatever it is
+MANY = 2 / 3  # share of the ranks at one place that makes any place one where ranks wait
 _SURE = {
     Kind.LOADER: (Category.DATA_LOADER, 0.85),
     Kind.CHECKPOINT: (Category.STORAGE_IO, 0.8),

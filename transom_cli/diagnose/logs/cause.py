@@ -2,7 +2,7 @@
 
 The loudest line usually comes from a victim. The order of trust is therefore:
 
-1. a line whose author knows the cause (`Level.AUTHORITY`), whatever was printed before it;
+1. a line whose author knows the cause (`Level.AUTHORITY`), even if other failures were printed before it;
 2. the first line that reports an error (CAUSE), unless the job was ended from outside before it (ENDING);
 3. the strongest symptom (SIGN).
 

@@ -13,7 +13,7 @@
     worker-1: ... | 10.0.0.7: ...                            pdsh, DeepSpeed over several nodes
     trainer-1  | ... | [pod/train-0/pytorch] ... | (head, rank=0, pid=17) ...     Compose, kubectl, SkyPilot
 
-Each kind of label is removed once, in whatever order the labels appear; anything else stays in the text.
+Each kind of label is removed once, in any order of the labels; anything else stays in the text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?"
 _SOURCE = r"[\w./+-]{1,120}\.(?:cpp|cc|cu|h|hpp|py|c):\d{1,6}"
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
-# All are anchored and bounded, since they run on whatever a job prints.
+# All are anchored and bounded, since they run on arbitrary output of jobs.
 _LABELS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -66,7 +66,7 @@ _LABELS = tuple(
         r"\|",
     )
 )  # fmt: skip
-_TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ")  # srun --label; only where nothing stands before it
+_TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ")  # srun --label; only at the start of a line
 _FANNED = re.compile(
     r"(?!slurmstepd)(?P<node>(?:\d{1,3}\.){3}\d{1,3}|\w{0,30}-?(?:node|gpu|worker|host)[\w.-]{0,30}\d): (?=\S)"
 )  # pdsh

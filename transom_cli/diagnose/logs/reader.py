@@ -122,7 +122,7 @@ _PROGRESS = re.compile(
 )
 _FINITE = re.compile(rf"(?i)\b\w*(?:loss|ppl|bpb|perplexity)\w*\b\W{{0,6}}{_NUMBER}".encode())
 _NOT_FINITE = re.compile(rb"(?i)\b(?:nan|inf)\b")
-_DONE = re.compile(  # messages of libraries: a script may print its own whatever happened
+_DONE = re.compile(  # messages of libraries: a script may print its own after any outcome
     rb"exits successfully|'train_runtime'|`Trainer.fit` stopped: `max_|Out of bounds values : 0 OK"
     rb"|\[after training is done\]"
 )

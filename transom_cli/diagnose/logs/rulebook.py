@@ -1,7 +1,7 @@
 """The log rules: what is known about one message that failing jobs print, compiled for fast matching. Pure.
 
-A rule describes one line. `any`: literal texts, one of which the line must contain; lower case matches any case.
-`match`: RE2 expressions, one of which must match the text after its labels (`grammar`); the groups node, rank, peer,
+A rule describes one line. `any`: literal texts; the line must contain one; lower case matches any case.
+`match`: RE2 expressions; one must match the text after its labels (`grammar`); the groups node, rank, peer,
 device and code are reported. `unless`: expressions for lines that only look alike.
 
 Many texts are searched at once, with RE2 if it is installed, else in pure Python (the agent runs in other people's
@@ -61,7 +61,7 @@ class Rule:
         weight: of two rules of one level that match a line, the heavier (more specific) one wins.
         explains: categories of its consequences, even if they were printed earlier.
         below: the next exception below the line says the cause; for a benign rule, that exception is harmless too.
-        lasts: a healthy run may print the line and continue; it counts unless the training went on.
+        lasts: a healthy run may print the line and continue; it counts unless the training continued.
         over: expressions for later lines that end the trouble.
         yields: the program continues after the line, so a later cause of another kind wins.
         times: how many such lines it takes.

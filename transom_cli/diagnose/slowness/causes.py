@@ -4,8 +4,8 @@ Pure.
 Time that a rank spends on anything but waiting is its own. In a synchronous training all ranks take equally long for a
 step, so the slow rank is the one with the most time of its own, which waits least.
 
-- `grown` compares two maps of one training: what takes longer now, and where. It tells a slow file system from a slow
-  loader, and names a link if all ranks wait longer although none does more.
+- `grown` compares two maps of one training: what takes longer now, and where. It separates a slow file system from a
+  slow loader, and names a link if all ranks wait longer although none does more.
 - `uneven` has a single map: which ranks differ from the others. The work may be distributed unevenly (the last stage of
   a pipeline), so the message says so. It cannot see a problem that concerns all ranks alike.
 

@@ -5,7 +5,7 @@ n-th step and single spikes leave no trace. Four such blocks make a block of the
 a large change soon, long ones see a small change in a noisy series.
 
 On each level the newest `w` blocks are compared with those before them (64 at most). If nothing has changed, all orders
-of these blocks are equally likely, whatever the distribution. The chance that at most `j` of the `n` earlier blocks
+of these blocks are equally likely, for any distribution. The chance that at most `j` of the `n` earlier blocks
 reach the lowest of the newest `w` is therefore
 
     C(w + j, w) / C(n + w, w)

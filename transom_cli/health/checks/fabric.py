@@ -1,7 +1,7 @@
 """Network ports for RDMA (InfiniBand, RoCE, EFA): link state, rate and error counters.
 
 Source: /sys/class/infiniband (kernel Documentation/ABI/stable/sysfs-class-infiniband). No finding here is a FAIL: a
-broken link may be the cable, the switch port or the subnet manager, and nothing on the node tells these apart. A link
+broken link may be the cable, the switch port or the subnet manager, and nothing on the node distinguishes these. A link
 that is down, or goes down, is a SUSPECT. Counters include other jobs since the driver was loaded, so only new counts
 are judged.
 """
@@ -34,7 +34,7 @@ CONGESTION = (
     "port_xmit_discards", "VL15_dropped", "out_of_sequence", "packet_seq_err", "local_ack_timeout_err",
     "rnr_nak_retry_err", "roce_adp_retrans",
 )  # fmt: skip
-"""Counters of dropped and retransmitted packets, whatever the cause."""
+"""Counters of dropped and retransmitted packets, for any cause."""
 
 _LISTED = 4  # ports or counters that one finding names
 _ORDER = (Verdict.PASS, Verdict.MONITOR, Verdict.SUSPECT)

@@ -80,7 +80,7 @@ def read_dcgm(about: About) -> DcgmReading:
 
 
 def _run(argv: list[str]) -> str:
-    """Return standard output, whatever the exit code: a failed test has its own."""
+    """Return standard output for any exit code: a failed test has its own."""
     with subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     ) as child:

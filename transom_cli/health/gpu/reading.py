@@ -45,7 +45,7 @@ class GpuLimits:
     gpu_nvlink_windows_bad: int = 15
     # NVLink CRC errors a second. DCGM, dcgm_gpu_hardware_limits.h: they "only matter at rates of 100+ per second".
     gpu_nvlink_crc_rate: float = 100.0
-    # PCIe replays a minute. DCGM, dcgm_gpu_hardware_limits.h: 8 "is the maximum recommended by RM".
+    # PCIe replays per minute. DCGM, dcgm_gpu_hardware_limits.h: 8 "is the maximum recommended by RM".
     gpu_pcie_replay_rate: float = 8.0
     # Hardware slowdown, by minutes in which it was seen: gpud calls a GPU unhealthy at 0.6 a minute over 10 minutes.
     gpu_slowdown_window: float = 60.0

@@ -1,6 +1,6 @@
 """What all records of a user's runs say about nodes: isolations, use and failures, and repeat offenders. Pure.
 
-Records are ordered by their time, whatever file they come from, so all readers of the same files get the same result.
+Records are ordered by time across all files, so all readers of the same files get the same result.
 
 Repeat offenders are judged by rate, not by count: a node that ran twice as long may fail twice as often. At the common
 failure rate of all nodes, a good node's failures follow a Poisson distribution; a node whose number is very unlikely is

@@ -145,7 +145,7 @@ def _short(dtype: torch.dtype) -> str:
 
 
 FLIP = "TRANSOM_PROBE_FLIP"
-TURNS = "turns"  # of all kernels per second: a process that is stopped now and then is slow here, whatever kernel ran
+TURNS = "turns"  # of all kernels per second: a process that is stopped now and then is slow here for every kernel
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -178,7 +178,7 @@ def drive(
     other: Callable[[Message], None] = lambda message: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ProbeResult:
-    """Probe all nodes of the transport within the tier's time, whatever they do.
+    """Probe all nodes of the transport within the tier's time, even if they hang.
 
     Args:
         addresses: at which the nodes reach each other (Slurm's NodeAddr); a node without one reports its own.

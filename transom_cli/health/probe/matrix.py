@@ -2,11 +2,11 @@
 
 A row is a sender, a column a receiver. A single bad cell is a link; a bad row is a node that sends badly; a bad column
 one that receives badly. A failed pair is bad in both directions, unless only one side's bytes arrived garbled: nobody
-can tell in which direction a connection was lost.
+can show in which direction a connection was lost.
 
 Checks: `link_all`: the all-reduce over all nodes. `link_node`: a node that fails with two partners who succeed with
 others. `link_speed`: a node that is slower than the rest with all its partners. `link`: two nodes that fail or are slow
-with each other but succeed with others. With two nodes alone nobody can tell which one is at fault: only their link is
+with each other but succeed with others. With only two nodes, it is unknown which one is at fault: only their link is
 named.
 """
 

@@ -25,7 +25,7 @@ class ProbeLimits:
 
     probe_odd, probe_spread: a value is odd if it is slower than the median by this share and by this many robust
     standard deviations (Megatron's straggler report: more than 10% and one deviation; SuperBench also learns its limits
-    from the cluster, and flags 5%). probe_again: slower than this share of the median, whatever the noise: measured
+    from the cluster, and flags 5%). probe_again: slower than this share of the median, at any noise: measured
     twice more, beside healthy nodes. probe_slow: slower than this share of those, both times: SUSPECT (DLRover: a
     straggler takes more than twice the median). probe_rate: a link is slow below this share of the median node's
     bandwidth, if that is also probe_spread deviations below. probe_delay: a link is also slow at this many times the

@@ -2,8 +2,8 @@
 
 The usual rate is learned from the job itself. A median and the median absolute deviation (MAD) are stable while fewer
 than half of the values are wrong, so slow devices do not shift their own reference. Rates differ by factors, so the
-spread is that of their logarithms: a device that is a hundred times too slow stands out whatever the noise. With two
-values, nobody can tell whether one is slow or the other fast; then only a baseline from earlier runs helps.
+spread is that of their logarithms: a device that is a hundred times too slow is an outlier at any noise. With two
+values, it is unknown whether one is slow or the other fast; then only a baseline from earlier runs helps.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def below(value: float, norm: Norm, share: float, limits: ProbeLimits) -> bool:
 
 
 def speed(value: float, norm: Norm, limits: ProbeLimits) -> Speed:
-    if value < limits.probe_again * norm.median:  # whatever the noise: it is measured twice more
+    if value < limits.probe_again * norm.median:  # at any noise: it is measured twice more
         return Speed.SLOW
     return Speed.ODD if below(value, norm, 1 - limits.probe_odd, limits) else Speed.USUAL
 

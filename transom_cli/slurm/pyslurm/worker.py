@@ -129,7 +129,7 @@ def with_errno(pyslurm, send):
         send()
     except pyslurm.RPCError as error:
         if 0 < (error.errno or 0) < 1000:  # an errno of the system; Slurm's own start at 1000
-            raise Lacks(f"pyslurm cannot tell whether the call succeeded ({error})") from error
+            raise Lacks(f"pyslurm does not report whether the call succeeded ({error})") from error
         if "try again later" in str(error):
             raise Lacks(f"scancel retries by itself when Slurm answers: {error}") from error
         raise
