@@ -36,4 +36,4 @@ def holder_within(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             line.close()
 
-    monkeypatch.setattr(daemon, "meet", meet)
+    monkeypatch.setattr(daemon, "find_daemon", find_daemon)

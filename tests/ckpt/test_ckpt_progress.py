@@ -14,7 +14,8 @@ from ckpt_slow_holder import __file__ as SLOW
 from transom_cli.ckpt.progress import CHECKING, LOADING, WRITING, Part
 from transom_cli.ckpt.schedule.plan import NextSaves
 from transom_cli.ckpt.snapshot.client import agents_path, reach
-from transom_cli.core.operator.state import Phase, State
+from transom_cli.core.operator.state import Job, Phase, State
+from transom_cli.core.progress import Progress
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.view.model import build_view
 from transom_cli.view.read import Memory, read_memory

@@ -18,6 +18,7 @@ from test_launcher_promises import stories as launcher_stories
 from test_properties import begun, faults, moments, play, policies
 
 from transom_cli.core import events as ev
+from transom_cli.core import launcher
 from transom_cli.core.events import UNDECIDED
 from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.operator import actions as act

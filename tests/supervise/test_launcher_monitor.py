@@ -74,7 +74,7 @@ def test_phases_of_the_rank_that_spent_most_on_each(attempt: AttemptDir) -> None
         RankSteps(1, 1, 9, 1.0, seconds={"checkpoint": 3.0}),
         RankSteps(2, 0, 9, 1.0, seconds={"checkpoint": 9.0}),  # of the launch before
     )
-    attempt.spent("n1").write_text(encode(NodeSpent("n1", "7.0", ranks)))
+    attempt.spent("n1").write_text(encode(NodeSteps("n1", "7.0", ranks)))
     progress = ProgressLog(attempt, lambda: ("n1",))
     progress.look(1, 1, 10.0)
     attempt.spent("n1").write_text("not an account")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from transom_cli.core.launcher import Launch, Nodes, Phase, State
+from transom_cli.rpc.verbs import Call
 from transom_cli.rpc.wire import CLIENT, LIMITS, Endpoint
 from transom_cli.supervise.launcher.node_monitor import WarmUp, parts
 
