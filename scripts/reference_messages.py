@@ -19,7 +19,7 @@ _ROOMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Scripts and commands", ("submit", "cli.submitting", "cli.run", "cli.app", "cli.ending")),
     ("Settings, policy, rules and logs", ("config", "diagnose", "cli.policy", "cli.diagnos")),
     ("Runs and their supervisors", ("supervise", "view", "bootstrap", "cli.status", "cli.show", "cli.launch", "cli")),
-    ("Nodes and checks", ("health", "cli.check", "cli.nodes", "supervise.operator.lifting")),
+    ("Nodes and checks", ("health", "cli.check", "cli.nodes", "supervise.operator.lift")),
     ("Slurm", ("slurm",)),
     ("Checkpoints", ("ckpt", "cli.ckpt")),
     ("Notifications and metrics", ("notify", "cli.notify", "config.notify")),
@@ -36,7 +36,7 @@ _NOT_MET = (
     "slurm.fake",
     "errors",
 )  # only other parts of transom see these
-_MET = ("supervise.agent.secret", "ckpt.snapshot.protection")
+_MET = ("rpc.secret", "ckpt.snapshot.protection")
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from core_launcher import NODES, exits, feed, fresh, outcome, started, training,
 from core_policy import DEFAULT
 
 from transom_cli.core import launcher
-from transom_cli.core.diagnose import diagnose, judged
+from transom_cli.core.diagnose import RunFacts, diagnose, judged
 from transom_cli.core.events import HealSeen, OutcomeSeen
 from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Policy, State
+from transom_cli.core.operator.state import Job, Launch, State
 from transom_cli.core.policy import Rule
+from transom_cli.core.progress import Progress
 
 SLOW = launcher.AnomalyReported(10.0, 0, "slow_node:n2", "slow_node", "a node is slow", 20, ("n2",))
 NAN = launcher.AnomalyReported(10.0, 0, "nan_loss", "nan_loss", "the loss is not a number since step 12", 20, (), 10, 8)
@@ -128,7 +129,10 @@ def test_a_loss_that_goes_wrong_is_rolled_back_and_its_batches_skipped() -> None
     state, actions = feed(state, *again, launcher.LaunchEnded(31.0, 1, exits(-15, -15, -15)))
     left = outcome(actions)
     assert (left.outcome.status, left.outcome.cause, left.again) == ("failed", "diverged", "")
-    assert "stopped by rule `mine` (run.toml)" in left.outcome.why and "for the 2. time in this run" in left.outcome.why
+    assert (
+        "stopped by rule `mine` (run.toml)" in left.outcome.why
+        and "for the second time in this run" in left.outcome.why
+    )
 
 
 def test_batches_stay_where_the_rule_says_so() -> None:
@@ -227,7 +231,7 @@ def test_a_policy_of_the_attempts_before_counts_what_they_have_done() -> None:
 
 def judged_outcome(outcome: OutcomeSeen) -> Diagnosis:
     incident = replace(Incident("i1", 7, 0, 0.0, 4), outcome=outcome, faults=outcome.faults)
-    known = State(policy=Policy(rules=DEFAULT), nodes=NODES, max_step=4, launched=True)
+    known = RunFacts(NODES, launched=True, max_step=4, rules=DEFAULT)
     told = judged(diagnose(incident, known), incident, known, 100.0)
     assert told is not None
     return told
@@ -257,6 +261,6 @@ def test_the_operator_does_not_start_again_what_the_policy_has_stopped() -> None
 
 
 def test_the_operator_counts_on_no_step_beyond_a_rollback() -> None:
-    state = replace(State(job_id=7, nodes=NODES, launched=True, durable=20, step=25, max_step=25))
+    state = State(job=Job(7, nodes=NODES), launch=Launch(started=True), progress=Progress(25, 25, durable=20))
     told = HealSeen(10.0, "7.0", "l1", "rolled_back", "back to step 8 of 25", "diverged", durable=8)
-    assert decide(state, told)[0].durable == 8
+    assert decide(state, told)[0].progress.durable == 8

@@ -183,7 +183,7 @@ def test_the_same_node_twice_is_for_the_operator_to_exclude() -> None:
     )
     state, _ = feed(state, launcher.Tick(24.0), launcher.LaunchEnded(25.0, 1, exits(-15, -9, -15)))
     _, actions = feed(state, launcher.LogsRead(26.0, 1, "unknown", ""))
-    assert "n2 for the 2. time" in outcome(actions).outcome.why
+    assert "n2 for the second time" in outcome(actions).outcome.why
 
 
 def test_without_progress_the_relaunches_are_spent_and_with_it_refilled() -> None:

@@ -9,12 +9,10 @@ from core_policy import DEFAULT, tables
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.core.diagnose import CAUSES, diagnose, judged
+from transom_cli.core.diagnose import CAUSES, RunFacts, diagnose, judged
 from transom_cli.core.events import Decided, NodeFault, OutcomeSeen, RankExit, Taken
 from transom_cli.core.incident import Diagnosis, Incident
-from transom_cli.core.operator.state import Job, Launch, Policy, State
 from transom_cli.core.policy import IGNORE, ISOLATE, RELAUNCH, STOP, SWAP, Facts, Rule, decide_by, in_words
-from transom_cli.core.progress import Progress
 from transom_cli.diagnose.clue import Category
 
 OOM = Facts("cuda_oom", "rank_failed", "torch.OutOfMemoryError: CUDA out of memory.", "cuda_oom/1", ("n1",), (1,))
@@ -130,26 +128,17 @@ def died(code: int | None, signal: int | None = None, **about: object) -> Incide
     return incident(outcome=OutcomeSeen(1.0, "7.0", "failed", "why", exits), **about)
 
 
-def state(
-    *rules: Rule, max_step: int = 4, started: bool = True, incidents: tuple[Incident, ...] = (), **job: object
-) -> State:
-    return State(
-        policy=Policy(rules=rules),
-        job=replace(Job(nodes=("n1", "n2", "n3")), **job),  # type: ignore[arg-type]
-        progress=Progress(max_step=max_step),
-        launch=Launch(started=started),
-        incidents=incidents,
-    )
+RUN = RunFacts(nodes=("n1", "n2", "n3"), launched=True, max_step=4)
 
 
 def verdict(found: Incident, *rules: Rule, **about: object) -> Diagnosis:
-    known = state(*rules, **about)  # type: ignore[arg-type]
+    known = replace(RUN, rules=rules, **about)  # type: ignore[arg-type]
     told = judged(diagnose(found, known), found, known, 100.0)
     assert told is not None
     return told
 
 
-NEVER = {"max_step": -1, "started": False, "reason": "JobLaunchFailure", "batch_host": "n1"}
+NEVER = {"max_step": -1, "launched": False, "slurm_reason": "JobLaunchFailure", "batch_host": "n1"}
 
 
 @pytest.mark.parametrize(
@@ -163,7 +152,7 @@ NEVER = {"max_step": -1, "started": False, "reason": "JobLaunchFailure", "batch_
         (died(1, log_category="user", log_line="ValueError: x"), {}, "anything-else", False),
         (incident(ended="FAILED"), NEVER, "never-started", True),
         (incident(ended="FAILED"), {**NEVER, "starts": 1}, "node-to-blame", False),
-        (incident(ended="GONE"), {"started": False}, "forgotten-by-slurm", True),
+        (incident(ended="GONE"), {"launched": False}, "forgotten-by-slurm", True),
         (incident(quiet=True), {}, "anything-else", False),
         (died(None, 9), {}, "anything-else", False),
         (died(1, faults=FAULT), {}, "node-to-blame", False),

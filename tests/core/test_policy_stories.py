@@ -66,7 +66,7 @@ def test_the_next_attempt_goes_on_counting() -> None:
     )
     assert [round(t.at) for t in later.history.earlier] == [12 - 41 - 60 + 100, 32 - 41 - 60 + 100]
     _, actions = out_of_memory(later, 110.0)
-    assert started(actions) == [] and "for the 3. time" in outcome(actions).outcome.why
+    assert started(actions) == [] and "for the third time" in outcome(actions).outcome.why
 
 
 def test_a_swap_that_is_asked_for_comes_before_any_relaunch() -> None:
@@ -184,7 +184,7 @@ def test_what_the_launcher_relaunched_counts_for_the_operator_too() -> None:
     run, (asked,) = told(run, failed(40.0))
     run, actions = told(run, ev.Examined(41.0, asked.key, "oom", OOM.format(80), "rank-1.log"))
     assert [type(o) for o in actions] == [act.Cancel] and run.phase is Phase.STOPPING
-    assert "stopped by rule `oom` (run.toml)" in run.verdict and "for the 3. time" in run.verdict
+    assert "stopped by rule `oom` (run.toml)" in run.verdict and "for the third time" in run.verdict
 
 
 def test_what_no_rule_decided_is_remembered_too() -> None:
