@@ -73,7 +73,7 @@ def newest(trainer: Checkpointer) -> tuple[int, Any]:
 
 def held_file(trainer: Checkpointer, directory: Path) -> Path:
     """The memory of the newest snapshot, as the daemon has it."""
-    mine = os.fstat(trainer._snapshots._arenas[newest(trainer)[0]].fd)
+    mine = os.fstat(trainer._snapshots._buffers[newest(trainer)[0]].fd)
     return next(path for path in memory_of(holder_pid(directory)) if path.stat().st_ino == mine.st_ino)
 
 
@@ -120,18 +120,18 @@ def test_a_flipped_byte_of_a_record_shows(directory: Path) -> None:
     trainer = trained(directory, 1, 2, 3)
     store = daemon._in_process._trainings[str(directory)].store  # type: ignore[union-attr]
     good = store.records[3]
-    said: list[str] = []
     for at in range(0, len(good.manifest) + len(good.metadata), 13):
         data = bytearray(good.manifest + good.metadata)
         data[at] ^= 0x01
         size = len(good.manifest)
         store.records[3] = Record(bytes(data[:size]), bytes(data[size:]))
-        assert memory_candidates(trainer._snapshots, said.append)[0].step == 2, at
-        assert said.pop().startswith("the record of step 3 on here is damaged"), at
+        found, said = memory_candidates(trainer._snapshots)
+        assert found[0].step == 2, at
+        assert said[-1].startswith("the record of step 3 on here is damaged"), at
     store.records[3] = Record(good.manifest[:-1], good.metadata)
-    assert memory_candidates(trainer._snapshots, said.append)[0].step == 2
+    assert memory_candidates(trainer._snapshots)[0][0].step == 2
     store.records[3] = good
-    assert memory_candidates(trainer._snapshots, said.append)[0].step == 3
+    assert memory_candidates(trainer._snapshots)[0][0].step == 3
     abandon(trainer)
 
 

@@ -54,7 +54,7 @@ def test_messages_are_found_with_the_exit_code_of_their_class() -> None:
     assert ("cannot create the run directory PATH", "13") in rows, "what its callers say"
     assert ("Run `RUN_ID` has a live operator", "11") in rows
     assert ("Slurm did not answer `COMMAND`", "12") in rows, "a class that comes from another module"
-    assert ("The secret of the run in PATH cannot be used", "13") in rows, "a text that stands in a variable"
+    assert ("The run's secret in PATH cannot be used", "13") in rows, "a text that stands in a variable"
     assert ("No checkpoint verifies in DIRECTORY", "15") in rows
     assert {int(code) for _, code in rows} <= {code for code in EXIT_CODES if isinstance(code, int)}
 

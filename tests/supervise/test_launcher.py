@@ -196,8 +196,8 @@ def test_a_warning_that_comes_while_a_launch_is_being_ended_is_kept_for_the_next
     monkeypatch.setattr(TwoFacedAgents, "end", end)
     monkeypatch.setattr(sys.modules[__name__], "RANK", RANK.replace("sleep(0.1)", "sleep(1.5)"))  # several looks long
     monkeypatch.setattr(executor.TrainingStep, "signal", lambda step, number: sent.append((id(step), number)))
-    monkeypatch.setattr(module.BeatWatch, "launch", property(lambda _: 1))
-    monkeypatch.setattr(module.BeatWatch, "step", lambda _, launch: 5)
+    monkeypatch.setattr(module.HeartbeatMonitor, "launch", property(lambda _: 1))
+    monkeypatch.setattr(module.HeartbeatMonitor, "step", lambda _, launch: 5)
     assert launcher(tmp_path).run() == 0
     assert [number for _, number in sent] == [signal.SIGUSR2]
 
