@@ -78,7 +78,7 @@ def tried(faults: Sequence[Fault], places: Sequence[str], why: str) -> tuple[lis
     with Nodes() as nodes:
         alarms, usual = [], {}
         for probe in (False, True):
-            report, took = nodes.examine(probe=probe)
+            report, took = nodes.check_nodes(probe=probe)
             usual[PROBED if probe else READINGS] = round(took, 1)
             alarms += [f"{f.node}: {f.check}: {f.evidence}" for f in report.findings if f.verdict.bad]
             told = [f"{f.node} {f.check}" for f in report.findings if f.verdict not in WELL]
@@ -112,7 +112,7 @@ def _all(nodes: Nodes, faults: Sequence[Fault], places: Sequence[str]) -> list[R
             if why:
                 rows.append(Row(fault.name, place, PLACES[place], untried=why))
                 continue
-            report, took = nodes.examine(fault, PLACES[place])
+            report, took = nodes.check_nodes(fault, PLACES[place])
             rows.append(judged(fault, place, report.findings, took))
         mine = rows[-len(places) :]
         marks = " ".join("-" if row.untried else "ok" if row.well else "NO" for row in mine)

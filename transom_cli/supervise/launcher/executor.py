@@ -52,7 +52,7 @@ SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
 SECONDS = 5.0  # to judge the evidence of a hang: thousands of stacks, a hundred full flight recorders
 SUSPECTS = 0.75  # confidence from which a node is a suspect: if blamed twice, it is excluded for a while
 SURE = 0.5  # confidence below which a verdict would only mislead
-WRAPPER = Path(transom_cli.__file__).resolve().parent / "supervise" / "agent" / "rank.py"
+WRAPPER = Path(transom_cli.__file__).resolve().parent / "supervise" / "agent" / "rank_wrapper.py"
 
 
 class Executor:
