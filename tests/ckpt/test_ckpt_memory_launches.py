@@ -40,7 +40,7 @@ def test_without_numbers_the_last_start_counts_and_one_before_never_again() -> N
 
 @pytest.mark.parametrize("told", [None, [], {}, {"attempt": 1, "token": ""}, {"attempt": "", "token": "", "more": 1}])
 def test_what_is_no_launch_is_refused(told: object) -> None:
-    with pytest.raises(ValueError, match="missing|unknown|not |launch"):
+    with pytest.raises(ValueError, match=r"missing|unknown|not |launch"):
         decode(Listen, {"launch": told, "directory": "/c", "token": "t", "node": "n", "key": ""})
 
 
