@@ -21,7 +21,7 @@ def _available(meminfo: str) -> int:
 
 
 def _left(proc: Path, cgroups: Path) -> Iterator[int]:
-    """What is left in each control group of this process, from its own up to the root's."""
+    """Yield the free bytes of each control group of this process, from its own up to the root's."""
     try:
         groups = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:

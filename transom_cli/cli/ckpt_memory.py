@@ -1,7 +1,7 @@
-"""What `transom ckpt` says of snapshots in the nodes' memory.
+"""Snapshots in the nodes' memory, as `transom ckpt` shows them.
 
-Of a run the files tell that its nodes' holders have written; of a plain directory this machine's holder is asked. What
-is to be read again is read by the holders themselves, so one of them must be within reach.
+For a run, they are read from files that the snapshot daemons have written. For a plain directory, this machine's daemon
+is asked. To verify a snapshot, the daemons read it themselves, so one of them must be reachable.
 """
 
 from __future__ import annotations

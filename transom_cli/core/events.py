@@ -152,7 +152,7 @@ class SubmissionAnswered(Event):
 class JobSeen(Event):
     """The job as Slurm reports it. `state` is a JobState name; `reason` is Slurm's own reason.
 
-    succeeds: the job that was ours, where its launcher, alone, has submitted this one in its place.
+    succeeds: the job that was ours, where its launcher, alone, has submitted this one as its successor.
     held_why: the launcher's reason, where it was the launcher that holds the job. by_launcher: the launcher, alone, has
     requeued it. suspended_at: when Slurm last suspended or resumed it, in Slurm's own words; "" if it never did.
     """
@@ -378,7 +378,7 @@ class Acted(Event):
 
 @dataclass(frozen=True)
 class ActionFailed(Event):
-    """An action was refused for good; what is merely unknown is tried again by the hands and does not come here."""
+    """An action was refused for good; if its result is unknown, the executor tries again and reports nothing."""
 
     key: str
     kind: str

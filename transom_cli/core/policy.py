@@ -26,20 +26,20 @@ _LINE = 200  # characters of a root cause line that are quoted
 
 @dataclass(frozen=True)
 class Rule:
-    """What it asks of a failure is a conjunction; what is empty asks nothing.
+    """A rule of the policy table. All conditions must hold; an empty condition always holds.
 
     category: any of these (`diagnose.clue.Category`). cause: any of `core.diagnose.CAUSES`. pattern: an RE2 expression
-    that the root line contains. exit_code, signal: of the rank that died first, or of the job. slurm_state: in which
-    the job ended. before_first_step: no rank of the run has ever made one. first_attempt: the job's first start.
-    against_node: the evidence allows to isolate one.
+    that the root cause line contains. exit_code, signal: of the rank that died first, or of the job. slurm_state: in
+    which the job ended. before_first_step: no rank of the run has made a step. first_attempt: the job's first start.
+    against_node: the evidence allows isolating a node.
 
-    reported: any of these stands (`diagnose.oddity.ODDITIES`): what is odd about a training that still steps. A rule
-    that asks for it meets no failure, and one that does not meets no report. lasting: and has stood for so many
-    seconds. skip_batches: of a rollback, whether the batches of the bad steps are to be left out.
+    reported: any of these anomalies of a training that still steps. A rule with this condition matches no failure, and
+    a rule without it matches no anomaly. lasting: the anomaly has lasted this many seconds. skip_batches: whether a
+    rollback skips the batches of the bad steps.
 
     budget: how often the action may be taken for one fingerprint within `within` seconds (None: in the whole run).
-    Then `then` is done, or without it the next rule that fits. scope: whether that is counted in the job, or on the
-    same node. source: the file that it comes from.
+    Then `then` is taken, or, without it, the next rule that matches decides. scope: whether the budget is counted for
+    the job or for each node. source: the file that the rule comes from.
     """
 
     name: str

@@ -16,7 +16,7 @@ _UNBORN = re.compile(r"^srun: error: task (?P<task>\d+) launch failed: (?P<why>.
 _TASKS = 1 << 20  # of one step; a range that is longer is no word of srun's
 _NO_OUTPUT = "could not connect IO"  # the task's log cannot be opened on its node
 # Before it has asked for a step: nothing of this launch has begun. A step's creation that is not answered srun itself
-# goes on asking for, unless the connection is refused.
+# keeps asking for, unless the connection is refused.
 _SILENT = re.compile(
     r"^srun: error: (?P<why>Unable to (?:confirm allocation for|create step for) job \d+: (?P<how>.+))$"
 )

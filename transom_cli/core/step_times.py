@@ -1,18 +1,19 @@
 """How long this run's steps take, and how long it may be silent. Pure.
 
-Two limits come out of the same samples:
+Two limits are computed from the same samples:
 
-- `tight`: for when something besides silence speaks against a rank (a stopped or vanished process, a node whose table
-  no longer comes): `factor` times median plus spread of the last steps.
-- `patient`: for when nothing does. Evaluation every n steps, a second compilation, a slow data shard look just like a
-  hang from outside, and are a detector's typical false alarm. So it is `patience` times wider (24 medians by default:
-  an evaluation of 20 steps' length passes unseen the first time); it is at least twice `floor`, and in the first
-  seconds of stepping, when compilations fall, as long as these are taken to last (core.quiet); and a silence that the
-  run came back from by itself raises it for good to `HEADROOM` times that silence. What is longer than all that and was
-  never seen before raises one alarm; a launch that is ended for that counts as come back, since it might have: so a
-  long evaluation is not ended for ever. When the next launch falls silent after the very same step, as it does at an
-  evaluation, it is ended too, and the third may take six times as long as the second, the fourth as the third: else
-  the relaunches would be spent before enough was learned.
+- `tight` applies if there is other evidence than silence: a stopped or vanished process, or a node whose table is late.
+  It is `factor` times the median plus the spread of the last steps.
+- `patient` applies to silence alone. From outside, an evaluation every n steps, a second compilation or a slow data
+  shard looks like a hang; these are the typical false alarms. So this limit is `patience` times wider: 24 medians by
+  default, so that an evaluation as long as 20 steps raises no alarm the first time. It is at least twice `floor`. In
+  the first seconds of stepping it allows for compilations (`core.stall`). A silence after which the ranks stepped
+  again raises it permanently to `HEADROOM` times that silence.
+
+A longer silence raises an alarm. A launch that was ended for silence counts as one that would have stepped again, so a
+long evaluation cannot end every launch. If the next launch falls silent after the very same step, it is ended too; the
+third may take six times as long as the second, and the fourth six times as long as the third. Otherwise the relaunches
+would be used up before the limit is learned.
 
 A median and an interquartile range, so that a few long steps among many do not move the limits by themselves.
 """

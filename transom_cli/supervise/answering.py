@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PATIENCE = 10.0  # seconds without an answer, before it is told
+PATIENCE = 10.0  # seconds without an answer, after which it is reported
 EVERY = 1.0  # seconds from an answer to the next question
 TURN = 0.25
 

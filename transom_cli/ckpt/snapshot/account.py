@@ -19,7 +19,7 @@ BEING_PROTECTED = "being protected"
 
 @dataclass(frozen=True)
 class Held:
-    """A rank's share, as it stands on the node."""
+    """A rank's share on the node."""
 
     rank: int
     file: str
@@ -105,7 +105,7 @@ def together(accounts: Mapping[str, Account]) -> list[InMemory]:
 
 
 def newest_whole(trainings: Iterable[Mapping[str, Account]]) -> InMemory | None:
-    """The newest step of which all shares are there, of all trainings; each by node."""
+    """Return the newest complete step of each training, by node."""
     whole = [step for accounts in trainings for step in together(accounts) if not step.missing]
     return max(whole, key=lambda step: step.step, default=None)
 

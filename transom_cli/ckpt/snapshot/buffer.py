@@ -14,7 +14,7 @@ Segments = tuple[tuple[int, int], ...]  # (start, bytes) in the memory, one afte
 
 @dataclass(frozen=True)
 class Share:
-    """A rank's data file of one step, as it stands in a buffer. `sum`: its xxh3_128, as the manifest has it."""
+    """A rank's data file of one step, in a buffer. `sum`: its xxh3_128, as in the manifest."""
 
     step: int
     file: str

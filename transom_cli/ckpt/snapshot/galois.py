@@ -61,7 +61,7 @@ def coefficient(row: int, column: int, k: int) -> int:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A lost data column as the sum of what is left, each multiplied by its coefficient."""
+    """A lost data column as the sum of the remaining ones, each multiplied by its coefficient."""
 
     lost: int
     columns: tuple[tuple[int, int], ...]  # (data column, coefficient): every one that is not lost
@@ -71,7 +71,7 @@ class Recipe:
 def solve(k: int, lost: Sequence[int], rows: Sequence[int]) -> list[Recipe]:
     """How to rebuild the lost of `k` data columns from the others and as many parity rows: a recipe each, in order.
 
-    A lost parity row needs no recipe: it is computed anew.
+    A lost parity row needs no recipe: it is computed again.
     """
     if len(set(lost)) != len(lost) or len(set(rows)) != len(rows) or len(lost) != len(rows):
         raise ValueError(

@@ -1,7 +1,7 @@
-"""What the daemons of a job have between them, and from which steps a training could go on. Pure.
+"""The steps that a training could resume from, given what the daemons of a job hold. Pure.
 
-A step can be had when its record is known somewhere and every share that the record names is held somewhere with the
-checksum that stands there, or can be made from parity (`protected`, see `finding`).
+A step is available if some daemon has its record, and every share that the record names is held with the recorded
+checksum or can be rebuilt from parity (`protected`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""A committed snapshot becomes a durable checkpoint: by the daemons alone, from shared memory, without another copy.
+"""Make a committed snapshot a durable checkpoint: by the daemons alone, from shared memory, without another copy.
 
-The daemon that is asked (that of rank 0's node, while ranks live) sees to it (memory.writing). So it goes on when the
-trainer is gone, and needs no trainer to begin with. When the checkpoint is durable, every so many-th is written once
-more into each of the further directories, from the same memory. What fails there is told, and nothing waits for it but
-the end of the training.
+One daemon leads the write: the one that was asked, usually that of rank 0's node. It needs no trainer, so the write
+also finishes when the trainer is gone. After the checkpoint is durable, every n-th one is written from the same memory
+into each further directory. A failure there is reported, and only the end of the training waits for it.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Persister:
         self._one_at_a_time, self._one_copy, self._one_look = (threading.Lock() for _ in range(3))
 
     def copy_to(self, also: dict[Path, int]) -> None:
-        """Every so many-th durable checkpoint goes there too."""
+        """Copy durable checkpoints to further directories: every n-th one, by directory."""
         if also != self._turns.also:
             self._turns = CopyTurns(also)
 
@@ -75,16 +74,18 @@ class Persister:
             threading.Thread(target=self._run, args=(order,), name=f"persist-{order.step}", daemon=True).start()
 
     def tried_again(self, step: int) -> None:
-        """It has been saved anew, and is to be durable: why it could not be before is over."""
+        """The step was saved again: forget why it could not be written before."""
         self._outcomes.tried_again(step)
 
     def outcome(self, step: int, patience: float = 0.0) -> State:
-        """Of a step that this daemon sees to: RUNNING, COPYING (durable already), DONE, FAILED with the trouble, or
-        UNKNOWN; after `patience` seconds at the latest."""
+        """Return the state of a write that this daemon leads, after at most `patience` seconds.
+
+        RUNNING, COPYING (already durable), DONE, FAILED with the error, or UNKNOWN.
+        """
         return self._outcomes.own(step, patience)
 
     def outcome_by(self, node: str, step: int, patience: float) -> State:
-        """The same of a step that the daemon of `node` sees to."""
+        """Return the state of a write that the daemon of `node` leads."""
         if node == self._members.current.own:
             return self.outcome(step, patience)
         if self._outcomes.heard(step, patience)[0] not in ENDED:
@@ -92,7 +93,7 @@ class Persister:
         return self._outcomes.heard(step)
 
     def hear(self, step: int, state: str, trouble: str) -> None:
-        """The daemon that sees to it says how it stands. Nothing but copies is then made of it any more."""
+        """Note what the leading daemon reports. After the end, nothing but copies is made of the step."""
         self._outcomes.hear(step, state, trouble)
         if state in ENDED:
             self._writer.over(step)
@@ -169,12 +170,12 @@ class Persister:
     def _attempted(self, order: Order, directory: Path) -> str:
         try:
             return self._writer.checkpoint(order, directory)
-        except Exception as error:  # whoever waits must hear of it
+        except Exception as error:  # the waiting ranks must get an answer
             return one_line(error)
 
     def _tell(self, step: int, state: str, trouble: str = "") -> None:
-        """This node's ranks, and all others'."""
-        peers = self._members.current  # those that took part: when all is told there may be others
+        """Tell this node's ranks and those of all other nodes."""
+        peers = self._members.current  # the nodes that took part; the next launch may have others
         self._outcomes.set(step, state, trouble)
         peers.call_all("ended", _ANSWER, step=step, state=state, trouble=trouble)
 
@@ -211,33 +212,33 @@ class Outcomes:
             self._changed.notify_all()
 
     def hear(self, step: int, state: str, trouble: str) -> None:
-        """Of the holder that sees to it."""
+        """Note what the leading daemon reports."""
         with self._changed:
             _remember(self._heard, step, (state, trouble))
             _remember(self._ask_at, step, time.monotonic() + (_UNSURE if state == UNKNOWN else _SILENCE))
             self._changed.notify_all()
 
     def tried_again(self, step: int) -> None:
-        """A step that could not be written has been saved anew: how it went the last time says nothing any more."""
+        """Forget earlier failures of a step that was saved again."""
         with self._changed:
             for known in (self._own, self._heard):
                 if known.get(step, ("", ""))[0] == FAILED:
                     del known[step]
 
     def own(self, step: int, patience: float = 0.0) -> State:
-        """Of a write that this holder sees to: once it has ended, or as it is after `patience` seconds."""
+        """Return the state of a write that this daemon leads: when it has ended, or after `patience` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._own.get(step, ("", ""))[0] in ENDED, patience)
             return self._own.get(step, (UNKNOWN, ""))
 
     def heard(self, step: int, patience: float = 0.0) -> State:
-        """The same of another's, which is taken to be under way until something else is heard."""
+        """Return the state of another daemon's write. It counts as running until that daemon reports otherwise."""
         with self._changed:
             self._changed.wait_for(lambda: self._heard.get(step, ("", ""))[0] in ENDED, patience)
             return self._heard.get(step, (RUNNING, ""))
 
     def due(self, step: int) -> bool:
-        """Whether the holder that sees to it is to be asked now. Says so to one of those that wait for the step."""
+        """Return whether to ask the leading daemon now. Of several waiting threads, one gets True."""
         with self._changed:
             now = time.monotonic()
             at = self._ask_at.get(step, now + _SILENCE)

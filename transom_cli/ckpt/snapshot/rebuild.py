@@ -1,4 +1,4 @@
-"""A share that no node holds any more, made from parity and what is left of its stripes.
+"""Rebuild a share that no node holds any more, from parity and the remaining chunks of its stripes.
 
 Chunks are read a piece a time from wherever their shares are now, and checked against the checksums that were taken
 when the parity was made. What is missing or damaged counts as lost; as many parity rows take its place.

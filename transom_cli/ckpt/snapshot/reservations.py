@@ -31,7 +31,7 @@ class Reservations:
         self._held = {held for held in self._held if held[0] > step or held[1] != use}
 
     def rewind(self, step: int | None) -> None:
-        """The training goes on from `step`; None: from its start."""
+        """The training resumes from `step`; None: from its start."""
         self._held = {held for held in self._held if step is not None and held[0] <= step}
         self._early.clear()
 

@@ -24,7 +24,7 @@ from transom_cli.layout import AttemptDir, parse_attempt
 SCHEMA = 1
 LOOK = 2.0  # seconds between two looks at what has changed: it is written no oftener
 SIGN = 20.0  # seconds after which it is touched in any case
-SILENT = 60.0  # seconds without a sign: whoever wrote it is taken for dead
+SILENT = 60.0  # seconds without a sign of life, after which the writer counts as dead
 PARTING = 5.0  # seconds for a file system that does not answer
 
 

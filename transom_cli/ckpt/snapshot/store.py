@@ -193,7 +193,7 @@ class Store:
         return self._restored
 
     def rewind(self, launch: Launch, step: int | None) -> None:
-        """The training goes on from `step` (None: from its start): what is newer is of a past that did not happen."""
+        """The training resumes from `step` (None: from its start): drop newer steps, which will be made again."""
         with self._changed:
             self._fence(launch)
             for newer in [n for n in self.records if step is None or n > step]:

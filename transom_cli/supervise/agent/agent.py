@@ -1,14 +1,13 @@
-"""The node's agent: writes the node's beat table and what it finds there, and answers the attempt's launcher.
+"""The node's agent: writes the node's heartbeat table and its findings, and answers the attempt's launcher.
 
     python -m transom_cli.supervise.agent.agent --attempt-dir D [--beats-dir B] [--node N]
 
-One per node and attempt, a step of its own beside the training step, so that the table goes on when the training
-step dies. It looks four times a second and writes at most once a second, sooner only when something has happened
-that should not wait: a process stopped or gone, a first step. It ends when it is told to (TERM) and no launcher lives
-that may still need it, when the attempt's outcome stands, when its parent (the Slurm step) dies, or when the run
-directory has vanished.
+There is one per node and attempt. It is a Slurm step of its own, so the table is still written when the training step
+dies. The agent looks four times a second and writes at most once a second, or at once for news that should not wait: a
+stopped or vanished process, a first step. It ends when it receives TERM and no live launcher needs it, when the attempt
+has an outcome, when its parent (the Slurm step) dies, or when the run directory has vanished.
 
-It also sees to the node's memory holder, which keeps the ranks' snapshots (agent/memory).
+It also starts the node's snapshot daemon, which keeps the ranks' snapshots.
 """
 
 from __future__ import annotations
@@ -149,7 +148,7 @@ class TermGrace:
 
 
 def keep(agent: Agent, attempt: AttemptDir) -> bool:
-    """Look until the attempt is over or it is told to stop (True), or until nobody is left to look for (False).
+    """Look until the attempt is over or TERM arrives (True), or until nobody needs the agent any more (False).
 
     The signals must be blocked.
     """
@@ -255,7 +254,7 @@ def end_former(attempt: AttemptDir, node: str) -> None:
 
 
 def _former_seq(path: Path) -> int:
-    """An agent that is started again goes on counting, so that its first table is seen to be new."""
+    """Continue the numbers of an earlier agent, so that readers see the first table as new."""
     try:
         return decode(path.read_bytes()).seq
     except (OSError, BadTable):

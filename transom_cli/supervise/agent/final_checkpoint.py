@@ -1,9 +1,9 @@
-"""The agent's part of a flush: it writes the node's order, and tells how far the ranks are that will see it.
+"""The agent's part of a final checkpoint: it writes the node's order and reports how far the node's ranks are.
 
-The launcher asks every node first, picks a step beyond what any rank has reached, and orders it on all nodes. An answer
-to an order is taken after the order stands: a rank whose step is smaller there is certain to find it in time. Where one
-is not, the launcher orders a larger step. That is safe whatever the ranks have done by then: those that were in time
-for the first order have begun a checkpoint that never stands, and all come together at the next (ckpt.saving.engine).
+The launcher asks every node first, picks a step beyond what any rank has reached, and orders it on all nodes. The agent
+reads the ranks' steps after it has written the order, so a rank with a smaller step is certain to find it in time. If a
+rank is already further, the launcher orders a larger step. That is safe at any time: ranks that were in time for the
+first order have begun a checkpoint that is never committed, and all ranks meet at the next one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ _one_at_a_time = threading.Lock()
 
 
 def ask(beats_dir: str, launch: int, step: int) -> dict[str, object]:
-    """Order a checkpoint at `step`, or with -1 only ask.
+    """Order a checkpoint at `step`; -1 only asks.
 
-    listening: the ranks of this node that will see an order. reached: the furthest step that one of them has passed
-    to save(), -1: none. keeps: those that outlive a TERM for a moment. ordered: the order that stands now, -1: none;
-    an order only ever grows. Raises OSError, and ValueError when the launch is being ended.
+    Returns:
+        listening: ranks of this node that will see an order. reached: the furthest step that one of them has passed to
+        save(), or -1. keeps: ranks that survive a TERM for a moment. ordered: the order in force, or -1; it only grows.
+
+    Raises:
+        OSError: the node's order cannot be written.
+        ValueError: the launch is being ended.
     """
     ordered = _order(beats_dir, launch, step)
     if ordered == final_checkpoint.END:
@@ -46,7 +50,7 @@ def end_now(beats_dir: str, launch: int) -> None:
 
 
 def _order(beats_dir: str, launch: int, step: int) -> int:
-    """Make `step` the order unless a larger one stands; the one that stands then."""
+    """Make `step` the order unless a larger one is in force. Return the order in force."""
     with _one_at_a_time:
         fd = final_checkpoint.open_order(beats_dir, launch, os.O_RDWR)
         try:

@@ -23,7 +23,7 @@ from transom_cli.layout import AttemptDir
 
 TAIL = 256 * 1024  # bytes of a log's end that are read for its first cause
 LOOK = 64 * 1024  # bytes of one log that are read at a look; of a log that grows faster, the newest
-_LINE = 16 * 1024  # a line that goes on for longer, without an end, is given up
+_LINE = 16 * 1024  # bytes; a longer line is given up
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,7 @@
 """Stacks of one process by py-spy (github.com/benfred/py-spy), which needs the right to trace it: ptrace(2).
 
 py-spy pauses the process while it reads it, all threads, and walks the native stacks too if asked. A process that is
-stopped, or that hangs in the kernel, cannot be paused: it is read as it stands, and its native stack is left out.
+stopped, or that hangs in the kernel, cannot be paused: it is read without a pause, and without its native stack.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def program() -> str | None:
 
 
 def dump(process: Process, deadline: float) -> Dumped:
-    """Try until one form works or `deadline` (time.monotonic) is reached; each gets half of what is left."""
+    """Try until one form works or `deadline` (time.monotonic) is reached; each gets half of the remaining time."""
     found = program()
     if found is None:
         return Dumped(NONE, "", "py-spy is not installed on this node (`pip install py-spy`)")

@@ -16,7 +16,7 @@ from transom_cli.health.checks.host import read_memory
 from transom_cli.supervise.agent import procfs
 from transom_cli.supervise.agent.processes import RANK, find
 
-FILES = 4000  # that are told
+FILES = 4000  # the most in an answer
 ANSWER = 900 * 1024  # bytes of them as JSON: within what an agent may send (wire.LIMITS)
 MOST = 8 << 30  # bytes that are read for one question
 SHARE = 0.5  # of the memory that is available now, at most
