@@ -18,5 +18,5 @@ _KEPT = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_ENABLE_FILE_TIMER")  # say not
 
 
 def rank_variables(names: Iterable[str]) -> tuple[str, ...]:
-    """Those of them by which a trainer would take itself for a rank of another launch."""
+    """Return the variables that would make a trainer believe it is a rank of another launch."""
     return tuple(sorted(n for n in names if n in _RANK or (n.startswith("TORCHELASTIC_") and n not in _KEPT)))

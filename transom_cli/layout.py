@@ -166,7 +166,7 @@ class RunDir:
 
     @property
     def told(self) -> Path:
-        """Which messages were sent to which target (telling.ledger): one file per epoch, from that operator."""
+        """The messages sent to each target (`notify.delivery`): one file per operator epoch."""
         return self.path / "told"
 
     @property

@@ -95,6 +95,6 @@ def _of_line(log_category: str, line: str) -> Category:
 
 
 def _of_checks(checks: Collection[str]) -> Category:
-    """Of the first check, in the order of that table. What is about the host alone (its memory, say) has none."""
+    """Return the category of the first check in the order of that table. Checks of the host alone have none."""
     found = (c for first, c in _OF_CHECK if any(name.startswith(first) for name in checks))
     return next(found, Category.UNKNOWN)

@@ -67,7 +67,7 @@ class Diagnosis:
 
 
 def faults_of(faults: tuple[NodeFault, ...], node: str) -> tuple[NodeFault, ...]:
-    """Those of one node, the proven ones first."""
+    """Return the faults of one node, proven ones first."""
     return tuple(sorted((f for f in faults if f.node == node), key=lambda f: not f.proven))
 
 

@@ -115,7 +115,7 @@ def listed(path: Path) -> list[Path]:
 
 
 def read_losses(attempt: AttemptDir) -> Iterator[Loss]:
-    """Of the lines that have one: older launchers wrote none. They may be no finite numbers."""
+    """Yield the losses of the lines that have one, since older launchers wrote none. They may not be finite."""
     try:
         text = attempt.progress.read_bytes()
     except OSError:

@@ -163,7 +163,7 @@ class AttemptFollower:
             yield ev.StepSeen(now, self.name, self._step, self._since_start)
 
     def _tell_saves(self, now: float) -> Iterator[ev.Event]:
-        """That saves fail, for which reason, and that they do so no longer; how many by now, once a minute."""
+        """Report that saves fail and why, that they succeed again, and once a minute how many have failed."""
         saves = read_saves(self._dir)
         if saves is None:
             return

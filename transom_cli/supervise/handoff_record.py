@@ -48,7 +48,7 @@ def read_handoff(attempt: AttemptDir) -> Handoff | None:
 
 
 def newest_handoff(run: RunDir, before: tuple[int, int] | None = None) -> Handoff | None:
-    """Of the newest attempt, of those `before` (job id, restart count) where given."""
+    """Return the handoff of the newest attempt, or of the newest one `before` (job ID, restart count)."""
     numbers = [n for n in attempt_numbers(run) if before is None or n < before]
     return read_handoff(run.attempt(*max(numbers))) if numbers else None
 

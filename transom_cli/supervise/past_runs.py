@@ -34,7 +34,7 @@ def remember(run: RunDir) -> None:
 
 
 def of_past_runs(run: RunDir) -> Templates:
-    """Of the newest runs of the same name that were begun before this one."""
+    """Return the log templates of the newest earlier runs with the same name."""
     own = _ID.fullmatch(run.run_id)
     if own is None:
         return Templates()

@@ -3,7 +3,7 @@
 `fold` adds a multiple of some bytes to others. Parity is folded from data, and lost data from the remaining columns, in
 any order and in pieces of any size: `into` starts as zeros, and a piece is folded when it is there. Nothing is copied
 on the way, and other threads run meanwhile; the wrappers that exist for Python (pyeclib, zfec) copy, and lose most of
-the speed to that. Pieces that fit the processor's caches are best when one is folded into several rows. """
+the speed to that. Pieces that fit the processor's caches are best when one is folded into several rows."""
 
 from __future__ import annotations
 

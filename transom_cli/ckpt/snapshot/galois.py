@@ -22,7 +22,7 @@ ELEMENTS = 256  # columns and rows together, at most
 
 
 def _powers() -> tuple[int, ...]:
-    """Of x, which generates all elements but 0; the row goes round once more, so that sums of exponents are in it."""
+    """Return the powers of x, which generates all elements but 0. The row is doubled, so sums of exponents index it."""
     found, power = [], 1
     for _ in range(2 * (ELEMENTS - 1)):
         found.append(power)
@@ -89,7 +89,7 @@ def solve(k: int, lost: Sequence[int], rows: Sequence[int]) -> list[Recipe]:
 
 
 def _inverse(matrix: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Of a square matrix whose leading submatrices are all regular, so that no pivot is 0 (Gauss, Jordan)."""
+    """Invert a square matrix (Gauss, Jordan) whose leading submatrices are all regular, so that no pivot is 0."""
     size = len(matrix)
     work = [[*row, *(int(i == j) for j in range(size))] for i, row in enumerate(matrix)]
     for i in range(size):

@@ -101,7 +101,7 @@ class Parity:
         yield memoryview(found.memory)[: found.size]
 
     def only(self, *steps: int | None) -> None:
-        """Of other steps the rows are needed no more."""
+        """Drop the rows of all other steps."""
         with self._lock:
             self._drop(lambda row: row.group.step not in steps)
 

@@ -27,7 +27,7 @@ class Reservations:
         self._held.discard((step, use))
 
     def release_all(self, step: int, use: str) -> None:
-        """Of that step and older ones: also what was asked of a daemon that is gone."""
+        """Release that step and older ones, including reservations made at a daemon that is gone."""
         self._held = {held for held in self._held if held[0] > step or held[1] != use}
 
     def rewind(self, step: int | None) -> None:

@@ -118,7 +118,7 @@ def read_all(attempt: AttemptDir, now: float) -> dict[str, TrainingStatus]:
 
 
 def read(attempt: AttemptDir, directory: Path, now: float) -> TrainingStatus:
-    """Of the training that checkpoints into `directory`."""
+    """Return the status of the training that checkpoints into `directory`."""
     sights = read_all(attempt, now)
     return next((sight for name, sight in sights.items() if _same(name, directory)), TrainingStatus())
 

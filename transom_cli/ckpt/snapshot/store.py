@@ -264,7 +264,7 @@ class Store:
             self._forget_old()
 
     def release_all(self, step: int, why: str) -> None:
-        """Of that step and older ones."""
+        """Release that step and older ones."""
         with self._changed:
             self._reserved.release_all(step, why)
             self._forget_old()

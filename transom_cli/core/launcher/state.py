@@ -105,7 +105,7 @@ class Nodes:
         return tuple(n for n in self.allocated if n in chosen)
 
     def of_launch(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        """Those of `nodes` that carry ranks now, without repetitions."""
+        """Return those of `nodes` that carry ranks now, without repetitions."""
         return tuple(n for n in dict.fromkeys(nodes) if n in self.training)
 
     def with_ready(self, node: str) -> Nodes:

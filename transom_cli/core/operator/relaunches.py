@@ -58,5 +58,5 @@ def relaunched(state: State, at: float, number: int, words: str) -> State:
 
 
 def _number(name: str) -> int:
-    """Of a launcher's incident; 0 for any other name."""
+    """Return the number of a launcher's incident, or 0 for any other name."""
     return int(name[1:]) if name[:1] == "l" and name[1:].isdecimal() else 0

@@ -63,7 +63,7 @@ def hits_of_tail(path: Path, data: bytes, start: int) -> list[Hit]:
 
 
 def names(beats_dir: str, launch: int, rows: Sequence[RankBeat]) -> list[str]:
-    """Of the logs that are written on this node: its ranks' (by their beats), or under torchrun its own."""
+    """Return the logs written on this node: its ranks' (known by their heartbeats), or under torchrun its own."""
     nodes = paths.torchrun_nodes(beats_dir, launch)
     if nodes:
         return [f"node-{n}.log" for n in nodes]

@@ -51,7 +51,7 @@ def operate_here(run: RunDir, build: Callable[[RunDir], Operator]) -> int:
 
 
 def exit_code(state: State) -> int:
-    """Of a run that is over; UNKNOWN for a run that continues without this operator."""
+    """Return the exit code of a run that is over; UNKNOWN for a run that continues without this operator."""
     return state.exit_code if state.phase.over and state.exit_code is not None else UNKNOWN
 
 

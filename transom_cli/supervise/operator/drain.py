@@ -75,7 +75,7 @@ def _drained(slurm: Slurm, node: str) -> bool:
 
 
 def owner_of(node: Node) -> str:
-    """Who else keeps the node away, and why; empty where it is up, or ours."""
+    """Return who else drained the node, and why; empty if it is up, or if the drain is ours."""
     kept = node.drain or node.state in ("down", "fail")
     if not kept or not node.reason or node.reason.startswith((OURS, _SLURMS_OWN)):
         return ""
