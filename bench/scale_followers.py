@@ -11,7 +11,6 @@ from typing import Any
 
 from status import JOB
 
-from transom_cli.bootstrap import slurm as bootstrap
 from transom_cli.core.launcher import LaunchEnded
 from transom_cli.core.stall_state import StallLimits
 from transom_cli.layout import RunDir
@@ -72,8 +71,7 @@ def launch(run: RunDir, names: list[str], ranks: int, told: Connection) -> None:
     options = replace(options, limits=LIMITS)
     launcher.Agents = Mute  # type: ignore[misc,assignment]
     launchplan.training_argv = lambda *_, **__: sleeping  # type: ignore[assignment]
-    bootstrap.slurm_client = lambda *_, **__: slurm  # type: ignore[assignment]
-    made = launcher.Launcher(Allocation(JOB, 0, tuple(names), host=names[0]), options)
+    made = launcher.Launcher(Allocation(JOB, 0, tuple(names), host=names[0]), options, lambda _: slurm)
     signal.signal(signal.SIGALRM, lambda *_: (told.send(len(slurm.calls)), os._exit(0)))
     made.run()
 

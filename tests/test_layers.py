@@ -195,6 +195,13 @@ def test_checkpoints_bring_no_command_line_into_the_trainer(name: str) -> None:
         assert unwanted == set(), f"through {short(module)}"
 
 
+def test_implementations_are_chosen_only_for_commands() -> None:
+    """Everything below the command line gets its Slurm, files and senders from its caller."""
+    inside = matching("bootstrap", "bootstrap.*")
+    users = [name for name in GRAPH.paths if GRAPH.inside(name, late=True) & set(inside) and name not in inside]
+    assert [short(name) for name in users if name not in matching("cli", "cli.*")] == []
+
+
 def test_torch_is_imported_only_by_checkpoints_integrations_the_probe_and_hooks() -> None:
     users = [n for n in GRAPH.paths if "torch" in GRAPH.outside(n, late=True)]
     assert [short(n) for n in users if n not in matching("ckpt.*", "integrations.*", *PROBES, *HOOKS)] == []

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.bootstrap import slurm as bootstrap
 from transom_cli.core.operator.state import Policy
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
@@ -57,7 +56,6 @@ class Journal:
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Slow:
     made = Slow()
-    monkeypatch.setattr(bootstrap, "launcher_slurm", lambda *_, **__: made)
     monkeypatch.setattr(module, "backoff", lambda _: 0.01)
     monkeypatch.setattr(module, "REQUEUED", 0.0)
     run = RunDir(tmp_path)
@@ -76,19 +74,19 @@ def running(slurm: Slow, folder: Path, *options: str) -> Allocation:
 
 
 def hand_off(
-    folder: Path, here: Allocation, again: str = "requeue", *, resubmit: bool = False, leave: bool = False
+    slurm: Slow, folder: Path, here: Allocation, again: str = "requeue", *, resubmit: bool = False, leave: bool = False
 ) -> tuple[str, Handoff | None]:
     """What was said, and what those who come after read."""
     journal = Journal(RunDir(folder), here.job_id, here.restart)
     journal.attempt.outcome.write_text(json.dumps({"status": "failed", "why": WHY}))
     wanted = module.NextAttempt(again, WHY, resubmit)
-    words = module.hand_off(RunDir(folder), here, wanted, lambda: leave, journal)
+    words = module.hand_off(slurm, RunDir(folder), here, wanted, lambda: leave, journal)
     return words, journal.handed
 
 
 def test_the_job_is_requeued(slurm: Slow, tmp_path: Path) -> None:
     here = running(slurm, tmp_path)
-    words, handed = hand_off(tmp_path, here)
+    words, handed = hand_off(slurm, tmp_path, here)
     assert words == "no operator lives: the job is requeued"
     assert (slurm.job(here.job_id).restarts, slurm.job(here.job_id).held) == (1, False)
     assert handed is not None and (handed.how, handed.start) == ("requeued", (here.job_id, 1))
@@ -96,7 +94,7 @@ def test_the_job_is_requeued(slurm: Slow, tmp_path: Path) -> None:
 
 def test_a_job_that_is_held_says_why(slurm: Slow, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = running(slurm, tmp_path)
-    words, handed = hand_off(tmp_path, here, "hold")
+    words, handed = hand_off(slurm, tmp_path, here, "hold")
     assert words == "no operator lives: the job is held"
     job = slurm.job(here.job_id)
     assert job.held and job.comment == f"{run_tag(tmp_path.name)} held: {WHY}"
@@ -109,7 +107,7 @@ def test_on_one_of_several_clusters_a_person_is_told_its_name(
 ) -> None:
     SubmissionRecord(("--open-mode=append",), chdir=str(tmp_path), requested_cluster="alps").save(RunDir(tmp_path))
     here = running(slurm, tmp_path)
-    hand_off(tmp_path, here, "hold")
+    hand_off(slurm, tmp_path, here, "hold")
     assert f"go on with `scontrol -M alps release {here.job_id}`" in capsys.readouterr().out
 
 
@@ -118,7 +116,7 @@ def test_a_comment_that_slurm_refuses_does_not_stop_the_hold(
 ) -> None:
     here = running(slurm, tmp_path)
     slurm.fail_next("set_comment", SlurmDenied("no", "Access/permission denied"))
-    assert hand_off(tmp_path, here, "hold")[0].endswith("held")
+    assert hand_off(slurm, tmp_path, here, "hold")[0].endswith("held")
     assert slurm.job(here.job_id).held
     assert "could not be set to the reason: Access/permission denied" in capsys.readouterr().out
 
@@ -128,27 +126,27 @@ def test_a_comment_that_slurm_refuses_does_not_stop_the_hold(
 def test_a_hold_waits_for_a_slurm_that_does_not_answer(slurm: Slow, tmp_path: Path, call: str, after: bool) -> None:
     here = running(slurm, tmp_path)
     slurm.fail_next(call, SlurmUnknown("no answer", "timed out"), after=after)
-    assert hand_off(tmp_path, here, "hold")[0].endswith("held")
+    assert hand_off(slurm, tmp_path, here, "hold")[0].endswith("held")
     job = slurm.job(here.job_id)
     assert (job.held, job.restarts, job.comment) == (True, 1, f"{run_tag(tmp_path.name)} held: {WHY}")
 
 
 def test_once_released_the_words_of_the_hold_go(slurm: Slow, tmp_path: Path) -> None:
     here = running(slurm, tmp_path)
-    hand_off(tmp_path, here, "hold")
+    hand_off(slurm, tmp_path, here, "hold")
     slurm.release(here.job_id)
     slurm.sleep(200.0)
-    module.clear_hold(RunDir(tmp_path), Allocation(here.job_id, 1, here.nodes))
+    module.clear_hold(slurm, RunDir(tmp_path), Allocation(here.job_id, 1, here.nodes))
     assert slurm.job(here.job_id).comment == run_tag(tmp_path.name)
     calls = len(slurm.calls)
-    module.clear_hold(RunDir(tmp_path), Allocation(here.job_id, 0, here.nodes))
+    module.clear_hold(slurm, RunDir(tmp_path), Allocation(here.job_id, 0, here.nodes))
     assert len(slurm.calls) == calls, "Slurm is not asked where nothing was held before"
 
 
 def test_a_slurm_that_does_not_answer_is_waited_for(slurm: Slow, tmp_path: Path) -> None:
     here = running(slurm, tmp_path)
     slurm.silent = 3
-    assert hand_off(tmp_path, here)[0].endswith("requeued")
+    assert hand_off(slurm, tmp_path, here)[0].endswith("requeued")
     assert slurm.job(here.job_id).restarts == 1
 
 
@@ -159,7 +157,7 @@ def test_an_operator_that_is_back_meanwhile_does_it(
     slurm.silent = 10**6
     monkeypatch.setattr(module, "LINGER", 0.3)
     with_operator = Lease.take(RunDir(tmp_path))
-    words, handed = hand_off(tmp_path, here)
+    words, handed = hand_off(slurm, tmp_path, here)
     assert "left to the operator" in words and handed is None
     with_operator.give_up()
     assert slurm.job(here.job_id).restarts == 0
@@ -168,7 +166,7 @@ def test_an_operator_that_is_back_meanwhile_does_it(
 def test_it_is_not_waited_for_when_the_job_is_to_end(slurm: Slow, tmp_path: Path) -> None:
     here = running(slurm, tmp_path)
     slurm.silent = 10**6
-    words, handed = hand_off(tmp_path, here, leave=True)
+    words, handed = hand_off(slurm, tmp_path, here, leave=True)
     assert "Slurm gives no answer: Unable to contact" in words and handed is None
     assert slurm.job(here.job_id).restarts == 0
 
@@ -182,7 +180,7 @@ def test_a_new_job_goes_on_where_that_is_wanted_or_a_requeue_is_refused(
     slurm: Slow, tmp_path: Path, refused: bool
 ) -> None:
     here = running(slurm, tmp_path, *(["--no-requeue"] if refused else []))
-    words, handed = hand_off(tmp_path, here, resubmit=not refused)
+    words, handed = hand_off(slurm, tmp_path, here, resubmit=not refused)
     assert words == "no operator lives: job 2 takes the place of this one"
     assert handed is not None and (handed.how, handed.start) == ("resubmitted", (2, 0))
     assert living(slurm) == [2]
@@ -197,7 +195,7 @@ def test_a_new_job_goes_on_where_that_is_wanted_or_a_requeue_is_refused(
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_new_job_is_held_with_the_reason(slurm: Slow, tmp_path: Path, refused: bool) -> None:
     here = running(slurm, tmp_path, *(["--no-requeue"] if refused else []))
-    words, handed = hand_off(tmp_path, here, "hold", resubmit=not refused)
+    words, handed = hand_off(slurm, tmp_path, here, "hold", resubmit=not refused)
     assert words == "no operator lives: job 2 takes the place of this one, held"
     assert handed is not None and (handed.how, handed.start, handed.why) == ("held", (2, 0), WHY)
     slurm.sleep(5.0)
@@ -210,7 +208,7 @@ def test_a_new_job_is_held_with_the_reason(slurm: Slow, tmp_path: Path, refused:
 def test_no_answer_leads_to_one_new_job_all_the_same(slurm: Slow, tmp_path: Path, call: str, after: bool) -> None:
     here = running(slurm, tmp_path)
     slurm.fail_next(call, SlurmUnknown("no answer", "timed out"), after=after)
-    assert hand_off(tmp_path, here, resubmit=True)[0].startswith("no operator lives: job 2")
+    assert hand_off(slurm, tmp_path, here, resubmit=True)[0].startswith("no operator lives: job 2")
     slurm.sleep(5.0)
     assert living(slurm) == [2] and slurm.job(2).state is JobState.RUNNING
 
@@ -218,7 +216,7 @@ def test_no_answer_leads_to_one_new_job_all_the_same(slurm: Slow, tmp_path: Path
 def test_what_slurm_refuses_is_told(slurm: Slow, tmp_path: Path) -> None:
     here = running(slurm, tmp_path, "--no-requeue")
     slurm.fail_next("submit", SlurmRefused("Slurm refused `sbatch`", "Slurm said: no submissions from compute nodes"))
-    words, handed = hand_off(tmp_path, here)
+    words, handed = hand_off(slurm, tmp_path, here)
     assert "could not be requeued: Slurm refused `sbatch`: Slurm said: no submissions from" in words and handed is None
     assert living(slurm) == [here.job_id]
 
@@ -226,13 +224,13 @@ def test_what_slurm_refuses_is_told(slurm: Slow, tmp_path: Path) -> None:
 def test_without_its_submission_a_job_cannot_be_submitted_again(slurm: Slow, tmp_path: Path) -> None:
     here = running(slurm, tmp_path, "--no-requeue")
     RunDir(tmp_path).submission.unlink()
-    assert "submission.json" in hand_off(tmp_path, here)[0]
+    assert "submission.json" in hand_off(slurm, tmp_path, here)[0]
 
 
 def test_a_job_that_cannot_end_itself_ends_all_the_same(slurm: Slow, tmp_path: Path) -> None:
     here = running(slurm, tmp_path)
     slurm.fail_next("cancel", SlurmUnknown("no answer", "timed out"))
-    assert "job 2 takes the place" in hand_off(tmp_path, here, resubmit=True)[0]
+    assert "job 2 takes the place" in hand_off(slurm, tmp_path, here, resubmit=True)[0]
     slurm.sleep(30.0)
     assert slurm.job(2).state is JobState.PENDING, "never two at once"
     slurm.finish(here.job_id, 1)
@@ -245,12 +243,12 @@ def test_a_job_that_slurm_ends_is_told_from_one_that_is_cancelled(slurm: Slow, t
     job = running(slurm, tmp_path).job_id
     seen = replace(slurm.job(job), state=state)
     slurm.job = lambda _: seen  # type: ignore[method-assign]
-    assert module.ended_by_slurm(job) is (state in (JobState.TIMEOUT, JobState.PREEMPTED))
+    assert module.ended_by_slurm(slurm, job) is (state in (JobState.TIMEOUT, JobState.PREEMPTED))
 
 
 def test_dead_nodes_leave_the_job_before_its_end(slurm: Slow, tmp_path: Path) -> None:
     here = running(slurm, tmp_path)
-    release_nodes(here, here.nodes[2:])
+    release_nodes(slurm, here, here.nodes[2:])
     assert slurm.job(here.job_id).nodes == here.nodes[:2]
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.bootstrap import slurm as bootstrap
 from transom_cli.ckpt import fence
 from transom_cli.core.launcher import LaunchEnded
 from transom_cli.core.policy import Rule
@@ -71,8 +70,6 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     def argv(_a: object, _o: object, attempt: object, launch: int, _n: object, **_: object) -> list[str]:
         return [sys.executable, "-I", "-c", RANK, str(attempt.exits(launch)), str(planned[launch])]  # type: ignore[attr-defined]
 
-    slurm = FakeSlurm()
-    monkeypatch.setattr(bootstrap, "launcher_slurm", lambda *_, **__: slurm)
     monkeypatch.setattr(module, "Agents", TwoFacedAgents)
     monkeypatch.setattr(launchplan, "training_argv", argv)
     yield planned
@@ -85,7 +82,8 @@ def launcher(folder: Path, relaunches: int = 3, warn_before: int = 0) -> Launche
     words = (("true",), (sys.executable,))
     options = LaunchOptions(run, "srun", *words, checkpoints=run.checkpoints, relaunches=relaunches)
     options = replace(options, warn_before=warn_before)
-    return Launcher(Allocation(7, 0, ("n1",)), options)
+    slurm = FakeSlurm()
+    return Launcher(Allocation(7, 0, ("n1",)), options, lambda _: slurm)
 
 
 def journal(folder: Path) -> list[dict[str, object]]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from transom_cli.bootstrap import slurm as bootstrap
 from transom_cli.ckpt.restore.rollback import read as setbacks
 from transom_cli.core.events import RankExit
 from transom_cli.core.launcher import THIS_LAUNCHER, EndLaunch, Event, LaunchEnded, RollBack, StartFailed, StartLaunch
@@ -42,11 +41,10 @@ class Step(TrainingStep):
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Executor, Agents, queue.SimpleQueue[Event]]:
-    monkeypatch.setattr(bootstrap, "launcher_slurm", FakeSlurm)
     run, allocation = RunDir(tmp_path), Allocation(7, 0, NODES)
     options = LaunchOptions(run, "srun", ("true",), (sys.executable,))
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    agents = Agents(allocation, options, run.attempt(7, 0), lambda *_, **__: None, lambda: False)
+    agents = Agents(allocation, options, run.attempt(7, 0), lambda *_, **__: None, lambda _: FakeSlurm(), lambda: False)
     executor = Executor(allocation, options, run.attempt(7, 0), agents, inbox, lambda *_, **__: None)
     executor._nodes, executor.step = NODES, Step()
     return executor, agents, inbox

@@ -13,6 +13,7 @@ import pytest
 
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmUnknown
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher import revive
@@ -34,7 +35,7 @@ class Node:
         self.journal: list[dict[str, Any]] = []
         allocation = Allocation(7, 0, ("n1", "n2"))
         options = LaunchOptions(RunDir(folder), "srun", ("true",), (sys.executable,))
-        self.revival = Revival(allocation, options, self.attempt, self._lives, self._journal)
+        self.revival = Revival(allocation, options, self.attempt, self._lives, self._journal, lambda _: FakeSlurm())
 
     def _lives(self, node: str) -> bool:
         self.asked += 1

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from view_scenes import SCENES
 
-from transom_cli.bootstrap import slurm as bootstrap
 from transom_cli.slurm.port import Job, JobState, SlurmRefused, SlurmUnknown
 from transom_cli.view import slurm_query
 from transom_cli.view.model import RunView
@@ -37,8 +36,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def look(view: RunView, slurm: Counted, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(bootstrap, "run_slurm", lambda *_: slurm)
-    return slurm_query.with_slurm(view).slurm_error
+    return slurm_query.with_slurm(view, lambda *_: slurm).slurm_error
 
 
 def older(state: Path, seconds: float) -> None:

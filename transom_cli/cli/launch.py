@@ -26,6 +26,7 @@ def launch(
     import sys
 
     import transom_cli
+    from transom_cli.bootstrap.slurm import launcher_slurm
     from transom_cli.cli.common import require_own_run
     from transom_cli.config.run_settings import (
         checkpoints_of,
@@ -77,7 +78,7 @@ def launch(
         rules=rules_of(settings),
         within=within,
     )
-    raise typer.Exit(main(options))
+    raise typer.Exit(main(options, launcher_slurm))
 
 
 def agent(

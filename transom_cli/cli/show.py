@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from transom_cli.layout import RunDir
+    from transom_cli.slurm.port import Slurm
     from transom_cli.view.model import RunView
 
 _EXIT_CODES = {"healthy": 0, "degraded": 20, "held": 21, "unknown": 22, "done": 0, "failed": 1, "stopped": 1}
@@ -30,7 +32,6 @@ def show_status(
     from transom_cli.cli.common import bounded, run_to_read
     from transom_cli.config.sources import runs_root
     from transom_cli.view.read import read_view, with_goodput
-    from transom_cli.view.slurm_query import with_slurm
 
     where = runs_root(root, os.environ)
     found = run_to_read(where if watch else bounded(where, run), run)
@@ -40,8 +41,8 @@ def show_status(
         from transom_cli.view.live import watch_status
 
         gc.enable()  # a long-lived process
-        return watch_status(found, with_slurm, json_=json_, colours=not no_color)
-    view = with_goodput(found, with_slurm(read_view(found, patience=LEASE_PATIENCE)))
+        return watch_status(found, _with_slurm, json_=json_, colours=not no_color)
+    view = with_goodput(found, _with_slurm(read_view(found, patience=LEASE_PATIENCE)))
     if json_:
         from transom_cli.view.document import to_json
 
@@ -49,6 +50,18 @@ def show_status(
     else:
         _show(view, everything=everything, phases=phases, colours=not no_color)
     return code_of(view) if exit_code else 0
+
+
+def _with_slurm(view: RunView) -> RunView:
+    from transom_cli.view.slurm_query import with_slurm
+
+    return with_slurm(view, _connect)
+
+
+def _connect(run: RunDir, timeout: float) -> Slurm:
+    from transom_cli.bootstrap.slurm import run_slurm  # only if Slurm must be asked
+
+    return run_slurm(run, timeout)
 
 
 def _show(view: RunView, *, everything: bool, phases: bool, colours: bool) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -279,3 +279,7 @@ def slurm_seconds(value: str | None) -> int | None:
         hours, minutes, seconds = parts if len(parts) == 3 else (0, *parts, 0)[:3]
     total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
     return -(-total // 60) * 60 or None
+
+
+Connect = Callable[[float], Slurm]
+"""Makes a client. The argument: seconds without an answer after which a call fails."""

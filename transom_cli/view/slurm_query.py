@@ -10,14 +10,15 @@ import contextlib
 import os
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from transom_cli.files import replace_text
 
 if TYPE_CHECKING:
-    from transom_cli.slurm.port import Job
+    from transom_cli.layout import RunDir
+    from transom_cli.slurm.port import Job, Slurm
     from transom_cli.view.model import RunView
 
 OUTAGE = 10.0  # seconds for which a failed query counts for other processes
@@ -69,21 +70,20 @@ class _NoAnswer(NamedTuple):
     at: float | None = None
 
 
-def with_slurm(view: RunView) -> RunView:
-    """Add Slurm's answer where the run's files do not say enough."""
+def with_slurm(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunView:
+    """Add Slurm's answer where the run's files do not say enough. connect: makes a client of the run's cluster."""
     from transom_cli.view.slurm_reasons import needs_query, with_answer, with_error, with_operator_job
 
     if view.operator_job and not view.over and not view.operator:  # it may still be pending
-        answer = _query(view, view.operator_job)
+        answer = _query(view, view.operator_job, connect)
         view = view if isinstance(answer, _NoAnswer) else with_operator_job(view, answer)
     if not needs_query(view):
         return view
-    answer = _query(view, view.job_id)
+    answer = _query(view, view.job_id, connect)
     return with_error(view, answer.error, answer.at) if isinstance(answer, _NoAnswer) else with_answer(view, answer)
 
 
-def _query(view: RunView, job_id: int) -> Job | _NoAnswer:
-    from transom_cli.bootstrap.slurm import run_slurm
+def _query(view: RunView, job_id: int, connect: Callable[[RunDir, float], Slurm]) -> Job | _NoAnswer:
     from transom_cli.errors import TransomError
     from transom_cli.health.history.files import history_dir
     from transom_cli.layout import RunDir
@@ -95,7 +95,7 @@ def _query(view: RunView, job_id: int) -> Job | _NoAnswer:
         return _NoAnswer(*recent)
     answer: Job | _NoAnswer
     try:
-        answer = run_slurm(RunDir(Path(view.path)), SLURM_TIMEOUT).job(job_id)
+        answer = connect(RunDir(Path(view.path)), SLURM_TIMEOUT).job(job_id)
     except NoSuchJob as error:
         answer = _NoAnswer(error.what)
     except TransomError as error:

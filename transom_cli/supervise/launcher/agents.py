@@ -22,6 +22,7 @@ from transom_cli.layout import AttemptDir
 from transom_cli.rpc import secret
 from transom_cli.rpc.client import Client, Unreachable
 from transom_cli.slurm.guards import retry_unanswered
+from transom_cli.slurm.port import Connect
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher.journal import JournalWriter
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
@@ -42,7 +43,7 @@ RESOLVING = 64  # names resolved at the same time
 Answer = dict[str, object]
 
 
-def addresses(nodes: tuple[str, ...], leave: Callable[[], bool]) -> dict[str, str]:
+def addresses(nodes: tuple[str, ...], connect: Connect, leave: Callable[[], bool]) -> dict[str, str]:
     """Return by node a name that the others can connect to: its own if it resolves, else Slurm's NodeAddr.
 
     Waits for a Slurm that does not answer: without it no step could start, and no rank could reach another.
@@ -50,9 +51,7 @@ def addresses(nodes: tuple[str, ...], leave: Callable[[], bool]) -> dict[str, st
     unknown = [node for node, ip in _ips(nodes).items() if not ip]
     known = {node: node for node in nodes}
     if unknown:
-        from transom_cli.bootstrap.slurm import launcher_slurm
-
-        slurm, deadline = launcher_slurm(), time.monotonic() + SLURM_ANSWERS
+        slurm, deadline = connect(30.0), time.monotonic() + SLURM_ANSWERS
         clock = lambda: deadline if leave() else time.monotonic()  # noqa: E731
         with contextlib.suppress(TransomError):  # an unreachable agent is reported when it is called
             answer = retry_unanswered(lambda: slurm.nodes(unknown), deadline, time.sleep, clock, cap=2.0)
@@ -67,16 +66,17 @@ class Agents:
         options: LaunchOptions,
         attempt: AttemptDir,
         journal: JournalWriter,
+        connect: Connect,
         leave: Callable[[], bool] = lambda: False,
     ) -> None:
         self._allocation = allocation
         self._options = options
         self._attempt = attempt
         self._step: subprocess.Popen[bytes] | None = None
-        self.addresses = addresses(allocation.nodes, leave)
+        self.addresses = addresses(allocation.nodes, connect, leave)
         found = _ips(tuple(set(self.addresses.values())))
         self._ips = {node: found[address] for node, address in self.addresses.items()}
-        self._revival = Revival(allocation, options, attempt, self._lives, journal)
+        self._revival = Revival(allocation, options, attempt, self._lives, journal, connect)
 
     def start(self) -> None:
         """Write what agents authenticate callers by, the run's secret and the allowed addresses, and start their step.

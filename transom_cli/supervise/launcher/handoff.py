@@ -48,12 +48,10 @@ def await_operator(run: RunDir, ending: Callable[[], bool]) -> bool:
     return False
 
 
-def ended_by_slurm(job_id: int) -> bool:
+def ended_by_slurm(slurm: Slurm, job_id: int) -> bool:
     """Whether the job reached its time limit or was preempted. False if unknown."""
-    from transom_cli.bootstrap.slurm import launcher_slurm
-
     try:
-        return launcher_slurm(timeout=10.0).job(job_id).state in (JobState.TIMEOUT, JobState.PREEMPTED)
+        return slurm.job(job_id).state in (JobState.TIMEOUT, JobState.PREEMPTED)
     except TransomError:
         return False
 
@@ -76,6 +74,7 @@ class NextAttempt:
 
 
 def hand_off(
+    slurm: Slurm,
     run: RunDir,
     allocation: Allocation,
     wanted: NextAttempt,
@@ -87,9 +86,6 @@ def hand_off(
     Returns:
         What was done, for a person.
     """
-    from transom_cli.bootstrap.slurm import launcher_slurm
-
-    slurm = launcher_slurm()
     handed = _retried(lambda: _hand_off(slurm, run, allocation, wanted), run, ending)
     if isinstance(handed, str):
         journal(RECORD, words=handed)
@@ -125,15 +121,12 @@ def _retried(act: Callable[[], Handoff], run: RunDir, ending: Callable[[], bool]
             return f"the job could not be requeued: {error.what}: {error.why}" if error.why else error.what
 
 
-def clear_hold(run: RunDir, allocation: Allocation) -> None:
+def clear_hold(slurm: Slurm, run: RunDir, allocation: Allocation) -> None:
     """Remove the reason for a hold from the job's comment, since a person has released the job."""
-    from transom_cli.bootstrap.slurm import launcher_slurm
-
     handed = newest_handoff(run, before=(allocation.job_id, allocation.restart))
     if handed is None or handed.how != "held":
         return
     try:
-        slurm = launcher_slurm()
         job = slurm.job(allocation.job_id)
         if has_hold_reason(job.comment):
             slurm.set_comment(job.job_id, tag_of(job.comment))

@@ -21,7 +21,7 @@ from transom_cli.errors import BadNodes, TransomError
 from transom_cli.files import publish_text, replace_text
 from transom_cli.health.check import HealthOptions
 from transom_cli.plural import several
-from transom_cli.slurm.port import Slurm
+from transom_cli.slurm.port import Connect, Slurm
 from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
 from transom_cli.supervise.launcher import history
 from transom_cli.supervise.launcher.agents import Agents
@@ -59,8 +59,8 @@ _LEAVE = (signal.SIGTERM, signal.SIGINT)
 class Launcher:
     """The loop around `core.launcher`: turns observations and signals into events, and carries out actions."""
 
-    def __init__(self, allocation: Allocation, options: LaunchOptions) -> None:
-        self._allocation = allocation
+    def __init__(self, allocation: Allocation, options: LaunchOptions, connect: Connect) -> None:
+        self._allocation, self._connect = allocation, connect
         self._options = options
         self._attempt = options.run.attempt(allocation.job_id, allocation.restart)
         self._log = LauncherJournal(self._attempt.launcher_journal)
@@ -104,16 +104,18 @@ class Launcher:
         self._state = State(self._allocation.job_id, self._allocation.restart, roles, options.tasks_on_node, policy)
         self._journal("attempt", nodes=nodes, host=socket.gethostname(), pid=os.getpid())
         self._watch = HeartbeatMonitor(self._attempt.nodes, options.limits)
-        self._agents = Agents(self._allocation, options, self._attempt, self._journal, self._asked_to_leave)
+        self._agents = Agents(
+            self._allocation, options, self._attempt, self._journal, self._connect, self._asked_to_leave
+        )
         self._executor = Executor(self._allocation, options, self._attempt, self._agents, self._inbox, self._journal)
         self._checks = NodeChecks(self._allocation, options, self._attempt, self._inbox, self._agents.addresses)
         self._faults = FaultMonitor(self._inbox, lambda node: self._agents.ask(node, "faults", PROBE))
-        self._release = NodeRelease(self._allocation, _slurm, self._journal)
+        self._release = NodeRelease(self._allocation, self._slurm, self._journal)
         self._monitor = Monitor(options, self._attempt, self._watch, lambda: self._state, self._agents.dead)
         self._reporter = AnomalyReporter(self._attempt, options.checkpoints, self._journal, self._inbox.put)
         with_agents = self._start_agents()
         self._reporter.start()
-        threading.Thread(target=clear_hold, args=(options.run, self._allocation), daemon=True).start()
+        threading.Thread(target=clear_hold, args=(self._slurm(), options.run, self._allocation), daemon=True).start()
         try:
             begun = history.begun(options.run, self._attempt, options.checkpoints, options.expiry)
             self._handle(replace(begun, at=self._now(), memory=with_agents))
@@ -141,7 +143,7 @@ class Launcher:
         if await_operator(run, leave) and self._again:
             self._journal("requeue", how=self._again)
             wanted = NextAttempt(self._again, self._why, self._options.resubmit)
-            hand_off(run, self._allocation, wanted, leave, self._journal)
+            hand_off(self._slurm(), run, self._allocation, wanted, leave, self._journal)
         if self._step is not None:
             self._step.kill()
 
@@ -150,10 +152,10 @@ class Launcher:
         run = self._options.run
         if not self._again or history.operator_lives(run, self._attempt):
             return
-        if ended_by_slurm(self._allocation.job_id):
+        if ended_by_slurm(self._connect(10.0), self._allocation.job_id):
             self._journal("requeue", how="requeue")
             wanted = NextAttempt("requeue", self._why, self._options.resubmit)
-            hand_off(run, self._allocation, wanted, lambda: True, self._journal)
+            hand_off(self._slurm(), run, self._allocation, wanted, lambda: True, self._journal)
 
     def _release_idle_nodes(self) -> None:
         state, overdue = self._state, self._watch.overdue(self._now())
@@ -161,7 +163,10 @@ class Launcher:
         idle = (n for n in kept if n not in state.nodes.training)
         gone = tuple(n for n in idle if n not in state.nodes.ready or n in overdue)
         if gone and state.nodes.training:
-            release_nodes(replace(self._allocation, nodes=kept), gone)
+            release_nodes(self._slurm(), replace(self._allocation, nodes=kept), gone)
+
+    def _slurm(self) -> Slurm:
+        return self._connect(30.0)
 
     def _asked_to_leave(self) -> bool:
         return any(n in _LEAVE for n in self._signals)
@@ -197,7 +202,7 @@ class Launcher:
             return {"error": "given back"} if given_back else self._agents.ask(node, "probe", PROBE)
 
         warm_up = WarmUp(self._agents, self._journal, lambda: self._state)
-        self._nodes.start(nodes, self._state.nodes.spares, probe, _slurm, warm_up)
+        self._nodes.start(nodes, self._state.nodes.spares, probe, self._slurm, warm_up)
 
     # --- time ---
 
@@ -357,12 +362,6 @@ def _budget(health: HealthOptions) -> float:
     return health.deep_budget if health.preflight == "deep" else health.budget
 
 
-def _slurm() -> Slurm:
-    from transom_cli.bootstrap.slurm import launcher_slurm
-
-    return launcher_slurm()
-
-
-def main(options: LaunchOptions) -> int:
+def main(options: LaunchOptions, connect: Connect) -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    return Launcher(allocation_from(os.environ), options).run()
+    return Launcher(allocation_from(os.environ), options, connect).run()

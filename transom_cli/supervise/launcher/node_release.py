@@ -81,13 +81,11 @@ class NodeRelease:
         say(f"transom: {names} {what}")
 
 
-def release_nodes(allocation: Allocation, nodes: tuple[str, ...]) -> None:
+def release_nodes(slurm: Slurm, allocation: Allocation, nodes: tuple[str, ...]) -> None:
     """Shrink the job off dead nodes before it ends: it would hang in COMPLETING until SlurmdTimeout. Best effort."""
-    from transom_cli.bootstrap.slurm import launcher_slurm
-
     living = tuple(n for n in allocation.nodes if n not in nodes)
     try:
-        launcher_slurm().shrink(allocation.job_id, living)
+        slurm.shrink(allocation.job_id, living)
     except TransomError as error:
         say(f"transom: {', '.join(nodes)} stays in the job until Slurm misses it: {error.why or error.what}")
 

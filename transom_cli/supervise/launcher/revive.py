@@ -19,7 +19,7 @@ from transom_cli.health.finding import Finding, Verdict
 from transom_cli.health.reach import Peer, StepTimes, judge_reach, read_reach
 from transom_cli.heartbeat.paths import ROLE
 from transom_cli.layout import AttemptDir
-from transom_cli.slurm.port import SlurmDenied, SlurmRefused, SlurmUnknown
+from transom_cli.slurm.port import Connect, SlurmDenied, SlurmRefused, SlurmUnknown
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher.journal import JournalWriter
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
@@ -45,8 +45,9 @@ class Revival:
         attempt: AttemptDir,
         lives: Callable[[str], bool],
         journal: JournalWriter,
+        connect: Connect,
     ) -> None:
-        self._allocation, self._options, self._attempt = allocation, options, attempt
+        self._allocation, self._options, self._attempt, self._connect = allocation, options, attempt, connect
         self._lives, self._journal = lives, journal
         self._lock = threading.Lock()
         self._under_way: dict[str, threading.Event] = {}
@@ -175,9 +176,7 @@ class Revival:
         Raises:
             SlurmUnknown: slurmctld does not answer.
         """
-        from transom_cli.bootstrap.slurm import launcher_slurm
-
-        slurm = launcher_slurm(timeout=10.0)
+        slurm = self._connect(10.0)
         job, inside = self._allocation.job_id, tuple(n for n in self._allocation.nodes if n != node)[:PEERS]
 
         def peers() -> list[Peer]:
