@@ -31,6 +31,12 @@ def state(pid: int) -> str:
     return read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[0]
 
 
+@pytest.fixture(autouse=True)
+def every_stuck_process_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reading keeps the oldest hundred; this machine may have as many zombies of other programs."""
+    monkeypatch.setattr(module, "_KEPT", 10**6)
+
+
 @pytest.fixture
 def hanging() -> Iterator[int]:
     """The parent of a vfork waits in D until the child is gone: vfork(2)."""
