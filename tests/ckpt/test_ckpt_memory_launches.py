@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -38,10 +39,19 @@ def test_without_numbers_the_last_start_counts_and_one_before_never_again() -> N
     assert store.launch == by_hand("ccc")
 
 
-@pytest.mark.parametrize("told", [None, [], {}, {"attempt": 1, "token": ""}, {"attempt": "", "token": "", "more": 1}])
-def test_what_is_no_launch_is_refused(told: object) -> None:
-    with pytest.raises(ValueError, match=r"missing|unknown|not |launch"):
-        decode(Listen, {"launch": told, "directory": "/c", "token": "t", "node": "n", "key": ""})
+@pytest.mark.parametrize(
+    ("launch", "why"),
+    [
+        (None, "launch is None"),
+        ([], "launch is []"),
+        ({}, "attempt is missing"),
+        ({"attempt": 1, "token": ""}, "attempt is 1, not str"),
+        ({"attempt": "", "token": "", "more": 1}, "['more'] are unknown"),
+    ],
+)
+def test_what_is_no_launch_is_refused(launch: object, why: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(why)):
+        decode(Listen, {"launch": launch, "directory": "/c", "token": "t", "node": "n", "key": ""})
 
 
 def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The parity that a node holds of its peers' shares: which rows, of which chunks, with what checksums."""
+"""The parity that a node holds for its peers' shares: rows, the chunks they cover, and checksums."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def _ended(state: State, e: ev.OutcomeSeen) -> Step:
         return state, ()
     e = replace(e, faults=_of_ours(state, e.faults))
     if e.status == "done":
-        if state.incident is not None:  # whatever it was, the training has ended well
+        if state.incident is not None:  # the training has ended well all the same
             state = inc.close(state, e.at, "recovered" if state.starting else "nothing")
         return state.in_phase(Phase.FINISHING, e.at), ()
     state = _stepped(state, e)  # heartbeats are up to a second old; the rank wrappers know exactly
